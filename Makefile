@@ -1,0 +1,78 @@
+# Every entry point of the project; CI calls the same targets. `make help` lists them.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+CACHE := $(or $(CONVEYOR_CACHE),$(HOME)/.cache/conveyor)
+UV_VERSION := 0.13.8
+UV := $(CACHE)/uv-$(UV_VERSION)/bin/uv
+PY := .venv/bin/python
+TESTS ?= tests
+STORIES ?= e2e
+KUBECONFIG_FILE = $$($(PY) -m e2e.cluster kubeconfig)
+
+.PHONY: help venv tools generate check test e2e demo demo-down images cluster cluster-down deploy bench clean
+
+help: ## List the targets
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+$(UV):
+	python3 -m venv $(CACHE)/uv-$(UV_VERSION)
+	$(CACHE)/uv-$(UV_VERSION)/bin/pip install --quiet uv==$(UV_VERSION)
+
+.venv/.complete: $(UV) pyproject.toml uv.lock $(wildcard engine/native/*)
+	$(UV) sync --locked --all-extras --all-groups
+	@touch $@
+
+venv: .venv/.complete ## .venv at the root, from uv.lock, with every extra
+
+tools: venv ## Build Kubernetes, etcd, Helm and CoreDNS from Go modules into the cache, once
+	$(PY) -m e2e.cluster tools
+
+generate: venv ## Write the CRD, the chart's copy of it and the generated documentation
+	$(PY) -m conveyor_api generate
+	$(PY) -m conveyor_engine config-docs > docs/configuration.md
+
+check: venv ## Lint, format, types, layers, generated files
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+	$(PY) -m conveyor_api generate --check
+	$(PY) -m conveyor_engine config-docs | diff -u docs/configuration.md - || { echo "docs/configuration.md is out of date: run make generate"; exit 1; }
+	$(UV) lock --check
+
+test: venv tools ## Every test that needs no pods
+	.venv/bin/pytest $(TESTS)
+
+images: venv ## Build the control and the engine image
+	$(PY) -m e2e.cluster images
+
+cluster: venv tools ## Bring up a whole empty local Kubernetes; prints its KUBECONFIG
+	$(PY) -m e2e.cluster up
+
+cluster-down: venv ## Remove every trace of that cluster
+	$(PY) -m e2e.cluster down
+
+deploy: images ## Load the images and install the chart on the cluster of KUBECONFIG
+	$(PY) -m e2e.cluster load
+	$(PY) -m e2e.deploy
+
+e2e: cluster images ## Run the stories of e2e/ on a whole local cluster
+	$(PY) -m e2e.cluster load
+	export KUBECONFIG=$(KUBECONFIG_FILE) && $(PY) -m e2e.deploy && .venv/bin/pytest -c e2e/pytest.ini $(STORIES)
+	$(PY) -m e2e.cluster down
+
+demo: cluster images ## The main job from nothing: cluster, chart, InferenceService, a chat, a burst, 1 -> 3 -> 1
+	$(PY) -m e2e.cluster load
+	export KUBECONFIG=$(KUBECONFIG_FILE) && $(PY) -m e2e.deploy && $(PY) -m e2e.demo
+
+demo-down: cluster-down ## Remove every trace of the demo
+
+bench: venv tools ## Measure the gateway, the operator and the engine
+	$(PY) bench/gateway.py
+	$(PY) bench/operator.py
+	$(PY) -m conveyor_engine bench --compare hf-static
+
+clean: ## Remove what the build made in the checkout (the cache folder stays)
+	rm -rf .venv dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
