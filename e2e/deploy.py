@@ -1,0 +1,33 @@
+"""Install or upgrade the chart on the cluster of KUBECONFIG, with the images that `e2e.cluster load` brought.
+
+`python -m e2e.deploy`; called by `make deploy`, `make demo` and `make e2e`.
+"""
+
+import time
+
+from e2e import kube
+from e2e.cluster.images import loaded_tag
+from e2e.cluster.paths import REPOSITORY
+
+CHART = REPOSITORY / "charts" / "conveyor"
+
+
+def deploy() -> None:
+    """Run Helm and wait until the three Deployments and both APIServices answer."""
+    kube.require_our_cluster()
+    print(f"Installing the chart on {kube.current_context()} ...", flush=True)
+    started = time.monotonic()
+    kube.helm(
+        "upgrade", "--install", "conveyor", str(CHART), "--namespace", kube.SYSTEM_NAMESPACE, "--create-namespace",
+        "--set", f"image.tag={loaded_tag('control')}", "--set", f"engine.image.tag={loaded_tag('engine')}",
+        "--wait", "--timeout", "180s",
+    )  # fmt: skip
+    kube.kubectl(
+        "wait", "apiservice", "v1beta1.custom.metrics.k8s.io", "v1beta2.custom.metrics.k8s.io",
+        "--for=condition=Available", "--timeout=60s",
+    )  # fmt: skip
+    print(f"Conveyor is up ({time.monotonic() - started:.0f} s).", flush=True)
+
+
+if __name__ == "__main__":
+    deploy()

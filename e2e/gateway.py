@@ -1,0 +1,55 @@
+"""How a process on this machine reaches the gateway of our cluster, as the world outside would.
+
+On the local cluster the Service's address answers from the host; on kind a port-forward stands in.
+"""
+
+import atexit
+import subprocess
+import time
+import urllib.error
+import urllib.request
+
+from e2e import kube
+from e2e.cluster.paths import tool
+
+_forward: list[tuple[str, "subprocess.Popen[bytes]"]] = []
+
+
+def gateway_url() -> str:
+    """`http://host:port` of the Service conveyor-gateway."""
+    if kube.current_context() == "conveyor-local":
+        service = kube.get("service", "conveyor-gateway", kube.SYSTEM_NAMESPACE)
+        if service is None:
+            raise SystemExit('the chart is not installed: run "make deploy"')
+        return f"http://{service['spec']['clusterIP']}"
+    if not _forward or _forward[0][1].poll() is not None:
+        _forward[:] = [_port_forward()]
+    return _forward[0][0]
+
+
+def _port_forward() -> tuple[str, "subprocess.Popen[bytes]"]:
+    url = "http://127.0.0.1:18080"
+    process = subprocess.Popen(
+        [
+            str(tool("kubectl")),
+            "port-forward",
+            "-n",
+            kube.SYSTEM_NAMESPACE,
+            "svc/conveyor-gateway",
+            "18080:80",
+        ],
+        stdout=subprocess.DEVNULL,
+    )
+    atexit.register(process.terminate)
+    for _ in range(50):
+        try:
+            urllib.request.urlopen(f"{url}/healthz", timeout=1).close()
+            return url, process
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.2)
+    raise TimeoutError("kubectl port-forward to the gateway did not answer in 10 s")
+
+
+def service_url(name: str, namespace: str) -> str:
+    """The OpenAI base URL of an InferenceService."""
+    return f"{gateway_url()}/{namespace}/{name}/v1"

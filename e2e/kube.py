@@ -1,0 +1,105 @@
+"""kubectl and helm as functions, for the demo and the stories.
+
+Everything the stories know of a cluster is its KUBECONFIG. `require_our_cluster` refuses any context
+but the two that `e2e.cluster` makes, so that no story ever runs on somebody's real cluster.
+"""
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from e2e.cluster.paths import tool
+
+OUR_CONTEXTS = ("conveyor-local", "kind-conveyor")
+SYSTEM_NAMESPACE = "conveyor-system"
+MANIFESTS = Path(__file__).parent / "manifests"
+
+Object = dict[str, Any]
+T = TypeVar("T")
+
+
+class CommandFailed(Exception):
+    """A command ended with a code other than 0; the message is what it printed."""
+
+
+def run(*command: str, stdin: str | None = None, timeout_seconds: float = 180) -> str:
+    """Run a command and return what it printed; raises CommandFailed with its own words."""
+    done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=timeout_seconds)
+    if done.returncode != 0:
+        raise CommandFailed(f"{' '.join(command)}\n{done.stdout}{done.stderr}".strip())
+    return done.stdout
+
+
+def kubectl(*arguments: str, stdin: str | None = None, timeout_seconds: float = 180) -> str:
+    return run(str(tool("kubectl")), *arguments, stdin=stdin, timeout_seconds=timeout_seconds)
+
+
+def helm(*arguments: str, timeout_seconds: float = 300) -> str:
+    return run(str(tool("helm")), *arguments, timeout_seconds=timeout_seconds)
+
+
+def get(kind: str, name: str, namespace: str | None = None) -> Object | None:
+    """One object as kubectl sees it, or None."""
+    where = ("-n", namespace) if namespace else ()
+    text = kubectl("get", kind, name, *where, "-o", "json", "--ignore-not-found")
+    return json.loads(text) if text.strip() else None
+
+
+def list_(kind: str, namespace: str, selector: str | None = None) -> list[Object]:
+    extra = ("-l", selector) if selector else ()
+    items: list[Object] = json.loads(kubectl("get", kind, "-n", namespace, *extra, "-o", "json"))["items"]
+    return items
+
+
+def apply(manifest: Object | list[Object], namespace: str | None = None) -> None:
+    """Server-side apply, as the field's tools do it."""
+    objects = manifest if isinstance(manifest, list) else [manifest]
+    where = ("-n", namespace) if namespace else ()
+    text = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
+    kubectl("apply", "--server-side", "--force-conflicts", *where, "-f", "-", stdin=text)
+
+
+def condition(obj: Object | None, kind: str) -> Object:
+    """The condition of that type, or an empty one."""
+    conditions = ((obj or {}).get("status") or {}).get("conditions") or []
+    return next((c for c in conditions if c["type"] == kind), {})
+
+
+def wait_until(what: str, probe: Callable[[], T | None], timeout_seconds: float = 120) -> T:
+    """Ask `probe` twice a second until it answers something true; the error says what never came."""
+    end = time.monotonic() + timeout_seconds
+    last: T | None = None
+    while time.monotonic() < end:
+        last = probe()
+        if last:
+            return last
+        time.sleep(0.5)
+    raise TimeoutError(f"after {timeout_seconds:g} s still not: {what}; last seen: {last!r}")
+
+
+def wait_ready(name: str, namespace: str, timeout_seconds: float = 240) -> None:
+    kubectl(
+        "wait", f"infsvc/{name}", "-n", namespace, "--for=condition=Ready",
+        f"--timeout={timeout_seconds:g}s", timeout_seconds=timeout_seconds + 10,
+    )  # fmt: skip
+
+
+def current_context() -> str:
+    return kubectl("config", "current-context").strip()
+
+
+def require_our_cluster() -> None:
+    """Refuse every cluster that `e2e.cluster` did not make."""
+    if not os.environ.get("KUBECONFIG"):
+        raise SystemExit('KUBECONFIG is not set. Run "make cluster" and export what it prints.')
+    context = current_context()
+    if context not in OUR_CONTEXTS:
+        raise SystemExit(f"the context is {context!r}; only {' and '.join(OUR_CONTEXTS)} are used here")
+
+
+def kubeconfig_path() -> str:
+    return os.environ["KUBECONFIG"]

@@ -1,0 +1,33 @@
+"""What the stories and the demo deploy: the demo model's claim, and InferenceServices over it."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from e2e import kube
+from e2e.cluster.claims import host_path_claim
+
+CLAIM = "models"
+
+
+def provide_demo_model(namespace: str) -> None:
+    """A claim `models` in the namespace that holds the demo model in its folder `demo`."""
+    from e2e.demo_model import demo_model_directory
+
+    kube.apply(host_path_claim(namespace, CLAIM, demo_model_directory().parent))
+
+
+def quickstart() -> dict[str, Any]:
+    """The README's InferenceService, as a body to change."""
+    body: dict[str, Any] = yaml.safe_load(Path(kube.MANIFESTS / "quickstart.yaml").read_text())
+    return body
+
+
+def service(name: str, **spec: Any) -> dict[str, Any]:
+    """The quickstart under another name, fixed at one replica, with these parts of the spec replaced."""
+    body = quickstart()
+    body["metadata"]["name"] = name
+    del body["spec"]["autoscaling"]
+    body["spec"].update(spec)
+    return body
