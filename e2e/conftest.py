@@ -1,0 +1,64 @@
+"""Fixtures of the stories: a namespace of its own for each, its clean-up, and a dump of all there is when one fails."""
+
+import re
+import sys
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from e2e import kube
+from e2e.services import provide_demo_model
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _only_our_cluster() -> None:
+    kube.require_our_cluster()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    report = yield
+    if report.when == "call":
+        item.stash[FAILED] = report.failed
+    return report
+
+
+FAILED = pytest.StashKey[bool]()
+
+
+@pytest.fixture
+def namespace(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A fresh namespace that holds the demo model's claim; everything in it goes with it."""
+    story = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower())[:30].strip("-")
+    name = f"{story}-{uuid.uuid4().hex[:5]}"
+    kube.kubectl("create", "namespace", name)
+    provide_demo_model(name)
+    yield name
+    if request.node.stash.get(FAILED, True):
+        dump(name)
+    kube.kubectl("delete", "namespace", name, "--timeout=170s")
+    kube.kubectl("delete", "pv", "-l", f"conveyor.dev/namespace={name}", "--ignore-not-found")
+
+
+def dump(namespace: str) -> None:
+    """Print pods, events, resources and logs, as a person would ask for them."""
+    for where in (namespace, kube.SYSTEM_NAMESPACE):
+        commands = [
+            ("get", "infsvc,deploy,rs,pods,hpa,svc,endpointslices", "-o", "wide"),
+            ("describe", "infsvc"),
+            ("describe", "pods"),
+            ("get", "events", "--sort-by=.lastTimestamp"),
+        ]
+        for command in commands:
+            _show(*command, "-n", where)
+        for pod in kube.list_("pods", where):
+            _show("logs", pod["metadata"]["name"], "-n", where, "--all-containers", "--tail=200")
+
+
+def _show(*command: str) -> None:
+    print(f"--- kubectl {' '.join(command)}", file=sys.stderr)
+    try:
+        print(kube.kubectl(*command), file=sys.stderr)
+    except kube.CommandFailed as error:
+        print(error, file=sys.stderr)

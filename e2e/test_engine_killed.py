@@ -1,0 +1,36 @@
+"""An engine dies in the middle of streams: its clients get a clear error, the next request works."""
+
+import asyncio
+
+from e2e import kube
+from e2e.gateway import service_url
+from e2e.load import running_load
+from e2e.services import service
+
+BODY = {"model": "frail", "max_tokens": 400, "min_tokens": 300, "temperature": 0.8}
+
+
+async def test_an_engine_killed_in_its_streams_gives_clear_errors_and_the_next_request_works(namespace: str) -> None:
+    kube.apply(service("frail"), namespace)
+    kube.wait_ready("frail", namespace)
+    url = service_url("frail", namespace)
+    async with running_load(url, BODY, concurrency=3) as load:
+        await asyncio.to_thread(kube.wait_until, "three streams run", lambda: streaming(load) >= 3, 60)
+        kill_engine(namespace)
+        await asyncio.to_thread(kube.wait_until, "all three heard of it", lambda: len(load.failed) >= 3, 60)
+        load.body = {**BODY, "max_tokens": 20, "min_tokens": 1}
+    first_three = load.failed[:3]
+    assert all("error event" in (a.error or "") for a in first_three), [a.error for a in first_three]
+    # Those that came after waited at the gateway for the engine's return, and were answered.
+    assert any(a.finished and not a.error for a in load.answers)
+    kube.wait_ready("frail", namespace)
+
+
+def streaming(load) -> int:
+    return sum(1 for a in load.answers if a.first_token_seconds is not None and a.finished is None)
+
+
+def kill_engine(namespace: str) -> None:
+    """Kill every process of the engine's container, as a crash of the runtime would."""
+    pod = kube.list_("pods", namespace, "conveyor.dev/inference-service=frail")[0]["metadata"]["name"]
+    kube.kubectl("delete", "pod", pod, "-n", namespace, "--grace-period=0", "--force")

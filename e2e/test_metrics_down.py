@@ -1,0 +1,42 @@
+"""The metrics API is away: the HPA holds the replicas it has, says why, and goes on when it is back."""
+
+import asyncio
+
+from e2e import kube
+from e2e.gateway import service_url
+from e2e.load import running_load
+from e2e.services import quickstart
+
+BODY = {"model": "held", "max_tokens": 100, "min_tokens": 60, "temperature": 0.8}
+METRICS = ("deployment/conveyor-metrics", "-n", kube.SYSTEM_NAMESPACE)
+
+
+async def test_without_the_metrics_api_the_hpa_holds(namespace: str) -> None:
+    body = quickstart()
+    body["metadata"]["name"] = "held"
+    body["spec"]["autoscaling"]["maxReplicas"] = 2
+    kube.apply(body, namespace)
+    kube.wait_ready("held", namespace)
+    async with running_load(service_url("held", namespace), BODY, concurrency=8):
+        await asyncio.to_thread(kube.wait_until, "two ready pods", lambda: ready(namespace) == 2, 240)
+        kube.kubectl("scale", *METRICS, "--replicas=0")
+        try:
+            await asyncio.to_thread(kube.wait_until, "the HPA says why", lambda: blind(namespace), 60)
+        except BaseException:
+            kube.kubectl("scale", *METRICS, "--replicas=2")
+            raise
+    try:
+        await asyncio.sleep(25)  # no load, several HPA periods, past the window of 10 s
+        assert ready(namespace) == 2
+    finally:
+        kube.kubectl("scale", *METRICS, "--replicas=2")
+    await asyncio.to_thread(kube.wait_until, "back at one pod", lambda: ready(namespace) == 1, 180)
+
+
+def ready(namespace: str) -> int:
+    status = (kube.get("deployment", "held-engine", namespace) or {}).get("status") or {}
+    return int(status.get("readyReplicas", 0))
+
+
+def blind(namespace: str) -> bool:
+    return kube.condition(kube.get("infsvc", "held", namespace), "ScalingReady").get("status") == "False"

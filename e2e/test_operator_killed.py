@@ -1,0 +1,37 @@
+"""The operator dies in the middle of a rollout: serving goes on, and the next operator ends in the same state."""
+
+import asyncio
+
+from e2e import kube
+from e2e.gateway import service_url
+from e2e.load import running_load
+from e2e.services import service
+
+BODY = {"model": "roll", "max_tokens": 80, "min_tokens": 40, "temperature": 0.8}
+
+
+async def test_an_operator_killed_in_a_rollout_loses_nothing(namespace: str) -> None:
+    spec = {"replicas": 2, "rollout": {"maxSurge": 1, "maxUnavailable": 0}}
+    kube.apply(service("roll", **spec), namespace)
+    kube.wait_ready("roll", namespace)
+    async with running_load(service_url("roll", namespace), BODY, concurrency=2) as load:
+        kube.apply(service("roll", **spec, kvCache={"blockBudget": 160}), namespace)
+        await asyncio.sleep(0.3)
+        kube.kubectl(
+            "delete", "pod", "-n", kube.SYSTEM_NAMESPACE, "-l", "app.kubernetes.io/component=operator",
+            "--grace-period=0", "--force",
+        )  # fmt: skip
+        await asyncio.to_thread(kube.wait_until, "the rollout is done", lambda: settled(namespace), 300)
+    assert not load.failed, [a.error for a in load.failed]
+    kube.wait_ready("roll", namespace)
+
+
+def settled(namespace: str) -> bool:
+    found = kube.get("infsvc", "roll", namespace)
+    deployment = kube.get("deployment", "roll-engine", namespace)
+    assert found is not None
+    assert deployment is not None
+    if (found.get("status") or {}).get("observedGeneration") != found["metadata"]["generation"]:
+        return False
+    status = deployment["status"]
+    return status.get("updatedReplicas") == status.get("readyReplicas") == status.get("replicas") == 2

@@ -1,0 +1,23 @@
+"""Last of all: `helm uninstall` leaves a healthy cluster, and what was served goes on being served by its pods."""
+
+from e2e import kube
+from e2e.deploy import deploy
+from e2e.services import service
+
+
+def test_uninstall_leaves_no_dead_apiservice_and_no_stuck_namespace(namespace: str) -> None:
+    kube.apply(service("stays"), namespace)
+    kube.wait_ready("stays", namespace)
+    kube.helm("uninstall", "conveyor", "-n", kube.SYSTEM_NAMESPACE, "--wait")
+    apiservices = kube.kubectl("get", "apiservices", "-o", "name")
+    assert "custom.metrics.k8s.io" not in apiservices
+    kube.kubectl("create", "namespace", "after-uninstall")
+    kube.kubectl("delete", "namespace", "after-uninstall", "--timeout=60s")
+    # The CRD is kept, so is the service, and its engine runs on.
+    assert kube.get("infsvc", "stays", namespace) is not None
+    deployment = kube.get("deployment", "stays-engine", namespace)
+    assert deployment is not None
+    assert deployment["status"]["readyReplicas"] == 1
+    kube.kubectl("delete", "infsvc", "stays", "-n", namespace, "--timeout=60s")  # no finalizer holds it
+    kube.kubectl("delete", "namespace", kube.SYSTEM_NAMESPACE, "--timeout=120s")
+    deploy()  # and it comes back under the same name
