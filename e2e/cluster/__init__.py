@@ -1,0 +1,6 @@
+"""A real Kubernetes for development, tests and the demo, made on this machine and removed without a trace.
+
+Two sizes: `control_plane.ControlPlane` (API server and controllers, no pods; seconds) and a whole cluster
+(`python -m e2e.cluster up`), by one of two providers: `local` (plain processes) or `kind`.
+Nothing here knows what Conveyor is; it hands out a kubeconfig.
+"""

@@ -1,0 +1,97 @@
+"""The few calls that setting up a cluster needs, straight to the API server with a kubeconfig's certificates.
+
+Used by this package and its fixtures. Not a client library: no retries, no watches, no types.
+"""
+
+import base64
+import json
+import ssl
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Json = dict[str, Any]
+
+
+class ApiError(RuntimeError):
+    """The API server refused; `code` is the HTTP status."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+
+
+class Api:
+    """Calls as the user of a kubeconfig written by `certificates.write_kubeconfig` (or by kind: same form)."""
+
+    def __init__(self, kubeconfig: Path) -> None:
+        import yaml  # here, so that `tools` works before the virtual environment exists
+
+        config = yaml.safe_load(kubeconfig.read_text())
+        cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
+        self._server: str = cluster["server"]
+        authority = base64.b64decode(cluster["certificate-authority-data"]).decode()
+        self._tls = ssl.create_default_context(cadata=authority)
+        with tempfile.NamedTemporaryFile(suffix=".pem") as pair:
+            for field in ("client-certificate-data", "client-key-data"):
+                pair.write(base64.b64decode(user[field]))
+            pair.flush()
+            self._tls.load_cert_chain(pair.name)
+
+    def get(self, path: str) -> Json:
+        return self.call("GET", path)
+
+    def create(self, path: str, body: Json) -> Json:
+        return self.call("POST", path, body)
+
+    def delete(self, path: str) -> Json:
+        return self.call("DELETE", path)
+
+    def apply(self, path: str, body: Json) -> Json:
+        """Server-side apply; `path` names the object."""
+        path += "?fieldManager=conveyor-cluster&force=true"
+        return self.call("PATCH", path, body, "application/apply-patch+yaml")
+
+    def patch_json(self, path: str, operations: list[Json]) -> Json:
+        return self.call("PATCH", path, operations, "application/json-patch+json")
+
+    def call(self, verb: str, path: str, body: Any = None, content_type: str = "application/json") -> Json:
+        request = urllib.request.Request(
+            self._server + path,
+            method=verb,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"Content-Type": content_type, "Accept": "application/json"},
+        )
+        # No proxy: an API server here is always on this machine.
+        opener = urllib.request.build_opener(
+            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=self._tls)
+        )
+        try:
+            with opener.open(request, timeout=30) as response:
+                content = response.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                raise ApiError(error.code, error.read().decode(errors="replace")) from None
+        return json.loads(content) if content.startswith(b"{") else {}
+
+    def reachable(self, path: str) -> bool:
+        """Whether a GET of `path` is answered with success."""
+        try:
+            self.get(path)
+        except (ApiError, OSError):
+            return False
+        return True
+
+
+def wait_until(what: str, ready: Callable[[], bool], timeout_seconds: float, check: Callable[[], None]) -> None:
+    """Polls `ready`; `check` may raise earlier than the time-out (a process that ended)."""
+    deadline = time.monotonic() + timeout_seconds
+    while not ready():
+        check()
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what}: not ready after {timeout_seconds:.0f} s")
+        time.sleep(0.05)

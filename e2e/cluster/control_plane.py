@@ -1,0 +1,225 @@
+"""etcd, kube-apiserver and kube-controller-manager as plain processes: real Kubernetes without pods, in seconds.
+
+How a test uses it (fixtures in `tests/conftest.py`, programs from `make tools`):
+
+    def test_something(control_plane, namespace):   # one control plane per session or xdist worker,
+        control_plane.kubeconfig                    # a fresh namespace per test; also the fixture `kubeconfig`
+
+or by hand, several at a time:
+
+    with ControlPlane(hpa_sync_period_seconds=1) as control_plane:
+        subprocess.run([binary("kubectl"), "--kubeconfig", control_plane.kubeconfig, "get", "ns"])
+
+Real here: validation and CEL, server-side apply, garbage collection, the Deployment and HPA controllers, RBAC, quotas.
+Not here: scheduler, nodes, pods that run, cluster IPs, DNS.
+
+An aggregated API served by the test itself on 127.0.0.1:PORT: make a Service of `type: ExternalName` with
+`externalName: localhost` and an APIService whose `service.port` is PORT. The API server calls https://localhost:PORT,
+expects a certificate for `<service>.<namespace>.svc` signed by the APIService's `caBundle`, and shows the client
+certificate `control_plane.front_proxy`, signed by `control_plane.front_proxy_authority` (the same authority stands in
+the ConfigMap `kube-system/extension-apiserver-authentication`, as everywhere).
+
+The processes die with the thread that called `start`, and `stop` removes the folder. Also the base of the `local`
+cluster, which adds nodes. Not safe to share between threads that start it.
+"""
+
+import os
+import shutil
+import socket
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from e2e.cluster.api import Api, wait_until
+from e2e.cluster.certificates import Authority, KeyPair, write_kubeconfig, write_service_account_key
+from e2e.cluster.paths import CACHE
+from e2e.cluster.processes import Processes, Recorded, started_ticks
+from e2e.cluster.tools import binary
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the two users of a control plane, tests and the local cluster, set differently."""
+
+    context: str = "conveyor-test"
+    address: str = "127.0.0.1"
+    service_cidr: str = "10.0.0.0/16"
+    service_address: str = "10.0.0.1"
+    aggregate_through_pods: bool = False
+    die_with_parent: bool = True
+    hpa_sync_period_seconds: float = 1
+    hpa_downscale_stabilization_seconds: float = 5
+
+
+class ControlPlane:
+    """One control plane in a folder of its own; `kubeconfig` is valid after `start`."""
+
+    def __init__(
+        self,
+        hpa_sync_period_seconds: float = 1,
+        hpa_downscale_stabilization_seconds: float = 5,
+        *,
+        settings: Settings | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        self._settings = settings or Settings(
+            hpa_sync_period_seconds=hpa_sync_period_seconds,
+            hpa_downscale_stabilization_seconds=hpa_downscale_stabilization_seconds,
+        )
+        self.folder = folder or _make_folder()
+        self.processes = Processes(self.folder, self._settings.die_with_parent)
+        self.kubeconfig = self.folder / "kubeconfig"
+        self._certificates = self.folder / "certificates"
+        self._port_holder = _hold_free_port()
+        self.port: int = self._port_holder.getsockname()[1]
+        self._write_certificates()
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def server(self) -> str:
+        return f"https://{self._settings.address}:{self.port}"
+
+    def start(self) -> None:
+        """Returns when the API answers and the controllers work (the default ServiceAccount exists)."""
+        self.processes.start("etcd", self._etcd_command())
+        self.processes.start("kube-apiserver", self._api_server_command())
+        api = Api(self.kubeconfig)
+        check = self.processes.check
+        wait_until("kube-apiserver", lambda: api.reachable("/readyz"), 60, check)
+        self.processes.start("kube-controller-manager", self._controller_manager_command())
+        account = "/api/v1/namespaces/default/serviceaccounts/default"
+        wait_until("kube-controller-manager", lambda: api.reachable(account), 60, check)
+
+    def stop(self) -> None:
+        """Stops the processes and removes the folder; may be called twice."""
+        self._port_holder.close()
+        if self.folder.exists():
+            self.processes.stop(grace_seconds=0)  # nothing they hold outlives the folder
+            shutil.rmtree(self.folder)
+
+    def issue_kubeconfig(self, file: str, user: str, group: str = "") -> Path:
+        """A kubeconfig for another identity of this cluster, say a node or one of the tests' users."""
+        pair = self.authority.issue(file, user, group)
+        path = self.folder / f"{file}.kubeconfig"
+        return write_kubeconfig(path, self._settings.context, self.server, self.authority.certificate, pair)
+
+    def _write_certificates(self) -> None:
+        folder, settings = self._certificates, self._settings
+        self.authority = Authority(folder, "cluster-authority")
+        front = Authority(folder, "front-proxy-authority")
+        self.front_proxy_authority: Path = front.certificate
+        self.front_proxy: KeyPair = front.issue("front-proxy", "front-proxy-client")
+        addresses = ("127.0.0.1", settings.address, settings.service_address)
+        names = ("localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", *addresses)
+        self._serving = self.authority.issue("api-server", "kube-apiserver", names=names)
+        self._kubelet_client = self.authority.issue("kubelet-client", "kubelet-client", "system:masters")
+        self._service_account = write_service_account_key(folder)
+        admin = self.authority.issue("admin", "admin", "system:masters")
+        write_kubeconfig(self.kubeconfig, self._settings.context, self.server, self.authority.certificate, admin)
+        self.issue_kubeconfig("controller-manager", "system:kube-controller-manager")
+
+    @property
+    def _etcd_url(self) -> str:
+        return f"unix://{self.folder}/etcd.sock"
+
+    def _etcd_command(self) -> list[str | Path]:
+        return [
+            binary("etcd"),
+            f"--data-dir={self.folder}/etcd",
+            f"--listen-client-urls={self._etcd_url}",
+            "--advertise-client-urls=http://127.0.0.1:2379",  # must look so; nobody asks for it
+            "--listen-peer-urls=http://127.0.0.1:0",
+            "--unsafe-no-fsync",  # the data does not outlive the machine
+            "--log-level=warn",
+        ]
+
+    def _api_server_command(self) -> list[str | Path]:
+        settings, (public, private) = self._settings, self._service_account
+        return [
+            binary("kube-apiserver"),
+            f"--etcd-servers={self._etcd_url}",
+            f"--bind-address={'127.0.0.1' if settings.address == '127.0.0.1' else '0.0.0.0'}",
+            f"--secure-port={self.port}",
+            "--permit-port-sharing",  # `_port_holder` keeps the port for us until the server is there
+            f"--cert-dir={self._certificates}",
+            f"--tls-cert-file={self._serving.certificate}",
+            f"--tls-private-key-file={self._serving.key}",
+            f"--client-ca-file={self.authority.certificate}",
+            "--authorization-mode=Node,RBAC",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            f"--service-account-key-file={public}",
+            f"--service-account-signing-key-file={private}",
+            f"--service-cluster-ip-range={settings.service_cidr}",
+            "--allow-privileged=true",
+            f"--kubelet-client-certificate={self._kubelet_client.certificate}",
+            f"--kubelet-client-key={self._kubelet_client.key}",
+            "--kubelet-preferred-address-types=InternalIP,Hostname",
+            *self._aggregation_flags(),
+        ]
+
+    def _aggregation_flags(self) -> list[str]:
+        settings = self._settings
+        reconciler = [] if settings.aggregate_through_pods else ["--endpoint-reconciler-type=none"]
+        return [
+            f"--requestheader-client-ca-file={self.front_proxy_authority}",
+            "--requestheader-allowed-names=front-proxy-client",
+            "--requestheader-username-headers=X-Remote-User",
+            "--requestheader-group-headers=X-Remote-Group",
+            "--requestheader-extra-headers-prefix=X-Remote-Extra-",
+            f"--proxy-client-cert-file={self.front_proxy.certificate}",
+            f"--proxy-client-key-file={self.front_proxy.key}",
+            # With it, ExternalName is refused; without it, an address in a pod network is not found.
+            f"--enable-aggregator-routing={str(settings.aggregate_through_pods).lower()}",
+            f"--advertise-address={settings.address}",
+            *reconciler,
+        ]
+
+    def _controller_manager_command(self) -> list[str | Path]:
+        settings, kubeconfig = self._settings, self.folder / "controller-manager.kubeconfig"
+        return [
+            binary("kube-controller-manager"),
+            f"--kubeconfig={kubeconfig}",
+            f"--authentication-kubeconfig={kubeconfig}",
+            f"--authorization-kubeconfig={kubeconfig}",
+            "--secure-port=0",
+            "--leader-elect=false",
+            "--use-service-account-credentials",
+            f"--service-account-private-key-file={self._service_account[1]}",
+            f"--root-ca-file={self.authority.certificate}",
+            f"--horizontal-pod-autoscaler-sync-period={settings.hpa_sync_period_seconds}s",
+            f"--horizontal-pod-autoscaler-downscale-stabilization={settings.hpa_downscale_stabilization_seconds}s",
+        ]
+
+
+def _make_folder() -> Path:
+    """A folder named after this process; those of processes that are gone are removed on the way."""
+    base = CACHE / "control-planes"
+    base.mkdir(parents=True, exist_ok=True)
+    for left in base.iterdir():
+        pid, ticks, _ = left.name.split("-")
+        if not Recorded("owner", int(pid), int(ticks)).alive():
+            Processes(left, die_with_parent=True).stop(grace_seconds=0)
+            shutil.rmtree(left, ignore_errors=True)  # another process may be sweeping too
+    return Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-{started_ticks(os.getpid())}-", dir=base))
+
+
+def _hold_free_port() -> socket.socket:
+    """A bound, never listening socket: nobody else gets the port, and a server with SO_REUSEPORT may share it."""
+    holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    holder.bind(("", 0))
+    return holder

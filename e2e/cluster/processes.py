@@ -1,0 +1,123 @@
+"""Starts processes, remembers them in a file, and stops exactly those.
+
+Used by the control plane and the local cluster. A process is known by its id and its start time, so an id that the
+kernel gave to somebody else meanwhile is never touched. Knows nothing of what the processes do.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A process as the kernel tells it from all others: id and start time in clock ticks since boot."""
+
+    name: str
+    pid: int
+    started_ticks: int
+
+    def alive(self) -> bool:
+        return started_ticks(self.pid) == self.started_ticks
+
+
+class ProcessFailed(RuntimeError):
+    """A process ended or was not ready in time; the message holds the end of its log."""
+
+
+class Processes:
+    """The processes of one cluster, recorded in `<folder>/processes.json`, their logs in `<folder>/logs`."""
+
+    def __init__(self, folder: Path, die_with_parent: bool) -> None:
+        """`die_with_parent`: the kernel kills them when the thread that started them ends."""
+        self._folder = folder
+        self._file = folder / "processes.json"
+        self._die_with_parent = die_with_parent
+        self._children: list[subprocess.Popen[bytes]] = []
+        (folder / "logs").mkdir(parents=True, exist_ok=True)
+
+    def start(self, name: str, command: Sequence[str | Path], environment: Mapping[str, str] = {}) -> None:
+        with self.log(name).open("ab") as log:
+            child = subprocess.Popen(
+                [str(part) for part in command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self._folder,
+                env={**os.environ, **environment},
+                start_new_session=True,
+                preexec_fn=_ask_for_death_signal if self._die_with_parent else None,
+            )
+        self._children.append(child)
+        record = Recorded(name, child.pid, started_ticks(child.pid) or 0)
+        self._write([*self.recorded(), record])
+
+    def log(self, name: str) -> Path:
+        return self._folder / "logs" / f"{name}.log"
+
+    def recorded(self) -> list[Recorded]:
+        if not self._file.exists():
+            return []
+        return [Recorded(**entry) for entry in json.loads(self._file.read_text())]
+
+    def check(self) -> None:
+        """Raises `ProcessFailed` with the end of the log of the first process that has ended."""
+        for process in self.recorded():
+            if not process.alive():
+                tail = self.log(process.name).read_text(errors="replace")[-3000:]
+                raise ProcessFailed(f"{process.name} has ended; its log ends with:\n{tail}")
+
+    def stop(self, names: Sequence[str] = (), grace_seconds: float = 5) -> None:
+        """Stops the named processes (all without names), the latest first; kills what does not obey in time."""
+        chosen = [process for process in self.recorded() if not names or process.name in names]
+        for process in reversed(chosen):
+            _signal(process, signal.SIGTERM)
+        deadline = time.monotonic() + grace_seconds
+        while self._any_alive(chosen) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        for process in chosen:
+            _signal(process, signal.SIGKILL)
+        while self._any_alive(chosen):
+            time.sleep(0.02)
+        for child in self._children:
+            if any(child.pid == process.pid for process in chosen):
+                child.wait()
+        self._write([process for process in self.recorded() if process not in chosen])
+
+    def _any_alive(self, processes: Sequence[Recorded]) -> bool:
+        return any(process.alive() for process in processes)
+
+    def _write(self, processes: Sequence[Recorded]) -> None:
+        partial = self._file.with_suffix(".partial")
+        partial.write_text(json.dumps([asdict(process) for process in processes], indent=1))
+        partial.rename(self._file)
+
+
+def _ask_for_death_signal() -> None:
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def started_ticks(pid: int) -> int | None:
+    """Start time of a living process; None for none, or one that waits only to be reaped."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = stat.rpartition(")")[2].split()  # the name before ")" may hold spaces
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def _signal(process: Recorded, number: signal.Signals) -> None:
+    if process.alive():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, number)

@@ -1,0 +1,3 @@
+module conveyor/tools/pause
+
+go 1.26.0

@@ -1,0 +1,59 @@
+"""The control plane that the other tests stand on: quick, several at a time, and gone afterwards."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from e2e.cluster.api import Api, wait_until
+from e2e.cluster.control_plane import ControlPlane
+from e2e.cluster.paths import REPOSITORY
+from e2e.cluster.tools import binary
+
+
+def test_is_up_within_seconds_and_leaves_nothing() -> None:
+    started = time.monotonic()
+    with ControlPlane() as control_plane:
+        assert time.monotonic() - started < 20  # 5 to 8 on an idle machine; other tests run beside this one
+        processes = control_plane.processes.recorded()
+        assert all(process.alive() for process in processes)
+    assert not any(process.alive() for process in processes)
+    assert not control_plane.folder.exists()
+
+
+def test_two_at_a_time_do_not_share_anything(control_plane: ControlPlane, namespace: str) -> None:
+    with ControlPlane() as other:
+        path = f"/api/v1/namespaces/{namespace}"
+        assert Api(control_plane.kubeconfig).reachable(path)
+        assert not Api(other.kubeconfig).reachable(path)
+
+
+def test_controllers_work(control_plane: ControlPlane, namespace: str) -> None:
+    kubectl = [binary("kubectl"), "--kubeconfig", control_plane.kubeconfig, "--namespace", namespace]
+    subprocess.run([*kubectl, "create", "deployment", "web", "--image=none"], check=True, capture_output=True)
+    path = f"/api/v1/namespaces/{namespace}/pods"
+    api = Api(control_plane.kubeconfig)
+    wait_until("the Deployment's pod", lambda: bool(api.get(path)["items"]), 10, lambda: None)
+
+
+def test_an_owner_that_was_killed_leaves_nothing() -> None:
+    code = (
+        "import time; from e2e.cluster.control_plane import ControlPlane\n"
+        "with ControlPlane() as c: print(c.folder, flush=True); time.sleep(60)"
+    )
+    owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=REPOSITORY, text=True)
+    assert owner.stdout is not None
+    folder = Path(owner.stdout.readline().strip())
+    os.kill(owner.pid, signal.SIGKILL)
+    owner.wait()
+    owner.stdout.close()
+    wait_until("their end", lambda: not _processes_in(folder), 5, lambda: None)
+    with ControlPlane():  # the next start sweeps what killed ones left
+        assert not folder.exists()
+
+
+def _processes_in(folder: Path) -> list[str]:
+    lines = subprocess.run(["ps", "-eo", "stat,args"], capture_output=True, text=True, check=True).stdout
+    return [line for line in lines.splitlines() if str(folder) in line and not line.startswith("Z")]

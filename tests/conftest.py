@@ -1,0 +1,33 @@
+"""Fixtures every test may ask for: a real control plane, started once per session or xdist worker, and a namespace."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `e2e` is no installed package
+
+from e2e.cluster.api import Api
+from e2e.cluster.control_plane import ControlPlane
+
+
+@pytest.fixture(scope="session")
+def control_plane() -> Iterator[ControlPlane]:
+    with ControlPlane(hpa_sync_period_seconds=1, hpa_downscale_stabilization_seconds=2) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def kubeconfig(control_plane: ControlPlane) -> Path:
+    return control_plane.kubeconfig
+
+
+@pytest.fixture
+def namespace(control_plane: ControlPlane) -> Iterator[str]:
+    """Name of a fresh namespace; what is in it goes with it, in the background."""
+    api, name = Api(control_plane.kubeconfig), f"test-{uuid4().hex[:8]}"
+    api.create("/api/v1/namespaces", {"metadata": {"name": name}})
+    yield name
+    api.delete(f"/api/v1/namespaces/{name}")
