@@ -11,6 +11,7 @@ Device = Literal["cuda", "cpu", "auto"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 BatchingMode = Literal["none", "static", "dynamic", "continuous"]
 Padding = Literal["none", "real"]
+AttentionBackendName = Literal["auto", "torch", "native", "triton"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +31,8 @@ class EngineConfig:
     num_kv_blocks: int | None = None  # None = from kv_memory_fraction
     kv_memory_fraction: float | None = None  # of the free device memory after loading; None = 0.85
     block_size: int = 16  # tokens per KV block
+    prefix_caching: bool = True  # share the KV blocks of identical prompt prefixes
+    attention_backend: AttentionBackendName = "auto"  # auto = the fastest that works here
     request_timeout_seconds: float = 600.0
     drain_timeout_seconds: float = 120.0
     host: str = "0.0.0.0"

@@ -61,3 +61,41 @@ class RequestOutput(msgspec.Struct, kw_only=True):
     finish_reason: FinishReason | None = None
     message: str | None = None
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache
+
+
+class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found out while the model was loaded; the edge validates requests against it."""
+
+    max_model_len: int  # tokens, prompt + output
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    dtype: str
+    device: str
+    attention_backend: str
+    num_kv_blocks: int
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+class EngineStats(msgspec.Struct, kw_only=True):
+    """A snapshot of the engine: gauges, and counters since its start."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_cache_usage: float = 0.0  # 0..1, blocks that some request holds
+    num_kv_blocks: int = 0
+    block_size: int = 0
+    # counters
+    num_steps: int = 0
+    num_preemptions: int = 0
+    prefix_cache_query_tokens: int = 0
+    prefix_cache_hit_tokens: int = 0
+    prompt_tokens: int = 0  # prompt tokens computed or found in the prefix cache
+    generation_tokens: int = 0
+    padding_tokens: int = 0  # dummy tokens stepped (padding: real)
+    iteration_tokens: int = 0  # tokens stepped, padding included
+    kv_live_token_steps: int = 0  # sum over steps of tokens held in the KV cache ...
+    kv_allocated_token_steps: int = 0  # ... and of the room allocated for them; waste = 1 - live / allocated
+    batch_close_reasons: dict[str, int] = msgspec.field(default_factory=dict)  # full, window, idle, drain
+    finish_reasons: dict[str, int] = msgspec.field(default_factory=dict)

@@ -1,0 +1,1 @@
+"""Paged attention: the protocol (`backend`), transformers' way in (`interface`), and the backends."""

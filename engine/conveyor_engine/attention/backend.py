@@ -1,0 +1,86 @@
+"""What every paged attention backend does, and what one step tells it.
+
+`interface` calls a backend once per layer and step; `model_runner` builds the metadata and allocates
+the KV caches. The layout of the caches is the backend's own business: nobody else looks into them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """Attention geometry of one layer, as the probe forward saw it."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int  # of queries and keys
+    value_dim: int  # of values; equals head_dim but for latent attention (DeepSeek)
+
+
+@dataclass(slots=True)
+class AttentionMetadata:
+    """One step's batch: sequences packed one after another, decodes first, padding last.
+
+    Rows 0 .. num_decodes-1 have exactly one query token, the rows after them any number >= 1. Tokens at
+    index >= num_tokens are padding: their slot is -1, nothing is written for them, and their output
+    is never read. Query token j of row i has position seq_lens[i] - query_len[i] + j and sees the keys at
+    positions <= its own (and > position - sliding_window, where the layer has a window).
+
+    Two rows may share blocks, also blocks that one of them writes in this very step (prefix cache).
+    So a backend writes the whole batch's keys and values before any row attends.
+    """
+
+    query_start_loc: torch.Tensor  # int32 (num_seqs + 1,), first is 0, last is num_tokens
+    seq_lens: torch.Tensor  # int32 (num_seqs,), context including this step's tokens
+    block_tables: torch.Tensor  # int32 (num_seqs, max_blocks), row-contiguous; unused entries hold anything valid
+    slot_mapping: torch.Tensor  # int64 (num_tokens + padding,), block * block_size + offset
+    num_seqs: int
+    num_decodes: int
+    num_tokens: int  # without padding
+    max_query_len: int
+    max_seq_len: int
+    query_start_loc_host: npt.NDArray[np.int32]  # the same on the host, so that no backend has to sync
+    seq_lens_host: npt.NDArray[np.int32]
+
+
+class AttentionBackend(Protocol):
+    """Paged KV caches of all layers, and attention over them."""
+
+    name: str
+
+    def block_bytes(self, layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> int:
+        """Bytes one block takes in all layers together, paddings of the layout included."""
+        ...
+
+    def allocate(
+        self, layers: Sequence[LayerShape], num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """Makes the caches, zeroed. Called once, before the first step."""
+        ...
+
+    def write_kv(self, layer: int, key: torch.Tensor, value: torch.Tensor, metadata: AttentionMetadata) -> None:
+        """Stores this step's keys (T, Hkv, D) and values (T, Hkv, Dv); any strides, last dim contiguous."""
+        ...
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        metadata: AttentionMetadata,
+        *,
+        scaling: float,
+        sliding_window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        """Attention of query (T, H, D), any strides, over the caches -> (T, H, Dv) contiguous, same dtype.
+
+        Scores are query . key * scaling, then softcap * tanh(score / softcap) if softcap is given,
+        then the causal (and window) mask, then softmax.
+        """
+        ...

@@ -1,0 +1,67 @@
+"""The engine on one screen: requests in, one step at a time, tokens out.
+
+Driven by the engine process's loop (`async_engine`), the benchmark and the tests. Single-threaded: no call
+may overlap another. Knows neither HTTP nor processes; `scheduler` decides, `model_runner` computes.
+"""
+
+from collections.abc import Callable
+
+from conveyor_engine.config import EngineConfig
+from conveyor_engine.model_runner import ModelRunner
+from conveyor_engine.request import EngineRequest, EngineStats, FinishReason, ModelFacts, RequestOutput
+from conveyor_engine.scheduler import Scheduler
+
+
+def _silent(_: str) -> None:
+    pass
+
+
+class EngineCore:
+    """One model, one device, one scheduler."""
+
+    def __init__(self, config: EngineConfig, progress: Callable[[str], None] = _silent) -> None:
+        """Loads the model, sizes the KV cache and warms up; `progress` gets one key=value line per stage.
+
+        Raises ConfigError or ModelError, whose `reason` goes into the termination message.
+        """
+        self.runner = ModelRunner(config, progress)
+        self.facts: ModelFacts = self.runner.facts
+        self.scheduler = Scheduler(config, self.facts)
+
+    def add_request(self, request: EngineRequest) -> None:
+        """Puts the request into the waiting queue. Raises Overloaded or InvalidRequest; then it never was."""
+        self.scheduler.add_request(request)
+
+    def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> None:
+        """Ends the request now and frees its blocks; the next `step` gives its last output. Unknown ids are ignored."""
+        self.scheduler.abort(request_id, reason)
+
+    def abort_all(self, reason: FinishReason = FinishReason.ABORT) -> None:
+        """Ends every request, as at the end of a drain's time."""
+        self.scheduler.abort_all(reason)
+
+    def drain(self) -> None:
+        """No more requests will come: batches start at once with what waits. `has_unfinished` says when it is over."""
+        self.scheduler.drain()
+
+    def step(self, now: float) -> list[RequestOutput]:
+        """Expires deadlines, schedules, runs the model once, and returns what became known for each request.
+
+        `now` is time.monotonic() seconds. With nothing due it returns at once, perhaps with aborted requests' outputs.
+        """
+        plan = self.scheduler.schedule(now)
+        if plan.num_tokens:
+            self.scheduler.update(plan, self.runner.execute(plan))
+        return self.scheduler.take_outputs()
+
+    def has_unfinished(self) -> bool:
+        """Whether some request has not had its last output yet."""
+        return self.scheduler.has_unfinished()
+
+    def next_wakeup(self, now: float) -> float | None:
+        """When `step` will next have work if nobody adds or aborts: `now` = at once, None = never."""
+        return self.scheduler.next_wakeup(now)
+
+    def stats(self) -> EngineStats:
+        """Gauges and counters as of now."""
+        return self.scheduler.stats()

@@ -1,0 +1,1 @@
+"""Loading transformers models into the engine, and refusing those it would run wrongly."""
