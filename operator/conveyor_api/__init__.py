@@ -1,1 +1,4 @@
-"""What an InferenceService is: its schema, names, labels and conditions. No I/O; imported by operator and gateway."""
+"""What an InferenceService is: its models, names, labels and conditions. Pure; imported by operator and gateway.
+
+The models are the one source of the CRD (`python -m conveyor_api generate`) and of the API reference.
+"""

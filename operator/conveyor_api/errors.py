@@ -1,0 +1,33 @@
+"""What goes wrong when a resource is read.
+
+    ConveyorApiError
+    └── InvalidResource      an InferenceService does not say what it may say; carries every problem found
+
+Raised by `InferenceService.parse`; the operator turns it into a condition, the gateway leaves the service out.
+"""
+
+from dataclasses import dataclass
+
+
+class ConveyorApiError(Exception):
+    """Root of the errors of `conveyor_api`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong with a resource: where (`spec.batching.window`) and what, as a sentence."""
+
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}"
+
+
+class InvalidResource(ConveyorApiError):
+    """The body is not a valid InferenceService. `problems` is never empty."""
+
+    def __init__(self, problems: tuple[Problem, ...]) -> None:
+        assert problems, "an invalid resource has at least one problem"
+        super().__init__("; ".join(str(problem) for problem in problems))
+        self.problems = problems

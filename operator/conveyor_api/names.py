@@ -1,0 +1,139 @@
+"""Every name that two parts must spell alike: API group, children, labels, ports, paths, metrics.
+
+Imported by the operator, the gateway, the metrics server and the CRD generator. Pure: no I/O, no defaults of
+the resource (those are in `spec`), no knowledge of who uses a name for what.
+"""
+
+from typing import Final
+
+GROUP: Final = "conveyor.dev"
+VERSION: Final = "v1alpha1"
+API_VERSION: Final = f"{GROUP}/{VERSION}"
+KIND: Final = "InferenceService"
+LIST_KIND: Final = "InferenceServiceList"
+PLURAL: Final = "inferenceservices"
+SINGULAR: Final = "inferenceservice"
+SHORT_NAME: Final = "infsvc"
+CRD_NAME: Final = f"{PLURAL}.{GROUP}"
+
+# Field managers of server-side apply. The second one only ever owns spec.replicas of a Deployment.
+FIELD_MANAGER: Final = "conveyor"
+REPLICAS_FIELD_MANAGER: Final = "conveyor-replicas"
+
+# What the chart installs.
+SYSTEM_NAMESPACE: Final = "conveyor-system"
+CLUSTER_DOMAIN: Final = "cluster.local"
+GATEWAY_SERVICE: Final = "conveyor-gateway"
+GATEWAY_ADMIN_SERVICE: Final = "conveyor-gateway-admin"
+METRICS_SERVICE: Final = "conveyor-metrics"
+METRICS_TLS_SECRET: Final = "conveyor-metrics-tls"
+
+# Ports (containers' own, except where a name says Service).
+ENGINE_PORT: Final = 8000
+ENGINE_PORT_NAME: Final = "http"
+GATEWAY_PORT: Final = 8080
+GATEWAY_SERVICE_PORT: Final = 80
+GATEWAY_ADMIN_PORT: Final = 8081
+METRICS_PORT: Final = 8443
+METRICS_SERVICE_PORT: Final = 443
+METRICS_ADMIN_PORT: Final = 8081
+OPERATOR_ADMIN_PORT: Final = 8081
+
+# HTTP paths. The engine's and the gateway's are the same words where they mean the same.
+LIVENESS_PATH: Final = "/livez"
+READINESS_PATH: Final = "/readyz"
+GATEWAY_HEALTH_PATH: Final = "/healthz"
+PROMETHEUS_PATH: Final = "/metrics"
+LOAD_PATH: Final = "/load"
+DEMAND_PATH: Final = "/demand"
+
+# HTTP headers that travel from client to engine.
+REQUEST_ID_HEADER: Final = "X-Request-Id"
+REQUEST_TIMEOUT_HEADER: Final = "X-Request-Timeout-Seconds"
+
+# Labels and annotations.
+INFERENCE_SERVICE_LABEL: Final = f"{GROUP}/inference-service"
+NAME_LABEL: Final = "app.kubernetes.io/name"
+INSTANCE_LABEL: Final = "app.kubernetes.io/instance"
+MANAGED_BY_LABEL: Final = "app.kubernetes.io/managed-by"
+PART_OF_LABEL: Final = "app.kubernetes.io/part-of"
+CONFIG_HASH_ANNOTATION: Final = f"{GROUP}/config-hash"
+
+# The engine's container: where things are mounted, and how it says why it ended.
+ENGINE_CONFIG_KEY: Final = "engine.yaml"
+ENGINE_CONFIG_PATH: Final = f"/etc/conveyor/{ENGINE_CONFIG_KEY}"
+ENGINE_ENV_PREFIX: Final = "CONVEYOR_ENGINE_"
+MODELS_PATH: Final = "/models"
+HUB_MODELS_PATH: Final = f"{MODELS_PATH}/hf"
+VOLUME_MODELS_PATH: Final = f"{MODELS_PATH}/pvc"
+TERMINATION_LOG_ENV: Final = "TERMINATION_LOG"
+TERMINATION_LOG_PATH: Final = "/dev/termination-log"
+HUB_TOKEN_ENV: Final = "HF_TOKEN"
+HUB_ENDPOINT_ENV: Final = "HF_ENDPOINT"
+
+# Custom metrics API.
+METRICS_GROUP: Final = "custom.metrics.k8s.io"
+METRICS_VERSIONS: Final = ("v1beta2", "v1beta1")
+IN_FLIGHT_METRIC: Final = "inference_in_flight"
+QUEUE_DEPTH_METRIC: Final = "inference_queue_depth"
+
+MAX_SERVICE_NAME_LENGTH: Final = 40  # leaves room for "-engine-<hash8>" and the pods' suffixes
+ENGINE_SUFFIX: Final = "-engine"
+
+
+def engine_name(service: str) -> str:
+    """Name of the Deployment, headless Service, HPA, PDB and ServiceAccount of `service`."""
+    return f"{service}{ENGINE_SUFFIX}"
+
+
+def public_service_name(service: str) -> str:
+    """Name of the ExternalName Service that points at the gateway."""
+    return service
+
+
+def config_map_name(service: str, config_hash: str) -> str:
+    """Name of the immutable ConfigMap that holds `engine.yaml`; `config_hash` is eight hexadecimal digits."""
+    return f"{engine_name(service)}-{config_hash}"
+
+
+def model_claim_name(service: str) -> str:
+    """Name of the PersistentVolumeClaim made for `model.cache.strategy: PVC` without a `claimName`."""
+    return f"{service}-models"
+
+
+def child_labels(service: str) -> dict[str, str]:
+    """Labels of every child and every engine pod of `service`."""
+    return {
+        NAME_LABEL: "conveyor-engine",
+        INSTANCE_LABEL: service,
+        MANAGED_BY_LABEL: "conveyor",
+        PART_OF_LABEL: "conveyor",
+        INFERENCE_SERVICE_LABEL: service,
+    }
+
+
+def pod_selector(service: str) -> dict[str, str]:
+    """The one label that selects the engine pods of `service`."""
+    return {INFERENCE_SERVICE_LABEL: service}
+
+
+def pod_selector_string(service: str) -> str:
+    """`pod_selector` as `/scale` and `status.selector` want it."""
+    return f"{INFERENCE_SERVICE_LABEL}={service}"
+
+
+def gateway_host(system_namespace: str = SYSTEM_NAMESPACE, cluster_domain: str = CLUSTER_DOMAIN) -> str:
+    """The gateway's name inside the cluster; also the target of the public ExternalName Services."""
+    return f"{GATEWAY_SERVICE}.{system_namespace}.svc.{cluster_domain}"
+
+
+def gateway_path(namespace: str, service: str) -> str:
+    """Path on the gateway under which `service` speaks its API, without a trailing slash."""
+    return f"/{namespace}/{service}/v1"
+
+
+def service_url(
+    namespace: str, service: str, system_namespace: str = SYSTEM_NAMESPACE, cluster_domain: str = CLUSTER_DOMAIN
+) -> str:
+    """What `status.url` says: the base URL for an OpenAI client inside the cluster."""
+    return f"http://{gateway_host(system_namespace, cluster_domain)}{gateway_path(namespace, service)}"

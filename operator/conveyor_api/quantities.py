@@ -1,0 +1,101 @@
+"""The scalar types of Kubernetes that pydantic does not have: Quantity, Duration, int-or-percent.
+
+Used by the models of the resource; `parse_quantity` and `parse_duration_seconds` also by whoever needs the number.
+Knows nothing of the resource.
+"""
+
+import re
+from decimal import Decimal
+from typing import Annotated, Any, Final
+
+from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+
+from conveyor_api.base import Rule
+
+_QUANTITY = re.compile(r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))([KMGTPE]i|[eE][+-]?[0-9]{1,2}|[numkMGTPE])?")
+_DURATION = re.compile(r"(?:[0-9]{1,6}(?:ms|s|m|h))+")
+_PERCENT = re.compile(r"(?:0|[1-9][0-9]{0,2})%")
+_DECIMAL_POWER: Final = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+_BINARY_POWER: Final = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
+_SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def parse_quantity(value: int | str) -> Decimal:
+    """A Kubernetes quantity as a number: `"500m"` is 0.5, `"10Gi"` 10 x 2**30. ValueError if it is none."""
+    match = _QUANTITY.fullmatch(str(value))
+    if match is None:
+        raise ValueError(f"{value!r} is not a quantity such as 500m, 2 or 10Gi")
+    number, suffix = Decimal(match[1]), match[2] or ""
+    if suffix in _BINARY_POWER:
+        return number * 2 ** _BINARY_POWER[suffix]
+    power = _DECIMAL_POWER[suffix] if suffix in _DECIMAL_POWER else int(suffix[1:])
+    return number.scaleb(power)
+
+
+def format_quantity(value: float) -> str:
+    """`value` as a quantity: `"26"`, or in thousandths when fractional: `"25600m"` (rounded to the nearest)."""
+    milli = round(value * 1000)
+    return f"{milli}m" if milli % 1000 else str(milli // 1000)
+
+
+def parse_duration_seconds(value: str) -> float:
+    """A duration such as `"1m30s"` or `"10ms"` in seconds. ValueError if it is none."""
+    if _DURATION.fullmatch(value) is None:
+        raise ValueError(f"{value!r} is not a duration such as 10ms, 2s or 1m30s")
+    return sum(int(number) * _SECONDS[unit] for number, unit in re.findall(r"([0-9]+)(ms|s|m|h)", value))
+
+
+def is_zero(value: int | str) -> bool:
+    """Whether an int-or-percent is 0 or 0%."""
+    return value in (0, "0%")
+
+
+class _IntOrString:
+    """Marks `int | str` as `x-kubernetes-int-or-string`; a boolean is neither."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return handler(source)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {"x-kubernetes-int-or-string": True}
+
+
+def _is_quantity(value: int | str) -> bool:
+    return _QUANTITY.fullmatch(str(value)) is not None and len(str(value)) <= 32
+
+
+def _is_int_or_percent(value: int | str) -> bool:
+    return value >= 0 if isinstance(value, int) else _PERCENT.fullmatch(value) is not None
+
+
+Quantity = Annotated[
+    int | str,
+    _IntOrString(),
+    Rule(
+        "type(self) == int || isQuantity(string(self))",
+        "must be a quantity such as 500m, 2 or 10Gi",
+        _is_quantity,
+    ),
+]
+
+IntOrPercent = Annotated[
+    int | str,
+    _IntOrString(),
+    Rule(
+        "type(self) == int ? self >= 0 : string(self).matches('^(0|[1-9][0-9]{0,2})%$')",
+        "must be a whole number of pods (0 or more) or a percentage such as 25%",
+        _is_int_or_percent,
+    ),
+]
+
+Duration = Annotated[
+    str,
+    Field(max_length=16),
+    Rule(
+        "self.matches('^([0-9]{1,6}(ms|s|m|h))+$')",
+        "must be a duration such as 10ms, 2s or 1m30s",
+        lambda value: _DURATION.fullmatch(value) is not None,
+    ),
+]
