@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from e2e import kube
-from e2e.services import provide_demo_model
+from e2e.services import provide_demo_model, remove_demo_model
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -38,7 +38,7 @@ def namespace(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.node.stash.get(FAILED, True):
         dump(name)
     kube.kubectl("delete", "namespace", name, "--timeout=170s")
-    kube.kubectl("delete", "pv", "-l", f"conveyor.dev/namespace={name}", "--ignore-not-found")
+    remove_demo_model(name)
 
 
 def dump(namespace: str) -> None:

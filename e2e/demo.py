@@ -16,6 +16,7 @@ from rich.live import Live
 from rich.table import Table
 
 from e2e import kube
+from e2e.cluster.tools import binary
 from e2e.gateway import service_url
 from e2e.load import Load, running_load
 from e2e.services import provide_demo_model
@@ -179,7 +180,7 @@ def report(story: Story, load: Load, url: str) -> int:
     console.rule("Go on")
     body = json.dumps({"messages": [{"role": "user", "content": "Tell me about lists."}], "max_tokens": 60})
     print(f"export KUBECONFIG={kube.kubeconfig_path()}")
-    print(f"{kube.tool('kubectl')} get infsvc,hpa,pods")
+    print(f"{binary('kubectl')} get infsvc,hpa,pods")
     print(f"curl {url}/chat/completions -H 'Content-Type: application/json' -d '{body}'")
     print("make demo-down   # removes every trace")
     went = story.decided is not None and story.decided <= sync + 1 and story.all_ready and story.back_to_one

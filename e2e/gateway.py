@@ -10,7 +10,7 @@ import urllib.error
 import urllib.request
 
 from e2e import kube
-from e2e.cluster.paths import tool
+from e2e.cluster.tools import binary
 
 _forward: list[tuple[str, "subprocess.Popen[bytes]"]] = []
 
@@ -31,7 +31,7 @@ def _port_forward() -> tuple[str, "subprocess.Popen[bytes]"]:
     url = "http://127.0.0.1:18080"
     process = subprocess.Popen(
         [
-            str(tool("kubectl")),
+            str(binary("kubectl")),
             "port-forward",
             "-n",
             kube.SYSTEM_NAMESPACE,

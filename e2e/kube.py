@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from e2e.cluster.paths import tool
+from e2e.cluster.tools import binary
 
 OUR_CONTEXTS = ("conveyor-local", "kind-conveyor")
 SYSTEM_NAMESPACE = "conveyor-system"
@@ -35,11 +35,11 @@ def run(*command: str, stdin: str | None = None, timeout_seconds: float = 180) -
 
 
 def kubectl(*arguments: str, stdin: str | None = None, timeout_seconds: float = 180) -> str:
-    return run(str(tool("kubectl")), *arguments, stdin=stdin, timeout_seconds=timeout_seconds)
+    return run(str(binary("kubectl")), *arguments, stdin=stdin, timeout_seconds=timeout_seconds)
 
 
 def helm(*arguments: str, timeout_seconds: float = 300) -> str:
-    return run(str(tool("helm")), *arguments, timeout_seconds=timeout_seconds)
+    return run(str(binary("helm")), *arguments, timeout_seconds=timeout_seconds)
 
 
 def get(kind: str, name: str, namespace: str | None = None) -> Object | None:

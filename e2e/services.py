@@ -6,7 +6,7 @@ from typing import Any
 import yaml
 
 from e2e import kube
-from e2e.cluster.claims import host_path_claim
+from e2e.cluster.volumes import host_path_claim
 
 CLAIM = "models"
 
@@ -15,7 +15,12 @@ def provide_demo_model(namespace: str) -> None:
     """A claim `models` in the namespace that holds the demo model in its folder `demo`."""
     from e2e.demo_model import demo_model_directory
 
-    kube.apply(host_path_claim(namespace, CLAIM, demo_model_directory().parent))
+    kube.apply(host_path_claim(namespace, CLAIM, str(demo_model_directory().parent)))
+
+
+def remove_demo_model(namespace: str) -> None:
+    """Forget the volume behind the claim; the claim went with its namespace, the folder stays."""
+    kube.kubectl("delete", "pv", f"{namespace}-{CLAIM}", "--ignore-not-found")
 
 
 def quickstart() -> dict[str, Any]:

@@ -10,7 +10,8 @@ import subprocess
 from pathlib import Path
 
 from e2e import kube
-from e2e.cluster.paths import REPOSITORY, tool
+from e2e.cluster.paths import REPOSITORY
+from e2e.cluster.tools import search_path
 
 
 def commands(page: str, section: str | None = None) -> list[str]:
@@ -23,8 +24,7 @@ def commands(page: str, section: str | None = None) -> list[str]:
 
 def shell(script: str, timeout_seconds: float = 500) -> str:
     """Run a block as a person would paste it, with kubectl and helm on the PATH; fails with what it printed."""
-    bin_folders = {str(tool(name).parent) for name in ("kubectl", "helm")}
-    environment = {**os.environ, "PATH": ":".join([*bin_folders, os.environ["PATH"]])}
+    environment = {**os.environ, "PATH": search_path()}
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", script],
         cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=timeout_seconds,
