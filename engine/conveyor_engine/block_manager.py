@@ -1,0 +1,94 @@
+"""KV blocks: which are free, who shares them, and which prefix each one holds.
+
+Used by `scheduler` alone. Pure bookkeeping over block numbers: knows neither requests nor tensors.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+
+class BlockManager:
+    """A pool of `num_blocks` blocks with reference counts and an index from prefix hash to block.
+
+    Invariant: a block is free exactly when its count is 0. A free block keeps its hash and can be
+    found again until it is handed out anew; the least recently freed goes first, and blocks that hold
+    no prefix go before all that do.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.ref_counts = [0] * num_blocks
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self._hash_of: list[bytes | None] = [None] * num_blocks
+        self._block_of: dict[bytes, int] = {}
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that nobody holds."""
+        return len(self._free)
+
+    def match(self, hashes: Iterable[bytes]) -> list[int]:
+        """The blocks of the longest known prefix. Takes no reference: `share` them before anything else."""
+        blocks = []
+        for prefix_hash in hashes:
+            block = self._block_of.get(prefix_hash)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def num_free_among(self, blocks: Sequence[int]) -> int:
+        """How many of them are free now, so would leave the pool if they were shared."""
+        return sum(self.ref_counts[block] == 0 for block in blocks)
+
+    def share(self, blocks: Sequence[int]) -> None:
+        """One more holder for each of these blocks."""
+        for block in blocks:
+            if self.ref_counts[block] == 0:
+                del self._free[block]
+            self.ref_counts[block] += 1
+
+    def allocate(self, count: int) -> list[int]:
+        """`count` blocks for one new holder; what they held is forgotten. The caller has checked `num_free`."""
+        blocks = []
+        for _ in range(count):
+            block, _ = self._free.popitem(last=False)
+            self.unregister(block)
+            self.ref_counts[block] = 1
+            blocks.append(block)
+        return blocks
+
+    def free(self, blocks: Sequence[int]) -> None:
+        """One holder less for each. Tails are freed first, since a prefix is worth nothing without its head."""
+        for block in reversed(blocks):
+            self.ref_counts[block] -= 1
+            assert self.ref_counts[block] >= 0, f"block {block} freed more often than held"
+            if self.ref_counts[block] == 0:
+                self._free[block] = None
+                if self._hash_of[block] is None:
+                    self._free.move_to_end(block, last=False)
+
+    def register(self, block: int, prefix_hash: bytes) -> None:
+        """Makes the block findable. If another block holds that prefix already, this one stays private."""
+        if prefix_hash not in self._block_of:
+            self._block_of[prefix_hash] = block
+            self._hash_of[block] = prefix_hash
+
+    def unregister(self, block: int) -> None:
+        """Forgets what the block holds, if it is known for anything."""
+        prefix_hash = self._hash_of[block]
+        if prefix_hash is not None:
+            del self._block_of[prefix_hash]
+            self._hash_of[block] = None
+
+    def check(self, tables: Iterable[Sequence[int]]) -> None:
+        """Raises AssertionError unless the holders' block tables account for every block. For tests."""
+        counts = [0] * self.num_blocks
+        for table in tables:
+            for block in table:
+                counts[block] += 1
+        assert counts == self.ref_counts, "reference counts differ from the block tables"
+        assert {b for b, n in enumerate(counts) if n == 0} == set(self._free), "free list differs from the counts"
+        for prefix_hash, block in self._block_of.items():
+            assert self._hash_of[block] == prefix_hash, "hash index and blocks differ"
+        assert len(self._block_of) == sum(h is not None for h in self._hash_of)

@@ -1,0 +1,117 @@
+"""The scheduler's record of one request, from `add_request` to its last output.
+
+Owned by `scheduler`; `policy` reads it, `batch` and `sampler` read what they need of it. Torch-free.
+"""
+
+import random
+from array import array
+from hashlib import blake2b
+from itertools import count
+
+from conveyor_engine.request import EngineRequest, FinishReason, RequestOutput, TokenLogprobs
+
+_serials = count()
+
+
+class RequestState:
+    """Progress of one request. `num_computed_tokens` of its `token_ids` have their keys and values cached.
+
+    A request is computing its prompt (or recomputing after preemption) while more than one token
+    is pending, and decoding when exactly one is: there are no phases beyond that.
+    """
+
+    __slots__ = (
+        "arrival_time",
+        "block_hashes",
+        "block_table",
+        "deadline",
+        "finished",
+        "held_output",
+        "max_total_tokens",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_prompt_tokens",
+        "num_registered_blocks",
+        "padding_left",
+        "params",
+        "request_id",
+        "row",
+        "seed",
+        "serial",
+        "stop_ids",
+        "token_ids",
+        "was_admitted",
+    )
+
+    def __init__(self, request: EngineRequest, eos_token_ids: tuple[int, ...]) -> None:
+        params = request.sampling_params
+        self.request_id = request.request_id
+        self.params = params
+        self.arrival_time = request.arrival_time
+        self.deadline = request.deadline
+        self.serial = next(_serials)  # never reused, unlike rows and request ids
+        self.token_ids = list(request.prompt_token_ids)
+        self.num_prompt_tokens = len(self.token_ids)
+        self.max_total_tokens = self.num_prompt_tokens + params.max_tokens
+        eos = () if params.ignore_eos else eos_token_ids
+        self.stop_ids = frozenset((*eos, *params.stop_token_ids))
+        self.seed = (random.getrandbits(64) if params.seed is None else params.seed) & (2**64 - 1)
+        self.num_computed_tokens = 0
+        self.num_cached_tokens = 0
+        self.padding_left = 0  # dummy prompt tokens still to be stepped (padding: real)
+        self.row = -1  # its place in the persistent batch arrays while it is admitted
+        self.block_table: list[int] = []  # a new list at each admission
+        self.block_hashes: list[bytes] = []
+        self.num_registered_blocks = 0
+        self.was_admitted = False
+        self.finished: FinishReason | None = None
+        self.held_output: RequestOutput | None = None  # what static batching has kept back so far
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens sampled so far."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_pending_tokens(self) -> int:
+        """Tokens whose keys and values are not cached yet."""
+        return len(self.token_ids) - self.num_computed_tokens
+
+    def hashes_of_full_blocks(self, block_size: int, num_tokens: int) -> list[bytes]:
+        """Chained hashes of the full blocks within the first `num_tokens` tokens, at least (cached).
+
+        Each hash covers its block and all before it, so equal hashes mean equal prefixes (vLLM's
+        automatic prefix caching; 128 bits of a cryptographic hash, so that nobody can forge a hit).
+        """
+        hashes = self.block_hashes
+        for start in range(len(hashes) * block_size, num_tokens // block_size * block_size, block_size):
+            parent = hashes[-1] if hashes else b""
+            tokens = array("I", self.token_ids[start : start + block_size]).tobytes()
+            hashes.append(blake2b(parent + tokens, digest_size=16).digest())
+        return hashes
+
+    def finish_reason_after(self, token_id: int) -> FinishReason | None:
+        """Whether the token just appended ends the request, and why. min_tokens is the sampler's part."""
+        if token_id in self.stop_ids and self.num_output_tokens > self.params.min_tokens:
+            return FinishReason.STOP
+        if len(self.token_ids) >= self.max_total_tokens:
+            return FinishReason.LENGTH
+        return None
+
+    def output(self, new_token_ids: list[int], logprobs: TokenLogprobs | None = None) -> RequestOutput:
+        """What the caller is told about this request now."""
+        return RequestOutput(
+            request_id=self.request_id,
+            new_token_ids=new_token_ids,
+            logprobs=None if logprobs is None else [logprobs],
+            num_cached_tokens=self.num_cached_tokens,
+        )
+
+    def hold_output(self, token_id: int, logprobs: TokenLogprobs | None) -> None:
+        """Adds the token to the answer that is kept back."""
+        if self.held_output is None:
+            self.held_output = self.output([token_id], logprobs)
+            return
+        self.held_output.new_token_ids.append(token_id)
+        if logprobs is not None and self.held_output.logprobs is not None:
+            self.held_output.logprobs.append(logprobs)
