@@ -51,6 +51,26 @@ class Rule:
         return value
 
 
+@dataclass(frozen=True, slots=True)
+class KeyedBy:
+    """Marks a list of objects as a map: no two entries share `key`, and server-side apply merges entry by entry."""
+
+    key: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._checked, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return handler(schema) | {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [self.key]}
+
+    def _checked(self, entries: list[Any]) -> list[Any]:
+        seen = [getattr(entry, self.key) for entry in entries]
+        for key in seen:
+            if seen.count(key) > 1:
+                raise PydanticCustomError("duplicate", "Duplicate value: {key}", {"key": key})
+        return entries
+
+
 def add_rules(schema: JsonSchemaValue, rules: tuple[Rule, ...]) -> JsonSchemaValue:
     """`schema` with `rules` added after those it has."""
     if not rules:

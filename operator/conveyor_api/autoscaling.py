@@ -1,0 +1,70 @@
+"""`spec.autoscaling`: between how many replicas, and by what, the HorizontalPodAutoscaler chooses.
+
+`behavior` has the shape of autoscaling/v2 and is passed on unchanged. The operator builds the HPA.
+"""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from conveyor_api.base import ApiModel, Rule
+from conveyor_api.quantities import Quantity
+
+
+class ScalingPolicy(ApiModel):
+    """One limit on how fast replicas may change."""
+
+    type: Literal["Pods", "Percent"]
+    """Whether `value` counts pods or per cent of the replicas."""
+    value: Annotated[int, Field(ge=1, le=10_000)]
+    """Largest change within `periodSeconds`."""
+    period_seconds: Annotated[int, Field(ge=1, le=1800)]
+    """Length of the period in seconds."""
+
+
+class ScalingRules(ApiModel):
+    """How replicas may change in one direction."""
+
+    stabilization_window_seconds: Annotated[int, Field(ge=0, le=3600)] | None = None
+    """Seconds of past recommendations that are looked at; Kubernetes' default is 0 up and 300 down."""
+    select_policy: Literal["Max", "Min", "Disabled"] | None = None
+    """Which policy wins; Disabled forbids the direction."""
+    policies: Annotated[list[ScalingPolicy], Field(min_length=1, max_length=8)] | None = None
+    """Limits on the speed of change."""
+    tolerance: Quantity | None = None
+    """Deviation from the target that is ignored, for example `0.1`."""
+
+
+class Behavior(ApiModel):
+    """`spec.behavior` of the HorizontalPodAutoscaler."""
+
+    scale_up: ScalingRules | None = None
+    """Rules for more replicas."""
+    scale_down: ScalingRules | None = None
+    """Rules for fewer replicas."""
+
+
+class Autoscaling(ApiModel):
+    """Replicas that follow the queue. Without this object their number is fixed at `spec.replicas`."""
+
+    rules: ClassVar = (
+        Rule(
+            "self.minReplicas <= self.maxReplicas",
+            "minReplicas must not be more than maxReplicas",
+            lambda autoscaling: autoscaling.min_replicas <= autoscaling.max_replicas,
+            field="minReplicas",
+        ),
+    )
+
+    provider: Literal["Native", "None"] = "Native"
+    """Native: a HorizontalPodAutoscaler on the queue metrics. None: replicas stay at `spec.replicas`."""
+    min_replicas: Annotated[int, Field(ge=1, le=1000)] = 1
+    """Fewest replicas."""
+    max_replicas: Annotated[int, Field(ge=1, le=1000)]
+    """Most replicas."""
+    target_utilization: Annotated[int, Field(ge=1, le=100)] = 80
+    """Requests in flight that a replica should have, in per cent of its batch size."""
+    queue_depth_target: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    """Requests per replica that may wait beyond the batching window; default: an eighth of the batch size."""
+    behavior: Behavior | None = None
+    """How fast replicas may change, as in autoscaling/v2."""

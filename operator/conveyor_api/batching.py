@@ -1,0 +1,134 @@
+"""`spec.batching` and `spec.kvCache`: how requests become batches, and what memory they may take.
+
+The numbers that gateway, operator and engine must agree on are derived here, once.
+"""
+
+import re
+from typing import Annotated, ClassVar, Final, Literal
+
+from pydantic import Field
+
+from conveyor_api.base import ApiModel, Rule
+from conveyor_api.quantities import Duration, parse_duration_seconds
+
+BatchingMode = Literal["None", "Static", "Dynamic", "Continuous"]
+
+# The window when a service names none: a Static batch should fill, a Dynamic one should not be felt.
+DEFAULT_WINDOW_SECONDS: Final[dict[BatchingMode, float]] = {
+    "None": 0.0,
+    "Static": 1.0,
+    "Dynamic": 0.01,
+    "Continuous": 0.0,
+}
+WINDOWED_MODES: Final = ("Static", "Dynamic")
+MAX_WINDOW_SECONDS: Final = 3600.0
+DEFAULT_KV_MEMORY_FRACTION: Final = 0.85
+
+_FRACTION_PATTERN: Final = r"^0[.][0-9]{1,4}$"
+
+Tokens = Annotated[int, Field(ge=1, le=16_777_216)]
+
+Window = Annotated[
+    Duration,
+    Rule(
+        "!self.matches('^([0-9]{1,6}(ms|s|m|h))+$')"
+        " || (duration(self) >= duration('1ms') && duration(self) <= duration('1h'))",
+        "must be between 1ms and 1h",
+        lambda window: 0.001 <= parse_duration_seconds(window) <= MAX_WINDOW_SECONDS,
+    ),
+]
+
+MemoryFraction = Annotated[
+    str,
+    Field(max_length=6),
+    Rule(
+        f"self.matches('{_FRACTION_PATTERN}') && double(self) > 0.0",
+        'must be a fraction between 0 and 1 in quotes, for example "0.85"',
+        lambda fraction: re.fullmatch(_FRACTION_PATTERN, fraction) is not None and float(fraction) > 0,
+    ),
+]
+
+
+class Batching(ApiModel):
+    """How requests become batches; also what the autoscaler aims at."""
+
+    rules: ClassVar = (
+        Rule(
+            "!has(self.window) || self.mode in ['Static', 'Dynamic']",
+            "window is only for modes Static and Dynamic; remove it, or set mode: Dynamic",
+            lambda batching: batching.window is None or batching.mode in WINDOWED_MODES,
+            field="window",
+        ),
+        Rule(
+            "!has(self.maxBatchTokens) || self.maxBatchTokens >= self.maxBatchSize",
+            "maxBatchTokens must be at least maxBatchSize: each request of a batch needs one token per step",
+            lambda batching: batching.max_batch_tokens is None or batching.max_batch_tokens >= batching.max_batch_size,
+            field="maxBatchTokens",
+        ),
+    )
+
+    mode: BatchingMode = "Continuous"
+    """None: one request at a time. Static: a full batch (or the window's end) runs until all are done.
+    Dynamic: as Static, with a short window from the first request on.
+    Continuous: requests join and leave at every step."""
+    max_batch_size: Annotated[int, Field(ge=1, le=1024)] = 32
+    """Requests that run together on one engine. Mode None runs one, whatever this says."""
+    window: Window | None = None
+    """How long a batch waits for company: Static default `1s`, Dynamic default `10ms`; 1ms to 1h."""
+    max_batch_tokens: Tokens | None = None
+    """Tokens of one step over all requests; default: the engine's choice."""
+    max_queued_requests: Annotated[int, Field(ge=1, le=100_000)] = 256
+    """Requests that may wait inside one engine; one more gets 429. The gateway keeps this queue short."""
+
+    @property
+    def effective_batch_size(self) -> int:
+        """B, the requests that one engine runs together: 1 for mode None, else `max_batch_size`."""
+        return 1 if self.mode == "None" else self.max_batch_size
+
+    @property
+    def window_seconds(self) -> float:
+        """How long a batch waits for company, in seconds; 0 for modes without a window."""
+        return DEFAULT_WINDOW_SECONDS[self.mode] if self.window is None else parse_duration_seconds(self.window)
+
+    @property
+    def engine_place_limit(self) -> int:
+        """Requests that one gateway may have on one engine at a time: its batch and an eighth, at least one more."""
+        return self.effective_batch_size + max(1, self.effective_batch_size // 8)
+
+
+class KVCache(ApiModel):
+    """Memory for attention keys and values, in blocks that requests take as they grow."""
+
+    rules: ClassVar = (
+        Rule(
+            "!(has(self.blockBudget) && has(self.memoryFraction))",
+            "set blockBudget or memoryFraction, not both: one counts blocks, the other takes a share of memory",
+            lambda kv_cache: kv_cache.block_budget is None or kv_cache.memory_fraction is None,
+            field="memoryFraction",
+        ),
+        Rule(
+            "self.blockSize in [8, 16, 32, 64, 128]",
+            "blockSize must be 8, 16, 32, 64 or 128 tokens",
+            lambda kv_cache: kv_cache.block_size in (8, 16, 32, 64, 128),
+            field="blockSize",
+        ),
+    )
+
+    block_budget: Annotated[int, Field(ge=1, le=16_777_216)] | None = None
+    """Number of blocks; excludes `memoryFraction`."""
+    memory_fraction: MemoryFraction | None = None
+    """Share of the device memory left after the model is loaded, as a string; default `0.85` without `blockBudget`."""
+    block_size: int = 16
+    """Tokens per block: 8, 16, 32, 64 or 128."""
+
+    @property
+    def capacity_tokens(self) -> int | None:
+        """Tokens that fit into `block_budget` blocks; None when the budget is measured at start."""
+        return None if self.block_budget is None else self.block_budget * self.block_size
+
+    @property
+    def memory_fraction_value(self) -> float | None:
+        """The share of memory to take; None when `block_budget` counts blocks instead."""
+        if self.block_budget is not None:
+            return None
+        return DEFAULT_KV_MEMORY_FRACTION if self.memory_fraction is None else float(self.memory_fraction)

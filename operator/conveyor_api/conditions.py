@@ -1,0 +1,197 @@
+"""The conditions of an InferenceService and every reason they may carry, with what each means.
+
+Written by the operator, read by people, tests and the API reference. Which reason belongs to which condition is
+said here once; when a reason applies is the operator's knowledge.
+"""
+
+from enum import StrEnum
+from typing import Final
+
+
+class ConditionType(StrEnum):
+    """What a condition is about. `Ready` sums up the others."""
+
+    READY = "Ready"
+    PROGRESSING = "Progressing"
+    MODEL_AVAILABLE = "ModelAvailable"
+    WORKLOAD_READY = "WorkloadReady"
+    ENDPOINT_READY = "EndpointReady"
+    SCALING_READY = "ScalingReady"
+
+
+CONDITION_MEANINGS: Final[dict[ConditionType, str]] = {
+    ConditionType.READY: "Requests are answered. False carries the reason of the first condition that is missing.",
+    ConditionType.PROGRESSING: "Something is on its way to the wanted state: pods are made, replaced or loading.",
+    ConditionType.MODEL_AVAILABLE: "The model was found, fetched and loaded by at least one engine.",
+    ConditionType.WORKLOAD_READY: "As many engines are ready as are wanted.",
+    ConditionType.ENDPOINT_READY: "The gateway has at least one engine to send requests to.",
+    ConditionType.SCALING_READY: "Replicas are under control: the autoscaler works, or their number is fixed.",
+}
+
+
+class Reason(StrEnum):
+    """Why a condition is what it is."""
+
+    # All is well.
+    READY = "Ready"
+    UP_TO_DATE = "UpToDate"
+    MODEL_LOADED = "ModelLoaded"
+    REPLICAS_READY = "ReplicasReady"
+    ENDPOINTS_AVAILABLE = "EndpointsAvailable"
+    SCALING_ACTIVE = "ScalingActive"
+    FIXED_REPLICAS = "FixedReplicas"
+    SCALED_TO_ZERO = "ScaledToZero"
+    # On the way.
+    ROLLING_OUT = "RollingOut"
+    SCALING = "Scaling"
+    MODEL_DOWNLOADING = "ModelDownloading"
+    MODEL_LOADING = "ModelLoading"
+    PODS_STARTING = "PodsStarting"
+    NO_READY_ENDPOINTS = "NoReadyEndpoints"
+    WAITING_FOR_AUTOSCALER = "WaitingForAutoscaler"
+    # The resource, or what it needs, is wrong.
+    INVALID_SPEC = "InvalidSpec"
+    CHILD_REFUSED = "ChildRefused"
+    CHILD_NOT_OWNED = "ChildNotOwned"
+    CLAIM_NOT_FOUND = "ClaimNotFound"
+    SECRET_NOT_FOUND = "SecretNotFound"
+    # The model cannot be had. Said by the engine.
+    MODEL_NOT_FOUND = "ModelNotFound"
+    MODEL_DOWNLOAD_FAILED = "ModelDownloadFailed"
+    CHECKSUM_MISMATCH = "ChecksumMismatch"
+    UNSUPPORTED_MODEL = "UnsupportedModel"
+    # The engine cannot run. Said by the engine.
+    INVALID_CONFIG = "InvalidConfig"
+    NO_DEVICE = "NoDevice"
+    KV_BUDGET_TOO_LARGE = "KVBudgetTooLarge"
+    KV_BUDGET_TOO_SMALL = "KVBudgetTooSmall"
+    OUT_OF_MEMORY = "OutOfMemory"
+    ENGINE_ERROR = "EngineError"
+    # The pod cannot run. Said by Kubernetes.
+    IMAGE_PULL_FAILED = "ImagePullFailed"
+    CONTAINER_CONFIG_INVALID = "ContainerConfigInvalid"
+    OOM_KILLED = "OOMKilled"
+    CRASH_LOOP = "CrashLoop"
+    INSUFFICIENT_GPU = "InsufficientGPU"
+    UNSCHEDULABLE = "Unschedulable"
+    PODS_REFUSED = "PodsRefused"
+    PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
+    # Scaling does not work.
+    METRICS_UNAVAILABLE = "MetricsUnavailable"
+    METRICS_API_OWNED_BY_OTHER = "MetricsAPIOwnedByOther"
+    AUTOSCALER_FAILED = "AutoscalerFailed"
+
+
+REASON_MEANINGS: Final[dict[Reason, str]] = {
+    Reason.READY: "Everything that the spec asks for is there.",
+    Reason.UP_TO_DATE: "All pods run the present spec.",
+    Reason.MODEL_LOADED: "At least one engine has loaded the model.",
+    Reason.REPLICAS_READY: "All wanted engines are ready.",
+    Reason.ENDPOINTS_AVAILABLE: "The gateway has engines to send requests to.",
+    Reason.SCALING_ACTIVE: "The autoscaler reads its metrics and decides.",
+    Reason.FIXED_REPLICAS: "No autoscaling: the number of engines is `spec.replicas`.",
+    Reason.SCALED_TO_ZERO: "No engine is wanted.",
+    Reason.ROLLING_OUT: "Pods are being replaced by ones of the present spec.",
+    Reason.SCALING: "Pods are being added or removed.",
+    Reason.MODEL_DOWNLOADING: "The first engine is fetching the model.",
+    Reason.MODEL_LOADING: "The first engine is loading the model.",
+    Reason.PODS_STARTING: "Fewer engines are ready than wanted; nothing has failed.",
+    Reason.NO_READY_ENDPOINTS: "No engine is ready; requests wait in the gateway.",
+    Reason.WAITING_FOR_AUTOSCALER: "The autoscaler has not decided yet.",
+    Reason.INVALID_SPEC: "The spec says what it may not; the message names the fields.",
+    Reason.CHILD_REFUSED: "The API server refused a child object; the message is its answer.",
+    Reason.CHILD_NOT_OWNED: "An object with a child's name belongs to something else; rename one of the two.",
+    Reason.CLAIM_NOT_FOUND: "The PersistentVolumeClaim that the spec names does not exist.",
+    Reason.SECRET_NOT_FOUND: "The Secret that the spec names does not exist, or lacks the key.",
+    Reason.MODEL_NOT_FOUND: "The source has no such model or revision, or the folder is no model.",
+    Reason.MODEL_DOWNLOAD_FAILED: "The model could not be downloaded; it is tried again.",
+    Reason.CHECKSUM_MISMATCH: "A downloaded file is not what the hub says it is.",
+    Reason.UNSUPPORTED_MODEL: "The engine does not run this architecture.",
+    Reason.INVALID_CONFIG: "The engine refused its configuration.",
+    Reason.NO_DEVICE: "device is CUDA and the pod sees no GPU; ask for one in `resources.limits`, or set device: Auto.",
+    Reason.KV_BUDGET_TOO_LARGE: "The key-value cache asked for does not fit into the device's memory.",
+    Reason.KV_BUDGET_TOO_SMALL: "The key-value cache is too small for one request of maxModelLen.",
+    Reason.OUT_OF_MEMORY: "The engine ran out of device memory.",
+    Reason.ENGINE_ERROR: "The engine ended with an error.",
+    Reason.IMAGE_PULL_FAILED: "A container image cannot be pulled.",
+    Reason.CONTAINER_CONFIG_INVALID: "A container cannot be made, for example because a key of a Secret is missing.",
+    Reason.OOM_KILLED: "The kernel killed the engine for its memory; raise `resources.limits.memory`.",
+    Reason.CRASH_LOOP: "The engine ends again and again without saying why.",
+    Reason.INSUFFICIENT_GPU: "No node has a free GPU of the kind that is asked for.",
+    Reason.UNSCHEDULABLE: "No node can take the pod, for another reason than GPUs.",
+    Reason.PODS_REFUSED: "Pods cannot be made, for example because of a quota.",
+    Reason.PROGRESS_DEADLINE_EXCEEDED: "The pods did not become ready in time.",
+    Reason.METRICS_UNAVAILABLE: "The autoscaler cannot read its metrics; it holds the replicas.",
+    Reason.METRICS_API_OWNED_BY_OTHER: "Another server owns `custom.metrics.k8s.io` in this cluster.",
+    Reason.AUTOSCALER_FAILED: "The autoscaler reports an error; the message is its own.",
+}
+
+# Reasons that an engine or a model download may write into its termination message, by the condition they falsify.
+MODEL_FAILURES: Final = frozenset(
+    {Reason.MODEL_NOT_FOUND, Reason.MODEL_DOWNLOAD_FAILED, Reason.CHECKSUM_MISMATCH, Reason.UNSUPPORTED_MODEL}
+)
+ENGINE_FAILURES: Final = frozenset(
+    {
+        Reason.INVALID_CONFIG,
+        Reason.NO_DEVICE,
+        Reason.KV_BUDGET_TOO_LARGE,
+        Reason.KV_BUDGET_TOO_SMALL,
+        Reason.OUT_OF_MEMORY,
+        Reason.ENGINE_ERROR,
+    }
+)
+
+REASONS_BY_CONDITION: Final[dict[ConditionType, tuple[Reason, ...]]] = {
+    ConditionType.READY: (Reason.READY, Reason.SCALED_TO_ZERO, Reason.INVALID_SPEC),
+    ConditionType.PROGRESSING: (
+        Reason.UP_TO_DATE,
+        Reason.ROLLING_OUT,
+        Reason.SCALING,
+        Reason.PODS_STARTING,
+        Reason.PROGRESS_DEADLINE_EXCEEDED,
+        Reason.INVALID_SPEC,
+        Reason.CHILD_REFUSED,
+    ),
+    ConditionType.MODEL_AVAILABLE: (
+        Reason.MODEL_LOADED,
+        Reason.MODEL_DOWNLOADING,
+        Reason.MODEL_LOADING,
+        Reason.SCALED_TO_ZERO,
+        Reason.CLAIM_NOT_FOUND,
+        Reason.SECRET_NOT_FOUND,
+        *sorted(MODEL_FAILURES),
+    ),
+    ConditionType.WORKLOAD_READY: (
+        Reason.REPLICAS_READY,
+        Reason.SCALED_TO_ZERO,
+        Reason.PODS_STARTING,
+        Reason.CHILD_REFUSED,
+        Reason.CHILD_NOT_OWNED,
+        Reason.IMAGE_PULL_FAILED,
+        Reason.CONTAINER_CONFIG_INVALID,
+        Reason.OOM_KILLED,
+        Reason.CRASH_LOOP,
+        Reason.INSUFFICIENT_GPU,
+        Reason.UNSCHEDULABLE,
+        Reason.PODS_REFUSED,
+        Reason.PROGRESS_DEADLINE_EXCEEDED,
+        *sorted(ENGINE_FAILURES),
+    ),
+    ConditionType.ENDPOINT_READY: (
+        Reason.ENDPOINTS_AVAILABLE,
+        Reason.NO_READY_ENDPOINTS,
+        Reason.SCALED_TO_ZERO,
+        Reason.CHILD_REFUSED,
+        Reason.CHILD_NOT_OWNED,
+    ),
+    ConditionType.SCALING_READY: (
+        Reason.SCALING_ACTIVE,
+        Reason.FIXED_REPLICAS,
+        Reason.WAITING_FOR_AUTOSCALER,
+        Reason.METRICS_UNAVAILABLE,
+        Reason.METRICS_API_OWNED_BY_OTHER,
+        Reason.AUTOSCALER_FAILED,
+        Reason.CHILD_REFUSED,
+        Reason.CHILD_NOT_OWNED,
+    ),
+}

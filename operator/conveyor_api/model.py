@@ -1,0 +1,186 @@
+"""`spec.model`: which model is served, where it comes from, and where it is kept.
+
+Besides the models of the resource this has `parse_model_uri`, the one reader of `model.uri`: the operator mounts
+and fetches by it, and the engine's configuration names the folder it gives. No I/O.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Final, Literal
+
+from pydantic import Field
+
+from conveyor_api import names
+from conveyor_api.base import ApiModel, Rule
+from conveyor_api.quantities import Quantity, parse_quantity
+
+HUB_SCHEME: Final = "hf://"
+VOLUME_SCHEME: Final = "pvc://"
+DEFAULT_REVISION: Final = "main"
+
+_SEGMENT = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,95}"
+_REVISION = r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}"
+_CLAIM = r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?"
+_HUB_PATTERN: Final = f"^hf://{_SEGMENT}/{_SEGMENT}(@{_REVISION})?$"
+_VOLUME_PATTERN: Final = rf"^pvc://{_CLAIM}(/[A-Za-z0-9_@+=.-]+)+$"
+_SERVED_NAME_PATTERN: Final = r"^[A-Za-z0-9]([A-Za-z0-9._/:@-]{0,126}[A-Za-z0-9])?$"
+
+
+@dataclass(frozen=True, slots=True)
+class HubModel:
+    """`hf://organisation/name[@revision]`: a repository of the Hugging Face hub."""
+
+    repository: str  # organisation/name
+    revision: str  # branch, tag or commit; "main" when the uri names none
+
+    @property
+    def directory(self) -> str:
+        """Where the fetched model lies in the engine's pod; one folder per repository and revision."""
+        return f"{names.HUB_MODELS_PATH}/{self.repository}/{self.revision.replace('/', '--')}"
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeModel:
+    """`pvc://claim/path`: a folder of a PersistentVolumeClaim in the service's namespace, mounted read-only."""
+
+    claim_name: str
+    path: str  # inside the volume, without a leading slash
+
+    @property
+    def directory(self) -> str:
+        """Where the model lies in the engine's pod."""
+        return f"{names.VOLUME_MODELS_PATH}/{self.path}"
+
+
+ModelSource = HubModel | VolumeModel
+
+
+def parse_model_uri(uri: str) -> ModelSource:
+    """The source that a valid `model.uri` names. ValueError if it has neither shape."""
+    if ".." not in uri and re.fullmatch(_HUB_PATTERN, uri):
+        repository, _, revision = uri.removeprefix(HUB_SCHEME).partition("@")
+        return HubModel(repository, revision or DEFAULT_REVISION)
+    if not _has_dot_segment(uri) and re.fullmatch(_VOLUME_PATTERN, uri):
+        claim_name, _, path = uri.removeprefix(VOLUME_SCHEME).partition("/")
+        return VolumeModel(claim_name, path)
+    raise ValueError(f"{uri!r} is neither hf://organisation/name[@revision] nor pvc://claim/path")
+
+
+def _has_dot_segment(uri: str) -> bool:
+    return any(segment in (".", "..") for segment in uri.split("/"))
+
+
+class SecretKey(ApiModel):
+    """One key of a Secret in the service's namespace."""
+
+    name: Annotated[str, Field(min_length=1, max_length=253)]
+    """Name of the Secret."""
+    key: Annotated[str, Field(min_length=1, max_length=253)] = "token"
+    """Key whose value is the credential."""
+
+
+class Cache(ApiModel):
+    """Where a downloaded model is kept."""
+
+    rules: ClassVar = (
+        Rule(
+            "self.strategy != 'PVC' || has(self.claimName) != has(self.size)",
+            "strategy PVC needs exactly one of claimName (use that claim) and size (make a claim of that size)",
+            lambda cache: cache.strategy != "PVC" or (cache.claim_name is None) != (cache.size is None),
+        ),
+        Rule(
+            "self.strategy == 'PVC' || !has(self.claimName)",
+            "claimName is only for strategy PVC; set strategy: PVC or remove claimName",
+            lambda cache: cache.strategy == "PVC" or cache.claim_name is None,
+            field="claimName",
+        ),
+        Rule(
+            "!has(self.storageClassName) || (self.strategy == 'PVC' && has(self.size))",
+            "storageClassName is only for strategy PVC with a size, where Conveyor makes the claim",
+            lambda cache: not cache.storage_class_name or (cache.strategy == "PVC" and cache.size is not None),
+            field="storageClassName",
+        ),
+        Rule(
+            "!has(self.size) || !isQuantity(string(self.size)) || quantity(string(self.size)).sign() == 1",
+            "size must be more than 0, for example 20Gi",
+            lambda cache: cache.size is None or parse_quantity(cache.size) > 0,
+            field="size",
+        ),
+    )
+
+    strategy: Literal["EmptyDir", "PVC"] = "EmptyDir"
+    """EmptyDir: each pod downloads the model anew. PVC: kept in a PersistentVolumeClaim that all pods share."""
+    claim_name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    """Existing claim to keep models in (PVC)."""
+    size: Quantity | None = None
+    """PVC: size of the claim `<name>-models` that Conveyor makes. EmptyDir: the folder's size limit."""
+    storage_class_name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    """Storage class of the claim that Conveyor makes; default: the cluster's."""
+
+
+ModelUri = Annotated[
+    str,
+    Field(min_length=1, max_length=512),
+    Rule(
+        f"self.startsWith('{HUB_SCHEME}') || self.startsWith('{VOLUME_SCHEME}')",
+        "must start with hf:// (a repository of the Hugging Face hub) or pvc:// (a PersistentVolumeClaim), "
+        "for example hf://Qwen/Qwen3-0.6B",
+        lambda uri: uri.startswith((HUB_SCHEME, VOLUME_SCHEME)),
+    ),
+    Rule(
+        f"!self.startsWith('{HUB_SCHEME}') || (self.matches('{_HUB_PATTERN}') && !self.contains('..'))",
+        "must have the shape hf://organisation/name or hf://organisation/name@revision",
+        lambda uri: not uri.startswith(HUB_SCHEME) or (re.fullmatch(_HUB_PATTERN, uri) and ".." not in uri),
+    ),
+    Rule(
+        f"!self.startsWith('{VOLUME_SCHEME}') || (self.matches('{_VOLUME_PATTERN}')"
+        " && !self.matches('/[.]{1,2}(/|$)'))",
+        "must have the shape pvc://claim/path, with the name of a claim and the path of a folder inside it",
+        lambda uri: (
+            not uri.startswith(VOLUME_SCHEME) or (re.fullmatch(_VOLUME_PATTERN, uri) and not _has_dot_segment(uri))
+        ),
+    ),
+]
+
+ServedName = Annotated[
+    str,
+    Field(min_length=1, max_length=128),
+    Rule(
+        f"self.matches('{_SERVED_NAME_PATTERN}')",
+        "must start and end with a letter or digit; between them also . _ - / : @ are allowed",
+        lambda name: re.fullmatch(_SERVED_NAME_PATTERN, name) is not None,
+    ),
+]
+
+
+class Model(ApiModel):
+    """Which model is served, where it comes from, and where it is kept."""
+
+    rules: ClassVar = (
+        Rule(
+            f"!self.uri.startsWith('{VOLUME_SCHEME}') || !has(self.cache) || self.cache.strategy != 'PVC'",
+            "a pvc:// model is read from its own claim and needs no cache; remove cache.strategy: PVC",
+            lambda model: not model.uri.startswith(VOLUME_SCHEME) or model.cache.strategy != "PVC",
+            field="cache",
+        ),
+        Rule(
+            f"!has(self.secretRef) || !self.uri.startsWith('{VOLUME_SCHEME}')",
+            "secretRef is the hub's credential and only for hf:// models; remove it for pvc://",
+            lambda model: model.secret_ref is None or not model.uri.startswith(VOLUME_SCHEME),
+            field="secretRef",
+        ),
+    )
+
+    uri: ModelUri
+    """Source: `hf://organisation/name[@revision]` or `pvc://claim/path`. Without a revision the hub's `main`."""
+    name: ServedName | None = None
+    """Name that clients put in `model`; default: `metadata.name`."""
+    secret_ref: SecretKey | None = None
+    """Credential for the hub, for private or gated models."""
+    cache: Cache = Cache()
+    """Where a downloaded model is kept."""
+
+    @property
+    def source(self) -> ModelSource:
+        """The uri, taken apart."""
+        return parse_model_uri(self.uri)

@@ -1,0 +1,242 @@
+"""`spec.engine`, `spec.resources`, `spec.scheduling`, `spec.imagePullSecrets`: what the engine's pods look like.
+
+Opaque parts (affinity, ...) are passed on as they are: the API server checks them in the Deployment, and what it
+refuses becomes a condition.
+"""
+
+import re
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+from pydantic import Field
+
+from conveyor_api import names
+from conveyor_api.base import ApiModel, KeyedBy, Rule
+from conveyor_api.quantities import Quantity, parse_quantity
+
+Device = Literal["CUDA", "Auto"]
+Dtype = Literal["Auto", "Float32", "BFloat16", "Float16"]
+
+# The engine's settings that no field of the resource governs; the rest of its environment follows the spec.
+FREE_ENGINE_SETTINGS: Final = ("NUM_THREADS", "PADDING", "WARMUP")
+
+_ENV_PATTERN: Final = "^[A-Za-z_][A-Za-z0-9_]*$"
+_RESERVED_PATTERN: Final = f"^{names.ENGINE_ENV_PREFIX}({'|'.join(FREE_ENGINE_SETTINGS)})$"
+_IMAGE_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$"
+_RESOURCE_NAME_PATTERN: Final = r"^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
+_IS_QUANTITY: Final = "type(self[name]) == int || isQuantity(string(self[name]))"
+
+Name = Annotated[str, Field(min_length=1, max_length=253)]
+Opaque = Annotated[dict[str, Any], Field(max_length=64)]
+
+
+class KeySelector(ApiModel):
+    """One key of a Secret or ConfigMap in the service's namespace."""
+
+    name: Name
+    """Name of the object."""
+    key: Name
+    """Key of the value."""
+    optional: bool | None = None
+    """Start without the variable when object or key is missing."""
+
+
+class FieldSelector(ApiModel):
+    """One field of the pod."""
+
+    field_path: Annotated[str, Field(min_length=1, max_length=253)]
+    """For example `status.podIP`."""
+    api_version: Annotated[str, Field(min_length=1, max_length=64)] | None = None
+    """Version that the path is written for; default `v1`."""
+
+
+class EnvVarSource(ApiModel):
+    """Where a variable's value comes from."""
+
+    rules: ClassVar = (
+        Rule(
+            "[has(self.secretKeyRef), has(self.configMapKeyRef), has(self.fieldRef)].exists_one(given, given)",
+            "valueFrom needs exactly one of secretKeyRef, configMapKeyRef and fieldRef",
+            lambda source: [source.secret_key_ref, source.config_map_key_ref, source.field_ref].count(None) == 2,
+        ),
+    )
+
+    secret_key_ref: KeySelector | None = None
+    """A key of a Secret."""
+    config_map_key_ref: KeySelector | None = None
+    """A key of a ConfigMap."""
+    field_ref: FieldSelector | None = None
+    """A field of the pod."""
+
+
+EnvName = Annotated[
+    str,
+    Field(min_length=1, max_length=128),
+    Rule(
+        f"self.matches('{_ENV_PATTERN}')",
+        "must be the name of an environment variable: letters, digits and _, not starting with a digit",
+        lambda name: re.fullmatch(_ENV_PATTERN, name) is not None,
+    ),
+    Rule(
+        f"self != '{names.TERMINATION_LOG_ENV}'"
+        f" && (!self.startsWith('{names.ENGINE_ENV_PREFIX}') || self.matches('{_RESERVED_PATTERN}'))",
+        "is set by Conveyor from the spec; of the engine's own variables only "
+        + ", ".join(names.ENGINE_ENV_PREFIX + setting for setting in FREE_ENGINE_SETTINGS)
+        + " may be set here",
+        lambda name: (
+            name != names.TERMINATION_LOG_ENV
+            and (not name.startswith(names.ENGINE_ENV_PREFIX) or re.fullmatch(_RESERVED_PATTERN, name) is not None)
+        ),
+    ),
+]
+
+
+class EnvVar(ApiModel):
+    """One environment variable of the engine and of the model download."""
+
+    rules: ClassVar = (
+        Rule(
+            "has(self.value) != has(self.valueFrom)",
+            "a variable needs exactly one of value and valueFrom",
+            lambda variable: (variable.value is None) != (variable.value_from is None),
+        ),
+    )
+
+    name: EnvName
+    """Name of the variable."""
+    value: Annotated[str, Field(max_length=4096)] | None = None
+    """Its value."""
+    value_from: EnvVarSource | None = None
+    """Where its value comes from."""
+
+
+class Engine(ApiModel):
+    """How the model is run."""
+
+    image: (
+        Annotated[
+            str,
+            Field(min_length=1, max_length=512),
+            Rule(
+                f"self.matches('{_IMAGE_PATTERN}')",
+                "must be an image reference such as registry.example/conveyor/engine:1.0, without spaces",
+                lambda image: re.fullmatch(_IMAGE_PATTERN, image) is not None,
+            ),
+        ]
+        | None
+    ) = None
+    """Engine image; default: the one that the operator was installed with."""
+    device: Device = "CUDA"
+    """CUDA: a GPU, or the service fails and says so. Auto: a GPU if there is one, else the CPU."""
+    dtype: Dtype = "Auto"
+    """Number format of weights and activations; Auto: what the model's files say, as far as the device has it."""
+    max_model_len: Annotated[int, Field(ge=1, le=16_777_216)] | None = None
+    """Longest request, prompt and output together, in tokens; default: the model's own limit."""
+    env: Annotated[list[EnvVar], Field(max_length=64), KeyedBy("name")] = Field(default_factory=list)
+    """Further environment variables."""
+
+
+def _each(resources: dict[str, int | str], holds: Callable[[str, Decimal], bool]) -> bool:
+    return all(holds(name, parse_quantity(value)) for name, value in resources.items())
+
+
+ResourceAmounts = Annotated[
+    dict[str, Quantity],
+    Field(max_length=16),
+    Rule(
+        f"self.all(name, name.matches('{_RESOURCE_NAME_PATTERN}'))",
+        "must name resources as Kubernetes does, for example cpu, memory or nvidia.com/gpu",
+        lambda amounts: all(re.fullmatch(_RESOURCE_NAME_PATTERN, name) for name in amounts),
+    ),
+    Rule(
+        f"self.all(name, !({_IS_QUANTITY}) || quantity(string(self[name])).sign() >= 0)",
+        "must not be negative",
+        lambda amounts: _each(amounts, lambda _, amount: amount >= 0),
+    ),
+    Rule(
+        f"self.all(name, !name.contains('/') || !({_IS_QUANTITY}) || quantity(string(self[name])).isInteger())",
+        "GPUs and other devices come in whole numbers; to share one, ask for the name that your device plugin offers",
+        lambda amounts: _each(amounts, lambda name, amount: "/" not in name or amount == int(amount)),
+    ),
+]
+
+
+class Resources(ApiModel):
+    """What one engine asks of its node. Ask for the GPU here, for example `limits: {nvidia.com/gpu: 1}`."""
+
+    rules: ClassVar = (
+        Rule(
+            "!has(self.requests) || !has(self.limits) || self.requests.all(name, !(name in self.limits)"
+            " || !isQuantity(string(self.requests[name])) || !isQuantity(string(self.limits[name]))"
+            " || !quantity(string(self.requests[name])).isGreaterThan(quantity(string(self.limits[name]))))",
+            "requests must not be more than limits",
+            lambda resources: _each(
+                resources.requests,
+                lambda name, amount: name not in resources.limits or amount <= parse_quantity(resources.limits[name]),
+            ),
+            field="requests",
+        ),
+        Rule(
+            "!has(self.requests) || self.requests.all(name, !name.contains('/')"
+            " || (has(self.limits) && name in self.limits"
+            " && string(self.limits[name]) == string(self.requests[name])))",
+            "GPUs and other devices go into limits; in requests they may only repeat the same number",
+            lambda resources: all(
+                "/" not in name or str(resources.limits.get(name)) == str(value)
+                for name, value in resources.requests.items()
+            ),
+            field="requests",
+        ),
+    )
+
+    requests: ResourceAmounts = Field(default_factory=dict)
+    """Amounts that are reserved."""
+    limits: ResourceAmounts = Field(default_factory=dict)
+    """Amounts that are never exceeded; GPUs are given here."""
+
+
+class Toleration(ApiModel):
+    """A taint that the pods accept. The taint `nvidia.com/gpu` is tolerated already when a GPU is asked for."""
+
+    key: Annotated[str, Field(max_length=317)] | None = None
+    """Key of the taint; none with operator Exists tolerates all."""
+    operator: Annotated[str, Field(max_length=16)] | None = None
+    """Equal (Kubernetes' default), Exists, or another that the cluster knows."""
+    value: Annotated[str, Field(max_length=63)] | None = None
+    """Value of the taint."""
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+    """Effect of the taint; none means all."""
+    toleration_seconds: Annotated[int, Field(ge=0)] | None = None
+    """How long a pod stays after a NoExecute taint appears."""
+
+
+class Scheduling(ApiModel):
+    """Where the pods may run. All of it goes to the pod template as it is."""
+
+    node_selector: Annotated[dict[str, Annotated[str, Field(max_length=63)]], Field(max_length=32)] = Field(
+        default_factory=dict
+    )
+    """Labels that a node must have."""
+    tolerations: Annotated[list[Toleration], Field(max_length=32)] = Field(default_factory=list)
+    """Taints that the pods accept."""
+    affinity: Opaque | None = None
+    """As in a pod's spec."""
+    topology_spread_constraints: Annotated[list[Opaque], Field(max_length=16)] = Field(default_factory=list)
+    """As in a pod's spec."""
+    priority_class_name: Name | None = None
+    """PriorityClass of the pods."""
+    runtime_class_name: Name | None = None
+    """RuntimeClass of the pods, for example `nvidia`."""
+    scheduler_name: Name | None = None
+    """Scheduler of the pods; default: the cluster's."""
+
+
+class ImagePullSecret(ApiModel):
+    """A Secret with the credentials of an image registry."""
+
+    name: Name
+    """Name of the Secret."""
+
+
+ImagePullSecrets = Annotated[list[ImagePullSecret], Field(max_length=16), KeyedBy("name")]

@@ -1,0 +1,112 @@
+"""The InferenceService itself, and the one way to read it: `InferenceService.parse`.
+
+Called by the operator and the gateway with bodies from the API server. Pure.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
+
+from conveyor_api import names
+from conveyor_api.base import ApiModel, Rule
+from conveyor_api.errors import InvalidResource, Problem
+from conveyor_api.spec import InferenceServiceSpec
+from conveyor_api.status import InferenceServiceStatus
+
+
+class Metadata(ApiModel):
+    """The members of `metadata` that Conveyor reads."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    name: Annotated[str, Field(min_length=1)]
+    namespace: str = "default"
+    uid: str = ""
+    generation: int = 0
+    resource_version: str = ""
+    creation_timestamp: str | None = None
+    deletion_timestamp: str | None = None
+    labels: dict[str, str] = Field(default_factory=dict)
+    annotations: dict[str, str] = Field(default_factory=dict)
+
+
+class InferenceService(ApiModel):
+    """One model, served in batches: engines in pods, a queue in front, replicas that follow the queue."""
+
+    rules: ClassVar = (
+        Rule(
+            f"self.metadata.name.size() <= {names.MAX_SERVICE_NAME_LENGTH}",
+            f"metadata.name must have at most {names.MAX_SERVICE_NAME_LENGTH} characters: "
+            "the names of pods and other children are made from it",
+            lambda service: len(service.name) <= names.MAX_SERVICE_NAME_LENGTH,
+        ),
+        Rule(
+            "self.metadata.name.matches('^[a-z]')",
+            "metadata.name must start with a letter: a Service has the same name",
+            lambda service: re.match("[a-z]", service.name) is not None,
+        ),
+        Rule(
+            "!self.metadata.name.contains('.')",
+            "metadata.name must not contain dots: a Service has the same name; write qwen2-5, not qwen2.5",
+            lambda service: "." not in service.name,
+        ),
+        Rule(
+            f"!self.metadata.name.endsWith('{names.ENGINE_SUFFIX}')",
+            f"metadata.name must not end in {names.ENGINE_SUFFIX}: the children of another service have such names",
+            lambda service: not service.name.endswith(names.ENGINE_SUFFIX),
+        ),
+    )
+
+    api_version: Literal["conveyor.dev/v1alpha1"] = names.API_VERSION
+    kind: Literal["InferenceService"] = names.KIND
+    metadata: Metadata
+    spec: InferenceServiceSpec
+    status: InferenceServiceStatus = InferenceServiceStatus()
+
+    @classmethod
+    def parse(cls, body: Mapping[str, Any]) -> Self:
+        """The resource that `body` (JSON from the API server) is. InvalidResource names every field that is wrong."""
+        try:
+            return cls.model_validate(dict(body), by_alias=True, by_name=False)
+        except ValidationError as error:
+            problems = tuple(_problem(details) for details in error.errors(include_url=False))
+            raise InvalidResource(problems) from error
+
+    @property
+    def name(self) -> str:
+        """`metadata.name`."""
+        return self.metadata.name
+
+    @property
+    def namespace(self) -> str:
+        """`metadata.namespace`."""
+        return self.metadata.namespace
+
+    @property
+    def key(self) -> str:
+        """`namespace/name`, as logs, /demand and the gateway say it."""
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def served_model_name(self) -> str:
+        """The name that clients put in `model`."""
+        return self.spec.model.name or self.name
+
+    @property
+    def gateway_path(self) -> str:
+        """Path on the gateway under which this service speaks its API, without a trailing slash."""
+        return names.gateway_path(self.namespace, self.name)
+
+
+def _problem(details: ErrorDetails) -> Problem:
+    """A pydantic error as a problem with the path and the words of Kubernetes."""
+    path = ""
+    for part in details["loc"]:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}"
+    if field := details.get("ctx", {}).get("field"):
+        path += f".{field}"
+    message = "unknown field" if details["type"] == "extra_forbidden" else details["msg"]
+    return Problem(path.removeprefix(".") or "metadata.name", message)

@@ -1,0 +1,119 @@
+"""`status`: what the operator has seen. Written by it alone, through the `/status` subresource.
+
+Read leniently (unknown fields are ignored), since after a downgrade a newer operator's status may still be there.
+Texts have limits here; `clip` shortens what is longer before it is sent.
+"""
+
+from typing import Annotated, Final, Literal
+
+from pydantic import ConfigDict, Field
+
+from conveyor_api.base import ApiModel, KeyedBy
+
+MAX_MESSAGE_LENGTH: Final = 4096
+
+Message = Annotated[str, Field(max_length=MAX_MESSAGE_LENGTH)]
+Word = Annotated[str, Field(max_length=253)]
+Count = Annotated[int, Field(ge=0)]
+Time = Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-time"})]
+
+
+def clip(message: str) -> str:
+    """`message`, shortened to what the status may carry."""
+    return message if len(message) <= MAX_MESSAGE_LENGTH else message[: MAX_MESSAGE_LENGTH - 3] + "..."
+
+
+class _StatusModel(ApiModel):
+    model_config = ConfigDict(extra="ignore")
+
+
+class Condition(_StatusModel):
+    """One aspect of the state, as in metav1.Condition."""
+
+    type: Word
+    """What it is about: see Conditions."""
+    status: Literal["True", "False", "Unknown"]
+    """Whether it holds."""
+    reason: Annotated[str, Field(min_length=1, max_length=253)]
+    """Why, as one CamelCase word: see Reasons."""
+    message: Message = ""
+    """Why, as a sentence."""
+    observed_generation: Count | None = None
+    """`metadata.generation` of the spec that it was judged by."""
+    last_transition_time: Time
+    """When `status` last changed."""
+
+
+class ModelStatus(_StatusModel):
+    """The served model."""
+
+    name: Annotated[str, Field(max_length=128)] | None = None
+    """Name that clients put in `model`."""
+
+
+class MetricStatus(_StatusModel):
+    """One metric that the autoscaler looks at."""
+
+    name: Word
+    """Name of the metric."""
+    current: Annotated[str, Field(max_length=32)] | None = None
+    """Value per replica, as a quantity."""
+    target: Annotated[str, Field(max_length=32)] | None = None
+    """Value per replica that is aimed at, as a quantity."""
+
+
+class AutoscalingStatus(_StatusModel):
+    """What the autoscaler sees and wants."""
+
+    provider: Annotated[str, Field(max_length=32)] | None = None
+    """Who decides the replicas."""
+    desired_replicas: Count | None = None
+    """Replicas that it wants."""
+    metrics: Annotated[list[MetricStatus], Field(max_length=8), KeyedBy("name")] = []
+    """What it decides by."""
+    message: Message | None = None
+    """The decision with its arithmetic."""
+
+
+class LastFailure(_StatusModel):
+    """The latest failure of an engine pod; stays when the pod is gone."""
+
+    reason: Word | None = None
+    """Why, as one CamelCase word."""
+    message: Message | None = None
+    """Why, as a sentence."""
+    pod_name: Word | None = None
+    """Which pod."""
+    exit_code: int | None = None
+    """How the process ended."""
+    time: Time | None = None
+    """When."""
+
+
+class InferenceServiceStatus(_StatusModel):
+    """What was seen. Written by Conveyor only."""
+
+    observed_generation: Count | None = None
+    """`metadata.generation` that this status is about."""
+    conditions: Annotated[list[Condition], Field(max_length=16), KeyedBy("type")] = []
+    """The state, aspect by aspect."""
+    replicas: Count | None = None
+    """Pods that exist."""
+    ready_replicas: Count | None = None
+    """Pods that answer requests."""
+    updated_replicas: Count | None = None
+    """Pods of the present spec."""
+    desired_replicas: Count | None = None
+    """Pods that are wanted now."""
+    selector: Annotated[str, Field(max_length=512)] | None = None
+    """Selects the pods; for `/scale`."""
+    url: Annotated[str, Field(max_length=1024)] | None = None
+    """Base URL for clients inside the cluster."""
+    engine_image: Annotated[str, Field(max_length=512)] | None = None
+    """Image that the pods run; kept until the spec changes, so that an upgrade of Conveyor restarts no engine."""
+    model: ModelStatus | None = None
+    """The served model."""
+    autoscaling: AutoscalingStatus | None = None
+    """What the autoscaler sees and wants."""
+    last_failure: LastFailure | None = None
+    """The latest failure of an engine pod."""
