@@ -8,7 +8,7 @@ from typing import Final
 
 GROUP: Final = "conveyor.dev"
 VERSION: Final = "v1alpha1"
-API_VERSION: Final = f"{GROUP}/{VERSION}"
+API_VERSION: Final = "conveyor.dev/v1alpha1"
 KIND: Final = "InferenceService"
 LIST_KIND: Final = "InferenceServiceList"
 PLURAL: Final = "inferenceservices"

@@ -29,7 +29,7 @@ def parse_quantity(value: int | str) -> Decimal:
         raise ValueError(f"{value!r} is not a quantity such as 500m, 2 or 10Gi")
     number, suffix = Decimal(match[1]), match[2] or ""
     if suffix in _BINARY_POWER:
-        return number * 2 ** _BINARY_POWER[suffix]
+        return number * (1 << _BINARY_POWER[suffix])
     power = _DECIMAL_POWER[suffix] if suffix in _DECIMAL_POWER else int(suffix[1:])
     return number.scaleb(power)
 

@@ -100,7 +100,7 @@ class InferenceServiceSpec(ApiModel):
     """What one engine asks of its node."""
     scheduling: Scheduling = Scheduling()
     """Where the pods may run."""
-    image_pull_secrets: ImagePullSecrets = []
+    image_pull_secrets: ImagePullSecrets = Field(default_factory=list)
     """Secrets with the credentials of image registries."""
 
     @property

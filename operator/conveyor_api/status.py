@@ -69,7 +69,7 @@ class AutoscalingStatus(_StatusModel):
     """Who decides the replicas."""
     desired_replicas: Count | None = None
     """Replicas that it wants."""
-    metrics: Annotated[list[MetricStatus], Field(max_length=8), KeyedBy("name")] = []
+    metrics: Annotated[list[MetricStatus], Field(max_length=8), KeyedBy("name")] = Field(default_factory=list)
     """What it decides by."""
     message: Message | None = None
     """The decision with its arithmetic."""
@@ -95,7 +95,7 @@ class InferenceServiceStatus(_StatusModel):
 
     observed_generation: Count | None = None
     """`metadata.generation` that this status is about."""
-    conditions: Annotated[list[Condition], Field(max_length=16), KeyedBy("type")] = []
+    conditions: Annotated[list[Condition], Field(max_length=16), KeyedBy("type")] = Field(default_factory=list)
     """The state, aspect by aspect."""
     replicas: Count | None = None
     """Pods that exist."""
