@@ -1,0 +1,119 @@
+"""The HTTP of this server: the API for the API server (HTTPS) and the probes and metrics for the kubelet (plain).
+
+aiohttp and not uvicorn: it hands the peer's certificate to the request, uvicorn does not. Every question is answered
+with JSON, every refusal with a `metav1.Status`. Called by `server`; knows no TLS files and no Kubernetes API.
+"""
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from aiohttp import web
+from prometheus_client import REGISTRY, Counter, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from conveyor_api.names import LIVENESS_PATH, METRICS_GROUP, METRICS_VERSIONS, PROMETHEUS_PATH, READINESS_PATH
+from conveyor_metrics import documents
+from conveyor_metrics.auth import Trust, authenticate
+from conveyor_metrics.errors import MetricsError, NotFound
+from conveyor_metrics.source import GatewaySource
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+REQUESTS = Counter("conveyor_metrics_requests", "Answers of the metrics API, by HTTP status.", ["code"])
+VALUE_SECONDS = Histogram(
+    "conveyor_metrics_value_seconds",
+    "Time to answer one metric value, gateways included.",
+    buckets=(0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2),
+)
+
+
+def build_api_app(source: GatewaySource, trust: Trust) -> web.Application:
+    """The custom.metrics.k8s.io API; every path needs the front proxy's certificate."""
+
+    @web.middleware
+    async def authenticated(request: web.Request, handler: Handler) -> web.StreamResponse:
+        transport = request.transport
+        certificate = transport.get_extra_info("peercert") if transport else None
+        authenticate(trust, certificate, request.headers)
+        return await handler(request)
+
+    app = web.Application(middlewares=[_answered_with_status, authenticated])
+    app.router.add_get("/apis", _constant(documents.build_group_list()))
+    app.router.add_get("/openapi/v2", _constant(documents.build_openapi_v2()))
+    app.router.add_get("/openapi/v3", _constant(documents.build_openapi_v3_index()))
+    group = f"/apis/{METRICS_GROUP}"
+    app.router.add_get(group, _constant(documents.build_group()))
+    for version in METRICS_VERSIONS:
+        app.router.add_get(f"{group}/{version}", _constant(documents.build_resource_list(version)))
+        path = f"{group}/{version}/namespaces/{{namespace}}/{documents.RESOURCE}/{{name}}/{{metric}}"
+        app.router.add_get(path, _metric_value(source, version))
+    return app
+
+
+def build_health_app(missing: Callable[[], list[str]]) -> web.Application:
+    """`missing` names what the server still waits for; ready means that it names nothing.
+
+    Ready does not depend on the gateways: an API without values must still answer discovery, or namespaces of the
+    whole cluster could not be deleted.
+    """
+
+    async def livez(_request: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def readyz(_request: web.Request) -> web.Response:
+        if reasons := missing():
+            return web.Response(status=503, text=f"waiting for {', '.join(reasons)}\n")
+        return web.Response(text="ok\n")
+
+    async def metrics(_request: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(REGISTRY), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    app = web.Application()
+    app.router.add_get(LIVENESS_PATH, livez)
+    app.router.add_get(READINESS_PATH, readyz)
+    app.router.add_get(PROMETHEUS_PATH, metrics)
+    return app
+
+
+@web.middleware
+async def _answered_with_status(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Counts every answer and gives every refusal the shape that Kubernetes' clients read."""
+    try:
+        response = await handler(request)
+    except MetricsError as error:
+        response = _refuse(error.status, error.reason, str(error))
+    except web.HTTPNotFound:
+        response = _refuse(404, NotFound.reason, f"the server has no {request.path}")
+    except web.HTTPMethodNotAllowed as error:
+        response = _refuse(405, "MethodNotAllowed", f"{request.method} is not allowed: values are only read")
+        response.headers["Allow"] = error.headers["Allow"]
+    REQUESTS.labels(str(response.status)).inc()
+    return response
+
+
+def _metric_value(source: GatewaySource, version: str) -> Handler:
+    async def answer(request: web.Request) -> web.Response:
+        namespace, name, metric = (request.match_info[key] for key in ("namespace", "name", "metric"))
+        if metric not in documents.METRICS:
+            raise NotFound(f"no metric {metric}: there are {', '.join(documents.METRICS)}")
+        if request.query.get("metricLabelSelector"):
+            raise NotFound(f"{metric} has no labels: leave metricLabelSelector out")
+        begun = time.monotonic()
+        demand = await source.read_demand(f"{namespace}/{name}")
+        VALUE_SECONDS.observe(time.monotonic() - begun)
+        value = getattr(demand, documents.METRICS[metric])
+        return web.json_response(documents.build_metric_values(version, namespace, name, metric, value))
+
+    return answer
+
+
+def _constant(document: dict[str, Any]) -> Handler:
+    async def answer(_request: web.Request) -> web.Response:
+        return web.json_response(document)
+
+    return answer
+
+
+def _refuse(code: int, reason: str, message: str) -> web.Response:
+    return web.json_response(documents.build_status(code, reason, message), status=code)

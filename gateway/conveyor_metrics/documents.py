@@ -1,0 +1,111 @@
+"""What the server says, as JSON objects: discovery, OpenAPI, metric values, errors. Pure; called by `app`.
+
+Shapes: k8s.io/metrics pkg/apis/custom_metrics/{v1beta1,v1beta2}/types.go, apimachinery meta/v1 APIGroup,
+APIResourceList and Status. The two versions differ only in how an item names its metric and its window.
+Knows no HTTP and no gateway.
+"""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from conveyor_api.names import (
+    API_VERSION,
+    CRD_NAME,
+    IN_FLIGHT_METRIC,
+    KIND,
+    METRICS_GROUP,
+    METRICS_VERSIONS,
+    QUEUE_DEPTH_METRIC,
+)
+
+Json = dict[str, Any]
+
+RESOURCE = CRD_NAME
+"""The plural with its group, as the HorizontalPodAutoscaler spells the described object in the path."""
+
+METRICS = {IN_FLIGHT_METRIC: "in_flight", QUEUE_DEPTH_METRIC: "queue_depth"}
+"""Metric name -> the field of a gateway's `/demand` that it sums."""
+
+
+def build_group() -> Json:
+    """The preferred version is what the HorizontalPodAutoscaler asks for."""
+    versions = [{"groupVersion": f"{METRICS_GROUP}/{version}", "version": version} for version in METRICS_VERSIONS]
+    return {
+        "kind": "APIGroup",
+        "apiVersion": "v1",
+        "name": METRICS_GROUP,
+        "versions": versions,
+        "preferredVersion": versions[0],
+    }
+
+
+def build_group_list() -> Json:
+    return {"kind": "APIGroupList", "apiVersion": "v1", "groups": [build_group()]}
+
+
+def build_resource_list(version: str) -> Json:
+    resources = [
+        {
+            "name": f"{RESOURCE}/{metric}",
+            "singularName": "",
+            "namespaced": True,
+            "kind": "MetricValueList",
+            "verbs": ["get"],
+        }
+        for metric in METRICS
+    ]
+    group_version = f"{METRICS_GROUP}/{version}"
+    return {
+        "kind": "APIResourceList",
+        "apiVersion": "v1",
+        "groupVersion": group_version,
+        "resources": resources,
+    }
+
+
+def build_openapi_v2() -> Json:
+    """A document without paths: the API server asks for one and logs an error every minute if there is none."""
+    info = {"title": "Conveyor metrics", "version": METRICS_VERSIONS[0]}
+    return {"swagger": "2.0", "info": info, "paths": {}}
+
+
+def build_openapi_v3_index() -> Json:
+    """An index without documents, for the same reason."""
+    return {"paths": {}}
+
+
+def build_metric_values(version: str, namespace: str, name: str, metric: str, value: int) -> Json:
+    """A MetricValueList of exactly one item, as an Object metric wants; `value` is read at this moment."""
+    item: Json = {
+        "describedObject": {
+            "kind": KIND,
+            "namespace": namespace,
+            "name": name,
+            "apiVersion": API_VERSION,
+        },
+        "timestamp": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "value": str(value),
+    }
+    if version == "v1beta1":
+        item |= {"metricName": metric, "window": 0, "selector": None}
+    else:
+        item |= {"metric": {"name": metric, "selector": None}, "windowSeconds": 0}
+    return {
+        "kind": "MetricValueList",
+        "apiVersion": f"{METRICS_GROUP}/{version}",
+        "metadata": {},
+        "items": [item],
+    }
+
+
+def build_status(code: int, reason: str, message: str) -> Json:
+    """A `metav1.Status` of failure."""
+    return {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "metadata": {},
+        "status": "Failure",
+        "message": message,
+        "reason": reason,
+        "code": code,
+    }

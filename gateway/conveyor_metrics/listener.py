@@ -1,0 +1,61 @@
+"""The HTTPS port: opened with the first certificate, and served by a new server after every change of certificates.
+
+The new server takes over the listening socket before the old one answers what it holds and closes its connections,
+so no caller is turned away, and no connection outlives the authority that it rests on. Called by `server`.
+"""
+
+import logging
+import socket
+from collections.abc import AsyncIterator, Callable
+
+from aiohttp import web
+
+from conveyor_metrics.auth import Trust
+from conveyor_metrics.certificates import Serving
+
+logger = logging.getLogger(__name__)
+
+# A value takes at most the gateways' time-out; what takes longer is no answer of ours.
+_SHUTDOWN_SECONDS = 5.0
+
+
+class Listener:
+    """`port` is None until the port is open."""
+
+    def __init__(self, host: str, port: int, build_app: Callable[[Trust], web.Application]) -> None:
+        """An empty `host` listens on every address; port 0 takes any free one."""
+        self.port: int | None = None
+        self._wanted = host, port
+        self._build_app = build_app
+
+    async def serve(self, servings: AsyncIterator[Serving]) -> None:
+        """Runs until cancelled; returns after every accepted request was answered."""
+        runner: web.AppRunner | None = None
+        listening: socket.socket | None = None
+        try:
+            async for serving in servings:
+                listening = listening or _bind(*self._wanted)
+                retired, runner = runner, await self._start(listening, serving)
+                if retired is not None:
+                    await retired.cleanup()
+        finally:
+            if listening is not None:
+                listening.close()
+            if runner is not None:
+                await runner.cleanup()
+
+    async def _start(self, listening: socket.socket, serving: Serving) -> web.AppRunner:
+        runner = web.AppRunner(self._build_app(serving.trust), access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS)
+        await runner.setup()
+        await web.SockSite(runner, listening.dup(), ssl_context=serving.context).start()
+        if self.port is None:
+            self.port = listening.getsockname()[1]
+            logger.info("serving custom.metrics.k8s.io on port %d", self.port)
+        return runner
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    if host or not socket.has_dualstack_ipv6():
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family)
+    return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)

@@ -1,0 +1,82 @@
+"""The metrics server behind the aggregation layer of a real API server of its own, and gateways to ask.
+
+The control plane is not the session's: while an APIService is down, namespaces of the whole cluster cannot end.
+"""
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import yaml
+from tests.metrics.aggregation import (
+    Aggregated,
+    DemandServer,
+    register,
+    running_server,
+    unregister,
+    write_serving_certificate,
+)
+
+from conveyor_api.names import SYSTEM_NAMESPACE
+from e2e.cluster.api import Api
+from e2e.cluster.certificates import Authority
+from e2e.cluster.control_plane import ControlPlane
+from e2e.cluster.paths import REPOSITORY
+
+Json = dict[str, Any]
+
+
+@pytest.fixture(scope="session")
+def own_address() -> str:
+    """An address of this machine that is no loopback: the API server refuses those in an EndpointSlice."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # UDP: sends nothing, only chooses the route
+        except OSError:
+            pytest.skip("this machine has no address but loopback, which no EndpointSlice may name")
+        address: str = probe.getsockname()[0]
+    return address
+
+
+@pytest.fixture
+def start_gateway(own_address: str) -> Iterator[Callable[..., DemandServer]]:
+    """Starts a gateway: `start_gateway({"default/qwen": {...}})`."""
+    started: list[DemandServer] = []
+
+    def start(services: dict[str, Json]) -> DemandServer:
+        server = DemandServer(own_address, services)
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        started.append(server)
+        return server
+
+    yield start
+    for server in started:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture(scope="session")
+def metrics_plane() -> Iterator[ControlPlane]:
+    with ControlPlane(hpa_sync_period_seconds=1, hpa_downscale_stabilization_seconds=2) as plane:
+        api = Api(plane.kubeconfig)
+        api.create("/api/v1/namespaces", {"metadata": {"name": SYSTEM_NAMESPACE}})
+        for file in (REPOSITORY / "crds").glob("*.yaml"):
+            crd = yaml.safe_load(file.read_text())
+            path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{crd['metadata']['name']}"
+            api.apply(path, crd)
+        yield plane
+
+
+@pytest.fixture(scope="session")
+def aggregated(metrics_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Aggregated]:
+    """The server under test, registered as custom.metrics.k8s.io and Available."""
+    folder = tmp_path_factory.mktemp("metrics")
+    authority = Authority(folder, "metrics-authority")
+    write_serving_certificate(authority, folder)
+    with running_server(metrics_plane, folder) as (process, port, health_port):
+        aggregated = Aggregated(metrics_plane, folder, authority, port, health_port, process)
+        register(aggregated.api, port, authority)
+        yield aggregated
+        unregister(aggregated.api)

@@ -1,0 +1,40 @@
+"""Flags, variables and defaults, and the sentence for each value that cannot be used."""
+
+from pathlib import Path
+
+import pytest
+
+from conveyor_metrics.errors import SettingsError
+from conveyor_metrics.settings import Settings, parse_settings
+
+
+def test_without_anything_the_defaults_hold() -> None:
+    assert parse_settings([], {}) == Settings()
+
+
+def test_flags_win_over_variables_and_variables_over_defaults() -> None:
+    environment = {"CONVEYOR_METRICS_NAMESPACE": "a", "CONVEYOR_METRICS_CERTIFICATE_FOLDER": "/tls"}
+    settings = parse_settings(["--namespace=b", "--gateway-timeout-seconds=0.5"], environment)
+    assert (settings.namespace, settings.certificate_folder) == ("b", Path("/tls"))
+    assert settings.gateway_timeout_seconds == 0.5
+
+
+@pytest.mark.parametrize(
+    ("flag", "sentence"),
+    [
+        ("--https-port=https", "https_port is 'https': it must be a port number"),
+        ("--health-port=70000", "health_port is '70000': it must be a port number"),
+        ("--gateway-timeout-seconds=0", "it must be a number of seconds above 0, up to 20"),
+        ("--gateway-timeout-seconds=nan", "it must be a number of seconds above 0, up to 20"),
+        ("--log-level=loud", "it must be DEBUG, INFO, WARNING or ERROR"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_with_what_could_be(flag: str, sentence: str) -> None:
+    with pytest.raises(SettingsError, match=sentence):
+        parse_settings([flag], {})
+
+
+def test_an_unknown_flag_ends_the_process(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_settings(["--gateway-timeout=1"], {})
+    assert "unrecognized arguments" in capsys.readouterr().err

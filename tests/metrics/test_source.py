@@ -1,0 +1,149 @@
+"""The sum over the gateways: every one of them, now, or nothing."""
+
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from conveyor_metrics.errors import NotFound, NotKnown
+from conveyor_metrics.source import Gateway, GatewaySource, parse_gateways
+
+Json = dict[str, Any]
+Start = Callable[[Callable[[], web.StreamResponse]], Awaitable[Gateway]]
+
+
+def build_demand(in_flight: int, queue_depth: int, name: str = "default/qwen") -> Json:
+    more = {"queued": in_flight, "dispatched": 0}
+    return {"services": {name: {"in_flight": in_flight, "queue_depth": queue_depth, **more}}, "synced": True}
+
+
+def build_slice(endpoints: list[Json], port: int = 8081, name: str = "admin") -> Json:
+    return {"ports": [{"name": name, "port": port}], "endpoints": endpoints}
+
+
+@pytest.fixture
+async def start() -> AsyncIterator[Start]:
+    runners = []
+
+    async def begin(answer: Callable[[], web.StreamResponse]) -> Gateway:
+        async def handle(_request: web.Request) -> web.StreamResponse:
+            return answer()
+
+        app = web.Application()
+        app.router.add_get("/demand", handle)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        runners.append(runner)
+        return Gateway("127.0.0.1", site.port, serving=True)
+
+    yield begin
+    for runner in runners:
+        await runner.cleanup()
+
+
+@pytest.fixture
+async def source() -> AsyncIterator[GatewaySource]:
+    async with aiohttp.ClientSession() as session:
+        yield GatewaySource(session, timeout_seconds=1)
+
+
+async def test_the_value_is_the_sum_of_all_gateways(start: Start, source: GatewaySource) -> None:
+    source.gateways = (
+        await start(lambda: web.json_response(build_demand(3, 1))),
+        await start(lambda: web.json_response(build_demand(4, 2))),
+        await start(lambda: web.json_response(build_demand(9, 9, name="default/other"))),
+    )
+    demand = await source.read_demand("default/qwen")
+    assert (demand.in_flight, demand.queue_depth) == (7, 3)
+
+
+async def test_every_question_asks_again(start: Start, source: GatewaySource) -> None:
+    values = iter([1, 5])
+    source.gateways = (await start(lambda: web.json_response(build_demand(next(values), 0))),)
+    assert [(await source.read_demand("default/qwen")).in_flight for _ in range(2)] == [1, 5]
+
+
+async def test_a_service_that_no_gateway_knows_does_not_exist(start: Start, source: GatewaySource) -> None:
+    source.gateways = (await start(lambda: web.json_response(build_demand(1, 1))),)
+    with pytest.raises(NotFound, match="no gateway knows an InferenceService default/other"):
+        await source.read_demand("default/other")
+
+
+@pytest.mark.parametrize("gateways", [None, ()], ids=["not listed yet", "none"])
+async def test_without_a_gateway_nothing_is_known(source: GatewaySource, gateways: tuple[Gateway, ...] | None) -> None:
+    source.gateways = gateways
+    with pytest.raises(NotKnown, match="no gateway is known"):
+        await source.read_demand("default/qwen")
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (lambda: web.json_response({"services": {}, "synced": False}, status=503), "answers 503"),
+        (lambda: web.json_response({"services": {}, "synced": False}), "synced"),
+        (lambda: web.json_response({"synced": True}), "services"),
+        (lambda: web.json_response(build_demand(-1, 0)), "greater than or equal to 0"),
+        (lambda: web.Response(text="<html>"), "JSON"),
+        (lambda: web.Response(status=302, headers={"Location": "http://127.0.0.1:1/"}), "answers 302"),
+    ],
+)
+async def test_one_gateway_that_cannot_be_read_makes_the_sum_unknown(
+    start: Start, source: GatewaySource, answer: Callable[[], web.StreamResponse], reason: str
+) -> None:
+    source.gateways = (await start(lambda: web.json_response(build_demand(3, 1))), await start(answer))
+    with pytest.raises(NotKnown, match=reason):
+        await source.read_demand("default/qwen")
+
+
+async def test_a_gateway_that_hangs_makes_the_sum_unknown_in_time(source: GatewaySource) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as never_accepting:
+        host, port = never_accepting.getsockname()
+        source.gateways = (Gateway(host, port, serving=True),)
+        with pytest.raises(NotKnown, match=r"does not answer within 1 s"):
+            await source.read_demand("default/qwen")
+
+
+async def test_a_serving_gateway_that_refuses_the_connection_makes_the_sum_unknown(
+    source: GatewaySource, unused_tcp_port: int
+) -> None:
+    source.gateways = (Gateway("127.0.0.1", unused_tcp_port, serving=True),)
+    with pytest.raises(NotKnown, match="Connect call failed"):
+        await source.read_demand("default/qwen")
+
+
+async def test_a_gateway_that_has_not_begun_holds_nothing(
+    start: Start, source: GatewaySource, unused_tcp_port: int
+) -> None:
+    begun = await start(lambda: web.json_response(build_demand(3, 1)))
+    source.gateways = (begun, Gateway("127.0.0.1", unused_tcp_port, serving=False))
+    assert (await source.read_demand("default/qwen")).in_flight == 3
+
+
+def test_terminating_and_starting_gateways_are_asked_too() -> None:
+    draining = {"ready": True, "serving": True, "terminating": True}
+    endpoints = [
+        {"addresses": ["10.0.0.1"], "conditions": draining},
+        {"addresses": ["10.0.0.2"], "conditions": {"ready": True, "serving": False, "terminating": False}},
+        {"addresses": ["10.0.0.3"]},
+    ]
+    gateways = parse_gateways([build_slice(endpoints)])
+    assert [(gateway.host, gateway.serving) for gateway in gateways] == [
+        ("10.0.0.1", True),
+        ("10.0.0.2", False),
+        ("10.0.0.3", True),
+    ]
+
+
+def test_a_gateway_that_two_slices_name_is_asked_once() -> None:
+    endpoints: list[Json] = [{"addresses": ["10.0.0.1"]}]
+    assert len(parse_gateways([build_slice(endpoints), build_slice(endpoints)])) == 1
+
+
+def test_only_the_admin_port_is_asked_and_ipv6_is_written_in_brackets() -> None:
+    slices = [build_slice([{"addresses": ["fd00::1"]}]), build_slice([{"addresses": ["fd00::2"]}], 80, "http")]
+    assert [gateway.url for gateway in parse_gateways(slices)] == ["http://[fd00::1]:8081/demand"]
