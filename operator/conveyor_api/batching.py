@@ -60,9 +60,11 @@ class Batching(ApiModel):
             field="window",
         ),
         Rule(
-            "!has(self.maxBatchTokens) || self.maxBatchTokens >= self.maxBatchSize",
+            "!has(self.maxBatchTokens) || self.mode == 'None' || self.maxBatchTokens >= self.maxBatchSize",
             "maxBatchTokens must be at least maxBatchSize: each request of a batch needs one token per step",
-            lambda batching: batching.max_batch_tokens is None or batching.max_batch_tokens >= batching.max_batch_size,
+            lambda batching: (
+                batching.max_batch_tokens is None or batching.max_batch_tokens >= batching.effective_batch_size
+            ),
             field="maxBatchTokens",
         ),
     )

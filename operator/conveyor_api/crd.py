@@ -1,0 +1,170 @@
+"""The CustomResourceDefinition, made from the models: pydantic's JSON schema turned into a structural one.
+
+Called by `generate` and by tests. Pure. What pydantic says and Kubernetes cannot read is translated; a keyword
+that is in neither list is an error here rather than a surprise on a cluster.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from conveyor_api import names
+from conveyor_api.errors import ConveyorApiError
+from conveyor_api.resource import InferenceService
+
+Schema = dict[str, Any]
+
+_KEPT: Final = frozenset(
+    {
+        "type",
+        "format",
+        "enum",
+        "default",
+        "minimum",
+        "maximum",
+        "minLength",
+        "maxLength",
+        "minItems",
+        "maxItems",
+        "maxProperties",
+        "required",
+        "x-kubernetes-int-or-string",
+        "x-kubernetes-list-map-keys",
+        "x-kubernetes-list-type",
+        "x-kubernetes-validations",
+    }
+)
+_DROPPED: Final = frozenset({"title", "$defs"})
+
+
+class UnsupportedSchema(ConveyorApiError):
+    """A model says something that a structural schema cannot."""
+
+
+def build_crd() -> Schema:
+    """The CustomResourceDefinition of InferenceService, ready to apply."""
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": names.CRD_NAME, "labels": {names.PART_OF_LABEL: "conveyor"}},
+        "spec": {
+            "group": names.GROUP,
+            "names": {
+                "kind": names.KIND,
+                "listKind": names.LIST_KIND,
+                "plural": names.PLURAL,
+                "singular": names.SINGULAR,
+                "shortNames": [names.SHORT_NAME],
+            },
+            "scope": "Namespaced",
+            "versions": [_version()],
+        },
+    }
+
+
+def _version() -> Schema:
+    return {
+        "name": names.VERSION,
+        "served": True,
+        "storage": True,
+        "schema": {"openAPIV3Schema": build_schema()},
+        "subresources": {
+            "status": {},
+            "scale": {
+                "specReplicasPath": ".spec.replicas",
+                "statusReplicasPath": ".status.replicas",
+                "labelSelectorPath": ".status.selector",
+            },
+        },
+        "additionalPrinterColumns": [
+            _column("Ready", "string", '.status.conditions[?(@.type=="Ready")].status'),
+            _column("Reason", "string", '.status.conditions[?(@.type=="Ready")].reason', priority=1),
+            _column("Mode", "string", ".spec.batching.mode"),
+            _column("Replicas", "integer", ".status.replicas"),
+            _column("ReadyReplicas", "integer", ".status.readyReplicas"),
+            _column("Desired", "integer", ".status.desiredReplicas"),
+            _column("URL", "string", ".status.url", priority=1),
+            _column("Age", "date", ".metadata.creationTimestamp"),
+        ],
+    }
+
+
+def _column(name: str, type_: str, json_path: str, priority: int = 0) -> Schema:
+    """A column of `kubectl get`; priority 1 shows with `-o wide` only."""
+    column: Schema = {"name": name, "type": type_, "jsonPath": json_path}
+    return column | {"priority": priority} if priority else column
+
+
+def build_schema() -> Schema:
+    """The structural schema of the whole resource; `metadata` is the API server's own."""
+    schema = InferenceService.model_json_schema(by_alias=True)
+    definitions = schema["$defs"]
+    members = schema["properties"]
+    return {
+        "type": "object",
+        "description": _one_line(schema["description"]),
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            "metadata": {"type": "object"},
+            "spec": _structural(members["spec"], definitions),
+            "status": _structural({k: v for k, v in members["status"].items() if k != "default"}, definitions),
+        },
+        "x-kubernetes-validations": schema["x-kubernetes-validations"],
+    }
+
+
+def _structural(schema: Schema, definitions: Mapping[str, Schema]) -> Schema:
+    """`schema` without references, alternatives and titles, with the marks that Kubernetes wants."""
+    schema = _resolved(schema, definitions)
+    result: Schema = {}
+    for keyword, value in schema.items():
+        if keyword == "description":
+            result[keyword] = _one_line(value)
+        elif keyword == "properties":
+            result[keyword] = {name: _structural(member, definitions) for name, member in value.items()}
+        elif keyword == "items":
+            result[keyword] = _structural(value, definitions)
+        elif keyword == "additionalProperties":
+            result |= _map_values(value, definitions)
+        elif keyword in _KEPT:
+            result[keyword] = value
+        elif keyword not in _DROPPED:
+            raise UnsupportedSchema(f"no structural schema for {keyword!r} in {schema}")
+    return _with_plain_default(result)
+
+
+def _resolved(schema: Schema, definitions: Mapping[str, Schema]) -> Schema:
+    """`schema` with its reference or its one alternative to null merged in; the outer description wins."""
+    outer = {keyword: value for keyword, value in schema.items() if keyword not in ("$ref", "anyOf")}
+    if "$ref" in schema:
+        return _resolved(definitions[schema["$ref"].removeprefix("#/$defs/")] | outer, definitions)
+    if "anyOf" in schema:
+        choices = [choice for choice in schema["anyOf"] if choice.get("type") != "null"]
+        if len(choices) != 1:
+            raise UnsupportedSchema(f"a field has one type, not a choice: {schema}")
+        return _resolved(choices[0] | outer, definitions)
+    return schema
+
+
+def _map_values(value: bool | Schema, definitions: Mapping[str, Schema]) -> Schema:
+    if value is False:  # unknown fields: pruned, or refused under fieldValidation=Strict
+        return {}
+    if value is True:
+        return {"x-kubernetes-preserve-unknown-fields": True}
+    return {"additionalProperties": _structural(value, definitions)}
+
+
+def _with_plain_default(schema: Schema) -> Schema:
+    """An absent member has no default; an object's default is `{}`, filled by the defaults of its members."""
+    if schema.get("default", 0) is None:
+        del schema["default"]
+    if isinstance(schema.get("default"), dict):
+        del schema["default"]
+        if any("default" in member for member in schema["properties"].values()):
+            schema["default"] = {}
+    return schema
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
