@@ -86,6 +86,8 @@ class EngineStats(msgspec.Struct, kw_only=True):
     kv_cache_usage: float = 0.0  # 0..1, blocks that some request holds
     num_kv_blocks: int = 0
     block_size: int = 0
+    step_num_seqs: int = 0  # requests that took part in the newest step
+    step_num_tokens: int = 0  # tokens of the newest step, padding included
     # counters
     num_steps: int = 0
     num_preemptions: int = 0

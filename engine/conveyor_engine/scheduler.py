@@ -361,6 +361,8 @@ class Scheduler:
     def _count_step(self, plan: StepPlan) -> None:
         counters = self._counters
         counters.num_steps += 1
+        counters.step_num_seqs = len(plan.decodes) + len(plan.prefills)
+        counters.step_num_tokens = plan.num_tokens
         counters.iteration_tokens += plan.num_tokens
         counters.padding_tokens += plan.num_padding_tokens
         counters.kv_live_token_steps += sum(r.num_computed_tokens for r in self.running)
