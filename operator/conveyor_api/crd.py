@@ -131,7 +131,7 @@ def _structural(schema: Schema, definitions: Mapping[str, Schema]) -> Schema:
             result[keyword] = value
         elif keyword not in _DROPPED:
             raise UnsupportedSchema(f"no structural schema for {keyword!r} in {schema}")
-    return _with_plain_default(result)
+    return _with_stated_default(result)
 
 
 def _resolved(schema: Schema, definitions: Mapping[str, Schema]) -> Schema:
@@ -155,15 +155,21 @@ def _map_values(value: bool | Schema, definitions: Mapping[str, Schema]) -> Sche
     return {"additionalProperties": _structural(value, definitions)}
 
 
-def _with_plain_default(schema: Schema) -> Schema:
-    """An absent member has no default; an object's default is `{}`, filled by the defaults of its members."""
-    if schema.get("default", 0) is None:
-        del schema["default"]
-    if isinstance(schema.get("default"), dict):
-        del schema["default"]
-        if any("default" in member for member in schema["properties"].values()):
-            schema["default"] = {}
+def _with_stated_default(schema: Schema) -> Schema:
+    """Only what is there is a default. An object's repeats those of its members: the API server runs rules on it."""
+    if "default" in schema:
+        schema["default"] = _stated(schema["default"])
+        if schema["default"] in (None, {}):
+            del schema["default"]
     return schema
+
+
+def _stated(value: Any) -> Any:
+    """`value` without the members that are null or empty."""
+    if not isinstance(value, dict):
+        return value
+    members = {name: _stated(member) for name, member in value.items()}
+    return {name: member for name, member in members.items() if member not in (None, {}, [])}
 
 
 def _one_line(text: str) -> str:

@@ -101,7 +101,8 @@ class Cache(ApiModel):
             field="storageClassName",
         ),
         Rule(
-            "!has(self.size) || !isQuantity(string(self.size)) || quantity(string(self.size)).sign() == 1",
+            "!has(self.size) || !isQuantity(string(self.size))"
+            " || quantity(string(self.size)).isGreaterThan(quantity('0'))",
             "size must be more than 0, for example 20Gi",
             lambda cache: cache.size is None or parse_quantity(cache.size) > 0,
             field="size",

@@ -5,15 +5,13 @@ refuses becomes a condition.
 """
 
 import re
-from collections.abc import Callable
-from decimal import Decimal
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
 from conveyor_api import names
 from conveyor_api.base import ApiModel, KeyedBy, Rule
-from conveyor_api.quantities import Quantity, parse_quantity
+from conveyor_api.quantities import IntOrString, parse_quantity
 
 Device = Literal["CUDA", "Auto"]
 Dtype = Literal["Auto", "Float32", "BFloat16", "Float16"]
@@ -25,7 +23,6 @@ _ENV_PATTERN: Final = "^[A-Za-z_][A-Za-z0-9_]*$"
 _RESERVED_PATTERN: Final = f"^{names.ENGINE_ENV_PREFIX}({'|'.join(FREE_ENGINE_SETTINGS)})$"
 _IMAGE_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$"
 _RESOURCE_NAME_PATTERN: Final = r"^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
-_IS_QUANTITY: Final = "type(self[name]) == int || isQuantity(string(self[name]))"
 
 Name = Annotated[str, Field(min_length=1, max_length=253)]
 Opaque = Annotated[dict[str, Any], Field(max_length=64)]
@@ -137,27 +134,38 @@ class Engine(ApiModel):
     """Further environment variables."""
 
 
-def _each(resources: dict[str, int | str], holds: Callable[[str, Decimal], bool]) -> bool:
-    return all(holds(name, parse_quantity(value)) for name, value in resources.items())
+def _is_amount(value: int | str) -> bool:
+    try:
+        return parse_quantity(value) >= 0
+    except ValueError:
+        return False
 
 
+# Kubernetes counts a value that may be a number or a string as long as a whole request, so the cost of these rules
+# is near its limit: hence few resources, and guards only where a wrong value would hide the sentence.
 ResourceAmounts = Annotated[
-    dict[str, Quantity],
-    Field(max_length=16),
+    dict[
+        str,
+        Annotated[
+            int | str,
+            IntOrString(),
+            Rule(
+                "type(self) == int ? self >= 0 : isQuantity(self) && !quantity(self).isLessThan(quantity('0'))",
+                "must be a quantity such as 500m, 2 or 10Gi, and not negative",
+                _is_amount,
+            ),
+        ],
+    ],
+    Field(max_length=6),
     Rule(
         f"self.all(name, name.matches('{_RESOURCE_NAME_PATTERN}'))",
         "must name resources as Kubernetes does, for example cpu, memory or nvidia.com/gpu",
         lambda amounts: all(re.fullmatch(_RESOURCE_NAME_PATTERN, name) for name in amounts),
     ),
     Rule(
-        f"self.all(name, !({_IS_QUANTITY}) || quantity(string(self[name])).sign() >= 0)",
-        "must not be negative",
-        lambda amounts: _each(amounts, lambda _, amount: amount >= 0),
-    ),
-    Rule(
-        f"self.all(name, !name.contains('/') || !({_IS_QUANTITY}) || quantity(string(self[name])).isInteger())",
-        "GPUs and other devices come in whole numbers; to share one, ask for the name that your device plugin offers",
-        lambda amounts: _each(amounts, lambda name, amount: "/" not in name or amount == int(amount)),
+        "self.all(name, !name.contains('/') || type(self[name]) == int || string(self[name]).matches('^[0-9]+$'))",
+        "must ask for GPUs and other devices in whole numbers, for example nvidia.com/gpu: 1",
+        lambda amounts: all("/" not in name or str(amount).isdecimal() for name, amount in amounts.items()),
     ),
 ]
 
@@ -167,13 +175,12 @@ class Resources(ApiModel):
 
     rules: ClassVar = (
         Rule(
-            "!has(self.requests) || !has(self.limits) || self.requests.all(name, !(name in self.limits)"
-            " || !isQuantity(string(self.requests[name])) || !isQuantity(string(self.limits[name]))"
-            " || !quantity(string(self.requests[name])).isGreaterThan(quantity(string(self.limits[name]))))",
+            "!has(self.requests) || !has(self.limits) || self.requests.all(name, !(name in self.limits) ||"
+            " !quantity(string(self.requests[name])).isGreaterThan(quantity(string(self.limits[name]))))",
             "requests must not be more than limits",
-            lambda resources: _each(
-                resources.requests,
-                lambda name, amount: name not in resources.limits or amount <= parse_quantity(resources.limits[name]),
+            lambda resources: all(
+                name not in resources.limits or parse_quantity(value) <= parse_quantity(resources.limits[name])
+                for name, value in resources.requests.items()
             ),
             field="requests",
         ),

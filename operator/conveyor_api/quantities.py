@@ -52,7 +52,7 @@ def is_zero(value: int | str) -> bool:
     return value in (0, "0%")
 
 
-class _IntOrString:
+class IntOrString:
     """Marks `int | str` as `x-kubernetes-int-or-string`; a boolean is neither."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -72,7 +72,7 @@ def _is_int_or_percent(value: int | str) -> bool:
 
 Quantity = Annotated[
     int | str,
-    _IntOrString(),
+    IntOrString(),
     Rule(
         "type(self) == int || isQuantity(string(self))",
         "must be a quantity such as 500m, 2 or 10Gi",
@@ -82,7 +82,7 @@ Quantity = Annotated[
 
 IntOrPercent = Annotated[
     int | str,
-    _IntOrString(),
+    IntOrString(),
     Rule(
         "type(self) == int ? self >= 0 : string(self).matches('^(0|[1-9][0-9]{0,2})%$')",
         "must be a whole number of pods (0 or more) or a percentage such as 25%",
