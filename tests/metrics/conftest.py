@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import yaml
 from tests.metrics.aggregation import (
     Aggregated,
     DemandServer,
@@ -23,7 +22,6 @@ from conveyor_api.names import SYSTEM_NAMESPACE
 from e2e.cluster.api import Api
 from e2e.cluster.certificates import Authority
 from e2e.cluster.control_plane import ControlPlane
-from e2e.cluster.paths import REPOSITORY
 
 Json = dict[str, Any]
 
@@ -62,10 +60,6 @@ def metrics_plane() -> Iterator[ControlPlane]:
     with ControlPlane(hpa_sync_period_seconds=1, hpa_downscale_stabilization_seconds=2) as plane:
         api = Api(plane.kubeconfig)
         api.create("/api/v1/namespaces", {"metadata": {"name": SYSTEM_NAMESPACE}})
-        for file in (REPOSITORY / "crds").glob("*.yaml"):
-            crd = yaml.safe_load(file.read_text())
-            path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{crd['metadata']['name']}"
-            api.apply(path, crd)
         yield plane
 
 

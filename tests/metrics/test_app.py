@@ -1,0 +1,247 @@
+"""The API as Kubernetes sees it: through the aggregation layer of a real API server, and at the port itself."""
+
+import json
+import ssl
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.metrics.aggregation import Aggregated, DemandServer
+
+from conveyor_api.names import METRICS_VERSIONS
+from e2e.cluster.api import ApiError
+from e2e.cluster.certificates import Authority, KeyPair
+from e2e.cluster.tools import binary
+
+Json = dict[str, Any]
+StartGateway = Callable[[dict[str, Json]], DemandServer]
+
+METRICS = ("inference_in_flight", "inference_queue_depth")
+
+
+def build_demand(in_flight: int, queue_depth: int = 0) -> Json:
+    return {"in_flight": in_flight, "queue_depth": queue_depth, "queued": in_flight, "dispatched": 0}
+
+
+def eventually(expected: object, read: Callable[[], object]) -> None:
+    """The server under test learns of gateways by a watch, a moment after they are there."""
+    deadline = time.monotonic() + 15
+    while (seen := read()) != expected:
+        assert time.monotonic() < deadline, f"{seen!r} is still not {expected!r}"
+        time.sleep(0.05)
+
+
+def read_value(aggregated: Aggregated, name: str, metric: str = METRICS[0], **more: str) -> str:
+    try:
+        (item,) = aggregated.value(name, metric, **more)["items"]
+    except ApiError as error:
+        return str(error.code)
+    return str(item["value"])
+
+
+@pytest.mark.parametrize("version", METRICS_VERSIONS)
+def test_both_metrics_of_a_service_are_summed_over_the_gateways(
+    aggregated: Aggregated, start_gateway: StartGateway, version: str
+) -> None:
+    one = start_gateway({"default/qwen": build_demand(40, 8), "other/qwen": build_demand(1, 1)})
+    two = start_gateway({"default/qwen": build_demand(2, 1)})
+    aggregated.set_gateways(one, two)
+    eventually("42", lambda: read_value(aggregated, "qwen", METRICS[0], version=version))
+    eventually("9", lambda: read_value(aggregated, "qwen", METRICS[1], version=version))
+    eventually("1", lambda: read_value(aggregated, "qwen", METRICS[0], namespace="other"))
+    values = aggregated.value("qwen", METRICS[0], version)
+    assert values["apiVersion"] == f"custom.metrics.k8s.io/{version}"
+    (item,) = values["items"]
+    named = item["metricName"] if version == "v1beta1" else item["metric"]["name"]
+    assert named == METRICS[0]
+    assert item["describedObject"]["name"] == "qwen"
+
+
+def test_kubectl_reads_a_value(aggregated: Aggregated, start_gateway: StartGateway) -> None:
+    aggregated.set_gateways(start_gateway({"default/kubectl": build_demand(5)}))
+    eventually("5", lambda: read_value(aggregated, "kubectl"))
+    path = (
+        "/apis/custom.metrics.k8s.io/v1beta2/namespaces/default/inferenceservices.conveyor.dev/kubectl/"
+        "inference_in_flight"
+    )
+    command = [binary("kubectl"), "--kubeconfig", aggregated.plane.kubeconfig, "get", "--raw", path]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["items"][0]["value"] == "5"
+
+
+def test_an_outage_of_one_gateway_makes_every_value_unknown_until_it_is_back(
+    aggregated: Aggregated, start_gateway: StartGateway
+) -> None:
+    good, bad = start_gateway({"default/qwen": build_demand(1)}), start_gateway({})
+    aggregated.set_gateways(good, bad)
+    eventually("1", lambda: read_value(aggregated, "qwen"))
+    bad.status = 503
+    with pytest.raises(ApiError, match="a gateway cannot be read, so the sum is not known") as refused:
+        aggregated.value("qwen")
+    assert refused.value.code == 503
+    bad.status = 200
+    assert read_value(aggregated, "qwen") == "1"
+
+
+def test_a_gateway_that_does_not_answer_in_time_makes_every_value_unknown(
+    aggregated: Aggregated, start_gateway: StartGateway
+) -> None:
+    slow = start_gateway({"default/qwen": build_demand(1)})
+    aggregated.set_gateways(slow)
+    eventually("1", lambda: read_value(aggregated, "qwen"))
+    slow.delay_seconds = 3
+    assert aggregated.code("qwen") == 503
+
+
+def test_without_gateways_every_value_is_unknown(aggregated: Aggregated) -> None:
+    aggregated.set_gateways()
+    eventually("503", lambda: read_value(aggregated, "qwen"))
+
+
+def test_a_draining_gateway_is_counted(aggregated: Aggregated, start_gateway: StartGateway) -> None:
+    draining = start_gateway({"default/drained": build_demand(6)})
+    aggregated.set_gateways(draining, ready=True, serving=False, terminating=True)
+    eventually("6", lambda: read_value(aggregated, "drained"))
+
+
+@pytest.mark.parametrize(
+    ("question", "sentence"),
+    [
+        ({"name": "absent"}, "no gateway knows an InferenceService default/absent"),
+        ({"name": "*"}, "no gateway knows an InferenceService"),
+        ({"name": "qwen", "namespace": "elsewhere"}, "no gateway knows an InferenceService elsewhere/qwen"),
+        ({"name": "qwen", "metric": "tokens"}, "no metric tokens: there are inference_in_flight, inference_queue"),
+        ({"name": "qwen", "query": "?metricLabelSelector=a%3Db"}, "inference_in_flight has no labels"),
+    ],
+    ids=["service", "star", "namespace", "metric", "labels"],
+)
+def test_what_does_not_exist_is_404_and_named(
+    aggregated: Aggregated, start_gateway: StartGateway, question: dict[str, str], sentence: str
+) -> None:
+    aggregated.set_gateways(start_gateway({"default/qwen": build_demand(1)}))
+    eventually("1", lambda: read_value(aggregated, "qwen"))
+    with pytest.raises(ApiError, match=sentence) as refused:
+        aggregated.value(**question)
+    assert refused.value.code == 404
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/apis/custom.metrics.k8s.io/v1beta2/namespaces/default/pods/*/inference_in_flight",
+        "/apis/custom.metrics.k8s.io/v1beta2/namespaces/default/metrics/inference_in_flight",
+        "/apis/custom.metrics.k8s.io/v1beta2/nodes/*/inference_in_flight",
+        "/apis/custom.metrics.k8s.io/v1beta2/namespaces/default/inferenceservices.kserve.io/qwen/inference_in_flight",
+        "/apis/custom.metrics.k8s.io/v1beta1/nothing",
+    ],
+)
+def test_resources_that_are_not_ours_are_404(aggregated: Aggregated, path: str) -> None:
+    with pytest.raises(ApiError, match='"reason": "NotFound"') as refused:
+        aggregated.api.get(path)
+    assert refused.value.code == 404
+
+
+def test_values_cannot_be_written(aggregated: Aggregated) -> None:
+    path = "/apis/custom.metrics.k8s.io/v1beta2/namespaces/default/inferenceservices.conveyor.dev/qwen/"
+    with pytest.raises(ApiError, match="MethodNotAllowed") as refused:
+        aggregated.api.create(path + METRICS[0], {})
+    assert refused.value.code == 405
+
+
+def test_a_user_without_the_right_to_a_metric_is_refused_by_the_api_server(aggregated: Aggregated) -> None:
+    """The API server authorizes before it passes on, so this server need not ask it again."""
+    stranger = aggregated.plane.issue_kubeconfig("stranger", "stranger")
+    command = [binary("kubectl"), "--kubeconfig", stranger, "get", "--raw"]
+    path = "/apis/custom.metrics.k8s.io/v1beta2/namespaces/default/inferenceservices.conveyor.dev/qwen/"
+    done = subprocess.run([*command, path + METRICS[0]], capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "Forbidden" in done.stderr
+
+
+def test_discovery_of_the_api_server_prefers_v1beta2(aggregated: Aggregated) -> None:
+    groups = {group["name"]: group for group in aggregated.api.get("/apis")["groups"]}
+    assert groups["custom.metrics.k8s.io"]["preferredVersion"]["version"] == "v1beta2"
+    for version in METRICS_VERSIONS:
+        resources = aggregated.api.get(f"/apis/custom.metrics.k8s.io/{version}")["resources"]
+        assert [resource["name"] for resource in resources] == [
+            f"inferenceservices.conveyor.dev/{metric}" for metric in METRICS
+        ]
+
+
+def test_aggregated_discovery_of_the_api_server_is_complete(aggregated: Aggregated) -> None:
+    """kubectl and controllers read everything at once; an API that cannot be discovered is marked as stale there."""
+    command = [binary("kubectl"), "--kubeconfig", aggregated.plane.kubeconfig, "api-resources", "--cached=false"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+# At the port itself: callers that are not the API server.
+
+
+def ask(aggregated: Aggregated, path: str, pair: KeyPair | None, **headers: str) -> tuple[int, Json]:
+    context = ssl.create_default_context(cafile=str(aggregated.authority.certificate))
+    context.check_hostname = False  # its name is that of the Service
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    if pair is not None:
+        context.load_cert_chain(pair.certificate, pair.key)
+    url = f"https://127.0.0.1:{aggregated.port}{path}"
+    request = urllib.request.Request(url, headers=headers)
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
+    try:
+        with opener.open(request, timeout=10) as response:
+            return response.status, json.loads(response.read())
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.loads(error.read())
+
+
+PATHS = ("/apis", "/apis/custom.metrics.k8s.io", "/openapi/v2", "/openapi/v3", "/apis/custom.metrics.k8s.io/v1beta2")
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_the_front_proxy_of_the_real_api_server_is_answered(aggregated: Aggregated, path: str) -> None:
+    code, _ = ask(aggregated, path, aggregated.plane.front_proxy, **{"X-Remote-User": "system:kube-aggregator"})
+    assert code == 200
+
+
+@pytest.mark.parametrize("path", [*PATHS, "/", "/nothing"])
+def test_without_a_certificate_every_path_is_401(aggregated: Aggregated, path: str) -> None:
+    code, status = ask(aggregated, path, None, **{"X-Remote-User": "system:admin", "X-Remote-Group": "system:masters"})
+    assert (code, status["kind"], status["reason"]) == (401, "Status", "Unauthorized")
+
+
+def test_a_certificate_of_the_cluster_authority_is_refused(aggregated: Aggregated) -> None:
+    """The authority of users and kubelets is not the authority of the front proxy."""
+    pair = aggregated.plane.authority.issue("imposter", "front-proxy-client")
+    with pytest.raises((urllib.error.URLError, ConnectionError, ssl.SSLError)):
+        ask(aggregated, "/apis", pair, **{"X-Remote-User": "system:admin"})
+
+
+def test_a_rotated_front_proxy_authority_is_read_from_the_config_map(aggregated: Aggregated, tmp_path: Any) -> None:
+    """As Kubernetes rotates it: first both authorities are published, then the old one is gone again."""
+    path = "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication"
+    old = aggregated.api.get(path)["data"]["requestheader-client-ca-file"]
+    new = Authority(tmp_path, "new-front-proxy-authority")
+    pair = new.issue("new-front-proxy", "front-proxy-client")
+
+    def publish(bundle: str) -> None:
+        operation = {"op": "replace", "path": "/data/requestheader-client-ca-file", "value": bundle}
+        aggregated.api.patch_json(path, [operation])
+
+    def code(pair: KeyPair) -> int:
+        try:
+            return ask(aggregated, "/apis", pair, **{"X-Remote-User": "system:kube-aggregator"})[0]
+        except (urllib.error.URLError, ConnectionError, ssl.SSLError):
+            return 0
+
+    assert code(pair) == 0
+    publish(old + new.certificate.read_text())
+    eventually(200, lambda: code(pair))
+    assert code(aggregated.plane.front_proxy) == 200
+    publish(old)
+    eventually(0, lambda: code(pair))
+    assert code(aggregated.plane.front_proxy) == 200

@@ -1,0 +1,151 @@
+"""The process: how it starts, what it says about itself, how it ends, and the HorizontalPodAutoscaler it is for."""
+
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.metrics.aggregation import Aggregated, DemandServer, running_server, write_serving_certificate
+
+from e2e.cluster.api import Api, wait_until
+from e2e.cluster.certificates import Authority
+from e2e.cluster.control_plane import ControlPlane
+from e2e.cluster.paths import REPOSITORY
+
+Json = dict[str, Any]
+
+
+def read_health(port: int, path: str) -> tuple[int, str]:
+    """Status and text; (0, "") while nothing listens."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(f"http://127.0.0.1:{port}{path}", timeout=5) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+    except (urllib.error.URLError, ConnectionError):
+        return 0, ""
+
+
+def test_the_start_waits_for_the_operator_to_fill_the_secret(metrics_plane: ControlPlane, tmp_path: Path) -> None:
+    (tmp_path / "tls.crt").touch()
+    with running_server(metrics_plane, tmp_path) as (_, _, health_port):
+        wanted = (503, "waiting for the serving certificate\n")
+        wait_until("the wait", lambda: read_health(health_port, "/readyz") == wanted, 30, lambda: None)
+        assert read_health(health_port, "/livez") == (200, "ok\n")
+        write_serving_certificate(Authority(tmp_path, "authority"), tmp_path)
+        wait_until("ready", lambda: read_health(health_port, "/readyz") == (200, "ok\n"), 10, lambda: None)
+
+
+def test_metrics_of_the_process_are_served_for_prometheus(aggregated: Aggregated) -> None:
+    code, text = read_health(aggregated.health_port, "/metrics")
+    assert code == 200
+    assert 'conveyor_metrics_requests_total{code="200"}' in text
+    assert "conveyor_metrics_serving_certificate_expiry_timestamp_seconds 1." in text
+
+
+def test_a_new_serving_certificate_keeps_the_api_available(aggregated: Aggregated) -> None:
+    """The operator's rotation: a new leaf under an authority that the APIService already trusts."""
+    before = (aggregated.folder / "tls.crt").read_bytes()
+    write_serving_certificate(aggregated.authority, aggregated.folder)
+    assert (aggregated.folder / "tls.crt").read_bytes() != before
+    for _ in range(30):
+        aggregated.api.get("/apis/custom.metrics.k8s.io/v1beta2")
+
+
+def test_help_names_every_setting_and_its_variable() -> None:
+    command = [sys.executable, "-m", "conveyor_metrics", "--help"]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "--certificate-folder" in text
+    assert "$CONVEYOR_METRICS_GATEWAY_TIMEOUT_SECONDS" in text
+
+
+@pytest.mark.parametrize(
+    ("flag", "sentence"),
+    [("--https-port=x", "https_port is 'x'"), ("--kubeconfig=/nowhere", "no Kubernetes to talk to")],
+)
+def test_settings_that_cannot_be_used_end_the_process_with_a_sentence(flag: str, sentence: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "conveyor_metrics", "--health-port=0", flag], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def build_hpa(name: str) -> Json:
+    metric = {
+        "type": "Object",
+        "object": {
+            "describedObject": {"apiVersion": "conveyor.dev/v1alpha1", "kind": "InferenceService", "name": name},
+            "metric": {"name": "inference_in_flight"},
+            "target": {"type": "AverageValue", "averageValue": "10"},
+        },
+    }
+    return {
+        "metadata": {"name": name},
+        "spec": {
+            "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": name},
+            "minReplicas": 1,
+            "maxReplicas": 9,
+            "metrics": [metric],
+            "behavior": {"scaleDown": {"stabilizationWindowSeconds": 0}},
+        },
+    }
+
+
+def build_deployment(name: str) -> Json:
+    labels = {"app": name}
+    template = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "a", "image": "none"}]}}
+    return {
+        "metadata": {"name": name},
+        "spec": {"replicas": 1, "selector": {"matchLabels": labels}, "template": template},
+    }
+
+
+def install_crd(api: Api) -> None:
+    """The HPA finds the path of the described object's kind by discovery; the object itself is not asked for."""
+    (file,) = (REPOSITORY / "crds").glob("*.yaml")
+    crd = yaml.safe_load(file.read_text())
+    name = crd["metadata"]["name"]
+    api.apply(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}", crd)
+
+
+@pytest.mark.slow
+def test_the_hpa_of_a_real_controller_follows_the_value_and_holds_when_it_is_not_known(
+    aggregated: Aggregated, start_gateway: Callable[[dict[str, Json]], DemandServer]
+) -> None:
+    api: Api = aggregated.api
+    install_crd(api)
+    gateway = start_gateway({"default/scaled": {"in_flight": 35, "queue_depth": 0}})
+    aggregated.set_gateways(gateway)
+    api.create("/apis/apps/v1/namespaces/default/deployments", build_deployment("scaled"))
+    hpas = "/apis/autoscaling/v2/namespaces/default/horizontalpodautoscalers"
+    api.create(hpas, build_hpa("scaled"))
+
+    def desired() -> int:
+        return int(api.get(f"{hpas}/scaled")["status"].get("desiredReplicas", -1))
+
+    def replicas() -> int:
+        return int(api.get("/apis/apps/v1/namespaces/default/deployments/scaled")["spec"]["replicas"])
+
+    def active() -> Json:
+        conditions = api.get(f"{hpas}/scaled")["status"].get("conditions", [])
+        return next((c for c in conditions if c["type"] == "ScalingActive"), {"status": "Unknown"})
+
+    wait_until("35 / 10 -> 4 replicas", lambda: (desired(), replicas()) == (4, 4), 60, lambda: None)
+    gateway.status = 503
+    wait_until("the HPA's notice", lambda: active()["status"] == "False", 30, lambda: None)
+    assert "the sum is not known" in active()["message"]
+    gateway.services = {"default/scaled": {"in_flight": 1, "queue_depth": 0}}
+    assert replicas() == 4  # what it does not know, it does not act on
+    gateway.status = 200
+    wait_until("1 / 10 -> 1 replica", lambda: replicas() == 1, 30, lambda: None)
+    api.delete(f"{hpas}/scaled")
+    api.delete("/apis/apps/v1/namespaces/default/deployments/scaled")
