@@ -1,1 +1,1 @@
-"""The batching inference engine: one model, one device, one scheduler with four policies. Knows nothing of Kubernetes."""
+"""The batching inference engine: one model, one device, one scheduler, four policies. Knows nothing of Kubernetes."""

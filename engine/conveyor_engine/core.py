@@ -4,11 +4,22 @@ Driven by the engine process's loop (`async_engine`), the benchmark and the test
 may overlap another. Knows neither HTTP nor processes; `scheduler` decides, `model_runner` computes.
 """
 
+import sys
+import time
 from collections.abc import Callable
+from dataclasses import replace
+from random import Random
 
 from conveyor_engine.config import EngineConfig
 from conveyor_engine.model_runner import ModelRunner
-from conveyor_engine.request import EngineRequest, EngineStats, FinishReason, ModelFacts, RequestOutput
+from conveyor_engine.request import (
+    EngineRequest,
+    EngineStats,
+    FinishReason,
+    ModelFacts,
+    RequestOutput,
+    SamplingParams,
+)
 from conveyor_engine.scheduler import Scheduler
 
 
@@ -27,6 +38,10 @@ class EngineCore:
         self.runner = ModelRunner(config, progress)
         self.facts: ModelFacts = self.runner.facts
         self.scheduler = Scheduler(config, self.facts)
+        if config.warmup:
+            started = time.monotonic()
+            self._warm_up(config)
+            progress(f"event=warmed_up seconds={time.monotonic() - started:.1f}")
 
     def add_request(self, request: EngineRequest) -> None:
         """Puts the request into the waiting queue. Raises Overloaded or InvalidRequest; then it never was."""
@@ -65,3 +80,18 @@ class EngineCore:
     def stats(self) -> EngineStats:
         """Gauges and counters as of now."""
         return self.scheduler.stats()
+
+    def _warm_up(self, config: EngineConfig) -> None:
+        """Two steps at the largest size, so that no request pays for first-time allocations and page faults."""
+        facts = self.facts
+        scheduler = Scheduler(replace(config, batching_mode="continuous", max_num_queued_requests=sys.maxsize), facts)
+        length = max(1, min(facts.max_num_batched_tokens // facts.max_num_seqs, facts.max_model_len - 2))
+        random = Random(0)
+        for number in range(facts.max_num_seqs):
+            prompt = [random.randrange(facts.vocab_size) for _ in range(length)]
+            params = SamplingParams(max_tokens=2, ignore_eos=True, temperature=number % 2, top_p=0.9)
+            request = EngineRequest(request_id=str(number), prompt_token_ids=prompt, sampling_params=params)
+            scheduler.add_request(request)
+        while scheduler.requests:
+            plan = scheduler.schedule(0.0)
+            scheduler.update(plan, self.runner.execute(plan))

@@ -1,0 +1,67 @@
+"""What this engine cannot run, refused with a reason before the first request.
+
+Many models load and run here but answer garbage, because they need something that our attention or the
+packed batch does not give them. `loader` and `probe` call these. Raises ModelError throughout.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from conveyor_engine.errors import ModelError
+
+_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+# Their frequencies depend on the length of the batch's longest sequence, not on each request's own.
+_ROPE_TYPES_REFUSED = frozenset({"dynamic", "longrope"})
+
+
+def check_config(config: PretrainedConfig) -> None:
+    """Refuses what the configuration alone gives away."""
+    kind = config.model_type
+    if getattr(config, "is_encoder_decoder", False):
+        raise ModelError(f"{kind} is an encoder-decoder; this engine runs decoder-only language models")
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ModelError(f"{kind} has no causal language model in transformers; this engine runs only those")
+    if getattr(config, "quantization_config", None) is not None:
+        raise ModelError("the checkpoint is quantized, which this engine does not run; use the original weights")
+    text = config.get_text_config()
+    layer_types = set(getattr(text, "layer_types", None) or ())
+    if unknown := sorted(layer_types - _LAYER_TYPES):
+        raise ModelError(
+            f"{kind} has layers of type {', '.join(unknown)}; this engine runs full and sliding attention only"
+        )
+    if refused := sorted(_rope_types(text) & _ROPE_TYPES_REFUSED):
+        raise ModelError(
+            f"{kind} uses RoPE scaling of type {', '.join(refused)}, which depends on the batch and is not supported"
+        )
+
+
+def _rope_types(config: PretrainedConfig) -> set[str]:
+    """All RoPE types the configuration names, of the whole model or per layer type."""
+    found: set[str] = set()
+    for name in ("rope_parameters", "rope_scaling"):
+        parameters = getattr(config, name, None) or {}
+        for entry in (parameters, *parameters.values()):
+            if isinstance(entry, Mapping):
+                found.add(str(entry.get("rope_type") or entry.get("type") or "default"))
+    return found
+
+
+def check_weights(path: str, loading_info: Mapping[str, Any]) -> None:
+    """Refuses a checkpoint that leaves weights to chance."""
+    for problem in ("missing_keys", "mismatched_keys", "error_msgs"):
+        if found := sorted(map(str, loading_info.get(problem) or ())):
+            kind = problem.replace("_", " ")
+            raise ModelError(
+                f"the weights in {path} are not those of its config.json: {len(found)} {kind}, first {found[0]}"
+            )
+
+
+def check_model(model: PreTrainedModel) -> None:
+    """Refuses classes that compute attention in their own way."""
+    if not model._can_set_attn_implementation():
+        raise ModelError(
+            f"{type(model).__name__} does not use transformers' attention interface, so this engine cannot run it"
+        )
