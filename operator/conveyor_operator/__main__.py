@@ -1,0 +1,36 @@
+"""`python -m conveyor_operator`: reads settings, sets up the log, runs `process`. Start reading here."""
+
+import asyncio
+import logging
+import signal
+import sys
+
+from conveyor_operator.process import run_operator
+from conveyor_operator.settings import Settings, parse_settings
+
+logger = logging.getLogger("conveyor_operator")
+
+
+def main() -> None:
+    """Returns after SIGTERM or SIGINT; an exception, so code 1, when it cannot go on and wants to be restarted."""
+    settings = parse_settings(sys.argv[1:])
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=settings.log_level.upper(),
+        format="time=%(asctime)s level=%(levelname)s logger=%(name)s %(message)s",
+    )
+    logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # one line per handler call otherwise
+    asyncio.run(_run(settings))
+
+
+async def _run(settings: Settings) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # Kopf takes them over later; until then, for instance while the CRD is missing, they are ours.
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    await run_operator(settings, stop)
+    logger.info("stopped")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,229 @@
+"""The only calls to the Kubernetes API beside Kopf's watches.
+
+Used by `reconcile`, `events`, `apiservice` and `process`. Objects are plain dictionaries in and out; every failure
+becomes one of `errors`. Uses `kubernetes.aio`'s dynamic client with fixed paths: all kinds are known, so there is no
+discovery and no discovery cache. Must not decide anything.
+"""
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+from kubernetes.aio import client, config
+from kubernetes.aio.client.exceptions import ApiException
+from kubernetes.aio.dynamic import DynamicClient
+
+from conveyor_operator.errors import ApiError, Conflict, Refused, Unavailable
+from conveyor_operator.kinds import Kind
+from conveyor_operator.metrics import Metrics
+
+Object = dict[str, Any]
+
+_DEFAULT_KUBECONFIG = os.path.expanduser("~/.kube/config")
+_TIMEOUT = aiohttp.ClientTimeout(total=30)
+_WATCH_SECONDS = 540  # the server ends a watch after this time; a silent death is noticed a little later
+_WATCH_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=10, sock_read=_WATCH_SECONDS + 30)
+_MERGE_PATCH = "application/merge-patch+json"
+_APPLY_PATCH = "application/apply-patch+yaml"
+
+
+async def load_configuration(kubeconfig: str | None) -> Any:
+    """Credentials: that kubeconfig file, else the pod's service account, else ~/.kube/config."""
+    configuration = client.Configuration()
+    if kubeconfig is None and os.environ.get("KUBERNETES_SERVICE_HOST"):
+        config.load_incluster_config(client_configuration=configuration)
+    else:
+        path = kubeconfig or _DEFAULT_KUBECONFIG
+        await config.load_kube_config(config_file=path, client_configuration=configuration, persist_config=False)
+    return configuration
+
+
+class Cluster:
+    """An open connection; use as `async with`."""
+
+    def __init__(self, configuration: Any, metrics: Metrics) -> None:
+        self._api = client.ApiClient(configuration)
+        self._dynamic = DynamicClient(self._api)
+        self._metrics = metrics
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._api.close()
+
+    async def is_served(self, kind: Kind) -> bool:
+        """Whether the API server serves this kind, so whether its CRD is installed and established."""
+        try:
+            found = await self._call("get", kind, f"/apis/{kind.group}/{kind.version}", label="discovery")
+        except Refused as error:
+            if error.status == 404:
+                return False
+            raise
+        return any(resource["name"] == kind.plural for resource in found["resources"])
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
+        """The object, or None."""
+        try:
+            return await self._call("get", kind, kind.path(namespace, name))
+        except Refused as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def apply(
+        self, kind: Kind, body: Object, manager: str, *, force: bool = True, subresource: str | None = None
+    ) -> Object:
+        """Server-side apply: create, or change the fields in `body`. Returns the whole object."""
+        metadata = body["metadata"]
+        path = kind.path(metadata.get("namespace"), metadata["name"], subresource)
+        query = [("fieldManager", manager), ("force", "true" if force else "false"), ("fieldValidation", "Strict")]
+        return await self._call("patch", kind, path, body, _APPLY_PATCH, query)
+
+    async def merge(self, kind: Kind, namespace: str | None, name: str, patch: Object, manager: str) -> Object:
+        """Merge patch of an existing object that we do not own as a whole."""
+        path = kind.path(namespace, name)
+        return await self._call("patch", kind, path, patch, _MERGE_PATCH, [("fieldManager", manager)])
+
+    async def create(self, kind: Kind, body: Object) -> Object:
+        return await self._call("post", kind, kind.path(body["metadata"]["namespace"]), body, "application/json")
+
+    async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
+        """Delete exactly the object with that uid; one that is gone or replaced is left alone."""
+        options = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
+        try:
+            await self._call("delete", kind, kind.path(namespace, name), options, "application/json")
+        except (Refused, Conflict) as error:
+            if error.status not in (404, 409):
+                raise
+
+    async def follow(self, kind: Kind, namespace: str | None, name: str) -> AsyncIterator[Object | None]:
+        """One object by name, now and after every change, for ever; None when it is not there.
+
+        By field selector, so that a role with `resourceNames` is enough. Raises Unavailable when the connection
+        fails; the caller waits and calls again.
+        """
+        selector = ("fieldSelector", f"metadata.name={name}")
+        while True:
+            listed = await self._call("get", kind, kind.path(namespace), query=[selector], label="list")
+            version = listed["metadata"]["resourceVersion"]
+            yield next(iter(listed["items"]), None)
+            async for event in self._watch(kind, namespace, selector, version):
+                if event["type"] == "ERROR":
+                    break  # too old a version, as a rule: list again
+                if event["type"] != "BOOKMARK":
+                    yield None if event["type"] == "DELETED" else event["object"]
+
+    async def _watch(
+        self, kind: Kind, namespace: str | None, selector: tuple[str, str], version: str
+    ) -> AsyncIterator[Object]:
+        while True:
+            query = [
+                selector,
+                ("watch", "true"),
+                ("resourceVersion", version),
+                ("allowWatchBookmarks", "true"),
+                ("timeoutSeconds", str(_WATCH_SECONDS)),
+            ]
+            response = await self._request(
+                "get", kind, kind.path(namespace), query=query, label="watch", limits=_WATCH_TIMEOUT, serialize=False
+            )
+            try:
+                async for line in response.content:
+                    event = json.loads(line)
+                    yield event
+                    version = event["object"]["metadata"].get("resourceVersion", version)
+            except (aiohttp.ClientError, TimeoutError) as error:
+                raise Unavailable(0, "Disconnected", f"watch of {kind.plural}: {error!r}") from error
+            finally:
+                response.close()
+
+    async def _call(
+        self,
+        method: str,
+        kind: Kind,
+        path: str,
+        body: Object | None = None,
+        content_type: str | None = None,
+        query: list[tuple[str, str]] | None = None,
+        label: str = "",
+    ) -> Object:
+        answer: Object = await self._request(
+            method, kind, path, body=body, content_type=content_type, query=query, label=label
+        )
+        return answer
+
+    async def _request(
+        self,
+        method: str,
+        kind: Kind,
+        path: str,
+        *,
+        body: Object | None = None,
+        content_type: str | None = None,
+        query: list[tuple[str, str]] | None = None,
+        label: str = "",
+        limits: aiohttp.ClientTimeout = _TIMEOUT,
+        serialize: bool = True,
+    ) -> Any:
+        status = "0"
+        try:
+            answer = await self._dynamic.request(
+                method,
+                path,
+                body=body,
+                content_type=content_type,
+                query_params=list(query or ()),
+                header_params={"Accept": "application/json"},
+                serialize=serialize,
+                serializer=lambda _, content: content,
+                _request_timeout=limits,
+            )
+            status = "2xx"
+            return answer
+        except ApiException as error:
+            status = str(error.status)
+            raise translate(error) from error
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise Unavailable(0, "NoConnection", f"{method} {path}: {error!r}") from error
+        finally:
+            self._metrics.api_calls.labels(label or method, kind.plural, status).inc()
+
+
+def translate(error: ApiException) -> ApiError:
+    """The client's one exception as ours; the sentence is the API server's own."""
+    status, reason, message = int(error.status or 0), str(error.reason or ""), str(error.body or "")
+    try:
+        answer = json.loads(error.body)
+        reason, message = str(answer.get("reason") or reason), str(answer.get("message") or message)
+    except (ValueError, TypeError, AttributeError):
+        pass  # not a Status object: a proxy's own words
+    if status == 409:
+        return Conflict(status, reason, message)
+    if status in (401, 408, 429) or status >= 500 or status == 0:
+        return Unavailable(status, reason, message, _retry_after_seconds(error.headers))
+    return Refused(status, reason, message)
+
+
+def _retry_after_seconds(headers: Mapping[str, str] | None) -> float | None:
+    value = (headers or {}).get("Retry-After", "")
+    return float(value) if value.isdigit() else None
+
+
+async def wait_for(cluster: Cluster, kind: Kind, interval_seconds: float) -> AsyncIterator[str]:
+    """Polls until `kind` is served; yields what it is waiting for, each time."""
+    while True:
+        try:
+            if await cluster.is_served(kind):
+                return
+            waiting_for = f"the CRD {kind.plural}.{kind.group} is not installed"
+        except ApiError as error:
+            waiting_for = f"the API server does not answer: {error.message}"
+        yield waiting_for
+        await asyncio.sleep(interval_seconds)

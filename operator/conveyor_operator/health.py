@@ -1,0 +1,71 @@
+"""The operator's own HTTP: /livez, /readyz and /metrics on one port.
+
+The truth they tell: alive is a process that waits for the CRD or works, and whose reconciles come to an end; ready is
+one that watches. A dead event loop does not answer at all. Started by `process`; knows nothing of Kubernetes.
+"""
+
+import logging
+from collections.abc import Callable
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from conveyor_api import names
+from conveyor_operator.metrics import Metrics
+
+logger = logging.getLogger(__name__)
+
+# A reconcile makes some twenty calls that end within 30 s each; longer than this, something is stuck.
+_STUCK_SECONDS = 300.0
+
+
+class Health:
+    """What the probes answer with; the parts of the process write it, `serve` reads it."""
+
+    def __init__(self, longest_run_seconds: Callable[[], float]) -> None:
+        self._longest_run_seconds = longest_run_seconds
+        self.waiting_for = "starting"
+        """What keeps the operator from watching; empty once it does."""
+
+    def find_illness(self) -> str:
+        """Why the process should be restarted; empty if it should not."""
+        running = self._longest_run_seconds()
+        return f"a reconcile has been running for {running:.0f} s" if running > _STUCK_SECONDS else ""
+
+
+class HealthServer:
+    """Serves until `stop`; `port` is the real one, also when 0 was asked for."""
+
+    def __init__(self, health: Health, metrics: Metrics, address: str, port: int) -> None:
+        self._health = health
+        self._metrics = metrics
+        self._address = address
+        self.port = port
+        app = web.Application()
+        app.router.add_get(names.LIVENESS_PATH, self._live)
+        app.router.add_get(names.READINESS_PATH, self._ready)
+        app.router.add_get(names.PROMETHEUS_PATH, self._prometheus)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
+
+    async def start(self) -> None:
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, self._address, self.port)
+        await site.start()
+        self.port = self._runner.addresses[0][1]
+        logger.info("listening address=%s port=%s", self._address, self.port)
+
+    async def stop(self) -> None:
+        await self._runner.cleanup()
+
+    async def _live(self, request: web.Request) -> web.Response:
+        illness = self._health.find_illness()
+        if illness:
+            return web.Response(status=500, text=f"{illness}\n")
+        return web.Response(text=f"alive; waiting: {self._health.waiting_for or 'for nothing'}\n")
+
+    async def _ready(self, request: web.Request) -> web.Response:
+        waiting_for = self._health.waiting_for
+        return web.Response(status=503 if waiting_for else 200, text=f"{waiting_for or 'ready'}\n")
+
+    async def _prometheus(self, request: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(self._metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})

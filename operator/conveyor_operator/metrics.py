@@ -1,0 +1,48 @@
+"""The operator's Prometheus metrics: every name once.
+
+Written by `cluster`, `workers` and `reconcile`, served by `health`. Holds no state but the counters.
+"""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+_LATENCY_BUCKETS_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+
+
+class Metrics:
+    """One set of metrics per process; tests make their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.reconciles = Counter(
+            "conveyor_operator_reconciles",
+            "Reconciles by result: done, retry (a child was refused) or error.",
+            ["result"],
+            registry=self.registry,
+        )
+        self.reconcile_seconds = Histogram(
+            "conveyor_operator_reconcile_seconds",
+            "Duration of one reconcile.",
+            buckets=_LATENCY_BUCKETS_SECONDS,
+            registry=self.registry,
+        )
+        self.queue_depth = Gauge(
+            "conveyor_operator_queue_depth",
+            "InferenceServices that wait for a free worker.",
+            registry=self.registry,
+        )
+        self.busy_workers = Gauge(
+            "conveyor_operator_busy_workers",
+            "InferenceServices that are being reconciled now.",
+            registry=self.registry,
+        )
+        self.api_calls = Counter(
+            "conveyor_operator_api_calls",
+            "Calls to the API server, without Kopf's watches, by verb, resource and HTTP status (0: no answer).",
+            ["verb", "resource", "status"],
+            registry=self.registry,
+        )
+        self.certificate_expiry = Gauge(
+            "conveyor_operator_metrics_certificate_expiry_timestamp_seconds",
+            "When the metrics server's serving certificate ends; 0 if there is none.",
+            registry=self.registry,
+        )

@@ -1,0 +1,105 @@
+"""The operator as a process: puts the parts together, waits for the CRD, and runs Kopf until it is told to stop.
+
+`__main__` calls `run_operator` with settings; tests call it in a thread with a stop flag. The one place where the
+parts know each other.
+"""
+
+import asyncio
+import contextlib
+import logging
+import threading
+
+import kopf
+
+from conveyor_operator.apiservice import MetricsApiKeeper
+from conveyor_operator.cluster import Cluster, load_configuration, wait_for
+from conveyor_operator.handlers import build_registry, configure
+from conveyor_operator.health import Health, HealthServer
+from conveyor_operator.kinds import INFERENCE_SERVICE
+from conveyor_operator.metrics import Metrics
+from conveyor_operator.reconcile import Reconciler
+from conveyor_operator.settings import Settings
+from conveyor_operator.store import Store
+from conveyor_operator.workers import Workers
+
+logger = logging.getLogger(__name__)
+
+_CRD_POLL_SECONDS = 2.0
+
+
+class Operator:
+    """The parts of one process."""
+
+    def __init__(self, settings: Settings, cluster: Cluster, metrics: Metrics) -> None:
+        self.settings = settings
+        self.cluster = cluster
+        self.metrics = metrics
+        self.store = Store()
+        self.keeper = MetricsApiKeeper(cluster, metrics, settings.system_namespace, self._mark_all)
+        self.reconciler = Reconciler(cluster, self.store, settings, lambda: self.keeper.metrics_api)
+        self.workers = Workers(self.reconciler.reconcile, metrics, settings.workers)
+        self.health = Health(self.workers.longest_run_seconds)
+
+    def _mark_all(self) -> None:
+        for key in self.store.services():
+            self.workers.mark(key)
+
+    async def run(self, stop: threading.Event | asyncio.Event) -> None:
+        """Until `stop` is set or a signal comes. Raises if the watching breaks off, for instance with the CRD."""
+        server = HealthServer(self.health, self.metrics, self.settings.address, self.settings.port)
+        await server.start()
+        try:
+            if await self._wait_for_crd(stop):
+                await self._work(stop)
+        finally:
+            await server.stop()
+
+    async def _wait_for_crd(self, stop: threading.Event | asyncio.Event) -> bool:
+        """Whether the CRD is served now; False if `stop` came first."""
+        async for waiting_for in wait_for(self.cluster, INFERENCE_SERVICE, _CRD_POLL_SECONDS):
+            if waiting_for != self.health.waiting_for:
+                logger.warning("waiting: %s", waiting_for)
+            self.health.waiting_for = waiting_for
+            if stop.is_set():
+                return False
+        self.health.waiting_for = "the first listing"
+        return True
+
+    async def _work(self, stop: threading.Event | asyncio.Event) -> None:
+        settings, ready = self.settings, asyncio.Event()
+        kopf_settings = kopf.OperatorSettings()
+        configure(kopf_settings)
+        async with asyncio.TaskGroup() as tasks:
+            # Started before Kopf, which cancels every task that is younger than itself when it ends.
+            beside = [tasks.create_task(self._resync()), tasks.create_task(self._tell_ready(ready))]
+            if settings.metrics_api:
+                beside.append(tasks.create_task(self.keeper.run()))
+            await kopf.operator(
+                registry=build_registry(self.store, self.workers, settings.kubeconfig),
+                settings=kopf_settings,
+                clusterwide=not settings.namespaces,
+                namespaces=settings.namespaces,
+                ready_flag=ready,
+                stop_flag=stop,
+            )
+            for task in beside:
+                task.cancel()
+
+    async def _tell_ready(self, ready: asyncio.Event) -> None:
+        await ready.wait()
+        self.health.waiting_for = ""
+        logger.info("ready namespaces=%s", ",".join(self.settings.namespaces) or "all")
+
+    async def _resync(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.resync_seconds)
+            self._mark_all()
+
+
+async def run_operator(settings: Settings, stop: threading.Event | asyncio.Event) -> None:
+    """Connects, works, and returns when told to stop; raises what made it impossible to go on."""
+    metrics = Metrics()
+    configuration = await load_configuration(settings.kubeconfig)
+    async with contextlib.AsyncExitStack() as stack:
+        cluster = await stack.enter_async_context(Cluster(configuration, metrics))
+        await Operator(settings, cluster, metrics).run(stop)

@@ -1,0 +1,241 @@
+"""One InferenceService, brought to what its spec says: the operator's one straight line.
+
+parse -> observe -> build -> plan -> apply -> status. Called by `workers` with a key, never with an event: it looks at
+what is there and does what is missing, so it may be called at any time, and stopped at any point.
+
+What it remembers between calls only saves work: which apply led to which child (so that an unchanged child costs no
+call) and the status it wrote last (until the watch has brought it back). Nothing of it is needed to be right.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from conveyor_api import names
+from conveyor_api.conditions import Reason
+from conveyor_api.errors import InvalidResource
+from conveyor_api.resource import InferenceService
+from conveyor_operator.apiservice import utc_now
+from conveyor_operator.cluster import Cluster
+from conveyor_operator.conditions import Situation
+from conveyor_operator.errors import Refused
+from conveyor_operator.events import build_event, find_transitions
+from conveyor_operator.image import choose_engine_image
+from conveyor_operator.kinds import BY_NAME, CLAIM, DEPLOYMENT, EVENT, INFERENCE_SERVICE
+from conveyor_operator.manifests import Choices, Object, Owner, build_children
+from conveyor_operator.manifests.deployment import with_replicas
+from conveyor_operator.observed import Observed, hash_of, observe_child
+from conveyor_operator.plan import (
+    Applied,
+    Apply,
+    ChildId,
+    Delete,
+    Obstacle,
+    plan_applies,
+    plan_early_removals,
+    plan_removals,
+)
+from conveyor_operator.replicas import Hold, plan_hold, plan_replicas
+from conveyor_operator.scaling import MetricsApi
+from conveyor_operator.settings import Settings
+from conveyor_operator.status import Written, build_invalid_status, build_status, is_same
+from conveyor_operator.store import Store
+from conveyor_operator.workers import Key
+
+logger = logging.getLogger(__name__)
+
+_POD_NEEDS = ("ServiceAccount", "PersistentVolumeClaim", "ConfigMap")
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What is remembered of one InferenceService, as long as it has this uid."""
+
+    uid: str
+    applied: dict[ChildId, Applied] = field(default_factory=dict)
+    status: Object | None = None
+    """Written while the resource had `status_version`, so newer than what the store says at that version."""
+    status_version: str = ""
+
+
+@dataclass(slots=True)
+class _Work:
+    """One call's state: what is wanted, what is there by now, and what stands in the way."""
+
+    service: InferenceService
+    owner: Owner
+    observed: Observed
+    memory: _Memory
+    obstacles: list[Obstacle] = field(default_factory=list)
+
+
+class Reconciler:
+    """`reconcile` is the whole interface; `metrics_api` tells who serves custom.metrics.k8s.io."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        store: Store,
+        settings: Settings,
+        metrics_api: Callable[[], MetricsApi],
+        now: Callable[[], datetime] = utc_now,
+    ) -> None:
+        self._cluster = cluster
+        self._store = store
+        self._settings = settings
+        self._metrics_api = metrics_api
+        self._now = now
+        self._memories: dict[Key, _Memory] = {}
+
+    async def reconcile(self, key: Key) -> bool:
+        """True when all is as it should be; False to be called again later. Raises ApiError."""
+        body = self._store.resource(key)
+        if body is None or "deletionTimestamp" in body["metadata"]:
+            self._memories.pop(key, None)  # the children go with their owner
+            return True
+        memory = self._recall(key, body)
+        try:
+            service = InferenceService.parse(body)
+        except InvalidResource as error:
+            await self._write_invalid(body, memory, str(error))
+            return True
+        owner = Owner(service.namespace, service.name, service.metadata.uid)
+        work = _Work(service, owner, self._store.observe(key), memory)
+        image = await self._bring_about(work)
+        await self._write_status(body, work, image)
+        return not work.obstacles
+
+    async def _bring_about(self, work: _Work) -> str:
+        """Children as the spec wants them; returns the engine image that was chosen."""
+        spec, owner = work.service.spec, work.owner
+        image = choose_engine_image(
+            owner, spec, self._settings.engine_image, work.service.status.engine_image, work.observed.deployment
+        )
+        choices = Choices(image, self._settings.gateway_host, _choose_access_mode(work))
+        desired = build_children(owner, spec, choices)
+        await self._look_up_unknown(work, desired)
+        autoscaled = work.observed.autoscaler is not None
+        for removal in plan_early_removals(owner, desired, work.observed):
+            await self._delete(work, removal)
+        replicas = plan_replicas(spec, work.observed.deployment, autoscaled)
+        desired = [
+            with_replicas(child, replicas.count, replicas.held) if child["kind"] == DEPLOYMENT.kind else child
+            for child in desired
+        ]
+        plan = plan_applies(owner, desired, work.observed, work.memory.applied)
+        work.obstacles.extend(plan.obstacles)
+        for apply in plan.applies:
+            await self._apply(work, apply)
+        if not work.obstacles:
+            for removal in plan_removals(owner, desired, work.observed):
+                await self._delete(work, removal)
+        return image
+
+    async def _look_up_unknown(self, work: _Work, desired: list[Object]) -> None:
+        """A name that no labelled object of ours has may still be taken: look before applying over it."""
+        for child in desired:
+            kind, name = child["kind"], child["metadata"]["name"]
+            if (kind, name) not in work.observed.children:
+                found = await self._cluster.get(BY_NAME[kind], work.owner.namespace, name)
+                if found is not None:
+                    work.observed = work.observed.with_child(found)
+
+    async def _apply(self, work: _Work, apply: Apply) -> None:
+        """One child; a refusal is an obstacle, and the Deployment waits for what its pods need."""
+        kind, name = apply.id
+        if kind == DEPLOYMENT.kind and any(obstacle.kind in _POD_NEEDS for obstacle in work.obstacles):
+            return
+        logger.info("apply key=%s kind=%s name=%s reason=%s", work.service.key, *apply.id, apply.reason)
+        try:
+            if kind == DEPLOYMENT.kind:
+                await self._hold_replicas(work)
+            found = await self._cluster.apply(BY_NAME[kind], apply.body, names.FIELD_MANAGER)
+            work.observed = work.observed.with_child(found)
+            work.memory.applied[apply.id] = Applied(hash_of(apply.body), observe_child(found).fingerprint)
+            if kind == DEPLOYMENT.kind:
+                await self._hold_replicas(work)
+        except Refused as error:
+            work.memory.applied.pop(apply.id, None)
+            work.obstacles.append(Obstacle(kind, name, Reason.CHILD_REFUSED, f"{kind} {name}: {error.message}"))
+
+    async def _hold_replicas(self, work: _Work) -> None:
+        """Keep the number of replicas while the field changes hands."""
+        hold: Hold | None = plan_hold(work.service.spec, work.observed.deployment)
+        if hold is None:
+            return
+        body = {
+            "apiVersion": DEPLOYMENT.api_version,
+            "kind": DEPLOYMENT.kind,
+            "metadata": {"name": names.engine_name(work.owner.name), "namespace": work.owner.namespace},
+            "spec": {"replicas": hold.count},
+        }
+        logger.info("hold replicas key=%s count=%s", work.service.key, hold.count)
+        found = await self._cluster.apply(DEPLOYMENT, body, names.REPLICAS_FIELD_MANAGER, force=hold.force)
+        work.observed = work.observed.with_child(found)
+
+    async def _delete(self, work: _Work, removal: Delete) -> None:
+        logger.info("delete key=%s kind=%s name=%s", work.service.key, removal.kind, removal.name)
+        await self._cluster.delete(BY_NAME[removal.kind], work.owner.namespace, removal.name, removal.uid)
+        work.observed = work.observed.without_child(removal.kind, removal.name)
+        work.memory.applied.pop((removal.kind, removal.name), None)
+
+    async def _write_status(self, body: Object, work: _Work, image: str) -> None:
+        service = work.service
+        url = self._settings.service_url(service.namespace, service.name)
+        situation = Situation(service.spec, work.observed, tuple(work.obstacles), self._metrics_api())
+        previous = self._previous_status(body, work.memory)
+        status = build_status(service, situation, Written(url, image), previous, self._now())
+        await self._write(body, work.memory, previous, status)
+
+    async def _write_invalid(self, body: Object, memory: _Memory, message: str) -> None:
+        previous = self._previous_status(body, memory)
+        status = build_invalid_status(message, int(body["metadata"]["generation"]), previous, self._now())
+        await self._write(body, memory, previous, status)
+
+    async def _write(self, body: Object, memory: _Memory, previous: Object, status: Object) -> None:
+        """If it says something new: the status, then an Event for each condition that turned."""
+        if is_same(status, previous):
+            return
+        metadata = body["metadata"]
+        patch = {
+            "apiVersion": INFERENCE_SERVICE.api_version,
+            "kind": INFERENCE_SERVICE.kind,
+            # The uid makes it fail on another resource that has come under this name.
+            "metadata": {"name": metadata["name"], "namespace": metadata["namespace"], "uid": metadata["uid"]},
+            "status": status,
+        }
+        written = await self._cluster.apply(INFERENCE_SERVICE, patch, names.FIELD_MANAGER, subresource="status")
+        memory.status, memory.status_version = written.get("status") or {}, metadata["resourceVersion"]
+        for transition in find_transitions(previous, status):
+            try:
+                await self._cluster.create(EVENT, build_event(body, transition, self._now()))
+            except Refused as error:
+                logger.warning(
+                    "event refused key=%s error=%r", f"{metadata['namespace']}/{metadata['name']}", error.message
+                )
+
+    def _previous_status(self, body: Object, memory: _Memory) -> Object:
+        """The status that is there: our last one, if the watch has not brought it back yet."""
+        if memory.status is not None and memory.status_version == body["metadata"]["resourceVersion"]:
+            return memory.status
+        found: dict[str, Any] = body.get("status") or {}
+        return found
+
+    def _recall(self, key: Key, body: Object) -> _Memory:
+        uid = str(body["metadata"]["uid"])
+        memory = self._memories.get(key)
+        if memory is None or memory.uid != uid:
+            memory = self._memories[key] = _Memory(uid)
+        return memory
+
+
+def _choose_access_mode(work: _Work) -> str:
+    """Of the claim that Conveyor makes. Pods on several nodes need to share it; it cannot change once it is there."""
+    live = work.observed.children.get((CLAIM.kind, names.model_claim_name(work.owner.name)))
+    if live is not None and live.access_mode:
+        return live.access_mode
+    spec = work.service.spec
+    most = spec.autoscaling.max_replicas if spec.autoscaling is not None and spec.is_autoscaled else spec.replicas
+    return "ReadWriteOnce" if most <= 1 and spec.rollout.max_surge in (0, "0%") else "ReadWriteMany"

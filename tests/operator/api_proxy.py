@@ -1,0 +1,208 @@
+"""A real HTTP proxy in front of the real API server: records every call, and injects faults.
+
+Runs in a thread of its own. The operator under test gets a kubeconfig that names the proxy; the proxy calls the API
+server with the control plane's admin certificate. What it records is what went over the wire, Kopf's watches
+included, as (verb, group, resource, subresource), the form in which RBAC rules are written.
+"""
+
+import asyncio
+import base64
+import re
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+from aiohttp import ClientSession, ClientTimeout, TCPConnector, web
+
+_HOP_HEADERS = {"connection", "keep-alive", "transfer-encoding", "content-length", "content-encoding", "host"}
+_PATH = re.compile(
+    r"/(?:api|apis/(?P<group>[^/]+))/(?P<version>[^/]+)"
+    r"(?:/namespaces/(?P<namespace>[^/]+)(?=/))?/(?P<resource>[^/]+)(?:/(?P<name>[^/]+))?(?:/(?P<subresource>[^/]+))?"
+)
+_VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call as RBAC sees it; `name` and `namespace` for the tests."""
+
+    verb: str
+    group: str
+    resource: str
+    subresource: str = ""
+    namespace: str = ""
+    name: str = ""
+    status: int = 0
+
+    @property
+    def permission(self) -> tuple[str, str, str, str]:
+        return self.verb, self.group, self.resource, self.subresource
+
+    @property
+    def is_write(self) -> bool:
+        return self.verb not in ("get", "list", "watch")
+
+
+@dataclass(slots=True)
+class Fault:
+    """Answer instead of the API server, for calls that `matches`, `times` times. status 0: cut the connection."""
+
+    matches: Callable[[Call], bool]
+    status: int
+    times: int
+    headers: dict[str, str] = field(default_factory=dict)
+    hits: int = 0
+
+
+class ApiProxy:
+    """`url` and `kubeconfig` are valid within `running`."""
+
+    def __init__(self, kubeconfig: Path) -> None:
+        config = yaml.safe_load(kubeconfig.read_text())
+        self._server: str = config["clusters"][0]["cluster"]["server"]
+        self._tls = _client_tls(config, kubeconfig.parent)
+        self._thread = threading.Thread(target=self._serve, name="api proxy", daemon=True)
+        self._loop = asyncio.new_event_loop()
+        self._ready = threading.Event()
+        self._stop = asyncio.Event()
+        self.calls: list[Call] = []
+        self.faults: list[Fault] = []
+        self.before: Callable[[Call], None] = lambda call: None
+        """Called for every call before it is passed on, in the proxy's thread; what it raises cuts the connection."""
+        self.port = 0
+
+    @contextmanager
+    def running(self) -> Iterator["ApiProxy"]:
+        self._thread.start()
+        assert self._ready.wait(10), "the proxy did not start"
+        try:
+            yield self
+        finally:
+            self._loop.call_soon_threadsafe(self._stop.set)
+            self._thread.join(10)
+
+    def write_kubeconfig(self, path: Path) -> Path:
+        cluster = {"name": "proxy", "cluster": {"server": f"http://127.0.0.1:{self.port}"}}
+        context = {"name": "proxy", "context": {"cluster": "proxy", "user": "proxy"}}
+        content = {
+            "apiVersion": "v1", "kind": "Config", "clusters": [cluster], "contexts": [context],
+            "users": [{"name": "proxy", "user": {}}], "current-context": "proxy",
+        }  # fmt: skip
+        path.write_text(yaml.safe_dump(content))
+        return path
+
+    def fail(self, matches: Callable[[Call], bool], status: int, times: int = 1, **headers: str) -> Fault:
+        fault = Fault(matches, status, times, {key.replace("_", "-"): value for key, value in headers.items()})
+        self.faults.append(fault)
+        return fault
+
+    def writes(self) -> list[Call]:
+        return [call for call in self.calls if call.is_write]
+
+    def wait_quiet(self, seconds: float = 1.0, timeout: float = 30.0) -> None:
+        """Until no call but watches was made for that long."""
+        deadline = time.monotonic() + timeout
+        seen, since = -1, time.monotonic()
+        while time.monotonic() < deadline:
+            count = sum(1 for call in self.calls if call.verb != "watch")
+            if count != seen:
+                seen, since = count, time.monotonic()
+            if time.monotonic() - since >= seconds:
+                return
+            time.sleep(0.05)
+        raise TimeoutError(f"never quiet; the last calls: {self.calls[-10:]}")
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_until_complete(self._main())
+        self._loop.close()
+
+    async def _main(self) -> None:
+        connector = TCPConnector(ssl=self._tls, limit=0)
+        async with ClientSession(
+            connector=connector, auto_decompress=False, timeout=ClientTimeout(total=None)
+        ) as client:
+            self._client = client
+            app = web.Application(client_max_size=64 * 2**20)
+            app.router.add_route("*", "/{path:.*}", self._pass)
+            runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
+            await runner.setup()
+            site = web.TCPSite(runner, "127.0.0.1", 0)
+            await site.start()
+            self.port = runner.addresses[0][1]
+            self._ready.set()
+            await self._stop.wait()
+            await runner.cleanup()
+
+    async def _pass(self, request: web.Request) -> web.StreamResponse:
+        call = parse_call(request)
+        try:
+            self.before(call)
+        except ConnectionError:
+            return self._cut(request)
+        fault = next((f for f in self.faults if f.hits < f.times and f.matches(call)), None)
+        if fault is not None:
+            fault.hits += 1
+            if fault.status == 0:
+                return self._cut(request)
+            self._record(call, fault.status)
+            body = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": fault.status}
+            body |= {"reason": "Injected", "message": f"injected {fault.status}"}
+            return web.json_response(body, status=fault.status, headers=fault.headers)
+        headers = {key: value for key, value in request.headers.items() if key.lower() not in _HOP_HEADERS}
+        body_bytes = await request.read()
+        async with self._client.request(
+            request.method, self._server + request.path_qs, headers=headers, data=body_bytes or None
+        ) as answer:
+            self._record(call, answer.status)
+            kept = {key: value for key, value in answer.headers.items() if key.lower() not in _HOP_HEADERS}
+            response = web.StreamResponse(status=answer.status, headers=kept)
+            if encoding := answer.headers.get("Content-Encoding"):
+                response.headers["Content-Encoding"] = encoding
+            await response.prepare(request)
+            async for chunk in answer.content.iter_any():
+                await response.write(chunk)
+            await response.write_eof()
+            return response
+
+    def _cut(self, request: web.Request) -> web.Response:
+        if request.transport is not None:
+            request.transport.abort()
+        return web.Response(status=502)
+
+    def _record(self, call: Call, status: int) -> None:
+        where = (call.group, call.resource, call.subresource, call.namespace, call.name, status)
+        self.calls.append(Call(call.verb, *where))
+        if call.verb == "patch" and status == 201:
+            # Server-side apply of an object that is not there needs the right to create it, too.
+            self.calls.append(Call("create", *where))
+
+
+def parse_call(request: web.Request) -> Call:
+    """What RBAC would make of this request; discovery and such have no resource."""
+    match = _PATH.fullmatch(request.path)
+    if match is None:
+        return Call(_VERBS[request.method], "", request.path)
+    verb = _VERBS[request.method]
+    if verb == "get" and not match["name"]:
+        verb = "watch" if request.query.get("watch") in ("true", "1") else "list"
+    if verb == "delete" and not match["name"]:
+        verb = "deletecollection"
+    return Call(
+        verb, match["group"] or "", match["resource"], match["subresource"] or "", match["namespace"] or "",
+        match["name"] or "",
+    )  # fmt: skip
+
+
+def _client_tls(config: dict, folder: Path) -> ssl.SSLContext:
+    cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
+    context = ssl.create_default_context(cadata=base64.b64decode(cluster["certificate-authority-data"]).decode())
+    pair = folder / "proxy-client.pem"
+    pair.write_bytes(base64.b64decode(user["client-certificate-data"]) + base64.b64decode(user["client-key-data"]))
+    context.load_cert_chain(pair)
+    return context
