@@ -20,7 +20,7 @@ CLUSTER_PACKAGES = {
     "nftables": "nft",
     "socat": "socat",
 }
-IMAGE_PACKAGES = {"buildah": "buildah", "debootstrap": "debootstrap"}
+IMAGE_PACKAGES = {"buildah": "buildah", "debootstrap": "debootstrap", "skopeo": "skopeo"}
 
 
 class PackagesMissing(RuntimeError):

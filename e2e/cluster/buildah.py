@@ -1,0 +1,89 @@
+"""Builds images without a daemon: buildah in a store of its own below the cache folder, and a Debian base made here.
+
+Called by `images` where no Docker daemon answers. The base stands in for `python:3.x-slim`, since this way
+no image registry is needed at all.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from e2e.cluster.paths import CACHE, REPOSITORY
+
+_RELEASE = "bookworm"
+# python3-dev: like python:3.x-slim, the base has Python's headers (Triton compiles against them).
+_PACKAGES = ("python3", "python3-venv", "python3-dev", "ca-certificates")
+_AUTHORITIES = "/etc/ssl/certs"
+
+
+def command(*arguments: str | Path) -> list[str]:
+    store = ["--storage-driver", "overlay", "--root", CACHE / "images", "--runroot", CACHE / "images-run"]
+    return ["buildah", *map(str, store), *map(str, arguments)]
+
+
+def build(name: str, dockerfile: Path) -> None:
+    """Runs a Dockerfile of the repository; layers are cached in the store, what the new image replaces is dropped."""
+    old = image_id(name)
+    subprocess.run(
+        command(
+            *("build", "--layers", "--isolation", "chroot", "--network", "host", "--quiet"),
+            *("--volume", f"{_AUTHORITIES}:{_AUTHORITIES}:ro"),
+            *("--build-arg", f"BASE={_base()}", "--tag", name, "--file", dockerfile, REPOSITORY),
+        ),
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    if old not in ("", image_id(name)):
+        subprocess.run(command("rmi", old), capture_output=True)  # fails where another image stands on it: fine
+
+
+def export(name: str, layout: Path) -> None:
+    """Writes an image into an OCI layout, uncompressed; a layer that is there already is neither read nor written."""
+    store = f"overlay@{CACHE / 'images'}+{CACHE / 'images-run'}"
+    options = ["--quiet", "--insecure-policy", "--dest-oci-accept-uncompressed-layers"]
+    _quietly(["skopeo", "copy", *options, f"containers-storage:[{store}]{name}", f"oci:{layout}:{name}"])
+
+
+def image_id(name: str) -> str:
+    """Identity of an image in the store (the digest of its configuration); empty if there is none."""
+    found = subprocess.run(
+        command("inspect", "--type", "image", "--format", "{{.FromImageID}}", name), capture_output=True, text=True
+    )
+    return found.stdout.strip()
+
+
+def _base() -> str:
+    recipe = json.dumps([_RELEASE, _PACKAGES])
+    name = f"localhost/conveyor-base:{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
+    if not image_id(name):
+        print("making the base image from Debian packages ...", flush=True)
+        _make_base(name)
+    return name
+
+
+def _make_base(name: str) -> None:
+    root = CACHE / "base"
+    shutil.rmtree(root, ignore_errors=True)
+    try:
+        include = f"--include={','.join(_PACKAGES)}"
+        _quietly(["debootstrap", "--variant=minbase", include, _RELEASE, str(root)])
+        for waste in ("var/cache/apt/archives", "var/lib/apt/lists"):
+            shutil.rmtree(root / waste)
+            (root / waste / "partial").mkdir(parents=True)
+        container = _quietly(command("from", "scratch")).strip()
+        _quietly(command("add", container, root, "/"))
+        _quietly(command("config", "--env", "LANG=C.UTF-8", "--cmd", "python3", container))
+        _quietly(command("commit", "--rm", container, name))
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def _quietly(arguments: Sequence[str]) -> str:
+    finished = subprocess.run(arguments, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"})
+    if finished.returncode:
+        raise RuntimeError(f"{' '.join(arguments)} failed:\n{finished.stdout[-2000:]}{finished.stderr[-2000:]}")
+    return finished.stdout

@@ -1,0 +1,63 @@
+"""One control group that holds every container of the local cluster, so that all of them can be found and ended.
+
+Called by `local`. Works with version 1 (a tree per controller) and version 2 (one tree).
+"""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+NAME = "conveyor"
+
+_MOUNT = Path("/sys/fs/cgroup")
+
+
+def create() -> None:
+    if (_MOUNT / "cgroup.controllers").exists():
+        controllers = (_MOUNT / "cgroup.controllers").read_text().split()
+        (_MOUNT / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in controllers))
+    for tree in _trees():
+        group = tree / NAME
+        group.mkdir(exist_ok=True)
+        for inherited in ("cpuset.cpus", "cpuset.mems"):  # empty in a new group of version 1: nothing could run
+            if (tree / inherited).exists():
+                (group / inherited).write_text((tree / inherited).read_text())
+
+
+def delete() -> None:
+    """Kills what runs in the group and removes it."""
+    deadline = time.monotonic() + 10
+    while pids := set(_pids()):
+        for pid in pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"processes {sorted(pids)} of the control group {NAME} do not end")
+        time.sleep(0.05)
+    for group in _groups():
+        group.rmdir()
+
+
+def _trees() -> list[Path]:
+    if (_MOUNT / "cgroup.procs").exists():
+        return [_MOUNT]
+    return [tree for tree in _MOUNT.iterdir() if not tree.is_symlink() and (tree / "cgroup.procs").exists()]
+
+
+def _groups() -> Iterator[Path]:
+    """The group and all below it in every tree, children first."""
+    for tree in _trees():
+        for folder, _, _ in os.walk(tree / NAME, topdown=False):
+            yield Path(folder)
+
+
+def _pids() -> Iterator[int]:
+    for group in _groups():
+        try:
+            yield from map(int, (group / "cgroup.procs").read_text().split())
+        except FileNotFoundError:
+            continue

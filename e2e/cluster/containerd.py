@@ -1,0 +1,115 @@
+"""The container runtime of the local cluster from the side: its image store, and what it leaves behind.
+
+Called by `local` and `load`. Everything is in the namespace that the kubelet's images live in.
+"""
+
+import contextlib
+import hashlib
+import io
+import json
+import re
+import subprocess
+import tarfile
+from pathlib import Path
+
+from e2e.cluster.node import IMAGE_STORE
+from e2e.cluster.tools import binary
+
+BLOBS = IMAGE_STORE / "io.containerd.content.v1.content" / "blobs"
+
+
+class Containerd:
+    """A running containerd, by its socket."""
+
+    def __init__(self, socket: Path) -> None:
+        self._command = ["ctr", "--address", str(socket), "--namespace", "k8s.io"]
+
+    def ready(self) -> bool:
+        return subprocess.run([*self._command, "version"], capture_output=True).returncode == 0
+
+    def forget_containers(self) -> bool:
+        """Removes the records of containers of an earlier cluster; whether there were any."""
+        left = self._run("containers", "ls", "--quiet").split()
+        if left:
+            self._run("containers", "rm", *left)
+        return bool(left)
+
+    def image_id(self, name: str) -> str:
+        """Identity of an image (the digest of its configuration); empty if there is none."""
+        lines = [line.split() for line in self._run("images", "ls", f"name=={name}").splitlines()[1:]]
+        if not lines:
+            return ""
+        manifest = json.loads(self._run("content", "get", lines[0][2]))
+        return str(manifest["config"]["digest"])
+
+    def remove_images(self, repository: str, but: str) -> None:
+        """Removes the images of a repository except one, and waits until their layers are gone."""
+        names = self._run("images", "ls", "--quiet").split()
+        for name in names:
+            if name.startswith(f"{repository}:") and name != but:
+                self._run("images", "rm", "--sync", name)
+
+    def import_layout(self, layout: Path) -> None:
+        """Imports an OCI layout; layers that are symbolic links stand for content that is here already."""
+        files = [path for path in sorted(layout.rglob("*")) if path.is_file() and not path.is_symlink()]
+        importer = subprocess.Popen([*self._command, "images", "import", "-"], stdin=subprocess.PIPE)
+        assert importer.stdin is not None
+        with importer.stdin as stream, tarfile.open(fileobj=stream, mode="w|") as archive:
+            for file in files:
+                archive.add(file, str(file.relative_to(layout)))
+        if importer.wait():
+            raise RuntimeError("ctr images import failed")
+
+    def import_pause_image(self, name: str) -> None:
+        """The image that holds a pod's namespaces, packed by hand: one static program."""
+        if not self.image_id(name):
+            subprocess.run(
+                [*self._command, "images", "import", "-"],
+                input=_pause_archive(name),
+                check=True,
+                capture_output=True,
+            )
+
+    def _run(self, *arguments: str) -> str:
+        finished = subprocess.run([*self._command, *arguments], capture_output=True, text=True)
+        if finished.returncode:
+            raise RuntimeError(f"ctr {' '.join(arguments)} failed: {finished.stderr.strip()}")
+        return finished.stdout
+
+
+def remove_shim_sockets(state: Path) -> None:
+    """Removes the sockets of a dead containerd's shims, whose place is fixed and outside of its state folder."""
+    for bundle in state.glob("io.containerd.runtime.v2.task/*/*"):
+        for note in ("address", "bootstrap.json"):
+            with contextlib.suppress(FileNotFoundError):
+                for socket in re.findall(r'unix://([^"\s]+)', (bundle / note).read_text()):
+                    Path(socket).unlink(missing_ok=True)
+
+
+def _pause_archive(name: str) -> bytes:
+    program = binary("pause").read_bytes()
+    layer = _tar({"pause": program})
+    config = {
+        "architecture": "amd64",
+        "os": "linux",
+        "config": {"Entrypoint": ["/pause"], "User": "65535:65535"},
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},
+    }
+    manifest = [{"Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"]}]
+    return _tar(
+        {
+            "layer.tar": layer,
+            "config.json": json.dumps(config).encode(),
+            "manifest.json": json.dumps(manifest).encode(),
+        }
+    )
+
+
+def _tar(files: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for path, data in files.items():
+            entry = tarfile.TarInfo(path)
+            entry.size, entry.mode = len(data), 0o755
+            archive.addfile(entry, io.BytesIO(data))
+    return buffer.getvalue()

@@ -1,0 +1,84 @@
+"""The `kind` provider: nodes in containers, where a Docker daemon and kind are at hand (hosted CI, laptops).
+
+Called by the command line. One control-plane node and one worker that looks like a GPU node: NVIDIA's label and taint.
+"""
+
+import json
+import shutil
+import subprocess
+
+from e2e.cluster import gpus
+from e2e.cluster.images import docker_answers
+from e2e.cluster.paths import CACHE
+
+NAME = "conveyor"
+CONTEXT = f"kind-{NAME}"
+KUBECONFIG = CACHE / "kind" / "kubeconfig"
+
+_AUTOSCALER = {
+    # Kubernetes' own are 15 and 300 s; a demo should not be about waiting.
+    "horizontal-pod-autoscaler-sync-period": "5s",
+    "horizontal-pod-autoscaler-downscale-stabilization": "10s",
+}
+
+
+def available() -> bool:
+    """Whether both the daemon and kind work; a client alone is not enough."""
+    if shutil.which("kind") is None or not docker_answers():
+        return False
+    return subprocess.run(["kind", "version"], capture_output=True).returncode == 0
+
+
+def running() -> bool:
+    names = subprocess.run(["kind", "get", "clusters"], capture_output=True, text=True, check=True).stdout
+    return NAME in names.split() and KUBECONFIG.exists()
+
+
+def up() -> None:
+    if not running():
+        down()
+        KUBECONFIG.parent.mkdir(parents=True, exist_ok=True)
+        subprocess.run(
+            [*("kind", "create", "cluster", "--name", NAME, "--kubeconfig", str(KUBECONFIG)), "--config=-"],
+            input=json.dumps(configuration()),
+            text=True,
+            check=True,
+        )
+    gpus.fake(KUBECONFIG)
+
+
+def down() -> None:
+    subprocess.run(["kind", "delete", "cluster", "--name", NAME], check=True)
+    shutil.rmtree(KUBECONFIG.parent, ignore_errors=True)
+
+
+def configuration() -> dict[str, object]:
+    """kind's configuration; JSON is YAML."""
+    join = {
+        "kind": "JoinConfiguration",
+        "nodeRegistration": {"taints": [{"key": gpus.RESOURCE, "value": "present", "effect": "NoSchedule"}]},
+    }
+    worker = {
+        "role": "worker",
+        "labels": {gpus.LABEL: "true"},
+        "kubeadmConfigPatches": [json.dumps(join)],
+        # What a hostPath volume may name: the cache folder, where the demo's model lies.
+        "extraMounts": [{"hostPath": str(CACHE), "containerPath": str(CACHE)}],
+    }
+    control = {"role": "control-plane", "kubeadmConfigPatches": _autoscaler_patches()}
+    return {"kind": "Cluster", "apiVersion": "kind.x-k8s.io/v1alpha4", "nodes": [control, worker]}
+
+
+def _autoscaler_patches() -> list[str]:
+    """One patch per version of kubeadm's API, because they spell arguments differently; kind takes the fitting one."""
+    listed = [{"name": name, "value": value} for name, value in _AUTOSCALER.items()]
+    return [
+        json.dumps(
+            {
+                "apiVersion": f"kubeadm.k8s.io/{version}",
+                "kind": "ClusterConfiguration",
+                "controllerManager": {"extraArgs": arguments},
+            }
+        )
+        for version, arguments in (("v1beta3", _AUTOSCALER), ("v1beta4", listed))
+    ]

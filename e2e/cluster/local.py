@@ -1,0 +1,148 @@
+"""The `local` provider: a whole cluster of plain processes on this machine, needing no container of its own to run in.
+
+Called by the command line. All of it lives in `<cache>/local`, apart from the image store, which outlives the cluster.
+`down` needs nothing but that folder and the fixed names of `network` and `cgroups`, so it works after any crash.
+"""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+from e2e.cluster import cgroups, gpus, network
+from e2e.cluster.api import Api, wait_until
+from e2e.cluster.containerd import Containerd, remove_shim_sockets
+from e2e.cluster.control_plane import ControlPlane, Settings
+from e2e.cluster.node import NAME, PAUSE_IMAGE, Node
+from e2e.cluster.paths import CACHE
+from e2e.cluster.processes import Processes
+
+CONTEXT = "conveyor-local"
+FOLDER = CACHE / "local"
+KUBECONFIG = FOLDER / "kubeconfig"
+CONTAINERD_SOCKET = FOLDER / "containerd.sock"
+
+_SETTINGS = Settings(
+    context=CONTEXT,
+    address=network.NODE_ADDRESS,
+    service_cidr=network.SERVICE_CIDR,
+    service_address=network.SERVICE_ADDRESS,
+    aggregate_through_pods=True,
+    die_with_parent=False,
+    # Kubernetes' own are 15 and 300 s; a demo should not be about waiting.
+    hpa_sync_period_seconds=5,
+    hpa_downscale_stabilization_seconds=10,
+)
+# The folder of this name is a constant of the kubelet; it is removed only where this cluster made it.
+_KUBELET_FOLDER = Path("/var/lib/kubelet")
+_MARK = "made-by-conveyor"
+
+
+def up() -> None:
+    """Brings the cluster up; an intact one stays, anything less is removed first."""
+    if running():
+        gpus.fake(KUBECONFIG)
+        return
+    down()
+    print("starting Kubernetes (HPA: sync every 5 s, scale-down after 10 s) ...", flush=True)
+    try:
+        _start()
+    except BaseException:
+        print(f"it did not start; logs are in {FOLDER}/logs until the next `up` or `down`", flush=True)
+        raise
+
+
+def down() -> None:
+    """Removes every trace; finds nothing to do where there is none."""
+    processes = Processes(FOLDER, die_with_parent=False)
+    processes.stop(["containerd"])  # gently: its image store stays
+    processes.stop(grace_seconds=0)
+    cgroups.delete()
+    network.delete()
+    remove_shim_sockets(FOLDER / "containerd")
+    _unmount_below(FOLDER)
+    _remove_kubelet_folder()
+    _remove_log_links()
+    shutil.rmtree(FOLDER)
+
+
+def running() -> bool:
+    if not KUBECONFIG.exists():
+        return False
+    recorded = Processes(FOLDER, die_with_parent=False).recorded()
+    complete = {"etcd", "kubelet", "coredns"} <= {process.name for process in recorded}
+    return complete and all(process.alive() for process in recorded) and Api(KUBECONFIG).reachable("/readyz")
+
+
+def _start() -> None:
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    cgroups.create()
+    network.create()
+    control_plane = ControlPlane(settings=_SETTINGS, folder=FOLDER)
+    node = Node(FOLDER, control_plane.authority.certificate)
+    for file, user, group in (
+        ("scheduler", "system:kube-scheduler", ""),
+        ("proxy", "system:kube-proxy", ""),
+        ("node", f"system:node:{NAME}", "system:nodes"),
+    ):
+        control_plane.issue_kubeconfig(file, user, group)
+    _mark_kubelet_folder()
+    processes = control_plane.processes
+    _start_containerd(processes, node)
+    control_plane.start()
+    processes.start("kubelet", node.kubelet())
+    processes.start("kube-scheduler", node.scheduler())
+    processes.start("kube-proxy", node.proxy())
+    processes.start("coredns", node.dns())
+    api = Api(KUBECONFIG)
+    wait_until("the node", lambda: _node_ready(api), 120, processes.check)
+    gpus.fake(KUBECONFIG)
+
+
+def _start_containerd(processes: Processes, node: Node) -> None:
+    runtime = Containerd(node.containerd_socket)
+    processes.start("containerd", node.containerd())
+    wait_until("containerd", runtime.ready, 30, processes.check)
+    runtime.import_pause_image(PAUSE_IMAGE)
+    if runtime.forget_containers():  # it keeps in memory what it has read at its start
+        processes.stop(["containerd"])
+        processes.start("containerd", node.containerd())
+        wait_until("containerd", runtime.ready, 30, processes.check)
+
+
+def _node_ready(api: Api) -> bool:
+    nodes = api.get("/api/v1/nodes")["items"]
+    conditions = [condition for node in nodes for condition in node["status"].get("conditions", [])]
+    return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
+
+
+def _unmount_below(folder: Path) -> None:
+    for point in reversed(_mounts_below(folder)):
+        subprocess.run(["umount", "--lazy", point], check=True)
+    if left := _mounts_below(folder):  # what is mounted there may be a person's data: do not delete through it
+        raise RuntimeError(f"still mounted: {left}")
+
+
+def _mounts_below(folder: Path) -> list[str]:
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    points = [line.split()[4].encode().decode("unicode_escape") for line in lines]
+    return [point for point in points if point.startswith(f"{folder}/")]
+
+
+def _mark_kubelet_folder() -> None:
+    if not _KUBELET_FOLDER.exists():
+        _KUBELET_FOLDER.mkdir()
+        (_KUBELET_FOLDER / _MARK).touch()
+
+
+def _remove_kubelet_folder() -> None:
+    if (_KUBELET_FOLDER / _MARK).exists():
+        shutil.rmtree(_KUBELET_FOLDER)
+
+
+def _remove_log_links() -> None:
+    links = Path("/var/log/containers")
+    if not links.exists():
+        return
+    for link in links.iterdir():
+        if link.is_symlink() and str(link.readlink()).startswith(str(FOLDER)):
+            link.unlink()

@@ -1,0 +1,61 @@
+"""The network of the local cluster: one node address on a bridge of its own, routed pods, no trace when it is gone.
+
+Called by `local`. Pods hang on veth pairs (CNI plugin `ptp`), so that every packet passes the host's routing and
+kube-proxy's rules apply without any bridge filter. Knows no process.
+"""
+
+import subprocess
+from pathlib import Path
+
+BRIDGE = "conveyor0"
+NODE_ADDRESS = "10.187.0.1"
+POD_CIDR = "10.188.0.0/16"
+SERVICE_CIDR = "10.189.0.0/16"
+SERVICE_ADDRESS = "10.189.0.1"  # of `kubernetes.default`
+CNI_NAME = "conveyor"
+CNI_PLUGINS = "/usr/lib/cni"
+
+_NFT_TABLE = "conveyor"
+_CNI_RESULTS = Path("/var/lib/cni/results")
+# Pods reach the world by the host's address; inside the cluster every address stays what it is.
+_MASQUERADE = f"""
+table ip {_NFT_TABLE} {{
+  chain leave {{
+    type nat hook postrouting priority 100;
+    ip saddr {POD_CIDR} ip daddr != {{ 10.187.0.0/24, {POD_CIDR}, {SERVICE_CIDR} }} masquerade
+  }}
+}}
+"""
+
+
+def create() -> None:
+    _run("ip", "link", "add", BRIDGE, "type", "bridge")
+    _run("ip", "address", "add", f"{NODE_ADDRESS}/24", "dev", BRIDGE)
+    _run("ip", "link", "set", BRIDGE, "up")
+    # Without a route a connection to a service address fails before kube-proxy's rules see it.
+    _run("ip", "route", "add", SERVICE_CIDR, "dev", BRIDGE)
+    subprocess.run(["nft", "-f", "-"], input=_MASQUERADE, text=True, check=True)
+    Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
+
+
+def delete() -> None:
+    """Removes all that `create`, kube-proxy and the CNI plugins made; what is not there is no error."""
+    _run("ip", "link", "delete", BRIDGE, check=False)
+    for family, table in (("ip", _NFT_TABLE), ("ip", "kube-proxy"), ("ip6", "kube-proxy")):
+        _run("nft", "delete", "table", family, table, check=False)
+    for result in _CNI_RESULTS.glob(f"{CNI_NAME}-*"):
+        result.unlink()
+
+
+def cni_configuration(data_folder: Path) -> dict[str, object]:
+    addresses = {
+        "type": "host-local",
+        "dataDir": str(data_folder),
+        "ranges": [[{"subnet": POD_CIDR}]],
+        "routes": [{"dst": "0.0.0.0/0"}],
+    }
+    return {"cniVersion": "0.4.0", "name": CNI_NAME, "plugins": [{"type": "ptp", "ipam": addresses}]}
+
+
+def _run(*command: str, check: bool = True) -> None:
+    subprocess.run(command, check=check, capture_output=True)

@@ -1,0 +1,143 @@
+"""What turns a control plane into a cluster: the programs of its one node, their configuration and their flags.
+
+Called by `local`, which starts them. Writes files into the cluster's folder; starts nothing.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from e2e.cluster import cgroups, gpus, network
+from e2e.cluster.paths import CACHE
+from e2e.cluster.tools import binary, module_hash
+
+NAME = "conveyor-local"
+PAUSE_IMAGE = f"docker.io/conveyor/pause:{module_hash('pause')}"
+# The image store outlives the cluster: a new one must not import gigabytes again.
+IMAGE_STORE = CACHE / "containerd"
+
+Command = list[str | Path]
+
+
+class Node:
+    """Configuration of the node's programs in `folder`; kubeconfigs of their users lie there already."""
+
+    def __init__(self, folder: Path, authority: Path) -> None:
+        self._folder = folder
+        self._authority = authority
+        self.containerd_socket = folder / "containerd.sock"
+
+    def containerd(self) -> Command:
+        (self._folder / "cni").mkdir(exist_ok=True)
+        cni = network.cni_configuration(self._folder / "cni-addresses")
+        (self._folder / "cni" / "10-conveyor.conflist").write_text(json.dumps(cni))
+        config = self._folder / "containerd.toml"
+        config.write_text(self._containerd_configuration())
+        return ["containerd", "--config", config]
+
+    def scheduler(self) -> Command:
+        client = {"kubeconfig": str(self._kubeconfig("scheduler"))}
+        content = {"leaderElection": {"leaderElect": False}, "clientConnection": client}
+        config = self._write("kubescheduler.config.k8s.io/v1", "KubeSchedulerConfiguration", content)
+        return [binary("kube-scheduler"), f"--config={config}", "--secure-port=0"]
+
+    def kubelet(self) -> Command:
+        content = self._kubelet_configuration()
+        config = self._write("kubelet.config.k8s.io/v1beta1", "KubeletConfiguration", content)
+        return [
+            binary("kubelet"),
+            f"--config={config}",
+            f"--kubeconfig={self._kubeconfig('node')}",
+            f"--hostname-override={NAME}",
+            f"--node-ip={network.NODE_ADDRESS}",
+            f"--node-labels={gpus.LABEL}=true",
+            f"--root-dir={self._folder}/kubelet",
+            f"--cert-dir={self._folder}/kubelet/pki",
+        ]
+
+    def proxy(self) -> Command:
+        content = {
+            "mode": "nftables",
+            "clusterCIDR": network.POD_CIDR,
+            "clientConnection": {"kubeconfig": str(self._kubeconfig("proxy"))},
+            "hostnameOverride": NAME,
+            "conntrack": {"maxPerCore": 0},  # the machine's setting stays as it is
+            "healthzBindAddress": f"{network.NODE_ADDRESS}:10256",
+            "metricsBindAddress": f"{network.NODE_ADDRESS}:10249",
+            "nodePortAddresses": [f"{network.NODE_ADDRESS}/32"],
+        }
+        config = self._write("kubeproxy.config.k8s.io/v1alpha1", "KubeProxyConfiguration", content)
+        return [binary("kube-proxy"), f"--config={config}"]
+
+    def dns(self) -> Command:
+        """CoreDNS on the node's address, as a plain process: names work before the first pod runs."""
+        config = self._folder / "Corefile"
+        upstream = "forward . /etc/resolv.conf" if _has_name_server() else ""
+        config.write_text(
+            f".:53 {{\n bind {network.NODE_ADDRESS}\n errors\n cache 5\n"
+            f" kubernetes cluster.local in-addr.arpa {{\n  kubeconfig {self._folder}/kubeconfig\n  ttl 1\n }}\n"
+            f" {upstream}\n}}\n"
+        )
+        return [binary("coredns"), "-conf", config]
+
+    def _kubeconfig(self, user: str) -> Path:
+        return self._folder / f"{user}.kubeconfig"
+
+    def _write(self, version: str, kind: str, content: dict[str, Any]) -> Path:
+        path = self._folder / f"{kind}.json"
+        path.write_text(json.dumps({"apiVersion": version, "kind": kind, **content}, indent=1))
+        return path
+
+    def _kubelet_configuration(self) -> dict[str, Any]:
+        folder = self._folder
+        (folder / "resolv.conf").write_text(f"nameserver {network.NODE_ADDRESS}\n")
+        return {
+            "authentication": {"x509": {"clientCAFile": str(self._authority)}, "webhook": {"enabled": True}},
+            "authorization": {"mode": "Webhook"},
+            "address": network.NODE_ADDRESS,
+            "healthzBindAddress": network.NODE_ADDRESS,
+            "containerRuntimeEndpoint": f"unix://{self.containerd_socket}",
+            "cgroupDriver": "cgroupfs",
+            "cgroupRoot": f"/{cgroups.NAME}",
+            "failCgroupV1": False,
+            "failSwapOn": False,
+            "clusterDNS": [network.NODE_ADDRESS],
+            "clusterDomain": "cluster.local",
+            "resolvConf": str(folder / "resolv.conf"),
+            "podLogsDir": str(folder / "pod-logs"),
+            "volumePluginDir": str(folder / "volume-plugins"),
+            # A development machine is never empty: neither images nor pods go because of its disk.
+            "imageGCHighThresholdPercent": 100,
+            "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
+        }
+
+    def _containerd_configuration(self) -> str:
+        folder, cri = self._folder, '[plugins."io.containerd.grpc.v1.cri"'
+        return f"""\
+version = 2
+root = "{IMAGE_STORE}"
+state = "{folder}/containerd"
+[grpc]
+  address = "{self.containerd_socket}"
+[plugins."io.containerd.internal.v1.opt"]
+  path = "{folder}/opt"
+{cri}]
+  sandbox_image = "{PAUSE_IMAGE}"
+  netns_mounts_under_state_dir = true
+  restrict_oom_score_adj = true
+  disable_apparmor = true
+  tolerate_missing_hugetlb_controller = true
+{cri}.cni]
+  bin_dir = "{network.CNI_PLUGINS}"
+  conf_dir = "{folder}/cni"
+{cri}.containerd.runtimes.runc]
+  runtime_type = "io.containerd.runc.v2"
+{cri}.containerd.runtimes.runc.options]
+  Root = "{folder}/runc"
+  ShimCgroup = "/{cgroups.NAME}/shims"
+"""
+
+
+def _has_name_server() -> bool:
+    lines = Path("/etc/resolv.conf").read_text().splitlines()
+    return any(line.startswith("nameserver") for line in lines)

@@ -1,0 +1,35 @@
+"""A claim on a folder of the node: what a StorageClass would give, for the demo's model and the stories.
+
+Pure; the caller applies the manifests.
+"""
+
+from typing import Any
+
+
+def host_path_claim(namespace: str, name: str, path: str) -> list[dict[str, Any]]:
+    """A PersistentVolume on `path` of the node and a claim `name` bound to it and to nothing else.
+
+    With kind, `path` is inside the node's container (the demo's models are mounted there by its configuration).
+    """
+    volume = f"{namespace}-{name}"
+    shared = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolume",
+            "metadata": {"name": volume},
+            "spec": {
+                **shared,
+                "capacity": {"storage": "10Gi"},
+                "persistentVolumeReclaimPolicy": "Retain",
+                "claimRef": {"namespace": namespace, "name": name},
+                "hostPath": {"path": path, "type": "DirectoryOrCreate"},
+            },
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"namespace": namespace, "name": name},
+            "spec": {**shared, "volumeName": volume, "resources": {"requests": {"storage": "10Gi"}}},
+        },
+    ]
