@@ -1,204 +1,21 @@
-"""The operator under test: the real process in a thread, against a real API server, through a recording proxy.
+"""Fixtures: the operator's real process against a real API server, through a recording proxy.
 
 No pods run there, but the controllers for Deployments, HPAs and garbage collection do; `kubelet.py` plays the
-kubelet. One CRD for the whole session; every test has its own namespace and its own operator, which serves only it.
+kubelet. One CRD for the whole session; every test has its own namespace and operators that serve only it.
 """
 
-import asyncio
 import json
 import os
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
 
 import pytest
-import yaml
 from tests.operator.api_proxy import ApiProxy
+from tests.operator.stage import Space, Stage, install_crd
 
-from conveyor_api import names
-from conveyor_operator.process import run_operator
 from conveyor_operator.settings import Settings
-from e2e.cluster.api import Api, ApiError
+from e2e.cluster.api import Api
 from e2e.cluster.control_plane import ControlPlane
-
-Json = dict[str, Any]
-T = TypeVar("T")
-
-CRD = Path(__file__).resolve().parents[2] / "crds" / f"{names.CRD_NAME}.yaml"
-COLLECTIONS = {
-    "InferenceService": f"apis/{names.API_VERSION}/namespaces/{{}}/{names.PLURAL}",
-    "Deployment": "apis/apps/v1/namespaces/{}/deployments",
-    "ReplicaSet": "apis/apps/v1/namespaces/{}/replicasets",
-    "HorizontalPodAutoscaler": "apis/autoscaling/v2/namespaces/{}/horizontalpodautoscalers",
-    "PodDisruptionBudget": "apis/policy/v1/namespaces/{}/poddisruptionbudgets",
-    "Event": "apis/events.k8s.io/v1/namespaces/{}/events",
-    "EndpointSlice": "apis/discovery.k8s.io/v1/namespaces/{}/endpointslices",
-    "Service": "api/v1/namespaces/{}/services",
-    "ConfigMap": "api/v1/namespaces/{}/configmaps",
-    "ServiceAccount": "api/v1/namespaces/{}/serviceaccounts",
-    "PersistentVolumeClaim": "api/v1/namespaces/{}/persistentvolumeclaims",
-    "Pod": "api/v1/namespaces/{}/pods",
-    "Secret": "api/v1/namespaces/{}/secrets",
-    "ResourceQuota": "api/v1/namespaces/{}/resourcequotas",
-}
-CHILD_KINDS = (
-    "Deployment", "Service", "ConfigMap", "ServiceAccount", "PodDisruptionBudget", "HorizontalPodAutoscaler",
-    "PersistentVolumeClaim",
-)  # fmt: skip
-
-
-class Space:
-    """One namespace, as the tests see it: objects by kind and name, dictionaries in and out."""
-
-    def __init__(self, api: Api, namespace: str) -> None:
-        self.api = api
-        self.namespace = namespace
-
-    def path(self, kind: str, name: str = "", subresource: str = "") -> str:
-        parts = ["", COLLECTIONS[kind].format(self.namespace), name, subresource]
-        return "/".join(part for number, part in enumerate(parts) if part or number == 0)
-
-    def get(self, kind: str, name: str) -> Json | None:
-        try:
-            return self.api.get(self.path(kind, name))
-        except ApiError as error:
-            if error.code == 404:
-                return None
-            raise
-
-    def need(self, kind: str, name: str) -> Json:
-        found = self.get(kind, name)
-        assert found is not None, f"{kind} {name} is not there"
-        return found
-
-    def list(self, kind: str, selector: str = "") -> list[Json]:
-        query = f"?labelSelector={selector}" if selector else ""
-        return list(self.api.get(self.path(kind) + query)["items"])
-
-    def create(self, kind: str, body: Json) -> Json:
-        return self.api.create(self.path(kind), body)
-
-    def apply(self, kind: str, body: Json) -> Json:
-        return self.api.apply(self.path(kind, body["metadata"]["name"]), body)
-
-    def patch(self, kind: str, name: str, patch: Json, subresource: str = "") -> Json:
-        path = self.path(kind, name, subresource) + "?fieldManager=somebody"
-        return self.api.call("PATCH", path, patch, "application/merge-patch+json")
-
-    def delete(self, kind: str, name: str) -> None:
-        self.api.delete(self.path(kind, name))
-
-    def make_service(self, name: str = "qwen", **spec: Any) -> Json:
-        return self.create("InferenceService", make_service(name, **spec))
-
-    def edit(self, name: str, **spec: Any) -> Json:
-        """Merge these members into the spec; None removes one."""
-        return self.patch("InferenceService", name, {"spec": spec})
-
-    def condition(self, name: str, type: str) -> Json:
-        status = self.need("InferenceService", name).get("status") or {}
-        return next((c for c in status.get("conditions") or () if c["type"] == type), {})
-
-    def wait_condition(self, name: str, type: str, status: str, reason: str, timeout: float = 20) -> Json:
-        def found() -> Json | None:
-            condition = self.condition(name, type)
-            return condition if (condition.get("status"), condition.get("reason")) == (status, reason) else None
-
-        return wait_until(f"{type}={status} {reason}", found, timeout, lambda: self.condition(name, type))
-
-    def children(self, name: str) -> set[tuple[str, str]]:
-        selector = f"{names.INFERENCE_SERVICE_LABEL}={name}"
-        return {(kind, o["metadata"]["name"]) for kind in CHILD_KINDS for o in self.list(kind, selector)}
-
-    def wait_children(self, name: str, timeout: float = 20) -> set[tuple[str, str]]:
-        """Until Deployment and PodDisruptionBudget, which is applied after it, are there."""
-        wanted = {("Deployment", f"{name}-engine"), ("PodDisruptionBudget", f"{name}-engine")}
-        wait_until(f"children of {name}", lambda: wanted <= self.children(name), timeout)
-        return self.children(name)
-
-    def wait_observed(self, name: str, timeout: float = 20) -> Json:
-        """Until the status speaks of the present spec."""
-
-        def found() -> Json | None:
-            body = self.need("InferenceService", name)
-            seen = (body.get("status") or {}).get("observedGeneration")
-            return body if seen == body["metadata"]["generation"] else None
-
-        return wait_until(f"{name} is observed", found, timeout)
-
-
-class RunningOperator:
-    """One life of the operator in a thread; `stop` is SIGTERM, `kill` gives it no chance to finish anything."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._stop = threading.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self.error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="operator", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stop.set()
-        self._join()
-        if self.error is not None:
-            raise self.error
-
-    def kill(self) -> None:
-        loop = self._loop
-        if loop is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(lambda: [task.cancel() for task in asyncio.all_tasks(loop)])
-        self._join()
-
-    def wait_end(self, timeout: float) -> BaseException | None:
-        self._thread.join(timeout)
-        assert not self._thread.is_alive(), "the operator still runs"
-        return self.error
-
-    def _join(self) -> None:
-        self._thread.join(30)
-        assert not self._thread.is_alive(), "the operator did not end"
-
-    def _run(self) -> None:
-        async def main() -> None:
-            self._loop = asyncio.get_running_loop()
-            await run_operator(self._settings, self._stop)
-
-        try:
-            asyncio.run(main())
-        except asyncio.CancelledError:
-            pass
-        except BaseException as error:  # told to the test's thread
-            self.error = error
-
-
-class Stage:
-    """What a test of the operator has: its namespace, the proxy, and operators that it may start and stop."""
-
-    def __init__(self, space: Space, proxy: ApiProxy, settings: Settings) -> None:
-        self.space = space
-        self.proxy = proxy
-        self.settings = settings
-        self._lives: list[RunningOperator] = []
-
-    def start(self, **changes: Any) -> RunningOperator:
-        life = RunningOperator(replace(self.settings, **changes))
-        self._lives.append(life)
-        return life
-
-    @contextmanager
-    def operator(self, **changes: Any) -> Iterator[RunningOperator]:
-        life = self.start(**changes)
-        yield life
-        life.stop()
-
-    def close(self) -> None:
-        for life in self._lives:
-            life.kill()
 
 
 @pytest.fixture(scope="session")
@@ -209,12 +26,6 @@ def api(control_plane: ControlPlane) -> Api:
 @pytest.fixture(scope="session")
 def crd(api: Api) -> None:
     install_crd(api)
-
-
-def install_crd(api: Api) -> None:
-    body = yaml.safe_load(CRD.read_text())
-    api.apply(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{names.CRD_NAME}", body)
-    wait_until("the CRD is served", lambda: api.reachable(f"/apis/{names.API_VERSION}/{names.PLURAL}"))
 
 
 @pytest.fixture
@@ -247,26 +58,3 @@ def stage(space: Space, proxy: ApiProxy, tmp_path: Path) -> Iterator[Stage]:
     stage = Stage(space, proxy, settings)
     yield stage
     stage.close()
-
-
-def make_service(name: str = "qwen", **spec: Any) -> Json:
-    """A valid InferenceService with these members of the spec."""
-    body: Json = {"model": {"uri": "pvc://models/demo"}, "engine": {"device": "Auto", "maxModelLen": 512}}
-    return {
-        "apiVersion": names.API_VERSION,
-        "kind": names.KIND,
-        "metadata": {"name": name},
-        "spec": body | spec,
-    }
-
-
-def wait_until(
-    what: str, probe: Callable[[], T | None], timeout: float = 20, show: Callable[[], Any] = lambda: None
-) -> T:
-    deadline = time.monotonic() + timeout
-    while time.monotonic() < deadline:
-        found = probe()
-        if found:
-            return found
-        time.sleep(0.05)
-    raise TimeoutError(f"after {timeout:g} s still not: {what}; last seen: {show()!r}")
