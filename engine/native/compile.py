@@ -1,0 +1,84 @@
+"""Compiles the CPU kernels into one shared library: `python engine/native/compile.py [OUTPUT]`.
+
+Called by the wheel's build hook (`hatch_build.py`) and by hand while working on the kernels. Standard library only.
+
+Every kernel file becomes one object per instruction set with that set's flags and no others, so the library runs on
+any CPU of the architecture and chooses at run time (src/dispatch.c); `-march=native` would tie it to this machine.
+OpenMP's runtime is not linked in: its symbols resolve to the one that torch has loaded, so that both share one pool
+of threads.
+"""
+
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+SOURCES = HERE / "src"
+LIBRARY = HERE.parent / "conveyor_engine" / "native" / "libconveyor.so"
+
+COMMON_FLAGS = (
+    *("-std=gnu11", "-O3", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-Wall", "-Wextra"),
+    # Fused multiply-add wherever it fits; errno and traps are nobody's concern. NaN and infinity are: no -ffast-math.
+    *("-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"),
+)
+_AVX2 = ("-mavx2", "-mfma")
+_AVX512 = (*_AVX2, "-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mprefer-vector-width=512")
+_X86_FLAGS = {"avx2": _AVX2, "avx512": _AVX512, "avx512bf16": (*_AVX512, "-mavx512bf16")}
+_OPTIONAL = ("avx512bf16",)  # compilers older than GCC 10 do not know it
+_KERNELS = ("attention", "elementwise", "linear")
+
+
+class CompileError(Exception):
+    """The compiler is missing or failed; the message holds what it said."""
+
+
+def compile_library(output: Path = LIBRARY) -> Path:
+    """Compiles and links into `output`, replacing it in one step. Raises CompileError."""
+    compiler = os.environ.get("CC", "cc")
+    sets = {"generic": ()} | (_X86_FLAGS if platform.machine() in ("x86_64", "AMD64") else {})
+    sets = {isa: flags for isa, flags in sets.items() if isa not in _OPTIONAL or _knows(compiler, flags)}
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".native-", dir=output.parent) as folder:
+        objects = [(Path(folder) / f"{name}.{isa}.o", name, isa) for name in _KERNELS for isa in sets]
+        commands = [
+            [compiler, *COMMON_FLAGS, *sets[isa], f"-DCV_ISA={isa}", "-c", str(SOURCES / f"{name}.c"), "-o", str(path)]
+            for path, name, isa in objects
+        ]
+        dispatch = Path(folder) / "dispatch.o"
+        have = [f"-DCV_HAVE_{isa.upper()}" for isa in _OPTIONAL if isa in sets]
+        commands.append([compiler, *COMMON_FLAGS, *have, "-c", str(SOURCES / "dispatch.c"), "-o", str(dispatch)])
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            list(pool.map(_run, commands))
+        linked = Path(folder) / output.name
+        _run([compiler, "-shared", "-o", str(linked), str(dispatch), *(str(path) for path, _, _ in objects)])
+        linked.replace(output)
+    return output
+
+
+def _knows(compiler: str, flags: Sequence[str]) -> bool:
+    try:
+        _run([compiler, *flags, "-E", "-x", "c", os.devnull])
+    except CompileError:
+        return False
+    return True
+
+
+def _run(command: Sequence[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise CompileError(f"cannot run the C compiler {command[0]!r}: {error}; install one or set CC") from error
+    if done.returncode:
+        raise CompileError(f"{' '.join(command)}\n{done.stderr.strip()}")
+
+
+if __name__ == "__main__":
+    try:
+        print(compile_library(Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else LIBRARY))
+    except CompileError as error:
+        sys.exit(f"compiling the CPU kernels failed: {error}")

@@ -1,0 +1,268 @@
+/* Paged attention that reads every key and value once per group of query rows, by the
+ * online softmax of FlashAttention-2 (Dao 2023, algorithm 1) with the query heads that share a KV
+ * head (GQA) and several query tokens packed into one tile of rows. One kernel serves
+ * decode (one query token) and prefill or a chunk of it (many).
+ */
+#include "kernels.h"
+#include "simd.h"
+
+#if defined(__AVX512F__)
+enum { ROWS = 6, BLOCKS = 4, VECS = 4 }; /* 6 x 4 accumulators */
+#elif defined(__AVX__)
+enum { ROWS = 4, BLOCKS = 1, VECS = 2 };
+#else
+enum { ROWS = 2, BLOCKS = 1, VECS = 2 };
+#endif
+enum {
+    LANES = CV_BLOCK / VL,         /* vectors per block of keys */
+    CHUNK = 4 * CV_BLOCK,          /* keys per step of the softmax */
+    TILE = 48,                     /* query rows per unit of work, at most, unless one token has more heads */
+};
+
+/* One unit of work: `tokens` queries of one sequence, all query heads of one KV head. */
+typedef struct {
+    int64_t seq, kv_head, first_token, tokens;
+    int64_t group, rows, first_position; /* position of the first query token in its sequence */
+} unit;
+
+/* A thread's memory: rows x (query, scores, output, maximum, sum). */
+typedef struct {
+    void *q;
+    float *scores, *out, *highest, *sum;
+} tile;
+
+INLINE int64_t even_dim(int64_t d) { return (d + 1) & ~(int64_t)1; }
+INLINE int64_t padded_width(int64_t d) { return (d + 15) & ~(int64_t)15; }
+
+/* scores[m rows, n blocks x 16] = q k^T for blocks[0..n). */
+INLINE void score_span(const int bf16, const int m, const int n, const void *q, const void *const *blocks, int64_t dim,
+                       float *scores) {
+    vf acc[ROWS][BLOCKS * LANES];
+    const int64_t steps = bf16 ? dim / 2 : dim;
+    for (int i = 0; i < m; i++)
+        for (int v = 0; v < n * LANES; v++) acc[i][v] = (vf){0};
+    for (int64_t s = 0; s < steps; s++) {
+        for (int v = 0; v < n * LANES; v++) {
+            const float *k = (const float *)blocks[v / LANES] + s * CV_BLOCK + v % LANES * VL;
+            if (bf16) {
+                const vu words = vu_load(k);
+                for (int i = 0; i < m; i++) acc[i][v] = vf_dot2(acc[i][v], ((const pair *)q)[i * steps + s], words);
+            } else {
+                const vf keys = vf_load(k);
+                for (int i = 0; i < m; i++) acc[i][v] += vf_set(((const float *)q)[i * steps + s]) * keys;
+            }
+        }
+    }
+    for (int i = 0; i < m; i++)
+        for (int v = 0; v < n * LANES; v++) vf_store(scores + i * CHUNK + v * VL, acc[i][v]);
+}
+
+/* out[m rows, n vectors] += scores[m rows, keys] v[keys, n vectors], at one column offset. */
+INLINE void value_span(const int bf16, const int m, const int n, const float *scores, const void *const *blocks,
+                       int64_t keys, int64_t width, int64_t column, float *out) {
+    vf acc[ROWS][VECS];
+    for (int i = 0; i < m; i++)
+        for (int v = 0; v < n; v++) acc[i][v] = vf_load(out + i * width + column + v * VL);
+    for (int64_t t = 0; t < keys; t++) {
+        const void *row = at(bf16, blocks[t / CV_BLOCK], t % CV_BLOCK * width + column);
+        for (int v = 0; v < n; v++) {
+            const vf values = vf_get(bf16, row, v * VL);
+            for (int i = 0; i < m; i++) acc[i][v] += vf_set(scores[i * CHUNK + t]) * values;
+        }
+    }
+    for (int i = 0; i < m; i++)
+        for (int v = 0; v < n; v++) vf_store(out + i * width + column + v * VL, acc[i][v]);
+}
+
+INLINE void scores_of(const int bf16, const int m, const void *q, const void *const *blocks, int count, int64_t dim,
+                      float *scores) {
+    int b = 0;
+    for (; b + BLOCKS <= count; b += BLOCKS)
+        score_span(bf16, m, BLOCKS, q, blocks + b, dim, scores + b * CV_BLOCK);
+    for (; b < count; b++) score_span(bf16, m, 1, q, blocks + b, dim, scores + b * CV_BLOCK);
+}
+
+INLINE void values_of(const int bf16, const int m, const float *scores, const void *const *blocks, int64_t keys,
+                      int64_t width, float *out) {
+    int64_t column = 0;
+    for (; column + VECS * VL <= width; column += VECS * VL)
+        value_span(bf16, m, VECS, scores, blocks, keys, width, column, out);
+    for (; column < width; column += VL) value_span(bf16, m, 1, scores, blocks, keys, width, column, out);
+}
+
+/* Masks, scales and exponentiates one row of scores in place; rescales what the row has summed so far.
+ * Keys [from, to) of the chunk are visible. */
+INLINE void softmax_row(const cv_attention *c, float *scores, int64_t from, int64_t to, int64_t keys, int64_t width,
+                        float *highest, float *sum, float *out) {
+    const vi lanes = vi_lanes();
+    const vf minus_infinity = vf_set(-__builtin_inff());
+    vf top = minus_infinity;
+    for (int64_t t = 0; t < keys; t += VL) {
+        vf s = vf_load(scores + t) * c->scale;
+        if (c->softcap > 0) s = vf_tanh(s / c->softcap) * c->softcap;
+        const vi position = lanes + (int32_t)t;
+        s = vf_select((position >= (int32_t)from) & (position < (int32_t)to), s, minus_infinity);
+        vf_store(scores + t, s);
+        top = vf_max(s, top);
+    }
+    const float chunk_top = vf_highest(top), new_top = chunk_top > *highest ? chunk_top : *highest;
+    if (new_top == -__builtin_inff()) { /* nothing visible yet */
+        memset(scores, 0, (size_t)keys * sizeof *scores);
+        return;
+    }
+    vf total = {0};
+    for (int64_t t = 0; t < keys; t += VL) {
+        const vf p = vf_exp(vf_load(scores + t) - new_top);
+        vf_store(scores + t, p);
+        total += p;
+    }
+    if (new_top != *highest) {
+        const float factor = vf_exp(vf_set(*highest - new_top))[0];
+        *sum *= factor;
+        for (int64_t d = 0; d < width; d += VL) vf_store(out + d, vf_load(out + d) * factor);
+        *highest = new_top;
+    }
+    *sum += vf_sum(total);
+}
+
+INLINE void load_queries(const int bf16, const cv_attention *c, const unit *u, tile *w) {
+    const int64_t dim = even_dim(c->head_dim);
+    const int64_t first_row = c->query_start[u->seq] + u->first_token;
+    for (int64_t r = 0; r < u->rows; r++) {
+        const int64_t head = u->kv_head * u->group + r % u->group;
+        const void *q = at(bf16, c->q, head * c->q_head_stride + (first_row + r / u->group) * c->q_token_stride);
+        for (int64_t d = 0; d < dim; d += bf16 ? 2 : 1) {
+            if (bf16)
+                ((pair *)w->q)[(r * dim + d) / 2] = pair_make(
+                    ((const uint16_t *)q)[d], d + 1 < c->head_dim ? ((const uint16_t *)q)[d + 1] : 0);
+            else
+                ((float *)w->q)[r * dim + d] = d < c->head_dim ? ((const float *)q)[d] : 0.0f;
+        }
+    }
+}
+
+INLINE void store_outputs(const int bf16, const cv_attention *c, const unit *u, const tile *w) {
+    const int64_t width = padded_width(c->value_dim), whole = c->value_dim - c->value_dim % VL;
+    const int64_t first_row = c->query_start[u->seq] + u->first_token;
+    for (int64_t r = 0; r < u->rows; r++) {
+        const int64_t head = u->kv_head * u->group + r % u->group;
+        void *out = at_mut(bf16, c->out, ((first_row + r / u->group) * c->num_heads + head) * c->value_dim);
+        const float inverse = 1.0f / w->sum[r];
+        for (int64_t d = 0; d < whole; d += VL) vf_put(bf16, out, d, vf_load(w->out + r * width + d) * inverse);
+        for (int64_t d = whole; d < c->value_dim; d++) f_put(bf16, out, d, w->out[r * width + d] * inverse);
+    }
+}
+
+/* One chunk of keys for all rows of the unit, ROWS at a time. */
+INLINE void attend_rows(const int bf16, const int m, const cv_attention *c, const unit *u, tile *w, int64_t row,
+                        int64_t first_key, int count, const void *const *k, const void *const *v) {
+    const int64_t dim = even_dim(c->head_dim), width = padded_width(c->value_dim);
+    const int64_t keys = (int64_t)count * CV_BLOCK;
+    const char *q = (const char *)w->q + row * dim * (bf16 ? (int64_t)sizeof(pair) / 2 : (int64_t)sizeof(float));
+    float *scores = w->scores;
+    scores_of(bf16, m, q, k, count, dim, scores);
+    for (int i = 0; i < m; i++) {
+        const int64_t position = u->first_position + (row + i) / u->group;
+        const int64_t oldest = c->window > 0 ? position - c->window + 1 : 0;
+        softmax_row(c, scores + i * CHUNK, oldest - first_key, position + 1 - first_key, keys, width,
+                    w->highest + row + i, w->sum + row + i, w->out + (row + i) * width);
+    }
+    /* Never multiply by what lies past the sequence's end: 0 x NaN is NaN. */
+    const int64_t length = c->seq_lens[u->seq] - first_key;
+    values_of(bf16, m, scores, v, keys < length ? keys : length, width, w->out + row * width);
+}
+
+INLINE void attend(const int bf16, const cv_attention *c, const unit *u, tile *w) {
+    const int64_t dim = even_dim(c->head_dim), width = padded_width(c->value_dim);
+    const int32_t *table = c->block_tables + u->seq * c->table_stride;
+    const int64_t last_position = u->first_position + u->tokens - 1;
+    int64_t oldest = c->window > 0 ? u->first_position - c->window + 1 : 0;
+    if (oldest < 0) oldest = 0;
+    load_queries(bf16, c, u, w);
+    memset(w->out, 0, (size_t)(u->rows * width) * sizeof(float));
+    for (int64_t r = 0; r < u->rows; r++) w->highest[r] = -__builtin_inff(), w->sum[r] = 0;
+    for (int64_t b = oldest / CV_BLOCK; b <= last_position / CV_BLOCK; b += CHUNK / CV_BLOCK) {
+        const void *k[CHUNK / CV_BLOCK], *v[CHUNK / CV_BLOCK];
+        int count = 0;
+        for (; count < CHUNK / CV_BLOCK && b + count <= last_position / CV_BLOCK; count++) {
+            const int64_t page = table[b + count] * c->num_kv_heads + u->kv_head;
+            k[count] = at(bf16, c->k_cache, page * dim * CV_BLOCK);
+            v[count] = at(bf16, c->v_cache, page * width * CV_BLOCK);
+        }
+        for (int64_t row = 0; row < u->rows; row += ROWS) {
+            const int m = (int)(u->rows - row < ROWS ? u->rows - row : ROWS);
+            switch (m) {
+#define CV_CASE(n) case n: attend_rows(bf16, n, c, u, w, row, b * CV_BLOCK, count, k, v); break;
+                CV_CASE(1) CV_CASE(2)
+#if defined(__AVX__)
+                CV_CASE(3) CV_CASE(4)
+#endif
+#if defined(__AVX512F__)
+                CV_CASE(5) CV_CASE(6)
+#endif
+            }
+        }
+    }
+    store_outputs(bf16, c, u, w);
+}
+
+/* Lays the tile's arrays out in the thread's memory, each on its own cache lines. */
+INLINE tile tile_in(char *memory, int64_t rows, int64_t dim, int64_t width) {
+    tile w;
+    w.out = (float *)memory;
+    w.scores = w.out + rows * width;
+    w.highest = w.scores + ROWS * CHUNK;
+    w.sum = w.highest + rows + VL;
+    w.q = w.sum + rows + VL;
+    (void)dim;
+    return w;
+}
+
+/* Finds the unit with this index: sequences in order, then KV heads, then tiles of query tokens. */
+INLINE unit unit_at(const cv_attention *c, const int64_t *starts, int64_t tile_tokens, int64_t index) {
+    int64_t low = 0, high = c->num_seqs - 1;
+    while (low < high) {
+        const int64_t middle = (low + high + 1) / 2;
+        if (starts[middle] <= index) low = middle;
+        else high = middle - 1;
+    }
+    unit u;
+    const int64_t queries = c->query_start[low + 1] - c->query_start[low];
+    const int64_t tiles = (queries + tile_tokens - 1) / tile_tokens;
+    u.seq = low;
+    u.kv_head = (index - starts[low]) / tiles;
+    u.first_token = (index - starts[low]) % tiles * tile_tokens;
+    u.tokens = queries - u.first_token < tile_tokens ? queries - u.first_token : tile_tokens;
+    u.group = c->num_heads / c->num_kv_heads;
+    u.rows = u.tokens * u.group;
+    u.first_position = c->seq_lens[low] - queries + u.first_token;
+    return u;
+}
+
+void CV_NAME(cv_attention)(const cv_attention *c) {
+    const int64_t group = c->num_heads / c->num_kv_heads;
+    const int64_t tile_tokens = group > TILE ? 1 : TILE / group;
+    const int64_t tile_rows = tile_tokens * group;
+    const int64_t dim = even_dim(c->head_dim), width = padded_width(c->value_dim);
+    int64_t *starts = malloc((size_t)(c->num_seqs + 1) * sizeof *starts);
+    if (!starts) abort();
+    starts[0] = 0;
+    for (int64_t s = 0; s < c->num_seqs; s++) {
+        const int64_t queries = c->query_start[s + 1] - c->query_start[s];
+        starts[s + 1] = starts[s] + (queries + tile_tokens - 1) / tile_tokens * c->num_kv_heads;
+    }
+#pragma omp parallel
+    {
+        static __thread void *memory;
+        static __thread size_t held;
+        const size_t floats = (size_t)(tile_rows * (width + 2 * dim + 2) + ROWS * CHUNK + 4 * VL);
+        tile w = tile_in(scratch_grow(&memory, &held, floats * sizeof(float)), tile_rows, dim, width);
+#pragma omp for schedule(dynamic, 1) nowait
+        for (int64_t i = 0; i < starts[c->num_seqs]; i++) {
+            const unit u = unit_at(c, starts, tile_tokens, i);
+            if (c->dtype == CV_BFLOAT16) attend(1, c, &u, &w);
+            else attend(0, c, &u, &w);
+        }
+    }
+    free(starts);
+}

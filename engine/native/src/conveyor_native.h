@@ -1,0 +1,108 @@
+/* The C interface of Conveyor's CPU kernels, called from Python through ctypes
+ * (engine/conveyor_engine/native/__init__.py mirrors every declaration here).
+ *
+ * Rules of the interface: plain C, no Python, no torch. The caller owns every
+ * buffer and has checked every shape; a kernel checks nothing and returns nothing.
+ * dtype is one of CV_FLOAT32, CV_BFLOAT16. Strides count elements.
+ *
+ * Kernels are compiled once per instruction set (see kernels.h); dispatch.c picks
+ * the best one that the CPU and the operating system support when it is first used.
+ */
+#ifndef CONVEYOR_NATIVE_H
+#define CONVEYOR_NATIVE_H
+#include <stdint.h>
+
+#define CV_ABI_VERSION 1
+#define CV_EXPORT __attribute__((visibility("default")))
+
+enum { CV_FLOAT32 = 0, CV_BFLOAT16 = 1 };
+
+/* Tokens in a KV block. Part of the layout, so it is not a parameter. */
+enum { CV_BLOCK = 16 };
+/* Output columns in one panel of packed weights. */
+enum { CV_PANEL = 32 };
+
+/* Paged attention over sequences packed one after another.
+ *   q        rows of head_dim values at q + head * q_head_stride + token * q_token_stride
+ *   out      [tokens, num_heads, value_dim], contiguous
+ *   k_cache  bfloat16: [block, kv_head, ceil(head_dim / 2), 16, 2]; float32: [block, kv_head, head_dim', 16],
+ *            head_dim' = head_dim rounded up to even
+ *   v_cache  [block, kv_head, 16, value_dim rounded up to 16]
+ *   query_start [num_seqs + 1], seq_lens [num_seqs] (tokens in the cache, the queries included),
+ *   block_tables [num_seqs, table_stride]
+ *   window   a query sees its last `window` tokens, itself included; 0 = all
+ *   softcap  scores become softcap * tanh(score / softcap); 0 = off */
+typedef struct {
+    const void *q;
+    void *out;
+    const void *k_cache, *v_cache;
+    const int32_t *query_start, *seq_lens, *block_tables;
+    int64_t q_head_stride, q_token_stride, table_stride;
+    int64_t num_seqs, num_heads, num_kv_heads, head_dim, value_dim;
+    int32_t dtype, window;
+    float scale, softcap;
+} cv_attention;
+
+/* Writes keys and values of `tokens` tokens to their slots (block * 16 + offset; a negative slot is skipped). */
+typedef struct {
+    const void *k, *v;
+    void *k_cache, *v_cache;
+    const int64_t *slots;
+    int64_t k_head_stride, k_token_stride, v_head_stride, v_token_stride;
+    int64_t tokens, num_kv_heads, head_dim, value_dim;
+    int32_t dtype;
+} cv_kv_write;
+
+/* y[rows, n] = x[rows, k] W^T + bias, W packed by cv_pack_linear; bias may be null. */
+typedef struct {
+    const void *x, *weight, *bias;
+    void *y;
+    int64_t rows, n, k, x_stride, y_stride;
+    int32_t dtype;
+} cv_linear;
+
+/* y = x / rms(x) * (offset + weight) over the last dimension of x[outer, inner, size]; y is contiguous. */
+typedef struct {
+    const void *x, *weight;
+    void *y;
+    int64_t outer, inner, size, outer_stride, inner_stride;
+    int32_t dtype;
+    float eps, offset;
+} cv_rms_norm;
+
+/* Rotates the first `rotary` of head_dim values of every head, halves paired (the GPT-NeoX form).
+ *   x rows at x + token * token_stride + head * head_stride; cos, sin [tokens, rotary]; y [tokens, heads, head_dim] */
+typedef struct {
+    const void *x, *cos, *sin;
+    void *y;
+    int64_t tokens, heads, head_dim, rotary, token_stride, head_stride;
+    int32_t dtype;
+} cv_rope;
+
+/* y[rows, size] = silu(gate) * up, gate = x[:, :size], up = x[:, size:2 * size]. */
+typedef struct {
+    const void *x;
+    void *y;
+    int64_t rows, size, x_stride;
+    int32_t dtype;
+} cv_silu_mul;
+
+CV_EXPORT int32_t cv_abi_version(void);
+/* Name of the instruction set in use: generic, avx2, avx512 or avx512bf16. */
+CV_EXPORT const char *cv_isa(void);
+/* Uses another instruction set (for tests); -1 when it was not compiled or the CPU lacks it. */
+CV_EXPORT int32_t cv_use_isa(const char *name);
+/* 1 when the CPU has AMX bfloat16 tiles and the operating system saves them. */
+CV_EXPORT int32_t cv_has_amx_bf16(void);
+
+CV_EXPORT void cv_run_attention(const cv_attention *);
+CV_EXPORT void cv_run_kv_write(const cv_kv_write *);
+CV_EXPORT void cv_run_linear(const cv_linear *);
+CV_EXPORT void cv_run_rms_norm(const cv_rms_norm *);
+CV_EXPORT void cv_run_rope(const cv_rope *);
+CV_EXPORT void cv_run_silu_mul(const cv_silu_mul *);
+
+/* Packs W[n, k] (row stride in elements) into ceil(n / 32) panels of 32 columns, zero padded:
+ * bfloat16 [panel, ceil(k / 2), 32, 2], float32 [panel, k, 32]. */
+CV_EXPORT void cv_pack_linear(const void *w, void *packed, int64_t n, int64_t k, int64_t w_stride, int32_t dtype);
+#endif

@@ -1,0 +1,96 @@
+/* Chooses the instruction set once, and forwards. Compiled without any -m flag. */
+#include <stddef.h>
+#include <string.h>
+#include "kernels.h"
+
+CV_DECLARE_KERNELS(generic)
+#if defined(__x86_64__)
+#include <cpuid.h>
+CV_DECLARE_KERNELS(avx2)
+CV_DECLARE_KERNELS(avx512)
+#if defined(CV_HAVE_AVX512BF16)
+CV_DECLARE_KERNELS(avx512bf16)
+#endif
+
+static uint64_t enabled_states(void) { /* what the operating system saves on a context switch (XCR0) */
+    uint32_t a, b, c, d;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE)) return 0;
+    __asm__ volatile("xgetbv" : "=a"(a), "=d"(d) : "c"(0));
+    return (uint64_t)d << 32 | a;
+}
+static int has_state(uint64_t bits) { return (enabled_states() & bits) == bits; }
+
+static uint32_t leaf7(int sub, int reg) {
+    uint32_t r[4] = {0};
+    if (!__get_cpuid_count(7, (uint32_t)sub, &r[0], &r[1], &r[2], &r[3])) return 0;
+    return r[reg];
+}
+static int has_avx2(void) {
+    uint32_t a, b, c, d;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_FMA)) return 0;
+    return has_state(0x6) && (leaf7(0, 1) & 1u << 5);
+}
+static int has_avx512(void) { /* F, DQ, BW, VL */
+    const uint32_t wanted = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;
+    return has_avx2() && has_state(0xe6) && (leaf7(0, 1) & wanted) == wanted;
+}
+static int has_avx512bf16(void) { return has_avx512() && (leaf7(1, 0) & 1u << 5); }
+int32_t cv_has_amx_bf16(void) { return has_state(0x60000) && (leaf7(0, 3) & (1u << 22 | 1u << 24)) == (1u << 22 | 1u << 24); }
+#else
+int32_t cv_has_amx_bf16(void) { return 0; }
+#endif
+
+static int always(void) { return 1; }
+
+/* Best first. */
+static const struct { const char *name; int (*supported)(void); cv_kernels kernels; } TABLE[] = {
+#if defined(__x86_64__)
+#if defined(CV_HAVE_AVX512BF16)
+    {"avx512bf16", has_avx512bf16, CV_KERNEL_TABLE(avx512bf16)},
+#endif
+    {"avx512", has_avx512, CV_KERNEL_TABLE(avx512)},
+    {"avx2", has_avx2, CV_KERNEL_TABLE(avx2)},
+#endif
+    {"generic", always, CV_KERNEL_TABLE(generic)},
+};
+static int chosen = -1;
+
+static int choice(void) {
+    if (chosen < 0)
+        for (chosen = 0; !TABLE[chosen].supported(); chosen++) {}
+    return chosen;
+}
+
+int32_t cv_abi_version(void) { return CV_ABI_VERSION; }
+const char *cv_isa(void) { return TABLE[choice()].name; }
+int32_t cv_use_isa(const char *name) {
+    for (int i = 0; i < (int)(sizeof TABLE / sizeof TABLE[0]); i++)
+        if (!strcmp(TABLE[i].name, name) && TABLE[i].supported()) return chosen = i, 0;
+    return -1;
+}
+
+void cv_run_attention(const cv_attention *c) { TABLE[choice()].kernels.attention(c); }
+void cv_run_kv_write(const cv_kv_write *c) { TABLE[choice()].kernels.kv_write(c); }
+void cv_run_linear(const cv_linear *c) { TABLE[choice()].kernels.linear(c); }
+void cv_run_rms_norm(const cv_rms_norm *c) { TABLE[choice()].kernels.rms_norm(c); }
+void cv_run_rope(const cv_rope *c) { TABLE[choice()].kernels.rope(c); }
+void cv_run_silu_mul(const cv_silu_mul *c) { TABLE[choice()].kernels.silu_mul(c); }
+
+void cv_pack_linear(const void *w, void *packed, int64_t n, int64_t k, int64_t w_stride, int32_t dtype) {
+    const int64_t panels = (n + CV_PANEL - 1) / CV_PANEL, even = (k + 1) / 2 * 2;
+#pragma omp parallel for schedule(static)
+    for (int64_t p = 0; p < panels; p++)
+        for (int64_t j = 0; j < CV_PANEL; j++) {
+            const int64_t row = p * CV_PANEL + j;
+            if (dtype == CV_BFLOAT16) {
+                uint16_t *to = (uint16_t *)packed + p * even * CV_PANEL;
+                for (int64_t i = 0; i < even; i++)
+                    to[(i / 2 * CV_PANEL + j) * 2 + i % 2] =
+                        row < n && i < k ? ((const uint16_t *)w)[row * w_stride + i] : 0;
+            } else {
+                float *to = (float *)packed + p * k * CV_PANEL;
+                for (int64_t i = 0; i < k; i++)
+                    to[i * CV_PANEL + j] = row < n ? ((const float *)w)[row * w_stride + i] : 0.0f;
+            }
+        }
+}

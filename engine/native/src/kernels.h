@@ -1,0 +1,31 @@
+/* Names of the kernels of one instruction set. Every .c file that includes simd.h is
+ * compiled several times, each with its own -m flags and -DCV_ISA=<name>, which becomes
+ * the suffix of its symbols. dispatch.c declares all of them through CV_DECLARE_KERNELS. */
+#ifndef CONVEYOR_KERNELS_H
+#define CONVEYOR_KERNELS_H
+#include "conveyor_native.h"
+
+typedef struct {
+    void (*attention)(const cv_attention *);
+    void (*kv_write)(const cv_kv_write *);
+    void (*linear)(const cv_linear *);
+    void (*rms_norm)(const cv_rms_norm *);
+    void (*rope)(const cv_rope *);
+    void (*silu_mul)(const cv_silu_mul *);
+} cv_kernels;
+
+#define CV_PASTE_(a, b) a##_##b
+#define CV_PASTE(a, b) CV_PASTE_(a, b)
+#define CV_NAME(base) CV_PASTE(base, CV_ISA)
+
+#define CV_DECLARE_KERNELS(isa)                     \
+    void cv_attention_##isa(const cv_attention *);  \
+    void cv_kv_write_##isa(const cv_kv_write *);    \
+    void cv_linear_##isa(const cv_linear *);        \
+    void cv_rms_norm_##isa(const cv_rms_norm *);    \
+    void cv_rope_##isa(const cv_rope *);            \
+    void cv_silu_mul_##isa(const cv_silu_mul *);
+
+#define CV_KERNEL_TABLE(isa) \
+    {cv_attention_##isa, cv_kv_write_##isa, cv_linear_##isa, cv_rms_norm_##isa, cv_rope_##isa, cv_silu_mul_##isa}
+#endif

@@ -1,0 +1,159 @@
+/* y = x W^T + bias with the weights packed in panels of 32 columns, so that they are read
+ * once, in order, whatever the number of rows: the same kernel is a matrix-vector product
+ * for one row and a blocked matrix product (Goto, van de Geijn 2008) for a prompt.
+ *
+ * bfloat16 weights stay bfloat16 in memory. A CPU without bfloat16 instructions widens them
+ * in registers (a shift or a mask) and multiplies in float, which is several times faster
+ * than the emulation in oneDNN there; with AVX512-BF16 two products are added at a time.
+ */
+#include <omp.h>
+#include "kernels.h"
+#include "simd.h"
+
+#if defined(__AVX512F__)
+enum { ROWS = 12, VECS = 2 }; /* 24 of 32 registers accumulate */
+#elif defined(__AVX__)
+enum { ROWS = 6, VECS = 2 };
+#else
+enum { ROWS = 4, VECS = 2 };
+#endif
+enum { SPAN = VECS * VL }; /* columns computed at once; a panel is a whole number of spans */
+
+/* Rows of x that a thread keeps packed: about half of a 1 MiB second-level cache. */
+enum { PACKED_BYTES = 512 * 1024 };
+
+/* sums[m, SPAN] = a[k, m] b[k, SPAN], one span of a panel. Steps: pairs of k for bfloat16. */
+INLINE void span_sums(const int bf16, const int m, const void *a, const void *b, int64_t steps, float *sums) {
+    vf acc[ROWS][VECS];
+    for (int i = 0; i < m; i++)
+        for (int v = 0; v < VECS; v++) acc[i][v] = (vf){0};
+    for (int64_t s = 0; s < steps; s++) {
+        if (bf16) {
+            vu words[VECS];
+            for (int v = 0; v < VECS; v++) words[v] = vu_load((const uint32_t *)b + s * CV_PANEL + v * VL);
+            for (int i = 0; i < m; i++)
+                for (int v = 0; v < VECS; v++) acc[i][v] = vf_dot2(acc[i][v], ((const pair *)a)[s * m + i], words[v]);
+        } else {
+            vf cols[VECS];
+            for (int v = 0; v < VECS; v++) cols[v] = vf_load((const float *)b + s * CV_PANEL + v * VL);
+            for (int i = 0; i < m; i++)
+                for (int v = 0; v < VECS; v++) acc[i][v] += vf_set(((const float *)a)[s * m + i]) * cols[v];
+        }
+    }
+    for (int i = 0; i < m; i++)
+        for (int v = 0; v < VECS; v++) vf_store(sums + i * CV_PANEL + v * VL, acc[i][v]);
+}
+
+/* The number of rows must be a constant for the accumulators to live in registers. */
+INLINE void tile_sums(const int bf16, int m, const void *a, const void *b, int64_t steps, float *sums) {
+    for (int c = 0; c < CV_PANEL; c += SPAN) {
+        const void *cols = (const uint32_t *)b + c; /* a pair and a float both take 4 bytes */
+        switch (m) {
+#define CV_CASE(n) case n: span_sums(bf16, n, a, cols, steps, sums + c); break;
+            CV_CASE(1) CV_CASE(2) CV_CASE(3) CV_CASE(4)
+#if defined(__AVX__)
+            CV_CASE(5) CV_CASE(6)
+#endif
+#if defined(__AVX512F__)
+            CV_CASE(7) CV_CASE(8) CV_CASE(9) CV_CASE(10) CV_CASE(11) CV_CASE(12)
+#endif
+        }
+    }
+}
+
+/* a[step, m] from m rows of x, the last pair padded with zero. */
+INLINE void pack_rows(const int bf16, const void *x, int64_t stride, int m, int64_t k, void *a) {
+    for (int i = 0; i < m; i++) {
+        if (bf16) {
+            const uint16_t *row = (const uint16_t *)x + i * stride;
+            pair *to = (pair *)a + i;
+            for (int64_t s = 0; s < k / 2; s++) to[s * m] = pair_make(row[2 * s], row[2 * s + 1]);
+            if (k % 2) to[k / 2 * m] = pair_make(row[k - 1], 0);
+        } else {
+            const float *row = (const float *)x + i * stride;
+            float *to = (float *)a + i;
+            for (int64_t s = 0; s < k; s++) to[s * m] = row[s];
+        }
+    }
+}
+
+INLINE void store_tile(const int bf16, const cv_linear *c, const float *sums, int64_t row, int m, int64_t column) {
+    const int64_t width = c->n - column < CV_PANEL ? c->n - column : CV_PANEL;
+    for (int i = 0; i < m; i++) {
+        void *y = at_mut(bf16, c->y, (row + i) * c->y_stride + column);
+        for (int64_t j = 0; j < width; j += VL) {
+            const int64_t left = width - j;
+            if (left >= VL) {
+                vf v = vf_load(sums + i * CV_PANEL + j);
+                if (c->bias) v += vf_get(bf16, c->bias, column + j);
+                vf_put(bf16, y, j, v);
+            } else {
+                for (int64_t l = j; l < width; l++)
+                    f_put(bf16, y, l, sums[i * CV_PANEL + l] + (c->bias ? f_get(bf16, c->bias, column + l) : 0.0f));
+            }
+        }
+    }
+}
+
+/* How the rows are cut: `blocks` of about equal height, each cut into tiles of about equal height <= ROWS. */
+typedef struct { int64_t blocks, tile, step_bytes, steps; } plan;
+
+INLINE plan plan_rows(const int bf16, const cv_linear *c) {
+    plan p;
+    p.steps = bf16 ? (c->k + 1) / 2 : c->k;
+    p.step_bytes = bf16 ? (int64_t)sizeof(pair) : (int64_t)sizeof(float);
+    int64_t height = PACKED_BYTES / (p.steps * p.step_bytes) / ROWS * ROWS;
+    if (height < ROWS) height = ROWS;
+    p.blocks = (c->rows + height - 1) / height;
+    height = (c->rows + p.blocks - 1) / p.blocks;
+    const int64_t tiles = (height + ROWS - 1) / ROWS;
+    p.tile = (height + tiles - 1) / tiles;
+    return p;
+}
+
+INLINE void linear(const int bf16, const cv_linear *c) {
+    const plan p = plan_rows(bf16, c);
+    const int64_t block_rows = (c->rows + p.blocks - 1) / p.blocks;
+    const int64_t panels = (c->n + CV_PANEL - 1) / CV_PANEL;
+    const int64_t panel_bytes = p.steps * CV_PANEL * 4;
+    /* Panels per unit of work: enough units to balance threads, few enough to reuse packed rows. */
+    int64_t chunk = panels * p.blocks / (16 * omp_get_max_threads());
+    chunk = chunk < 1 ? 1 : chunk > panels ? panels : chunk;
+    const int64_t chunks = (panels + chunk - 1) / chunk;
+#pragma omp parallel
+    {
+        static __thread void *memory;
+        static __thread size_t held;
+        char *a = scratch_grow(&memory, &held, (size_t)(block_rows * p.steps * p.step_bytes));
+        int64_t packed = -1;
+        float sums[ROWS * CV_PANEL];
+#pragma omp for schedule(dynamic, 1) nowait
+        for (int64_t unit = 0; unit < p.blocks * chunks; unit++) {
+            const int64_t block = unit / chunks, first = block * block_rows;
+            const int64_t end = first + block_rows < c->rows ? first + block_rows : c->rows;
+            if (block != packed) {
+                for (int64_t r = first; r < end; r += p.tile) {
+                    const int m = (int)(end - r < p.tile ? end - r : p.tile);
+                    pack_rows(bf16, at(bf16, c->x, r * c->x_stride), c->x_stride, m, c->k,
+                              a + (r - first) * p.steps * p.step_bytes);
+                }
+                packed = block;
+            }
+            int64_t last = (unit % chunks + 1) * chunk;
+            if (last > panels) last = panels;
+            for (int64_t j = unit % chunks * chunk; j < last; j++) {
+                const char *b = (const char *)c->weight + j * panel_bytes;
+                for (int64_t r = first; r < end; r += p.tile) {
+                    const int m = (int)(end - r < p.tile ? end - r : p.tile);
+                    tile_sums(bf16, m, a + (r - first) * p.steps * p.step_bytes, b, p.steps, sums);
+                    store_tile(bf16, c, sums, r, m, j * CV_PANEL);
+                }
+            }
+        }
+    }
+}
+
+void CV_NAME(cv_linear)(const cv_linear *c) {
+    if (c->dtype == CV_BFLOAT16) linear(1, c);
+    else linear(0, c);
+}

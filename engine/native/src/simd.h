@@ -1,0 +1,162 @@
+/* Vectors of floats as wide as the instruction set this file is compiled for, and the
+ * few operations the kernels need, written with GCC's (and clang's) vector extension so
+ * that one source serves every instruction set. Only the bfloat16 dot product differs.
+ */
+#ifndef CONVEYOR_SIMD_H
+#define CONVEYOR_SIMD_H
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+
+#if defined(__AVX512F__)
+enum { VL = 16 };
+#elif defined(__AVX__)
+enum { VL = 8 };
+#else
+enum { VL = 4 };
+#endif
+
+#if defined(__AVX512F__)
+#define CV_VECTOR_BYTES 64
+#elif defined(__AVX__)
+#define CV_VECTOR_BYTES 32
+#else
+#define CV_VECTOR_BYTES 16
+#endif
+
+typedef float vf __attribute__((vector_size(CV_VECTOR_BYTES)));
+typedef uint32_t vu __attribute__((vector_size(CV_VECTOR_BYTES)));
+typedef int32_t vi __attribute__((vector_size(CV_VECTOR_BYTES)));
+typedef uint16_t vh __attribute__((vector_size(CV_VECTOR_BYTES / 2)));
+
+INLINE vf vf_load(const float *p) { vf v; memcpy(&v, p, sizeof v); return v; }
+INLINE void vf_store(float *p, vf v) { memcpy(p, &v, sizeof v); }
+INLINE vu vu_load(const void *p) { vu v; memcpy(&v, p, sizeof v); return v; }
+INLINE vf vf_set(float x) { return x - (vf){0}; } /* x - 0 is x for every x; 0 + x is not */
+INLINE vf vf_select(vi mask, vf yes, vf no) { return (vf)(((vi)yes & mask) | ((vi)no & ~mask)); }
+INLINE vf vf_max(vf a, vf b) { return vf_select(a > b, a, b); }
+
+INLINE vi vi_lanes(void) {
+    vi lanes;
+    for (int i = 0; i < VL; i++) lanes[i] = i;
+    return lanes;
+}
+
+/* Every lane of v next to the lane `step` away from it. */
+INLINE vf vf_exchange(vf v, int step) {
+#if defined(__clang__)
+    vf moved;
+    for (int i = 0; i < VL; i++) moved[i] = v[i ^ step];
+    return moved;
+#else
+    return __builtin_shuffle(v, vi_lanes() ^ step);
+#endif
+}
+INLINE float vf_sum(vf v) {
+    for (int step = VL / 2; step > 0; step /= 2) v += vf_exchange(v, step);
+    return v[0];
+}
+INLINE float vf_highest(vf v) {
+    for (int step = VL / 2; step > 0; step /= 2) v = vf_max(v, vf_exchange(v, step));
+    return v[0];
+}
+
+/* bfloat16 is the upper half of a float. Rounding is to nearest even; NaN stays NaN. */
+INLINE float bf16_to_f32(uint16_t h) {
+    uint32_t bits = (uint32_t)h << 16;
+    float f;
+    memcpy(&f, &bits, 4);
+    return f;
+}
+INLINE uint16_t f32_to_bf16(float f) {
+    uint32_t bits;
+    memcpy(&bits, &f, 4);
+    if (f != f) return (uint16_t)((bits >> 16) | 0x40);
+    return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+INLINE vf vf_from_bf16(const uint16_t *p) {
+    vh h;
+    memcpy(&h, p, sizeof h);
+    return (vf)(__builtin_convertvector(h, vu) << 16);
+}
+INLINE void vf_to_bf16(uint16_t *p, vf v) {
+    vu bits = (vu)v;
+    vu rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    vu nan = (bits >> 16) | 0x40;
+    vi is_nan = v != v;
+    vh h = __builtin_convertvector(((vu)is_nan & nan) | (~(vu)is_nan & rounded), vh);
+    memcpy(p, &h, sizeof h);
+}
+
+/* Values stored as dtype, computed as float. `bf16` is a constant wherever these are inlined. */
+INLINE vf vf_get(const int bf16, const void *p, int64_t i) {
+    return bf16 ? vf_from_bf16((const uint16_t *)p + i) : vf_load((const float *)p + i);
+}
+INLINE void vf_put(const int bf16, void *p, int64_t i, vf v) {
+    if (bf16) vf_to_bf16((uint16_t *)p + i, v);
+    else vf_store((float *)p + i, v);
+}
+INLINE float f_get(const int bf16, const void *p, int64_t i) {
+    return bf16 ? bf16_to_f32(((const uint16_t *)p)[i]) : ((const float *)p)[i];
+}
+INLINE void f_put(const int bf16, void *p, int64_t i, float v) {
+    if (bf16) ((uint16_t *)p)[i] = f32_to_bf16(v);
+    else ((float *)p)[i] = v;
+}
+INLINE const void *at(const int bf16, const void *p, int64_t i) { return (const char *)p + i * (bf16 ? 2 : 4); }
+INLINE void *at_mut(const int bf16, void *p, int64_t i) { return (char *)p + i * (bf16 ? 2 : 4); }
+
+/* Two neighbouring bfloat16 values of the operand that is broadcast. Where the CPU multiplies
+ * bfloat16 pairs they stay as they are; elsewhere they wait as floats. */
+#if defined(__AVX512BF16__)
+typedef uint32_t pair;
+INLINE pair pair_make(uint16_t lo, uint16_t hi) { return (uint32_t)lo | (uint32_t)hi << 16; }
+INLINE vf vf_dot2(vf acc, pair a, vu b) {
+    return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)((vu){0} + a), (__m512bh)b);
+}
+#else
+typedef struct { float lo, hi; } pair;
+INLINE pair pair_make(uint16_t lo, uint16_t hi) { return (pair){bf16_to_f32(lo), bf16_to_f32(hi)}; }
+INLINE vf vf_dot2(vf acc, pair a, vu b) {
+    acc += vf_set(a.lo) * (vf)(b << 16);
+    return acc + vf_set(a.hi) * (vf)(b & 0xffff0000u);
+}
+#endif
+
+/* e^x to about 2 units in the last place (Cephes expf); below -87 it is 0. */
+INLINE vf vf_exp(vf x) {
+    const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
+    vi tiny = x < -87.0f;
+    vf bounded = vf_select(x > 88.0f, vf_set(88.0f), vf_select(tiny, vf_set(-87.0f), x));
+    vf shifted = bounded * 1.44269504088896341f + magic;
+    vf n = shifted - magic;
+    vf r = bounded - n * 0.693359375f;
+    r = r + n * 2.12194440e-4f;
+    vf p = vf_set(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    vi power = ((vi)shifted - (vi)vf_set(magic) + 127) << 23;
+    return vf_select(tiny, (vf){0}, p * (vf)power); /* a product, so that NaN stays NaN */
+}
+INLINE vf vf_tanh(vf x) { return 1.0f - 2.0f / (vf_exp(2.0f * x) + 1.0f); }
+
+/* Memory that a thread keeps between calls, so that no step pays for page faults. */
+INLINE void *scratch_grow(void **memory, size_t *held, size_t wanted) {
+    if (wanted > *held) {
+        free(*memory);
+        *held = (wanted + 4095) & ~(size_t)4095;
+        *memory = aligned_alloc(4096, *held);
+        if (!*memory) abort(); /* a few hundred KiB: nothing sensible is left to do */
+    }
+    return *memory;
+}
+#endif
