@@ -1,0 +1,77 @@
+"""The model's own chat template: messages to one prompt text. Used by `tokenizer`.
+
+The same Jinja sandbox, filters and globals as transformers gives templates (its `apply_chat_template`), without
+importing transformers, which would bring torch into the API process.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import jinja2
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import CallBlock, Node
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from conveyor_engine.errors import InvalidRequest, ModelError
+
+
+class ChatTemplate:
+    """One compiled template. Thread-safe: rendering keeps no state."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        """`special_tokens`: bos_token and the like, which templates name. Raises ModelError if it does not compile."""
+        self._special_tokens = dict(special_tokens)
+        try:
+            self._template = _environment().from_string(source)
+        except jinja2.TemplateError as error:
+            raise ModelError(f"the model's chat template is not valid Jinja: {error}") from error
+
+    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The prompt that asks for the next assistant message. Raises InvalidRequest if the template refuses."""
+        try:
+            return self._template.render(**self._special_tokens, messages=messages, add_generation_prompt=True)
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError, IndexError) as error:
+            raise InvalidRequest(
+                f"the model's chat template refuses these messages: {error}", param="messages"
+            ) from error
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+class _GenerationBlock(Extension):
+    """`{% generation %}...{% endgeneration %}` marks text for training; here it is just its content."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja2's own shape)
+
+    def parse(self, parser: Parser) -> Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return CallBlock(self.call_method("_content"), [], [], body).set_lineno(line)
+
+    def _content(self, caller: Any) -> Any:
+        return caller()
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None,
+            sort_keys: bool = False) -> str:  # fmt: skip
+    """Jinja's own filter escapes HTML characters, which no model was trained on."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)

@@ -1,0 +1,138 @@
+"""Text to token ids and back: the model directory's tokenizer.json, its chat template, and streamed decoding.
+
+Used by the API process, which must stay free of torch: `tokenizers` alone, never transformers. Encoding long text
+takes milliseconds, so `api/` calls it from a thread; decoding is per token and cheap. `detokenizer` adds stop strings.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as _FastTokenizer
+from tokenizers.decoders import DecodeStream
+
+from conveyor_engine.chat_template import ChatTemplate
+from conveyor_engine.errors import InvalidRequest, ModelError
+
+_PROMPT_TAIL_TOKENS = 6  # enough left context for a decoder to tell whether a space or a byte continues
+
+
+class Tokenizer:
+    """The tokenizer of one model directory. Thread-safe."""
+
+    def __init__(self, directory: Path) -> None:
+        """Raises ModelError if the directory, its tokenizer.json or its chat template cannot be read."""
+        if not directory.is_dir():
+            raise ModelError(f"{directory} is not a directory: there is no model there", reason="ModelNotFound")
+        path = directory / "tokenizer.json"
+        if not path.is_file():
+            raise ModelError(f"{directory} has no tokenizer.json; save the tokenizer in the fast (tokenizers) format")
+        try:
+            self._fast = _FastTokenizer.from_file(str(path))
+        except Exception as error:  # `tokenizers` raises bare Exception
+            raise ModelError(f"{path} cannot be read: {error}") from error
+        self._fast.no_truncation()
+        self._fast.no_padding()
+        self._byte_of = _byte_level_alphabet() if '"ByteLevel"' in path.read_text() else None
+        self._longest_token = max((len(piece) for piece in self._fast.get_vocab()), default=1)
+        config = _read_json(directory / "tokenizer_config.json")
+        source = _chat_template_source(directory, config)
+        self._chat_template = ChatTemplate(source, _special_tokens(directory, config)) if source else None
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids, added tokens included."""
+        return self._fast.get_vocab_size()
+
+    def encode(self, text: str, max_tokens: int, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids. Raises InvalidRequest without tokenizing if the text cannot fit into `max_tokens` tokens."""
+        at_least = len(text) // self._longest_token
+        if at_least > max_tokens:
+            raise too_long(f"at least {at_least}", max_tokens)
+        return self._fast.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], max_tokens: int) -> list[int]:
+        """Ids of the rendered chat; the template writes the special tokens itself. Raises InvalidRequest."""
+        if self._chat_template is None:
+            raise InvalidRequest("this model has no chat template; use /v1/completions", param="messages")
+        return self.encode(self._chat_template.render(messages), max_tokens, add_special_tokens=False)
+
+    def decode_stream(self, prompt_token_ids: Sequence[int]) -> "TextStream":
+        """A decoder of what follows this prompt."""
+        return TextStream(self._fast, prompt_token_ids[-_PROMPT_TAIL_TOKENS:])
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that the token stands for, wherever it stands; a special token's name; b"" for an unknown id."""
+        piece = self._fast.id_to_token(token_id)
+        if piece is None:
+            return b""
+        if self._byte_of is not None:
+            encoded = [self._byte_of.get(character) for character in piece]
+            return bytes(b for b in encoded if b is not None) if None not in encoded else piece.encode()
+        if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
+            return bytes([int(piece[3:5], 16)])
+        return piece.replace("▁", " ").encode()
+
+
+class TextStream:
+    """One answer's tokens to text, piece by piece, never half a character. Special tokens are left out."""
+
+    def __init__(self, fast: _FastTokenizer, prompt_tail: Sequence[int]) -> None:
+        self._fast = fast
+        self._stream = DecodeStream(ids=list(prompt_tail), skip_special_tokens=True)
+
+    def push(self, token_id: int) -> str:
+        """The text that this token completes; empty while a character is unfinished."""
+        try:
+            return self._stream.step(self._fast, token_id) or ""
+        except Exception:  # `tokenizers` raises bare Exception: bytes that are no text changed what came before
+            self._stream = DecodeStream(skip_special_tokens=True)
+            return self._stream.step(self._fast, token_id) or ""
+
+
+def too_long(num_tokens: int | str, max_model_len: int) -> InvalidRequest:
+    """The error for a prompt that leaves no room for an answer."""
+    return InvalidRequest(
+        f"the prompt has {num_tokens} tokens, but this model's context is {max_model_len} tokens, at least one of "
+        "them for the answer; shorten the prompt",
+        param="prompt",
+        code="context_length_exceeded",
+    )
+
+
+def _chat_template_source(directory: Path, config: Mapping[str, Any]) -> str | None:
+    """As transformers looks for it: the file first, then the config's string or its list of named ones."""
+    path = directory / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text()
+    source = config.get("chat_template") or _read_json(directory / "chat_template.json").get("chat_template")
+    if isinstance(source, list):
+        named = {entry["name"]: entry["template"] for entry in source}
+        source = named.get("default")
+    return source
+
+
+def _special_tokens(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """bos_token, eos_token and so on; either a string or {"content": string}."""
+    both = {**_read_json(directory / "special_tokens_map.json"), **config}
+    named = {key: value for key, value in both.items() if key.endswith("_token")}
+    contents = {key: value.get("content") if isinstance(value, dict) else value for key, value in named.items()}
+    return {key: value for key, value in contents.items() if isinstance(value, str)}
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text())
+    except ValueError as error:
+        raise ModelError(f"{path} is not JSON: {error}") from error
+    return content if isinstance(content, dict) else {}
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """GPT-2's characters for bytes, backwards: printable ones stand for themselves, the rest from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(b): b for b in printable} | {chr(0x100 + n): b for n, b in enumerate(others)}
