@@ -19,6 +19,8 @@ app.kubernetes.io/instance: {{ .root.Release.Name }}
 {{- define "conveyor.pod" -}}
 {{- $own := index .root.Values .process -}}
 serviceAccountName: conveyor-{{ .process }}
+# Or Service conveyor-gateway would set CONVEYOR_GATEWAY_PORT, which is a setting.
+enableServiceLinks: false
 securityContext:
   runAsNonRoot: true
   runAsUser: 65532

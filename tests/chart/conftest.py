@@ -1,0 +1,32 @@
+"""A control plane for the chart alone: it takes the name of a cluster-wide API and of the CRD."""
+
+from collections.abc import Iterator
+
+import pytest
+from tests.chart.installation import AuditedControlPlane, Json, render
+
+from conveyor_api.names import SYSTEM_NAMESPACE
+from e2e.cluster.api import Api
+
+
+@pytest.fixture(scope="session")
+def rendered() -> list[Json]:
+    """The chart with its defaults."""
+    return render()
+
+
+@pytest.fixture(scope="session")
+def chart_plane() -> Iterator[AuditedControlPlane]:
+    with AuditedControlPlane(hpa_sync_period_seconds=1) as plane:
+        namespace = {"metadata": {"name": SYSTEM_NAMESPACE, "labels": build_restricted_labels()}}
+        Api(plane.kubeconfig).create("/api/v1/namespaces", namespace)
+        yield plane
+
+
+@pytest.fixture
+def api(chart_plane: AuditedControlPlane) -> Api:
+    return Api(chart_plane.kubeconfig)
+
+
+def build_restricted_labels() -> dict[str, str]:
+    return {"pod-security.kubernetes.io/enforce": "restricted"}

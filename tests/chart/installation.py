@@ -1,0 +1,105 @@
+"""The chart as Helm renders and installs it, on a real control plane that writes down every API call.
+
+Used by the tests of this folder; the fixtures are in `conftest`.
+"""
+
+import base64
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from conveyor_api.names import SYSTEM_NAMESPACE
+from e2e.cluster.api import Api
+from e2e.cluster.control_plane import ControlPlane
+from e2e.cluster.paths import REPOSITORY
+from e2e.cluster.tools import binary
+
+Json = dict[str, Any]
+
+CHART = REPOSITORY / "charts" / "conveyor"
+RELEASE = "conveyor"
+PROCESSES = ("operator", "gateway", "metrics")
+
+# Who did what, without bodies; the control plane's own work is left out.
+_AUDIT_POLICY = {
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived"],
+    "rules": [
+        {"level": "Metadata", "userGroups": [f"system:serviceaccounts:{SYSTEM_NAMESPACE}"]},
+        {"level": "None"},
+    ],
+}
+
+
+class AuditedControlPlane(ControlPlane):
+    """Writes the calls of the system namespace's ServiceAccounts to `audit_log`, one JSON object a line.
+
+    OwnerReferencesPermissionEnforcement is on, as on OpenShift: it asks for the right to set `blockOwnerDeletion`.
+    """
+
+    @property
+    def audit_log(self) -> Path:
+        return self.folder / "audit.log"
+
+    def _api_server_command(self) -> list[str | Path]:
+        policy = self.folder / "audit-policy.json"
+        policy.write_text(json.dumps(_AUDIT_POLICY))
+        return [
+            *super()._api_server_command(),
+            f"--audit-policy-file={policy}",
+            f"--audit-log-path={self.audit_log}",
+            "--audit-log-mode=blocking",
+            "--enable-admission-plugins=OwnerReferencesPermissionEnforcement",
+        ]
+
+
+class HelmFailed(Exception):
+    """Helm ended with an error; the message is what it printed."""
+
+
+def helm(*arguments: str | Path, kubeconfig: Path | None = None) -> str:
+    """Runs Helm; without a kubeconfig it has no cluster to talk to."""
+    environment = {"HOME": str(REPOSITORY), "KUBECONFIG": str(kubeconfig or "/nonexistent")}
+    command = [str(part) for part in (binary("helm"), *arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    if done.returncode != 0:
+        raise HelmFailed(done.stdout + done.stderr)
+    return done.stdout
+
+
+def render(*values: str) -> list[Json]:
+    """All objects of the chart, in Helm's order; `values` as for `--set`."""
+    options = [option for value in values for option in ("--set", value)]
+    text = helm("template", RELEASE, CHART, "--namespace", SYSTEM_NAMESPACE, *options)
+    return [document for document in yaml.safe_load_all(text) if document]
+
+
+def find(objects: list[Json], kind: str, name: str) -> Json:
+    return next(item for item in objects if (item["kind"], item["metadata"]["name"]) == (kind, name))
+
+
+def pods_of(objects: list[Json]) -> Iterator[tuple[str, Json]]:
+    """(name, pod spec) of every workload."""
+    for item in objects:
+        if template := item.get("spec", {}).get("template"):
+            yield item["metadata"]["name"], template["spec"]
+
+
+def path_of(api: Api, item: Json) -> str:
+    """The path at which the API server has an object, by its discovery."""
+    version, namespace = item["apiVersion"], item["metadata"].get("namespace")
+    prefix = f"/api/{version}" if version == "v1" else f"/apis/{version}"
+    resources = api.get(prefix)["resources"]
+    found = next(r for r in resources if r["kind"] == item["kind"] and "/" not in r["name"])
+    place = f"/namespaces/{namespace or SYSTEM_NAMESPACE}" if found["namespaced"] else ""
+    return f"{prefix}{place}/{found['name']}/{item['metadata']['name']}"
+
+
+def read_secret(api: Api, name: str) -> dict[str, bytes]:
+    secret = api.get(f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/secrets/{name}")
+    return {key: base64.b64decode(value) for key, value in (secret.get("data") or {}).items()}

@@ -1,0 +1,194 @@
+"""What the chart renders: valid objects, restricted pods, flags and ports that the processes have."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.chart.installation import CHART, PROCESSES, Json, find, helm, path_of, pods_of, render
+
+import conveyor_gateway.settings
+import conveyor_metrics.settings
+import conveyor_operator.settings
+from conveyor_api import names
+from conveyor_metrics.source import ADMIN_PORT_NAME
+from e2e.cluster.api import Api, ApiError
+from e2e.cluster.tools import binary
+
+# Everything that may be turned on, at once.
+FULL = (
+    "image.tag=v9",
+    "engine.image.tag=v9",
+    "imagePullSecrets[0].name=registry",
+    "gateway.service.type=LoadBalancer",
+    "gateway.service.annotations.a/b=c",
+    "gateway.url=https://inference.example.com",
+    "gateway.publicHosts={inference.example}",
+    *(f"{process}.nodeSelector.disk=fast" for process in PROCESSES),
+    *(f"{process}.priorityClassName=system-cluster-critical" for process in PROCESSES),
+    *(f"{process}.tolerations[0].operator=Exists" for process in PROCESSES),
+    *(f"{process}.affinity.nodeAffinity.preferredDuringSchedulingIgnoredDuringExecution=null" for process in PROCESSES),
+    *(f"{process}.logLevel=debug" for process in PROCESSES),
+    "operator.extraArgs={--workers=4}",
+    "gateway.extraArgs={--max-request-bytes=1000}",
+    "metrics.extraArgs={--gateway-timeout-seconds=2}",
+)
+VALUES = {"defaults": (), "everything": FULL, "two namespaces": ("watchNamespaces={default,kube-public}",)}
+
+
+@pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
+def test_the_api_server_takes_every_object(api: Api, values: tuple[str, ...]) -> None:
+    objects = render(*values)
+    # A binding is only taken where what it grants is there, and a custom resource where its definition is.
+    for item in sorted(objects, key=lambda item: "Binding" in item["kind"]):
+        path = path_of(api, item) + "?fieldManager=test&fieldValidation=Strict"
+        api.call("PATCH", path + "&dryRun=All", item, "application/apply-patch+yaml")
+
+
+@pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
+def test_every_pod_fits_the_restricted_level(api: Api, values: tuple[str, ...]) -> None:
+    pods = dict(pods_of(render(*values)))
+    assert pods.keys() == {f"conveyor-{process}" for process in PROCESSES}
+    for name, spec in pods.items():
+        create_pod(api, name, spec)
+
+
+@pytest.mark.parametrize("field", ["runAsNonRoot", "seccompProfile"])
+def test_a_pod_that_does_not_fit_would_be_refused(api: Api, rendered: list[Json], field: str) -> None:
+    """So that the test above means something."""
+    name, spec = next(pods_of(rendered))
+    context = {key: value for key, value in spec["securityContext"].items() if key != field}
+    with pytest.raises(ApiError, match="violates PodSecurity"):
+        create_pod(api, name, {**spec, "securityContext": context})
+
+
+def create_pod(api: Api, name: str, spec: Json) -> None:
+    """Dry run, in a namespace that enforces the level."""
+    pods = f"/api/v1/namespaces/{names.SYSTEM_NAMESPACE}/pods?dryRun=All"
+    account = f"/api/v1/namespaces/{names.SYSTEM_NAMESPACE}/serviceaccounts/default"
+    api.get(account)
+    api.create(pods, {"metadata": {"name": name}, "spec": {**spec, "serviceAccountName": "default"}})
+
+
+def test_no_control_container_can_write_to_its_image(rendered: list[Json]) -> None:
+    for _, spec in pods_of(rendered):
+        for container in spec["containers"]:
+            assert container["securityContext"]["readOnlyRootFilesystem"] is True
+            assert "limits" in container["resources"]
+
+
+def test_kubeconform_finds_every_object_valid(api: Api, rendered: list[Json], tmp_path: Path) -> None:
+    """With the schemas of the API server itself, since no others can be had without a network."""
+    write_schemas(api, {item["apiVersion"] for item in rendered}, tmp_path)
+    assert run_kubeconform(rendered, tmp_path)["summary"]["valid"] == len(rendered)
+    broken = json.loads(json.dumps(rendered))
+    find(broken, "Deployment", "conveyor-operator")["spec"]["replica"] = 1
+    assert run_kubeconform(broken, tmp_path)["summary"]["invalid"] == 1
+
+
+def write_schemas(api: Api, api_versions: set[str], folder: Path) -> None:
+    """One file per kind, `<kind>-<group>-<version>.json`, strict: what is not in it is refused."""
+    for api_version in api_versions:
+        document = api.get(f"/openapi/v3/{'api' if api_version == 'v1' else 'apis'}/{api_version}")
+        schemas = document["components"]["schemas"]
+        for schema in schemas.values():
+            if "properties" in schema:
+                schema.setdefault("additionalProperties", False)
+        for name, schema in schemas.items():
+            for kind in schema.get("x-kubernetes-group-version-kind", ()):
+                root = {"$ref": f"#/components/schemas/{name}", "components": {"schemas": schemas}}
+                group = kind["group"] or "v1"  # so kubeconform calls the group that has no name
+                file = f"{kind['kind']}-{group}-{kind['version']}.json".lower()
+                (folder / file).write_text(json.dumps(root))
+
+
+def run_kubeconform(objects: list[Json], schemas: Path) -> Any:
+    location = f"{schemas}/{{{{.ResourceKind}}}}-{{{{.Group}}}}-{{{{.ResourceAPIVersion}}}}.json"
+    command = [binary("kubeconform"), "-strict", "-output=json", "-summary", f"-schema-location={location}", "-"]
+    text = "---\n".join(json.dumps(item) + "\n" for item in objects)
+    done = subprocess.run(command, input=text, capture_output=True, text=True)
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
+def test_every_process_understands_its_flags(values: tuple[str, ...]) -> None:
+    parsers = {
+        "operator": conveyor_operator.settings.parse_settings,
+        "gateway": conveyor_gateway.settings.parse_settings,
+        "metrics": conveyor_metrics.settings.parse_settings,
+    }
+    objects = render(*values)
+    for process, parse in parsers.items():
+        (container,) = find(objects, "Deployment", f"conveyor-{process}")["spec"]["template"]["spec"]["containers"]
+        assert container["command"] == ["python", "-m", f"conveyor_{process}"]
+        parse(container["args"], {})
+
+
+def test_values_reach_the_processes() -> None:
+    objects = render(*FULL, "watchNamespaces={a,b}", "clusterDomain=example.org", "gateway.drainTimeoutSeconds=30")
+    args = {
+        name: dict(arg.removeprefix("--").split("=", 1) for arg in spec["containers"][0]["args"])
+        for name, spec in pods_of(objects)
+    }
+    operator, gateway = args["conveyor-operator"], args["conveyor-gateway"]
+    assert operator["engine-image"] == "conveyor/engine:v9"
+    assert (operator["namespaces"], gateway["watch-namespaces"]) == ("a,b", "a,b")
+    assert operator["cluster-domain"] == "example.org"
+    assert operator["gateway-url"] == "https://inference.example.com"
+    assert gateway["public-hosts"] == "inference.example"
+    spec = dict(pods_of(objects))["conveyor-gateway"]
+    settings = conveyor_gateway.settings.parse_settings(spec["containers"][0]["args"], {})
+    assert settings.drain_timeout_seconds == 30
+    assert spec["terminationGracePeriodSeconds"] > settings.drain_delay_seconds + settings.drain_timeout_seconds
+    assert {args[name]["log-level"] for name in args} == {"debug"}
+
+
+def test_ports_and_names_are_those_that_the_parts_share(rendered: list[Json]) -> None:
+    for service, port, container_port in (
+        (names.GATEWAY_SERVICE, names.GATEWAY_SERVICE_PORT, names.GATEWAY_PORT),
+        (names.GATEWAY_ADMIN_SERVICE, names.GATEWAY_ADMIN_PORT, names.GATEWAY_ADMIN_PORT),
+        (names.METRICS_SERVICE, names.METRICS_SERVICE_PORT, names.METRICS_PORT),
+    ):
+        spec = find(rendered, "Service", service)["spec"]
+        assert spec["ports"][0]["port"] == port
+        deployment = find(rendered, "Deployment", spec["selector"]["app.kubernetes.io/name"])
+        template = deployment["spec"]["template"]
+        assert spec["selector"].items() <= template["metadata"]["labels"].items()
+        ports = {p["name"]: p["containerPort"] for p in template["spec"]["containers"][0]["ports"]}
+        assert ports[spec["ports"][0]["targetPort"]] == container_port
+    admin = find(rendered, "Service", names.GATEWAY_ADMIN_SERVICE)["spec"]
+    assert (admin["clusterIP"], admin["publishNotReadyAddresses"]) == ("None", True)
+    assert admin["ports"][0]["name"] == ADMIN_PORT_NAME
+    assert "data" not in find(rendered, "Secret", names.METRICS_TLS_SECRET)
+
+
+def test_probes_ask_paths_and_ports_that_there_are(rendered: list[Json]) -> None:
+    for name, spec in pods_of(rendered):
+        (container,) = spec["containers"]
+        ports = {port["name"] for port in container["ports"]}
+        for probe in ("livenessProbe", "readinessProbe"):
+            assert container[probe]["httpGet"]["port"] in ports, name
+            assert re.fullmatch("/(livez|readyz|healthz)", container[probe]["httpGet"]["path"]), name
+
+
+def test_no_version_rolls_a_pod(rendered: list[Json]) -> None:
+    for item in rendered:
+        if item["kind"] == "Deployment":
+            labels = item["spec"]["template"]["metadata"]["labels"]
+            assert not {"app.kubernetes.io/version", "helm.sh/chart"} & labels.keys()
+
+
+def test_turned_off_parts_are_not_rendered() -> None:
+    kinds = {item["kind"] for item in render("crds.create=false", "metrics.apiService.create=false")}
+    assert not {"CustomResourceDefinition", "APIService"} & kinds
+    names_of_roles = {item["metadata"]["name"] for item in render("userRoles.create=false")}
+    assert not any("inferenceservice-" in name for name in names_of_roles)
+
+
+def test_the_notes_name_the_next_commands() -> None:
+    text = helm("install", "conveyor", CHART, "--namespace=somewhere", "--dry-run=client", "--set=crds.create=false")
+    notes = text.partition("NOTES:")[2]
+    assert "kubectl --namespace somewhere port-forward service/conveyor-gateway" in notes
+    assert "kubectl --namespace default wait --for=condition=Ready" in notes

@@ -1,0 +1,71 @@
+"""What the chart takes: its version, its defaults, and a sentence for every value that is none."""
+
+import tomllib
+
+import jsonschema
+import pytest
+import yaml
+from tests.chart.installation import CHART, HelmFailed, helm, render
+
+from e2e.cluster.paths import REPOSITORY
+
+
+def test_helm_finds_nothing_to_complain_about() -> None:
+    assert "0 chart(s) failed" in helm("lint", "--strict", CHART)
+
+
+def test_the_chart_installs_the_version_of_this_repository() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart["appVersion"] == chart["version"] == project["version"]
+
+
+def test_the_schema_knows_exactly_the_values_that_there_are() -> None:
+    """Every value has a type in the schema, and every property of the schema a default and its comment."""
+    schema = yaml.safe_load((CHART / "values.schema.json").read_text())
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    jsonschema.Draft7Validator.check_schema(schema)
+
+    def compare(schema: dict, values: dict, path: str) -> None:  # type: ignore[type-arg]
+        properties = schema["properties"].keys() - {"global"}
+        assert properties == values.keys(), path
+        for key in properties:
+            if "properties" in schema["properties"][key]:
+                assert schema["properties"][key]["additionalProperties"] is False, f"{path}.{key}"
+                compare(schema["properties"][key], values[key], f"{path}.{key}")
+
+    compare(schema, values, "values")
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        ("gateway.replica=3", "additional properties 'replica' not allowed"),
+        ("gatway.replicas=3", "additional properties 'gatway' not allowed"),
+        ("image.registry=example.com", "additional properties 'registry' not allowed"),
+        ("operator.replicas=2", "additional properties 'replicas' not allowed"),
+        ("gateway.replicas=0", "at '/gateway/replicas': minimum: got 0, want 1"),
+        ("metrics.replicas=two", "at '/metrics/replicas': got string, want integer"),
+        ("image.pullPolicy=Sometimes", "value must be one of 'Always', 'IfNotPresent', 'Never'"),
+        ("image.tag=a b", "'a b' does not match pattern"),
+        ("image.repository=", "at '/image/repository': minLength: got 0, want 1"),
+        ("operator.logLevel=loud", "value must be one of 'debug', 'info', 'warning', 'error'"),
+        ("crds.create=yes please", "at '/crds/create': got string, want boolean"),
+        ("metrics.apiService.caBundle=abc", "additional properties 'caBundle' not allowed"),
+        ("gateway.service.type=ExternalName", "value must be one of 'ClusterIP', 'NodePort', 'LoadBalancer'"),
+        ("gateway.drainTimeoutSeconds=0", "minimum: got 0, want 1"),
+        ("gateway.url=inference.example.com", "'inference.example.com' does not match pattern"),
+        ("gateway.url=https://a.example/", "'https://a.example/' does not match pattern"),
+        ("gateway.publicHosts[0]=https://a", "'https://a' does not match pattern"),
+        ("watchNamespaces[0]=Team A", "'Team A' does not match pattern"),
+        ("watchNamespaces={a,a}", "items at 0 and 1 are equal"),
+        ("clusterDomain=.local", "'.local' does not match pattern"),
+        ("imagePullSecrets[0]=secret", "at '/imagePullSecrets/0': got string, want object"),
+        ("gateway.resources.memory=1Gi", "additional properties 'memory' not allowed"),
+        ("gateway.extraArgs[0]=port", "'port' does not match pattern"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_its_place_and_what_it_may_be(value: str, sentence: str) -> None:
+    with pytest.raises(HelmFailed) as refused:
+        render(value)
+    assert sentence in str(refused.value)
