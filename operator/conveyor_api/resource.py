@@ -105,7 +105,7 @@ def _problem(details: ErrorDetails) -> Problem:
     """A pydantic error as a problem with the path and the words of Kubernetes."""
     path = ""
     for part in details["loc"]:
-        path += f"[{part}]" if isinstance(part, int) else f".{part}"
+        path += f".{part}" if str(part).isidentifier() else f"[{part}]"
     if field := details.get("ctx", {}).get("field"):
         path += f".{field}"
     message = "unknown field" if details["type"] == "extra_forbidden" else details["msg"]

@@ -1,0 +1,261 @@
+"""Everything that an InferenceService may not say, with the words that refuse it.
+
+Read by two tests: the API server must refuse each with its sentence, and so must the parser, in its own words where
+the limit is the schema's rather than a rule's.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from tests.api.builders import Json, build_body
+
+HUB = "hf://Qwen/Qwen3-0.6B"
+VOLUME = "pvc://models/qwen"
+SECRET = {"secretKeyRef": {"name": "a", "key": "b"}}
+FIELD = {"fieldRef": {"fieldPath": "status.podIP"}}
+
+
+@dataclass(frozen=True, slots=True)
+class Bad:
+    """One wrong resource: where it is wrong, and part of the sentence that the API server refuses it with."""
+
+    title: str
+    body: Json
+    path: str
+    sentence: str
+
+
+def _bad(title: str, path: str, sentence: str, /, **spec: Any) -> Bad:
+    return Bad(title, build_body("bad", **spec), path, sentence)
+
+
+def _named(title: str, name: str, sentence: str) -> Bad:
+    return Bad(title, build_body(name), "metadata.name", sentence)
+
+
+def _model(title: str, path: str, sentence: str, /, **model: Any) -> Bad:
+    return _bad(title, f"spec.model{path}", sentence, model={"uri": HUB, **model})
+
+
+def _cache(title: str, path: str, sentence: str, /, **cache: Any) -> Bad:
+    return _model(title, f".cache{path}", sentence, cache=cache)
+
+
+def _engine(title: str, path: str, sentence: str, /, **engine: Any) -> Bad:
+    return _bad(title, f"spec.engine{path}", sentence, engine=engine)
+
+
+def _env(title: str, path: str, sentence: str, /, *variables: Json) -> Bad:
+    return _engine(title, f".env{path}", sentence, env=list(variables))
+
+
+def _batching(title: str, path: str, sentence: str, /, **batching: Any) -> Bad:
+    return _bad(title, f"spec.batching{path}", sentence, batching=batching)
+
+
+def _kv_cache(title: str, path: str, sentence: str, /, **kv_cache: Any) -> Bad:
+    return _bad(title, f"spec.kvCache{path}", sentence, kvCache=kv_cache)
+
+
+def _autoscaling(title: str, path: str, sentence: str, /, **autoscaling: Any) -> Bad:
+    return _bad(title, f"spec.autoscaling{path}", sentence, autoscaling={"maxReplicas": 4, **autoscaling})
+
+
+def _policy(title: str, path: str, sentence: str, /, **policy: Any) -> Bad:
+    whole = {"type": "Pods", "value": 1, "periodSeconds": 60, **policy}
+    behavior = {"scaleUp": {"policies": [whole]}}
+    return _autoscaling(title, f".behavior.scaleUp.policies[0]{path}", sentence, behavior=behavior)
+
+
+def _resources(title: str, path: str, sentence: str, /, **resources: Any) -> Bad:
+    return _bad(title, f"spec.resources{path}", sentence, resources=resources)
+
+
+HUB_SHAPE = "must have the shape hf://organisation/name or hf://organisation/name@revision"
+VOLUME_SHAPE = "must have the shape pvc://claim/path, with the name of a claim"
+DURATION = "must be a duration such as 10ms, 2s or 1m30s"
+FRACTION = "must be a fraction between 0 and 1 in quotes"
+SURGE = "must be a whole number of pods (0 or more) or a percentage such as 25%"
+AMOUNT = "must be a quantity such as 500m, 2 or 10Gi, and not negative"
+DEVICES = "must ask for GPUs and other devices in whole numbers"
+RESERVED = "is set by Conveyor from the spec; of the engine's own variables only"
+
+BAD_SERVICES: tuple[Bad, ...] = (
+    _named("name of 41 characters", "a" * 41, "metadata.name must have at most 40 characters"),
+    _named("name that starts with a digit", "2qwen", "metadata.name must start with a letter"),
+    _named("name with a dot", "qwen2.5", "write qwen2-5, not qwen2.5"),
+    _named("name that ends in -engine", "qwen-engine", "metadata.name must not end in -engine"),
+    Bad("no spec", build_body("bad") | {"spec": {}}, "spec.model", "Required value"),
+    _bad("no model", "spec.model", "Required value", model=None),
+    _bad("no uri", "spec.model.uri", "Required value", model={"name": "qwen"}),
+    _model("empty uri", ".uri", "should be at least 1 chars long", uri=""),
+    _model("uri of a web page", ".uri", "must start with hf:// (a repository", uri="https://example.org/m"),
+    _model("uri of a bucket", ".uri", "for example hf://Qwen/Qwen3-0.6B", uri="s3://bucket/model"),
+    _model("uri without a scheme", ".uri", "must start with hf://", uri="Qwen/Qwen3-0.6B"),
+    _model("uri in capitals", ".uri", "must start with hf://", uri="HF://Qwen/Qwen3-0.6B"),
+    _model("uri that is very long", ".uri", "may not be more than 512 bytes", uri="hf://a/" + "b" * 510),
+    _model("hub uri without an organisation", ".uri", HUB_SHAPE, uri="hf://gpt2"),
+    _model("hub uri with three parts", ".uri", HUB_SHAPE, uri="hf://a/b/c"),
+    _model("hub uri with an empty revision", ".uri", HUB_SHAPE, uri="hf://a/b@"),
+    _model("hub uri that climbs", ".uri", HUB_SHAPE, uri="hf://a/b@v1/../.."),
+    _model("hub uri with a space", ".uri", HUB_SHAPE, uri="hf://a/b c"),
+    _model("volume uri without a path", ".uri", VOLUME_SHAPE, uri="pvc://models"),
+    _model("volume uri with an empty path", ".uri", VOLUME_SHAPE, uri="pvc://models/"),
+    _model("volume uri with a claim in capitals", ".uri", VOLUME_SHAPE, uri="pvc://Models/qwen"),
+    _model("volume uri that climbs", ".uri", VOLUME_SHAPE, uri="pvc://models/a/../../etc"),
+    _model("volume uri with a dot for a path", ".uri", VOLUME_SHAPE, uri="pvc://models/."),
+    _model("served name with a space", ".name", "must start and end with a letter or digit", name="my model"),
+    _model("secret without a name", ".secretRef.name", "Required value", secretRef={"key": "token"}),
+    _model("secret for a volume", ".secretRef", "only for hf:// models", uri=VOLUME, secretRef={"name": "hub"}),
+    _model(
+        "cache for a volume",
+        ".cache",
+        "a pvc:// model is read from its own claim and needs no cache",
+        uri=VOLUME,
+        cache={"strategy": "PVC", "size": "1Gi"},
+    ),
+    _cache("unknown strategy", ".strategy", 'supported values: "EmptyDir", "PVC"', strategy="HostPath"),
+    _cache("PVC with neither claim nor size", "", "exactly one of claimName", strategy="PVC"),
+    _cache("PVC with claim and size", "", "exactly one of claimName", strategy="PVC", claimName="a", size="1Gi"),
+    _cache("claim without PVC", ".claimName", "claimName is only for strategy PVC", claimName="models"),
+    _cache("storage class without PVC", ".storageClassName", "only for strategy PVC with a size", storageClassName="a"),
+    _cache(
+        "storage class with an existing claim",
+        ".storageClassName",
+        "only for strategy PVC with a size",
+        strategy="PVC",
+        claimName="models",
+        storageClassName="fast",
+    ),
+    _cache("size that is no quantity", ".size", "must be a quantity such as", strategy="PVC", size="20 GB"),
+    _cache("size of nothing", ".size", "size must be more than 0", size="0"),
+    _engine("image with a space", ".image", "must be an image reference such as", image="conveyor engine"),
+    _engine("unknown device", ".device", 'supported values: "CUDA", "Auto"', device="cuda"),
+    _engine("unknown dtype", ".dtype", "supported values:", dtype="fp16"),
+    _engine("no tokens", ".maxModelLen", "should be greater than or equal to 1", maxModelLen=0),
+    _engine("tokens as text", ".maxModelLen", "must be of type integer", maxModelLen="4096"),
+    _env(
+        "variable that starts with a digit", "[0].name", "must be the name of an environment variable", {"name": "1A"}
+    ),
+    _env("variable with a dash", "[0].name", "must be the name of an environment", {"name": "A-B", "value": "1"}),
+    _env("variable without a value", "[0]", "exactly one of value and valueFrom", {"name": "A"}),
+    _env(
+        "variable with two values",
+        "[0]",
+        "exactly one of value and valueFrom",
+        {"name": "A", "value": "1", "valueFrom": FIELD},
+    ),
+    _env("variable from nowhere", "[0].valueFrom", "valueFrom needs exactly one of", {"name": "A", "valueFrom": {}}),
+    _env(
+        "variable from two places",
+        "[0].valueFrom",
+        "valueFrom needs exactly one of",
+        {"name": "A", "valueFrom": SECRET | FIELD},
+    ),
+    _env("variable twice", "", "Duplicate value", {"name": "A", "value": "1"}, {"name": "A", "value": "2"}),
+    _env("variable of the spec", "[0].name", RESERVED, {"name": "CONVEYOR_ENGINE_MAX_NUM_SEQS", "value": "1"}),
+    _env("variable of the pod", "[0].name", RESERVED, {"name": "TERMINATION_LOG", "value": "/tmp/log"}),
+    _bad(
+        "token from two places",
+        "spec.engine",
+        "HF_TOKEN comes from model.secretRef",
+        model={"uri": HUB, "secretRef": {"name": "hub"}},
+        engine={"env": [{"name": "HF_TOKEN", "value": "x"}]},
+    ),
+    _batching("unknown mode", ".mode", 'supported values: "None", "Static", "Dynamic", "Continuous"', mode="Continuos"),
+    _batching("mode in small letters", ".mode", "Unsupported value", mode="continuous"),
+    _batching("batch of none", ".maxBatchSize", "should be greater than or equal to 1", maxBatchSize=0),
+    _batching("batch of 1025", ".maxBatchSize", "should be less than or equal to 1024", maxBatchSize=1025),
+    _batching("window on Continuous", ".window", "window is only for modes Static and Dynamic", window="10ms"),
+    _batching("window on None", ".window", "window is only for modes Static and Dynamic", mode="None", window="10ms"),
+    _batching("window without a unit", ".window", DURATION, mode="Dynamic", window="10"),
+    _batching("window with a fraction", ".window", DURATION, mode="Dynamic", window="1.5s"),
+    _batching("window as ISO 8601", ".window", DURATION, mode="Static", window="PT5S"),
+    _batching("window of nothing", ".window", "must be between 1ms and 1h", mode="Dynamic", window="0s"),
+    _batching("window of two hours", ".window", "must be between 1ms and 1h", mode="Static", window="2h"),
+    _batching("window as a number", ".window", "must be of type string", mode="Dynamic", window=10),
+    _batching("fewer tokens than requests", ".maxBatchTokens", "must be at least maxBatchSize", maxBatchTokens=8),
+    _batching("queue of none", ".maxQueuedRequests", "should be greater than or equal to 1", maxQueuedRequests=0),
+    _kv_cache("both budgets", ".memoryFraction", "not both", blockBudget=100, memoryFraction="0.5"),
+    _kv_cache("fraction of one", ".memoryFraction", FRACTION, memoryFraction="1.0"),
+    _kv_cache("fraction of nothing", ".memoryFraction", FRACTION, memoryFraction="0.0"),
+    _kv_cache("fraction in per cent", ".memoryFraction", FRACTION, memoryFraction="85%"),
+    _kv_cache("fraction as a number", ".memoryFraction", "must be of type string", memoryFraction=0.85),
+    _kv_cache("block of 17 tokens", ".blockSize", "blockSize must be 8, 16, 32, 64 or 128 tokens", blockSize=17),
+    _kv_cache("budget of nothing", ".blockBudget", "should be greater than or equal to 1", blockBudget=0),
+    _bad(
+        "budget below the longest request",
+        "spec.kvCache",
+        "kvCache.blockBudget x kvCache.blockSize must be at least engine.maxModelLen",
+        engine={"maxModelLen": 4097},
+        kvCache={"blockBudget": 256},
+    ),
+    _bad("replicas below nothing", "spec.replicas", "should be greater than or equal to 0", replicas=-1),
+    _bad("replicas without end", "spec.replicas", "should be less than or equal to 1000", replicas=1001),
+    _bad("no maximum", "spec.autoscaling.maxReplicas", "Required value", autoscaling={"minReplicas": 1}),
+    _autoscaling(
+        "minimum above maximum", ".minReplicas", "minReplicas must not be more than maxReplicas", minReplicas=5
+    ),
+    _autoscaling("minimum of nothing", ".minReplicas", "should be greater than or equal to 1", minReplicas=0),
+    _autoscaling("unknown provider", ".provider", 'supported values: "Native", "None"', provider="KEDA"),
+    _autoscaling("utilization of 101", ".targetUtilization", "less than or equal to 100", targetUtilization=101),
+    _autoscaling("queue of nothing", ".queueDepthTarget", "greater than or equal to 1", queueDepthTarget=0),
+    _policy("change of nothing", ".value", "should be greater than or equal to 1", value=0),
+    _policy("period above half an hour", ".periodSeconds", "less than or equal to 1800", periodSeconds=1801),
+    _policy("change of unknown kind", ".type", 'supported values: "Pods", "Percent"', type="Nodes"),
+    _autoscaling(
+        "window above an hour",
+        ".behavior.scaleDown.stabilizationWindowSeconds",
+        "less than or equal to 3600",
+        behavior={"scaleDown": {"stabilizationWindowSeconds": 3601}},
+    ),
+    _bad(
+        "timeout of nothing", "spec.endpoint.queueTimeoutSeconds", "greater than", endpoint={"queueTimeoutSeconds": 0}
+    ),
+    _bad(
+        "timeout as text",
+        "spec.endpoint.requestTimeoutSeconds",
+        "of type integer",
+        endpoint={"requestTimeoutSeconds": "1m"},
+    ),
+    _bad("rollout that cannot move", "spec.rollout", "must not both be 0", rollout={"maxUnavailable": 0}),
+    _bad(
+        "rollout of no per cent",
+        "spec.rollout",
+        "must not both be 0",
+        rollout={"maxSurge": "0%", "maxUnavailable": "0%"},
+    ),
+    _bad("surge below nothing", "spec.rollout.maxSurge", SURGE, rollout={"maxSurge": -1}),
+    _bad("surge as text", "spec.rollout.maxSurge", SURGE, rollout={"maxSurge": "1"}),
+    _bad("unavailable without a number", "spec.rollout.maxUnavailable", SURGE, rollout={"maxUnavailable": "%"}),
+    _bad(
+        "drain of two hours", "spec.drain.timeoutSeconds", "less than or equal to 3600", drain={"timeoutSeconds": 7200}
+    ),
+    _resources("amount that is none", ".limits[memory]", AMOUNT, limits={"memory": "8 GB"}),
+    _resources("amount below nothing", ".limits[cpu]", AMOUNT, limits={"cpu": "-1"}),
+    _resources("half a GPU", ".limits", DEVICES, limits={"nvidia.com/gpu": "500m"}),
+    _resources("resource with a space", ".limits", "must name resources as Kubernetes does", limits={"my gpu": 1}),
+    _resources(
+        "requests above limits",
+        ".requests",
+        "requests must not be more than limits",
+        requests={"cpu": 2},
+        limits={"cpu": "500m"},
+    ),
+    _resources(
+        "GPU in requests only", ".requests", "GPUs and other devices go into limits", requests={"nvidia.com/gpu": 1}
+    ),
+    _resources("seven resources", ".limits", "must have at most 6 items", limits={f"r{n}": 1 for n in range(7)}),
+    _bad(
+        "toleration of unknown effect",
+        "spec.scheduling.tolerations[0].effect",
+        "supported values:",
+        scheduling={"tolerations": [{"effect": "NoRun"}]},
+    ),
+    _bad(
+        "pull secret twice", "spec.imagePullSecrets", "Duplicate value", imagePullSecrets=[{"name": "a"}, {"name": "a"}]
+    ),
+    _bad("unknown field of the spec", "spec.modelUri", "unknown field", modelUri="x"),
+    _bad("field in snake case", "spec.max_queued_requests", "unknown field", max_queued_requests=1),
+    _batching("unknown field deep down", ".maxBatchsize", "unknown field", maxBatchsize=8),
+)

@@ -1,0 +1,84 @@
+"""InferenceServices for tests: a small good one, changed by what a test is about."""
+
+from typing import Any
+
+from conveyor_api import names
+
+Json = dict[str, Any]
+
+
+def build_body(name: str = "qwen", /, **spec: Any) -> Json:
+    """The smallest good resource with `spec`'s members in place of its own; None removes one."""
+    members = {"model": {"uri": "hf://Qwen/Qwen3-0.6B"}, **spec}
+    return {
+        "apiVersion": names.API_VERSION,
+        "kind": names.KIND,
+        "metadata": {"name": name},
+        "spec": {member: value for member, value in members.items() if value is not None},
+    }
+
+
+def build_full_body(name: str = "full") -> Json:
+    """A resource that uses every field of the spec, except those that exclude one another."""
+    return build_body(
+        name,
+        model={
+            "uri": "hf://Qwen/Qwen3-0.6B@refs/pr/1",
+            "name": "Qwen/Qwen3-0.6B",
+            "secretRef": {"name": "hub"},
+            "cache": {"strategy": "PVC", "size": "20Gi", "storageClassName": "fast"},
+        },
+        engine={
+            "image": "registry.example:5000/conveyor/engine:1.0@sha256:" + "a" * 64,
+            "device": "Auto",
+            "dtype": "BFloat16",
+            "maxModelLen": 4096,
+            "env": [
+                {"name": "HF_ENDPOINT", "value": "http://hub.example"},
+                {"name": "CONVEYOR_ENGINE_NUM_THREADS", "value": "4"},
+                {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "one", "optional": True}}},
+                {"name": "SETTING", "valueFrom": {"configMapKeyRef": {"name": "settings", "key": "two"}}},
+                {"name": "ADDRESS", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+            ],
+        },
+        batching={
+            "mode": "Dynamic",
+            "maxBatchSize": 16,
+            "window": "1s500ms",
+            "maxBatchTokens": 2048,
+            "maxQueuedRequests": 64,
+        },
+        kvCache={"blockBudget": 512, "blockSize": 32},
+        replicas=2,
+        autoscaling={
+            "provider": "Native",
+            "minReplicas": 2,
+            "maxReplicas": 8,
+            "targetUtilization": 70,
+            "queueDepthTarget": 3,
+            "behavior": {
+                "scaleUp": {"selectPolicy": "Max", "tolerance": "0.1"},
+                "scaleDown": {
+                    "stabilizationWindowSeconds": 30,
+                    "policies": [{"type": "Percent", "value": 50, "periodSeconds": 60}],
+                },
+            },
+        },
+        endpoint={"maxQueuedRequests": 100, "queueTimeoutSeconds": 30, "requestTimeoutSeconds": 300},
+        rollout={"maxSurge": "25%", "maxUnavailable": 0},
+        drain={"timeoutSeconds": 60},
+        resources={
+            "requests": {"cpu": 2, "memory": "8Gi", "nvidia.com/gpu": 1},
+            "limits": {"memory": "16Gi", "nvidia.com/gpu": "1"},
+        },
+        scheduling={
+            "nodeSelector": {"nvidia.com/gpu.product": "H200"},
+            "tolerations": [{"key": "team", "operator": "Equal", "value": "a", "effect": "NoExecute"}],
+            "affinity": {"nodeAffinity": {"anything": ["the", "API", "server", "checks"]}},
+            "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone"}],
+            "priorityClassName": "high",
+            "runtimeClassName": "nvidia",
+            "schedulerName": "mine",
+        },
+        imagePullSecrets=[{"name": "registry"}],
+    )

@@ -1,0 +1,203 @@
+"""The CRD on a real API server: what is accepted, defaulted, updated, scaled and shown."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.api.builders import Json, build_body, build_full_body
+from tests.api.conftest import REPOSITORY, Services, install
+
+from conveyor_api import names
+from conveyor_api.crd import build_crd
+from conveyor_api.resource import InferenceService
+from conveyor_api.status import Condition, InferenceServiceStatus, LastFailure
+from e2e.cluster.api import Api, ApiError, wait_until
+from e2e.cluster.tools import binary
+
+NOW = "2026-01-02T03:04:05Z"
+
+
+def kubectl(kubeconfig: Path, namespace: str, *arguments: str) -> str:
+    command = [str(binary("kubectl")), "--kubeconfig", str(kubeconfig), "--namespace", namespace, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def build_status() -> InferenceServiceStatus:
+    ready = Condition(
+        type="Ready", status="True", reason="Ready", message="ok", observed_generation=1, last_transition_time=NOW
+    )
+    return InferenceServiceStatus(
+        observed_generation=1,
+        conditions=[ready],
+        replicas=3,
+        ready_replicas=2,
+        desired_replicas=4,
+        selector=names.pod_selector_string("qwen"),
+        url=names.service_url("default", "qwen"),
+        last_failure=LastFailure(reason="OOMKilled", pod_name="qwen-engine-0", exit_code=137, time=NOW),
+    )
+
+
+def test_the_crd_is_structural_and_established(api: Api, crd: Json) -> None:
+    live = api.get(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{names.CRD_NAME}")
+    conditions = {condition["type"]: condition["status"] for condition in live["status"]["conditions"]}
+    assert conditions == {"NamesAccepted": "True", "Established": "True"}  # no NonStructuralSchema among them
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        build_body(),
+        build_body("q"),
+        build_body("q" * 40),
+        build_body(model={"uri": "hf://a/b.c_d-e@v1.0"}),
+        build_body(model={"uri": "pvc://models.team-a/llms/qwen@2/model=8b+chat"}),
+        build_body(batching={"mode": "None", "maxBatchTokens": 8}),
+        build_body(batching={"mode": "Static", "window": "1h"}),
+        build_body(batching={"mode": "Dynamic", "window": "1ms"}),
+        build_body(kvCache={"memoryFraction": "0.5", "blockSize": 128}),
+        build_body(kvCache={"blockBudget": 256}, engine={"maxModelLen": 4096}),
+        build_body(model={"uri": "hf://a/b", "cache": {"strategy": "EmptyDir", "size": 1_000_000}}),
+        build_body(rollout={"maxSurge": "50%", "maxUnavailable": "0%"}),
+        build_body(autoscaling={"minReplicas": 4, "maxReplicas": 4}),
+        build_body(replicas=0),
+        build_full_body(),
+    ],
+    ids=lambda body: f"{body['metadata']['name'][:8]} {', '.join(body['spec'])}",
+)
+def test_a_good_resource_is_accepted_and_defaulted_as_the_parser_does(body: Json, services: Services) -> None:
+    answer = services.create(body)
+    assert InferenceService.parse(answer).spec == InferenceService.parse(body).spec
+
+
+def test_the_defaults_stand_in_the_answer(services: Services) -> None:
+    answer = services.create(build_body(autoscaling={"maxReplicas": 4}))
+    assert answer["spec"] == {
+        "model": {"uri": "hf://Qwen/Qwen3-0.6B", "cache": {"strategy": "EmptyDir"}},
+        "engine": {"device": "CUDA", "dtype": "Auto"},
+        "batching": {"mode": "Continuous", "maxBatchSize": 32, "maxQueuedRequests": 256},
+        "kvCache": {"blockSize": 16},
+        "replicas": 1,
+        "autoscaling": {"provider": "Native", "minReplicas": 1, "maxReplicas": 4, "targetUtilization": 80},
+        "endpoint": {"maxQueuedRequests": 512, "queueTimeoutSeconds": 60, "requestTimeoutSeconds": 600},
+        "rollout": {"maxSurge": 0, "maxUnavailable": 1},
+        "drain": {"timeoutSeconds": 120},
+    }
+
+
+def test_every_field_is_kept(services: Services) -> None:
+    body = build_full_body()
+    body["spec"]["model"]["secretRef"]["key"] = "token"  # its default
+    assert services.create(body)["spec"] == body["spec"]
+
+
+def test_the_manifests_of_the_documentation_are_accepted(services: Services) -> None:
+    for path in sorted((REPOSITORY / "e2e" / "manifests").glob("*.yaml")):
+        for document in yaml.safe_load_all(path.read_text(encoding="utf-8")):
+            if document and document["kind"] == names.KIND:
+                services.create(document)
+
+
+def test_an_update_is_held_to_the_same_rules(services: Services) -> None:
+    services.create(build_body(batching={"mode": "Dynamic", "window": "5ms"}))
+    with pytest.raises(ApiError, match="window is only for modes Static and Dynamic"):
+        services.merge("qwen", {"spec": {"batching": {"mode": "Continuous"}}})
+    services.merge("qwen", {"spec": {"batching": {"mode": "Continuous", "window": None}}})
+
+
+def test_a_resource_from_before_a_rule_can_still_be_updated_elsewhere(api: Api, namespace: str) -> None:
+    """Ratcheting: what was accepted once stays until it is touched. Tried on a copy of the CRD in another group."""
+    crd = build_crd()
+    crd["metadata"]["name"], crd["spec"]["group"] = "inferenceservices.ratchet.test", "ratchet.test"
+    batching = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["batching"]
+    rules = batching.pop("x-kubernetes-validations")
+    install(api, crd)
+    services = Services(api, namespace, "ratchet.test")
+    body = build_body(batching={"window": "10ms"}) | {"apiVersion": f"ratchet.test/{names.VERSION}"}
+    services.create(body)
+
+    batching["x-kubernetes-validations"] = rules
+    install(api, crd)
+    wait_until(
+        "the new rule", lambda: not services.would_create(body | {"metadata": {"name": "new"}}), 20, lambda: None
+    )
+
+    services.merge("qwen", {"spec": {"replicas": 2}})
+    assert services.get("qwen")["spec"]["batching"]["window"] == "10ms"
+
+
+def test_scale_reads_and_writes_replicas(services: Services) -> None:
+    services.create(build_body())
+    services.merge("qwen", {"status": build_status().to_manifest()}, "/status")
+    scale = services.get("qwen", "/scale")
+    assert scale["spec"] == {"replicas": 1}
+    assert scale["status"] == {"replicas": 3, "selector": "conveyor.dev/inference-service=qwen"}
+
+    services.merge("qwen", {"spec": {"replicas": 5}}, "/scale")
+    assert services.get("qwen")["spec"]["replicas"] == 5
+
+
+def test_status_is_kept_whole_and_does_not_touch_the_spec(services: Services) -> None:
+    created = services.create(build_body())
+    status = build_status()
+    answer = services.merge("qwen", {"status": status.to_manifest(), "spec": {"replicas": 9}}, "/status")
+    assert answer["metadata"]["generation"] == created["metadata"]["generation"]
+    assert answer["spec"]["replicas"] == 1
+    assert InferenceService.parse(answer).status == status
+
+
+def test_a_change_of_the_resource_does_not_touch_the_status(services: Services) -> None:
+    services.create(build_body())
+    assert "status" not in services.merge("qwen", {"status": {"replicas": 7}})
+
+
+def test_two_conditions_of_one_type_are_refused(services: Services) -> None:
+    services.create(build_body())
+    condition = build_status().conditions[0].to_manifest()
+    with pytest.raises(ApiError, match="Duplicate value"):
+        services.merge("qwen", {"status": {"conditions": [condition, condition]}}, "/status")
+
+
+def test_kubectl_shows_the_columns(services: Services, kubeconfig: Path, namespace: str) -> None:
+    services.create(build_body())
+    services.merge("qwen", {"status": build_status().to_manifest()}, "/status")
+    header, line = kubectl(kubeconfig, namespace, "get", names.SHORT_NAME).splitlines()
+    assert header.split() == ["NAME", "READY", "MODE", "REPLICAS", "READYREPLICAS", "DESIRED", "AGE"]
+    assert line.split()[:-1] == ["qwen", "True", "Continuous", "3", "2", "4"]
+
+    header, line = kubectl(kubeconfig, namespace, "get", names.SHORT_NAME, "--output=wide").splitlines()
+    assert {"REASON", "URL"} < set(header.split())
+    assert "http://conveyor-gateway.conveyor-system.svc.cluster.local/default/qwen/v1" in line
+
+
+def test_kubectl_get_all_leaves_services_of_models_out(services: Services, kubeconfig: Path, namespace: str) -> None:
+    services.create(build_body())
+    assert kubectl(kubeconfig, namespace, "get", "all") == ""
+
+
+def test_kubectl_waits_for_ready(services: Services, kubeconfig: Path, namespace: str) -> None:
+    services.create(build_body())
+    services.merge("qwen", {"status": build_status().to_manifest()}, "/status")
+    assert "condition met" in kubectl(kubeconfig, namespace, "wait", "--for=condition=Ready", "infsvc/qwen")
+
+
+def test_kubectl_explains_each_field(crd: Json, kubeconfig: Path) -> None:
+    text = kubectl(kubeconfig, "default", "explain", "infsvc.spec.batching")
+    assert "Requests that run together on one engine" in " ".join(text.split())
+
+
+def test_kubectl_apply_refuses_an_unknown_field(crd: Json, kubeconfig: Path, tmp_path: Path) -> None:
+    manifest = tmp_path / "service.yaml"
+    manifest.write_text(yaml.safe_dump(build_body(batchng={"mode": "Static"})))
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        kubectl(kubeconfig, "default", "apply", "--filename", str(manifest))
+    assert 'unknown field "spec.batchng"' in caught.value.stderr
+
+
+def test_entries_of_env_merge_by_name(services: Services, kubeconfig: Path, namespace: str, tmp_path: Path) -> None:
+    for manager, name in (("one", "A"), ("two", "B")):
+        manifest = tmp_path / f"{manager}.yaml"
+        manifest.write_text(yaml.safe_dump(build_body(engine={"env": [{"name": name, "value": "1"}]})))
+        kubectl(kubeconfig, namespace, "apply", "--server-side", f"--field-manager={manager}", "-f", str(manifest))
+    assert [variable["name"] for variable in services.get("qwen")["spec"]["engine"]["env"]] == ["A", "B"]

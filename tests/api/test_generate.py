@@ -1,0 +1,71 @@
+"""What is committed is what the models say, and a difference is found."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.api.conftest import REPOSITORY
+
+from conveyor_api import generate
+from conveyor_api.__main__ import main
+from e2e.cluster.tools import binary
+
+
+def test_the_committed_files_are_up_to_date() -> None:
+    assert generate.stale_files(REPOSITORY) == []
+
+
+def test_check_fails_when_a_file_differs_and_generate_mends_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["crd", "--check", "--root", str(tmp_path)]) == 1
+    assert main(["generate", "--root", str(tmp_path)]) == 0
+    assert main(["crd", "--check", "--root", str(tmp_path)]) == 0
+
+    crd = tmp_path / "crds" / "inferenceservices.conveyor.dev.yaml"
+    crd.write_text(crd.read_text() + "\n")
+    capsys.readouterr()
+    assert main(["crd", "--check", "--root", str(tmp_path)]) == 1
+    assert "crds/inferenceservices.conveyor.dev.yaml is not what the models say" in capsys.readouterr().err
+
+
+def test_generate_writes_only_what_changed(tmp_path: Path) -> None:
+    assert len(generate.write_files(tmp_path)) == 3
+    assert generate.write_files(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "path"), [("crd", "crds/inferenceservices.conveyor.dev.yaml"), ("docs", "docs/api-reference.md")]
+)
+def test_the_command_prints_the_file(command: str, path: str) -> None:
+    printed = subprocess.run(
+        [sys.executable, "-m", "conveyor_api", command], check=True, capture_output=True, text=True
+    )
+    assert printed.stdout == (REPOSITORY / path).read_text(encoding="utf-8")
+
+
+def test_the_charts_copy_renders_to_the_crd_and_is_kept(tmp_path: Path) -> None:
+    rendered = _helm_template(tmp_path, "true")
+    crd = yaml.safe_load(rendered)
+    assert crd["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
+    assert crd == yaml.safe_load(generate.render_crd())
+
+
+def test_the_charts_copy_can_be_turned_off(tmp_path: Path) -> None:
+    assert "CustomResourceDefinition" not in _helm_template(tmp_path, "false")
+
+
+def test_braces_in_a_sentence_survive_helm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generate, "build_crd", lambda: {"kind": "X", "metadata": {"name": "a {{ .Values.b }} c"}})
+    assert yaml.safe_load(_helm_template(tmp_path, "true"))["metadata"]["name"] == "a {{ .Values.b }} c"
+
+
+def _helm_template(folder: Path, create: str) -> str:
+    """The chart's copy of the CRD through a real Helm, in a chart that has nothing else."""
+    (folder / "templates").mkdir()
+    (folder / "Chart.yaml").write_text("apiVersion: v2\nname: conveyor\nversion: 0.1.0\n")
+    (folder / "templates" / "crd.yaml").write_text(generate.render_chart_crd(), encoding="utf-8")
+    command = [binary("helm"), "template", "conveyor", folder, "--set", f"crds.create={create}"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout

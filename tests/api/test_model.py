@@ -1,0 +1,41 @@
+"""A uri that the API server accepts is one that the parser takes apart, and its folder stays where it belongs."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conveyor_api.model import HubModel, VolumeModel, parse_model_uri
+
+
+def test_a_hub_uri_names_repository_and_revision() -> None:
+    assert parse_model_uri("hf://Qwen/Qwen3-0.6B") == HubModel("Qwen/Qwen3-0.6B", "main")
+    assert parse_model_uri("hf://Qwen/Qwen3-0.6B@v1") == HubModel("Qwen/Qwen3-0.6B", "v1")
+
+
+def test_a_hub_model_has_one_folder_per_revision() -> None:
+    assert parse_model_uri("hf://a/b").directory == "/models/hf/a/b/main"
+    assert parse_model_uri("hf://a/b@refs/pr/1").directory == "/models/hf/a/b/refs--pr--1"
+
+
+def test_a_volume_uri_names_claim_and_path() -> None:
+    model = parse_model_uri("pvc://models/llms/qwen@2")
+    assert model == VolumeModel("models", "llms/qwen@2")
+    assert model.directory == "/models/pvc/llms/qwen@2"
+
+
+@pytest.mark.parametrize(
+    "uri", ["", "hf://a", "hf://a/b@", "hf://../b", "pvc://a", "pvc://a//b", "pvc://a/../b", "a/b"]
+)
+def test_what_is_neither_is_refused(uri: str) -> None:
+    with pytest.raises(ValueError, match="neither hf://"):
+        parse_model_uri(uri)
+
+
+@given(st.sampled_from(["hf://a/b@", "hf://a/", "pvc://a/"]), st.text("ab./@-", min_size=1, max_size=12))
+def test_no_accepted_uri_leaves_the_models_folder(start: str, end: str) -> None:
+    try:
+        directory = parse_model_uri(start + end).directory
+    except ValueError:
+        return
+    assert directory.startswith(("/models/hf/", "/models/pvc/"))
+    assert not {"", ".", ".."} & set(directory.removeprefix("/").split("/"))

@@ -1,0 +1,41 @@
+"""The API reference says everything that the API server enforces."""
+
+from tests.api.test_crd import NODES
+from tests.api.test_refusals import sentences
+
+from conveyor_api.conditions import ConditionType, Reason
+from conveyor_api.crd import build_schema
+from conveyor_api.reference import build_reference
+
+PAGE = build_reference()
+
+
+def test_every_field_has_a_row() -> None:
+    for path in NODES:
+        if path.startswith((".spec.", ".status.")) and not path.endswith("[]"):
+            section, _, field = path.removeprefix(".").rpartition(".")
+            body = PAGE.partition(f"## {section}\n")[2].partition("\n## ")[0].partition("\n### ")[0]
+            assert f"| `{field}` |" in body, path
+
+
+def test_every_sentence_is_there() -> None:
+    assert not [sentence for sentence in sentences(build_schema()) if sentence not in PAGE]
+
+
+def test_every_condition_and_reason_is_there() -> None:
+    assert all(f"| `{word}` |" in PAGE for word in [*ConditionType, *Reason])
+
+
+def test_every_row_has_as_many_cells_as_its_header() -> None:
+    for line in PAGE.splitlines():
+        if line.startswith("|"):
+            assert line.replace("\\|", "").count("|") in (3, 4, 6), line
+
+
+def test_headings_and_tables_stand_apart() -> None:
+    lines = PAGE.splitlines()
+    for number, line in enumerate(lines[1:], start=1):
+        if line.startswith("#"):
+            assert lines[number + 1] == "", line
+            assert number == 1 or lines[number - 1] == "", line
+    assert "\n\n\n" not in PAGE
