@@ -1,1 +1,7 @@
-"""The gateway: the OpenAI-compatible door, with a bounded queue per InferenceService and late binding to engines."""
+"""The gateway: the OpenAI-compatible door, with a bounded queue per InferenceService and late binding to engines.
+
+One request, file by file: `listener` (HTTP) -> `app` -> `routing` (which service?) -> `gateway` (its life) -> `bodies`
+-> `queues`, `admission` (its turn) -> `dispatch` (which engine?) -> `proxy` (bytes there and back) -> `record`.
+One change in the cluster: `watch` -> `catalog` -> `queues`. Around both: `settings`, `server`, `readiness`, `demand`,
+`metrics`, `answers`, `errors`.
+"""

@@ -1,0 +1,237 @@
+"""The bounded queue of one service, and the ticket of each request in it.
+
+    admit -> QUEUED --place()--> DISPATCHED --close()--> CLOSED
+                ^                    |
+                +----- give_back ----+          (the engine did not take it: to the head of the queue)
+
+Called by `queues` (one queue per service, configured from the catalog) and `gateway` (one ticket per request).
+Binding is late: a request gets its engine when an engine has a place, not when it arrives. Everything runs on one
+event loop, so nothing here locks; each method leaves queue and engines consistent before it returns.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from conveyor_gateway.dispatch import Engine, EnginePool
+from conveyor_gateway.errors import GatewayError, QueueFull, TimedOut
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLimits:
+    """What a service allows; `place_limit` is the number of requests on one engine."""
+
+    max_queued_requests: int
+    queue_timeout_seconds: float
+    place_limit: int
+
+
+class TicketState(Enum):
+    QUEUED = auto()
+    DISPATCHED = auto()
+    CLOSED = auto()
+
+
+class Ticket:
+    """One admitted request. Whoever admits it closes it, whatever happens; closing twice is closing once."""
+
+    __slots__ = (
+        "_grant",
+        "_queue",
+        "_wait_left_seconds",
+        "admitted_at",
+        "deadline",
+        "engine",
+        "state",
+        "waited_seconds",
+    )
+
+    def __init__(self, queue: "ServiceQueue", deadline: float) -> None:
+        self._queue = queue
+        self._grant: asyncio.Future[None] | None = None
+        self.admitted_at = queue.loop.time()
+        self.deadline = deadline  # on the loop's clock
+        self.state = TicketState.QUEUED
+        self.engine: Engine | None = None
+        self.waited_seconds = 0.0
+
+    async def place(self) -> Engine:
+        """The engine that takes the request; waits for its turn.
+
+        Raises TimedOut, or the error that the queue was closed with. Waits after `give_back` count together.
+        """
+        if self.engine is None:
+            await self._wait()
+        assert self.engine is not None
+        return self.engine
+
+    async def _wait(self) -> None:
+        self._queue.check_open()
+        loop = self._queue.loop
+        began = loop.time()
+        limit_seconds = self._queue.limits.queue_timeout_seconds
+        until = min(self.deadline, began + limit_seconds - self.waited_seconds)
+        self._grant = loop.create_future()
+        try:
+            async with asyncio.timeout_at(until):
+                await self._grant
+        except TimeoutError:
+            raise self._timed_out(limit_seconds) from None
+        finally:
+            self.waited_seconds += loop.time() - began
+
+    def _timed_out(self, limit_seconds: float) -> TimedOut:
+        engines = f"{self._queue.num_engines} engines are ready"
+        if self._queue.loop.time() >= self.deadline:
+            return TimedOut(f"the request's time ended while it waited for an engine; {engines}", "deadline_exceeded")
+        return TimedOut(f"no engine had a place for the request within {limit_seconds:g} s; {engines}", "queue_timeout")
+
+    def grant(self, engine: Engine) -> None:
+        """Called by the queue: `engine` has kept a place for this request."""
+        self.engine, self.state = engine, TicketState.DISPATCHED
+        if self._grant is not None and not self._grant.done():
+            self._grant.set_result(None)
+
+    def refuse(self, error: GatewayError) -> None:
+        """Called by the queue when it ends: the request will not be taken."""
+        if self._grant is not None and not self._grant.done():
+            self._grant.set_exception(error)
+
+    def blame(self) -> None:
+        """The engine failed: it is left out for a while."""
+        assert self.engine is not None, "only a dispatched request has an engine"
+        self._queue.leave_out(self.engine)
+
+    def praise(self) -> None:
+        """The engine answered."""
+        assert self.engine is not None, "only a dispatched request has an engine"
+        self._queue.praise(self.engine)
+
+    def give_back(self) -> None:
+        """The engine did not take the request: queue again, at the head."""
+        self._queue.take_back(self)
+
+    def close(self) -> None:
+        """The request has ended, or will not be: frees its place in the queue or on the engine."""
+        self._queue.finish(self)
+
+
+class ServiceQueue:
+    """Requests of one service that wait for an engine, in order, and the engines that they wait for."""
+
+    def __init__(self, limits: QueueLimits, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._pool = EnginePool()
+        self._waiting: OrderedDict[Ticket, None] = OrderedDict()
+        self._closed_by: GatewayError | None = None
+        self._wake_up: asyncio.TimerHandle | None = None
+        self.dispatched = 0
+        self.configure(limits)
+
+    @property
+    def queued(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_engines(self) -> int:
+        return self._pool.num_ready
+
+    def count_waiting_beyond(self, window_seconds: float) -> int:
+        """Queued requests that were admitted more than `window_seconds` ago; a window of 0 counts all."""
+        if window_seconds <= 0:
+            return self.queued
+        before = self.loop.time() - window_seconds
+        return sum(ticket.admitted_at <= before for ticket in self._waiting)
+
+    def configure(self, limits: QueueLimits) -> None:
+        """Takes changed limits. Those who wait already stay, even above a lowered limit."""
+        self.limits = limits
+        self._pool.place_limit = limits.place_limit
+        self._match()
+
+    def set_engines(self, addresses: Iterable[str]) -> None:
+        """`addresses` (`host:port`) take new requests from now on; requests already at others go on there."""
+        self._pool.set_ready(addresses)
+        self._match()
+
+    def admit(self, deadline: float) -> Ticket:
+        """A ticket at the tail of the queue; with a free place, already dispatched. Raises QueueFull.
+
+        `deadline` is on the loop's clock. Also raises the error that the queue was closed with.
+        """
+        self.check_open()
+        ticket = Ticket(self, deadline)
+        self._waiting[ticket] = None
+        self._match()
+        if ticket.state is TicketState.QUEUED and self.queued > self.limits.max_queued_requests:
+            self.finish(ticket)
+            raise QueueFull(
+                f"{self.limits.max_queued_requests} requests wait already, the limit of endpoint.maxQueuedRequests",
+                "queue_full",
+            )
+        return ticket
+
+    def take_back(self, ticket: Ticket) -> None:
+        """See `Ticket.give_back`."""
+        assert ticket.state is TicketState.DISPATCHED, "only a dispatched request comes back"
+        self._release(ticket)
+        ticket.state = TicketState.QUEUED
+        self._waiting[ticket] = None
+        self._waiting.move_to_end(ticket, last=False)
+        self._match()
+
+    def finish(self, ticket: Ticket) -> None:
+        """See `Ticket.close`."""
+        if ticket.state is TicketState.QUEUED:
+            del self._waiting[ticket]
+        elif ticket.state is TicketState.DISPATCHED:
+            self._release(ticket)
+        ticket.state = TicketState.CLOSED
+        self._match()
+
+    def leave_out(self, engine: Engine) -> None:
+        """See `Ticket.blame`."""
+        self._pool.leave_out(engine, self.loop.time())
+
+    def praise(self, engine: Engine) -> None:
+        """See `Ticket.praise`."""
+        self._pool.praise(engine)
+
+    def check_open(self) -> None:
+        """Raises the error that the queue was closed with."""
+        if self._closed_by is not None:
+            raise self._closed_by
+
+    def close(self, error: GatewayError) -> None:
+        """Ends the queue: those who wait, and those who come, get `error`; those at engines go on."""
+        self._closed_by = error
+        for ticket in list(self._waiting):
+            ticket.refuse(error)
+        if self._wake_up is not None:
+            self._wake_up.cancel()
+
+    def _release(self, ticket: Ticket) -> None:
+        assert ticket.engine is not None
+        self._pool.release(ticket.engine)
+        ticket.engine = None
+        self.dispatched -= 1
+
+    def _match(self) -> None:
+        """Gives the head of the queue a place, as long as there is one."""
+        if self._closed_by is not None:
+            return
+        now = self.loop.time()
+        while self._waiting and (engine := self._pool.choose(now)) is not None:
+            ticket, _ = self._waiting.popitem(last=False)
+            self.dispatched += 1
+            ticket.grant(engine)
+        if self._waiting:
+            self._match_again_at(self._pool.next_return_seconds(now))
+
+    def _match_again_at(self, when: float | None) -> None:
+        """An engine that was left out comes back without an event; look then."""
+        if self._wake_up is not None:
+            self._wake_up.cancel()
+        self._wake_up = None if when is None else self.loop.call_at(when, self._match)

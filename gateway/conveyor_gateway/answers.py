@@ -1,0 +1,56 @@
+"""Answers that the gateway makes itself: JSON, errors in OpenAI's form, the list of models.
+
+Used by `app` and `gateway`. Knows no queues and no engines.
+"""
+
+import json
+import re
+from typing import Any
+from uuid import uuid4
+
+from aiohttp.web import BaseRequest, Response
+
+from conveyor_api.names import REQUEST_ID_HEADER
+from conveyor_gateway.catalog import Directory, Service
+from conveyor_gateway.errors import GatewayError, MethodNotAllowed
+from conveyor_gateway.routing import model_id
+
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+def find_request_id(request: BaseRequest) -> str:
+    """The client's id if it can be logged and sent on as it is, else a new one."""
+    given = request.headers.get(REQUEST_ID_HEADER, "")
+    return given if _REQUEST_ID.fullmatch(given) else uuid4().hex
+
+
+def build_json(content: Any, request_id: str, status: int = 200) -> Response:
+    headers = {REQUEST_ID_HEADER: request_id, "Content-Type": "application/json"}
+    return Response(status=status, headers=headers, body=json.dumps(content).encode())
+
+
+def build_error(error: GatewayError, request_id: str) -> Response:
+    answer = build_json(error.to_json(), request_id, error.status)
+    answer.headers.update(error.headers)
+    if isinstance(error, MethodNotAllowed):
+        answer.headers["Allow"] = error.allowed
+    return answer
+
+
+def build_error_event(error: GatewayError) -> bytes:
+    """The last event of a stream that cannot go on; OpenAI's clients raise it as an APIError."""
+    return b"data: " + json.dumps(error.to_json()).encode() + b"\n\n"
+
+
+def build_model(service: Service, model: str) -> dict[str, Any]:
+    """One model as OpenAI describes it."""
+    return {"id": model, "object": "model", "created": service.created_unix, "owned_by": service.namespace}
+
+
+def build_model_list(service: str | None, directory: Directory) -> dict[str, Any]:
+    """The model of one service under the name that its engines know, or all models under names that the root knows."""
+    if service is not None:
+        only = directory.services[service]
+        return {"object": "list", "data": [build_model(only, only.model_name)]}
+    services = [directory.services[key] for key in sorted(directory.services)]
+    return {"object": "list", "data": [build_model(each, model_id(each, directory)) for each in services]}

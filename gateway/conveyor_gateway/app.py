@@ -1,0 +1,115 @@
+"""The two HTTP faces of the process: the public one for clients, the admin one for probes, metrics and demand.
+
+Both are plain functions from a request to an answer, run by `listener`. The public one reads the route and leaves
+requests for engines to `gateway`.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+
+from aiohttp.web import BaseRequest, Response, StreamResponse
+
+from conveyor_api.names import DEMAND_PATH, GATEWAY_HEALTH_PATH, PROMETHEUS_PATH, READINESS_PATH
+from conveyor_gateway.answers import build_error, build_json, build_model, build_model_list, find_request_id
+from conveyor_gateway.catalog import Directory
+from conveyor_gateway.demand import build_demand
+from conveyor_gateway.errors import GatewayError, MethodNotAllowed, NotFound, Unavailable
+from conveyor_gateway.gateway import Gateway
+from conveyor_gateway.metrics import Metrics
+from conveyor_gateway.queues import Queues
+from conveyor_gateway.readiness import Readiness
+from conveyor_gateway.routing import Action, OwnHosts, Route, find_model, parse_route
+
+Handler = Callable[[BaseRequest], Awaitable[StreamResponse]]
+
+
+@dataclass(frozen=True, slots=True)
+class PublicApp:
+    """Port 8080."""
+
+    gateway: Gateway
+    directory: Directory
+    readiness: Readiness
+    metrics: Metrics
+    own_hosts: OwnHosts
+
+    async def handle(self, request: BaseRequest) -> StreamResponse:
+        path = request.rel_url.raw_path
+        if path in (GATEWAY_HEALTH_PATH, READINESS_PATH):
+            answer: StreamResponse = build_probe(request, self.readiness)
+        else:
+            try:
+                answer = await self._answer(request, path)
+            except GatewayError as error:
+                self.metrics.count_request("", error.status)
+                answer = build_error(error, find_request_id(request))
+        if self.readiness.draining and not answer.prepared:
+            answer.force_close()
+        return answer
+
+    async def _answer(self, request: BaseRequest, path: str) -> StreamResponse:
+        if not self.readiness.synced:
+            raise Unavailable("the gateway has not read the InferenceServices yet; try again", "not_synced")
+        route = parse_route(request.method, path, request.headers.get("Host", ""), self.own_hosts, self.directory)
+        if route.action is Action.GENERATE:
+            return await self.gateway.answer(request, route)
+        if route.action is Action.LIST_MODELS:
+            content = build_model_list(route.service, self.directory)
+        else:
+            content = self._find_model(route)
+        self.metrics.count_request(route.service or "", HTTPStatus.OK)
+        return build_json(content, find_request_id(request))
+
+    def _find_model(self, route: Route) -> dict[str, object]:
+        if route.service is None:
+            return build_model(find_model(route.model, self.directory), route.model)
+        service = self.directory.services[route.service]
+        if route.model != service.model_name:
+            raise NotFound(f"{service.key} serves the model {service.model_name!r}", "model_not_found", "model")
+        return build_model(service, route.model)
+
+
+def build_admin_handler(queues: Queues, readiness: Readiness, metrics: Metrics) -> Handler:
+    """Port 8081."""
+
+    def demand(request: BaseRequest) -> Response:
+        if not readiness.synced:
+            raise Unavailable("; ".join(readiness.problems()), "not_synced")
+        return build_json(build_demand(queues), find_request_id(request))
+
+    def render_metrics(request: BaseRequest) -> Response:
+        return Response(body=metrics.render(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+    def probe(request: BaseRequest) -> Response:
+        return build_probe(request, readiness)
+
+    pages: Mapping[str, Callable[[BaseRequest], Response]] = {
+        DEMAND_PATH: demand,
+        PROMETHEUS_PATH: render_metrics,
+        GATEWAY_HEALTH_PATH: probe,
+        READINESS_PATH: probe,
+    }
+
+    async def handle(request: BaseRequest) -> StreamResponse:
+        path = request.rel_url.raw_path
+        try:
+            if path not in pages:
+                raise NotFound(f"no such path: {path}; there are {', '.join(pages)}", "path_not_found")
+            if request.method not in ("GET", "HEAD"):
+                raise MethodNotAllowed(f"{path} takes GET, not {request.method}", "GET, HEAD")
+            return pages[path](request)
+        except GatewayError as error:
+            return build_error(error, find_request_id(request))
+
+    return handle
+
+
+def build_probe(request: BaseRequest, readiness: Readiness) -> Response:
+    """/healthz: the event loop runs. /readyz: whether requests should come here, and what else is wrong."""
+    is_health = request.rel_url.raw_path == GATEWAY_HEALTH_PATH
+    problems = [] if is_health else readiness.problems()
+    lines = problems or ["ok"]
+    if not is_health:
+        lines = lines + readiness.warnings()
+    return Response(status=503 if problems else 200, text="\n".join(lines) + "\n")

@@ -1,0 +1,209 @@
+"""What the gateway knows of the cluster: the InferenceServices, and the engines of each that are ready.
+
+Filled by `watch` with bodies from the API server; read by `routing` and `gateway`; `queues` is told what changed.
+A service is known because its InferenceService exists, not because a pod was seen: one without engines queues.
+Knows the shapes of the two resources, not how they are fetched.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final
+
+from conveyor_api.errors import InvalidResource
+from conveyor_api.names import ENGINE_PORT_NAME, INFERENCE_SERVICE_LABEL
+from conveyor_api.resource import InferenceService
+
+Json = dict[str, Any]
+
+logger = logging.getLogger(__name__)
+
+_NO_ENGINES: Final[tuple[str, ...]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What the gateway needs of one InferenceService."""
+
+    namespace: str
+    name: str
+    model_name: str
+    created_unix: int  # seconds
+    place_limit: int  # requests that this gateway may have on one engine
+    window_seconds: float  # how long a request may wait for its batch before it counts as waiting
+    max_queued_requests: int
+    queue_timeout_seconds: float
+    request_timeout_seconds: float
+
+    @property
+    def key(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+def parse_service(body: Mapping[str, Any]) -> Service:
+    """Raises InvalidResource."""
+    resource = InferenceService.parse(body)
+    created = resource.metadata.creation_timestamp
+    batching, endpoint = resource.spec.batching, resource.spec.endpoint
+    return Service(
+        namespace=resource.namespace,
+        name=resource.name,
+        model_name=resource.served_model_name,
+        created_unix=int(datetime.fromisoformat(created).timestamp()) if created else 0,
+        place_limit=batching.engine_place_limit,
+        window_seconds=batching.window_seconds,
+        max_queued_requests=endpoint.max_queued_requests,
+        queue_timeout_seconds=endpoint.queue_timeout_seconds,
+        request_timeout_seconds=endpoint.request_timeout_seconds,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """One EndpointSlice: the engines of `service` in it that take new requests, as `(pod, host:port)`."""
+
+    service: str
+    engines: tuple[tuple[str, str], ...]
+
+
+def parse_slice(body: Mapping[str, Any]) -> Slice:
+    """Ready endpoints only: one that terminates, though it may still serve, gets no new request.
+
+    The pod stands first so that one with two addresses (dual stack has a slice per family) is one engine.
+    """
+    metadata = body["metadata"]
+    service = f"{metadata['namespace']}/{metadata['labels'][INFERENCE_SERVICE_LABEL]}"
+    ports = [port["port"] for port in body.get("ports") or [] if port.get("name") == ENGINE_PORT_NAME]
+    if not ports or body["addressType"] == "FQDN":
+        return Slice(service, ())
+    template = "[{}]:{}" if body["addressType"] == "IPv6" else "{}:{}"
+    engines = []
+    for endpoint in body.get("endpoints") or []:
+        conditions = endpoint.get("conditions") or {}
+        if conditions.get("ready") is not False and not conditions.get("terminating"):
+            address = template.format(endpoint["addresses"][0], ports[0])
+            pod = (endpoint.get("targetRef") or {}).get("uid") or address
+            engines.append((pod, address))
+    return Slice(service, tuple(engines))
+
+
+@dataclass(slots=True)
+class Directory:
+    """All services by `namespace/name`, and the keys of those that serve each model name."""
+
+    services: dict[str, Service] = field(default_factory=dict)
+    keys_by_model: dict[str, set[str]] = field(default_factory=dict)
+
+    def put(self, service: Service) -> None:
+        self.remove(service.key)
+        self.services[service.key] = service
+        self.keys_by_model.setdefault(service.model_name, set()).add(service.key)
+
+    def remove(self, key: str) -> None:
+        if (service := self.services.pop(key, None)) is not None:
+            keys = self.keys_by_model[service.model_name]
+            keys.discard(key)
+            if not keys:
+                del self.keys_by_model[service.model_name]
+
+
+class Catalog:
+    """Both resources, kept by `watch`. `on_service(key)` and `on_engines(key)` are called after each change."""
+
+    def __init__(self, on_service: Callable[[str], None], on_engines: Callable[[str], None]) -> None:
+        self.directory = Directory()
+        self.services = ServiceTable(self.directory, on_service)
+        self.slices = SliceTable(on_engines)
+
+    def engines(self, service: str) -> tuple[str, ...]:
+        """Addresses (`host:port`) of the ready engines, one per pod."""
+        return self.slices.engines(service)
+
+
+class ServiceTable:
+    """The InferenceServices, as a sink of `watch`."""
+
+    def __init__(self, directory: Directory, on_change: Callable[[str], None]) -> None:
+        self._directory = directory
+        self._on_change = on_change
+
+    def replace(self, bodies: Iterable[Json], namespace: str) -> None:
+        """`bodies` is all there is in `namespace` (empty: in all of them): what is not among them is gone."""
+        seen = {self.put(body) for body in bodies}
+        for key in _within(namespace, self._directory.services) - seen:
+            self._directory.remove(key)
+            self._on_change(key)
+
+    def put(self, body: Json) -> str:
+        """Takes a new or changed resource; one that cannot be read keeps what was known of it."""
+        key = _key(body)
+        try:
+            service = parse_service(body)
+        except InvalidResource as error:
+            logger.warning("service=%s cannot be read, its last readable state is used: %s", key, error)
+            return key
+        if self._directory.services.get(key) != service:
+            self._directory.put(service)
+            self._on_change(key)
+        return key
+
+    def delete(self, body: Json) -> None:
+        self._directory.remove(_key(body))
+        self._on_change(_key(body))
+
+
+class SliceTable:
+    """The EndpointSlices of engines, as a sink of `watch`."""
+
+    def __init__(self, on_change: Callable[[str], None]) -> None:
+        self._on_change = on_change
+        self._slices: dict[str, Slice] = {}
+        self._by_service: dict[str, set[str]] = {}
+
+    def engines(self, service: str) -> tuple[str, ...]:
+        names = self._by_service.get(service)
+        if not names:
+            return _NO_ENGINES
+        by_pod: dict[str, str] = {}
+        for name in sorted(names):
+            for pod, address in self._slices[name].engines:
+                by_pod.setdefault(pod, address)
+        return tuple(by_pod.values())
+
+    def replace(self, bodies: Iterable[Json], namespace: str) -> None:
+        """`bodies` is all there is in `namespace` (empty: in all of them): what is not among them is gone."""
+        seen = {self.put(body) for body in bodies}
+        for key in _within(namespace, self._slices) - seen:
+            self._remove(key)
+
+    def put(self, body: Json) -> str:
+        key, piece = _key(body), parse_slice(body)
+        known = self._slices.get(key)
+        if known != piece:
+            if known is not None and known.service != piece.service:  # its label was edited
+                self._remove(key)
+            self._slices[key] = piece
+            self._by_service.setdefault(piece.service, set()).add(key)
+            self._on_change(piece.service)
+        return key
+
+    def delete(self, body: Json) -> None:
+        self._remove(_key(body))
+
+    def _remove(self, key: str) -> None:
+        if (piece := self._slices.pop(key, None)) is not None:
+            names = self._by_service[piece.service]
+            names.discard(key)
+            if not names:
+                del self._by_service[piece.service]
+            self._on_change(piece.service)
+
+
+def _key(body: Json) -> str:
+    metadata = body["metadata"]
+    return f"{metadata['namespace']}/{metadata['name']}"
+
+
+def _within(namespace: str, keys: Iterable[str]) -> set[str]:
+    return {key for key in keys if not namespace or key.startswith(f"{namespace}/")}

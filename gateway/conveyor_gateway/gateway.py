@@ -1,0 +1,245 @@
+"""The life of one request for an engine: body, service, queue, engine, answer; retried before its first byte.
+
+Called by `app` with a request that `routing` has read. Every request ends in exactly one answer, one log line and one
+count, also when the client goes away (aiohttp cancels the task then) and when the gateway stops (`stop` cancels it).
+
+Time: until the first byte of the answer, the service's requestTimeoutSeconds (or what the client asked for, if that is
+less) bounds everything. After it a stream may last as long as it moves: the engine, which is told the time that is
+left, ends what takes too long; the gateway cuts only what has stood still for requestTimeoutSeconds.
+"""
+
+import asyncio
+import math
+from typing import Final
+
+from aiohttp.web import BaseRequest, StreamResponse
+
+from conveyor_api.names import REQUEST_ID_HEADER, REQUEST_TIMEOUT_HEADER
+from conveyor_gateway.admission import Ticket
+from conveyor_gateway.answers import build_error, build_error_event, find_request_id
+from conveyor_gateway.bodies import BodyReader, parse_body, rename_model
+from conveyor_gateway.catalog import Service
+from conveyor_gateway.errors import EngineFailed, GatewayError, InvalidRequest, NotFound, TimedOut, Unavailable
+from conveyor_gateway.proxy import (
+    Answer,
+    EngineBroke,
+    EngineClient,
+    EngineLost,
+    EngineRefused,
+    EngineRequest,
+    build_engine_headers,
+    ends_event,
+)
+from conveyor_gateway.queues import Queues
+from conveyor_gateway.record import Record, Recorder
+from conveyor_gateway.routing import Route, find_model
+
+# A request whose engines die is tried on this many: one that kills engines must not kill them all.
+MAX_LOST: Final = 3
+_LAST_WORDS_SECONDS: Final = 1.0
+
+
+class Gateway:
+    """All requests for engines that this process holds."""
+
+    def __init__(self, queues: Queues, engines: EngineClient, bodies: BodyReader, recorder: Recorder) -> None:
+        self._queues = queues
+        self._engines = engines
+        self._bodies = bodies
+        self._recorder = recorder
+        self._running: set[asyncio.Task[object]] = set()
+        self._stopped = False
+
+    async def answer(self, request: BaseRequest, route: Route) -> StreamResponse:
+        """What the client gets; a stream has been sent when this returns."""
+        record = Record(find_request_id(request), route.path)
+        task = asyncio.current_task()
+        assert task is not None, "aiohttp runs every handler in a task"
+        self._running.add(task)
+        try:
+            return await self._answer(request, route, record)
+        except GatewayError as error:
+            return self._refuse(error, record)
+        except asyncio.CancelledError:
+            if not self._stopped or request.writer.output_size > 0:
+                record.set_client_gone()
+                raise
+            _forgive_cancellation()
+            return self._refuse(_stopping(), record)
+        finally:
+            self._running.discard(task)
+            self._recorder.finish(record)
+
+    async def wait_idle(self) -> None:
+        """Returns when no request is held."""
+        while self._running:
+            await asyncio.wait(set(self._running))
+
+    def stop(self) -> None:
+        """Ends every request that is still held, each with an answer."""
+        self._stopped = True
+        for task in self._running:
+            task.cancel()
+
+    def _refuse(self, error: GatewayError, record: Record) -> StreamResponse:
+        record.status, record.reason = error.status, error.code
+        return build_error(error, record.request_id)
+
+    async def _answer(self, request: BaseRequest, route: Route, record: Record) -> StreamResponse:
+        async with self._bodies.read(request) as body:
+            service, body = self._find_service(request, route, body)
+            record.service = service.key
+            timeout_seconds = _timeout_seconds(request, service) - record.age_seconds()
+            query = request.rel_url.raw_query_string
+            path = f"{route.path}?{query}" if query else route.path
+            engine_request = EngineRequest(path, build_engine_headers(request.headers, record.request_id), body)
+            ticket = self._queues[service.key].admit(asyncio.get_running_loop().time() + timeout_seconds)
+            try:
+                answer = await self._ask(engine_request, ticket, record)
+                return await self._send(request, answer, ticket, record, service.request_timeout_seconds)
+            finally:
+                ticket.close()
+
+    def _find_service(self, request: BaseRequest, route: Route, body: bytes) -> tuple[Service, bytes]:
+        """The service, and the body as its engines understand it."""
+        directory = self._queues.catalog.directory
+        if route.service is not None:
+            service = directory.services.get(route.service)
+            if service is not None:
+                return service, body
+            raise NotFound(f"the InferenceService {route.service} was deleted", "service_deleted")
+        fields = parse_body(body, request.headers.get("Content-Encoding"))
+        service = find_model(fields["model"], directory)
+        if fields["model"] != service.model_name:
+            body = rename_model(fields, service.model_name)
+        return service, body
+
+    async def _ask(self, request: EngineRequest, ticket: Ticket, record: Record) -> Answer:
+        """The first engine's answer that has a first byte."""
+        num_lost = 0
+        while True:
+            try:
+                engine = await ticket.place()
+            finally:
+                record.waited_seconds = ticket.waited_seconds
+            record.engine = engine.address
+            record.attempts += 1
+            try:
+                answer = await self._ask_one(engine.address, request, ticket.deadline)
+            except EngineRefused as error:
+                self._recorder.retry(record, "refused", error)
+            except EngineLost as error:
+                num_lost += 1
+                if num_lost == MAX_LOST:
+                    ticket.blame()
+                    raise EngineFailed(f"{num_lost} engines broke off before they answered", "engine_lost") from error
+                self._recorder.retry(record, "lost", error)
+            except EngineBroke as error:
+                ticket.blame()
+                raise EngineFailed(f"the engine broke off in its answer: {error}", "engine_broke") from error
+            else:
+                ticket.praise()
+                self._recorder.first_byte(record)
+                return answer
+            ticket.blame()
+            ticket.give_back()
+
+    async def _ask_one(self, address: str, request: EngineRequest, deadline: float) -> Answer:
+        try:
+            async with asyncio.timeout_at(deadline):
+                remaining_seconds = deadline - asyncio.get_running_loop().time()
+                return await self._engines.ask(address, request, remaining_seconds)
+        except TimeoutError:
+            raise TimedOut("the engine did not answer in the request's time", "deadline_exceeded") from None
+
+    async def _send(
+        self, request: BaseRequest, answer: Answer, ticket: Ticket, record: Record, standstill_seconds: float
+    ) -> StreamResponse:
+        record.set_answered(answer.status)
+        answer.headers[REQUEST_ID_HEADER] = record.request_id
+        response = StreamResponse(status=answer.status, reason=answer.reason, headers=answer.headers)
+        try:
+            if answer.is_whole:
+                ticket.close()  # the engine is done; how slowly the client reads is not its business
+            await self._stream(request, response, answer, record, standstill_seconds)
+        finally:
+            answer.close()
+        return response
+
+    async def _stream(
+        self, request: BaseRequest, response: StreamResponse, answer: Answer, record: Record, standstill_seconds: float
+    ) -> None:
+        """Passes the answer on; one that breaks off is ended so that the client knows."""
+        loop = asyncio.get_running_loop()
+        tail = b""
+        try:
+            async with asyncio.timeout(standstill_seconds) as standstill:
+                await response.prepare(request)
+                chunk = answer.first
+                while chunk:
+                    await response.write(chunk)
+                    record.sent_bytes += len(chunk)
+                    tail = chunk if len(chunk) >= 4 else (tail + chunk)[-4:]
+                    standstill.reschedule(loop.time() + standstill_seconds)
+                    chunk = await answer.read()
+                await response.write_eof()
+            return
+        except ConnectionError:
+            record.set_client_gone()
+            return
+        except EngineBroke as error:
+            failure: GatewayError = EngineFailed(f"the engine broke off in its answer: {error}", "engine_broke")
+        except TimeoutError:
+            failure = TimedOut(f"nothing moved for {standstill_seconds:g} s", "standstill")
+        except asyncio.CancelledError:
+            if not self._stopped:
+                raise
+            _forgive_cancellation()
+            failure = _stopping()
+        record.reason = failure.code
+        await _end_stream(request, response, failure, tail if answer.is_event_stream else None)
+
+
+async def _end_stream(
+    request: BaseRequest, response: StreamResponse, failure: GatewayError, tail: bytes | None
+) -> None:
+    """Ends an answer that has begun: an event stream (`tail`: its last bytes) with an event, any other with a break."""
+    try:
+        if tail is not None:
+            async with asyncio.timeout(_LAST_WORDS_SECONDS):
+                await response.write((b"" if not tail or ends_event(tail) else b"\n\n") + build_error_event(failure))
+                await response.write_eof()
+                return
+    except (TimeoutError, ConnectionError):
+        pass
+    if request.transport is not None:
+        request.transport.abort()
+
+
+def _stopping() -> GatewayError:
+    return Unavailable("the gateway is stopping; try again", "stopping")
+
+
+def _forgive_cancellation() -> None:
+    """`Gateway.stop` has cancelled this task; it goes on, to say so to its client."""
+    task = asyncio.current_task()
+    assert task is not None, "aiohttp runs every handler in a task"
+    task.uncancel()
+
+
+def _timeout_seconds(request: BaseRequest, service: Service) -> float:
+    """The service's limit, or what the client asks for if that is less."""
+    text = request.headers.get(REQUEST_TIMEOUT_HEADER)
+    if text is None:
+        return service.request_timeout_seconds
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise InvalidRequest(
+            f"{REQUEST_TIMEOUT_HEADER} is {text[:100]!r}: it must be a number of seconds above 0",
+            "invalid_timeout",
+            REQUEST_TIMEOUT_HEADER,
+        )
+    return min(seconds, service.request_timeout_seconds)

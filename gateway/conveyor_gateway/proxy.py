@@ -1,0 +1,203 @@
+"""Bytes to an engine and back: the one place that speaks HTTP to engines.
+
+Called by `gateway` with a request's bytes and an engine's address. Bodies pass as they are read: nothing here knows
+JSON, tokens or events. An answer is handed over when its first byte is there, so that until then the request can go
+to another engine; an answer that is no stream is handed over whole, if it is not huge, so that a broken one becomes a
+502 instead of half a document.
+"""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Final
+
+import aiohttp
+from multidict import CIMultiDict, CIMultiDictProxy
+from yarl import URL
+
+from conveyor_api.names import REQUEST_ID_HEADER, REQUEST_TIMEOUT_HEADER
+
+# Answers that are no event stream are collected up to this size, then passed on as they come.
+MAX_COLLECTED_BYTES: Final = 8 << 20
+_CONNECT_SECONDS: Final = 3.0
+_PIECE_BYTES: Final = 256 << 10
+# RFC 9110 section 7.6.1, and those that describe the connection to the gateway rather than the message.
+_HOP_BY_HOP: Final = frozenset(
+    [
+        "connection",
+        "keep-alive",
+        "proxy-connection",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    ]
+)
+_OWN_REQUEST_HEADERS: Final = _HOP_BY_HOP | {
+    "host",
+    "content-length",
+    "expect",
+    REQUEST_ID_HEADER.lower(),
+    REQUEST_TIMEOUT_HEADER.lower(),
+}
+_OWN_ANSWER_HEADERS: Final = _HOP_BY_HOP | {REQUEST_ID_HEADER.lower()}
+
+
+class EngineRefused(Exception):
+    """The engine did not take the request (no connection, 429 or 503): another one may, without limit."""
+
+
+class EngineLost(Exception):
+    """The connection broke before the answer's first byte: another engine may try, a few times."""
+
+
+class EngineBroke(Exception):
+    """The connection broke in the middle of the answer: nobody may try again."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """What goes to whichever engine takes the request."""
+
+    path: str  # with the query, as the client sent it
+    headers: CIMultiDict[str]
+    body: bytes
+
+
+def build_engine_headers(headers: CIMultiDictProxy[str], request_id: str) -> CIMultiDict[str]:
+    """The client's end-to-end headers, and the request's id."""
+    kept = _end_to_end(headers, _OWN_REQUEST_HEADERS)
+    kept[REQUEST_ID_HEADER] = request_id
+    return kept
+
+
+def _end_to_end(headers: CIMultiDictProxy[str], dropped: frozenset[str]) -> CIMultiDict[str]:
+    named = headers.get("Connection")
+    if named is not None:
+        dropped = dropped | {name.strip().lower() for name in named.split(",")}
+    return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in dropped)
+
+
+class Answer:
+    """An engine's answer of which `first` has been read. Close it, whatever happens."""
+
+    def __init__(self, response: aiohttp.ClientResponse, first: bytes, is_whole: bool) -> None:
+        self._response = response
+        self.status = response.status
+        self.reason = response.reason
+        self.first = first
+        self.is_whole = is_whole
+        self.is_event_stream = _is_event_stream(response)
+        self.headers = _end_to_end(response.headers, _OWN_ANSWER_HEADERS)
+        if is_whole:
+            self.headers["Content-Length"] = str(len(first))
+
+    async def read(self) -> bytes:
+        """What comes next after `first`, as it is read; empty at the end. Raises EngineBroke."""
+        try:
+            return await self._response.content.readany()
+        except (aiohttp.ClientError, OSError) as error:
+            raise EngineBroke(_describe(error)) from error
+
+    def close(self) -> None:
+        """Ends the exchange; before the answer's end it breaks the connection, which aborts the request there."""
+        self._response.close()
+
+
+class EngineClient:
+    """Connections to all engines."""
+
+    def __init__(self) -> None:
+        self._session = aiohttp.ClientSession(
+            # The engines' limits, kept by `dispatch`, bound the number of connections.
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
+            read_bufsize=_PIECE_BYTES,
+        )
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def ask(self, address: str, request: EngineRequest, remaining_seconds: float) -> Answer:
+        """The answer of the engine at `address` (`host:port`), with its first byte; of what is no stream, all of it.
+
+        Raises EngineRefused, EngineLost and EngineBroke. Waits as long as the caller lets it; cancelling it aborts
+        the request at the engine.
+        """
+        request.headers[REQUEST_TIMEOUT_HEADER] = f"{max(remaining_seconds, 0.001):.3f}"
+        try:
+            response = await self._session.request(
+                "POST",
+                URL(f"http://{address}{request.path}", encoded=True),
+                headers=request.headers,
+                data=_payload(request),
+                allow_redirects=False,
+            )
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise EngineRefused(_describe(error)) from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise EngineLost(_describe(error)) from error
+        try:
+            return await _begin(response)
+        except BaseException:
+            response.close()
+            raise
+
+
+async def _begin(response: aiohttp.ClientResponse) -> Answer:
+    try:
+        if response.status in (429, 503):
+            await response.read()
+            raise EngineRefused(f"it answered {response.status}")
+        if _is_event_stream(response):
+            first = await response.content.readany()
+            return Answer(response, first, is_whole=False)
+        return Answer(response, *await _collect(response.content))
+    except (aiohttp.ClientError, OSError) as error:
+        raise EngineLost(_describe(error)) from error
+
+
+async def _collect(content: aiohttp.StreamReader) -> tuple[bytes, bool]:
+    """The body up to the limit, and whether that is all."""
+    pieces: list[bytes] = []
+    size = 0
+    while size < MAX_COLLECTED_BYTES:
+        try:
+            piece = await content.readany()
+        except (aiohttp.ClientError, OSError) as error:
+            raise (EngineBroke if pieces else EngineLost)(_describe(error)) from error
+        if not piece:
+            return b"".join(pieces), True
+        pieces.append(piece)
+        size += len(piece)
+    return b"".join(pieces), False
+
+
+def _payload(request: EngineRequest) -> bytes | AsyncIterator[bytes]:
+    """A large body goes in pieces, so that other requests are served in between."""
+    if len(request.body) <= _PIECE_BYTES:
+        return request.body
+    request.headers["Content-Length"] = str(len(request.body))
+    return _pieces(request.body)
+
+
+async def _pieces(body: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(body), _PIECE_BYTES):
+        yield body[start : start + _PIECE_BYTES]
+
+
+def _is_event_stream(response: aiohttp.ClientResponse) -> bool:
+    return response.headers.get("Content-Type", "").lower().startswith("text/event-stream")
+
+
+def _describe(error: BaseException) -> str:
+    return str(error) or type(error).__name__
+
+
+def ends_event(tail: bytes) -> bool:
+    """Whether an event stream whose last bytes are `tail` stands between two events."""
+    return tail.endswith((b"\n\n", b"\r\r", b"\r\n\r\n"))

@@ -1,0 +1,141 @@
+"""Which service a request is for: by its path, by its Host, or by the model it names. Pure.
+
+Called by `gateway`, first with what the request line and the headers say (`parse_route`), then, for requests on the
+root, with the model of the body (`find_model`). Knows names only: no HTTP library, no queues.
+
+    /<namespace>/<name>/v1/...                                  the path names the service, whatever the Host
+    <name>.<namespace>[.svc[.<domain>]]  and  /v1/...           the Host names it
+    any other Host                       and  /v1/...           the root: `model` in the body names it
+
+A Host of one part (`http://qwen/`, from a pod in the service's namespace) has lost the namespace, and a guess could
+reach another team's service: 421.
+"""
+
+import re
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Final
+from urllib.parse import unquote
+
+from conveyor_api.names import GATEWAY_SERVICE
+from conveyor_gateway.catalog import Directory, Service
+from conveyor_gateway.errors import AmbiguousModel, MethodNotAllowed, Misdirected, NotFound
+
+_LABEL: Final = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
+_SERVICE_PATH = re.compile(rf"/({_LABEL})/({_LABEL})(/v1/.*)")
+_SERVICE_HOST = re.compile(rf"({_LABEL})\.({_LABEL})(?:\.svc(?:\..+)?)?")
+_MODELS: Final = "/v1/models"
+GENERATE_PATHS: Final = ("/v1/completions", "/v1/chat/completions")
+
+
+class Action(Enum):
+    GENERATE = auto()  # to an engine
+    LIST_MODELS = auto()
+    GET_MODEL = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What to do, for which service (`namespace/name`; None: the root), with which path on the engine or model id."""
+
+    action: Action
+    service: str | None
+    path: str = ""
+    model: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnHosts:
+    """Host names that are the gateway itself, not a service."""
+
+    system_namespace: str
+    public: tuple[str, ...] = ()
+
+    def is_own(self, host: str) -> bool:
+        if host in ("", "localhost", GATEWAY_SERVICE) or host in self.public:
+            return True
+        match = _SERVICE_HOST.fullmatch(host)
+        return match is not None and match.groups() == (GATEWAY_SERVICE, self.system_namespace)
+
+
+def parse_route(method: str, path: str, host: str, own: OwnHosts, directory: Directory) -> Route:
+    """The route of a request for `path` (as sent, without query) at `host` (as sent, with or without port).
+
+    Raises NotFound, MethodNotAllowed, Misdirected. The service of the route is known: it is in `directory`.
+    """
+    if match := _SERVICE_PATH.fullmatch(path):
+        namespace, name, rest = match.groups()
+        return _parse_action(method, rest, _known(f"{namespace}/{name}", directory))
+    if not path.startswith("/v1/"):
+        raise NotFound(
+            f"no such path: {path}; services are at /<namespace>/<name>/v1/..., models at /v1/models", "path_not_found"
+        )
+    return _parse_action(method, path, _parse_host(host, own, directory))
+
+
+def _parse_action(method: str, path: str, service: str | None) -> Route:
+    if path in GENERATE_PATHS:
+        _expect("POST", method, path)
+        return Route(Action.GENERATE, service, path)
+    if path == _MODELS:
+        _expect("GET", method, path)
+        return Route(Action.LIST_MODELS, service)
+    if path.startswith(_MODELS + "/"):
+        _expect("GET", method, path)
+        return Route(Action.GET_MODEL, service, model=unquote(path.removeprefix(_MODELS + "/")))
+    known = ", ".join((*GENERATE_PATHS, _MODELS))
+    raise NotFound(f"no such path: {path}; there are {known}", "path_not_found")
+
+
+def _expect(allowed: str, method: str, path: str) -> None:
+    if method != allowed:
+        raise MethodNotAllowed(f"{path} takes {allowed}, not {method}", allowed)
+
+
+def _parse_host(host: str, own: OwnHosts, directory: Directory) -> str | None:
+    """The service that `host` names, or None for the root."""
+    name = re.sub(r":[0-9]*$", "", host).rstrip(".").lower()
+    if own.is_own(name) or re.fullmatch(r"\[.*\]|[0-9.]+", name):
+        return None
+    if match := _SERVICE_HOST.fullmatch(name):
+        return _known(f"{match[2]}/{match[1]}", directory)
+    if "." in name:
+        return None
+    namespaces = sorted(key.partition("/")[0] for key in directory.services if key.endswith(f"/{name}")) or [
+        "<namespace>"
+    ]
+    urls = " or ".join(f"http://{name}.{namespace}/v1" for namespace in namespaces)
+    paths = " or ".join(f"http://<gateway>/{namespace}/{name}/v1" for namespace in namespaces)
+    raise Misdirected(f"the Host {name!r} names no namespace; use {urls}, or {paths}", "host_without_namespace")
+
+
+def _known(service: str, directory: Directory) -> str:
+    if service in directory.services:
+        return service
+    namespace, _, name = service.partition("/")
+    elsewhere = sorted(key for key in directory.services if key.endswith(f"/{name}"))
+    hint = f"; there is {', '.join(elsewhere)}" if elsewhere else "; kubectl get inferenceservices -A lists them"
+    raise NotFound(f"there is no InferenceService {name!r} in namespace {namespace!r}{hint}", "service_not_found")
+
+
+def find_model(model: str, directory: Directory) -> Service:
+    """The service that `model` means on the root: `namespace/name` always, a served name when one service has it."""
+    if model in directory.services:
+        return directory.services[model]
+    found = sorted(directory.keys_by_model.get(model, ()))
+    if len(found) == 1:
+        return directory.services[found[0]]
+    if found:
+        raise AmbiguousModel(
+            f"the model {model!r} is served by {' and '.join(found)}; write one of these as the model",
+            "ambiguous_model",
+            "model",
+        )
+    raise NotFound(f"the model {model!r} does not exist; GET /v1/models lists the models", "model_not_found", "model")
+
+
+def model_id(service: Service, directory: Directory) -> str:
+    """The shortest name under which `find_model` finds `service`."""
+    name = service.model_name
+    shadowed = name in directory.services and name != service.key
+    return service.key if shadowed or len(directory.keys_by_model[name]) > 1 else name

@@ -1,0 +1,160 @@
+"""Puts the parts together and runs them until SIGTERM. Called by `__main__`.
+
+The end, in order: /readyz says no at once; new connections are still taken for drain_delay_seconds, because kube-proxy
+and clients learn late that this address is leaving; then the port closes; queued and running requests have
+drain_timeout_seconds to end; what is left is answered 503. /demand answers until the last request has ended, and the
+watches go on, because queued requests still need engines. A second signal skips the waiting.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable
+from dataclasses import dataclass
+
+from kubernetes.aio import config
+from kubernetes.aio.client import ApiClient, Configuration
+
+from conveyor_api.names import GROUP, INFERENCE_SERVICE_LABEL, PLURAL, VERSION
+from conveyor_gateway.app import PublicApp, build_admin_handler
+from conveyor_gateway.bodies import BodyReader
+from conveyor_gateway.errors import SettingsError
+from conveyor_gateway.gateway import Gateway
+from conveyor_gateway.listener import Listener
+from conveyor_gateway.metrics import Metrics, StateCollector
+from conveyor_gateway.proxy import EngineClient
+from conveyor_gateway.queues import Queues
+from conveyor_gateway.readiness import Readiness
+from conveyor_gateway.record import Recorder
+from conveyor_gateway.routing import OwnHosts
+from conveyor_gateway.settings import Settings
+from conveyor_gateway.watch import Collection, Sink, WatchState, watch_collection
+
+logger = logging.getLogger(__name__)
+
+_STALE_LOG_SECONDS = 30.0
+_LAST_ANSWERS_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Watch:
+    collection: Collection
+    sink: Sink
+    state: WatchState
+
+
+class Server:
+    """The whole process, for one `run`. Made inside the event loop."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        metrics = Metrics()
+        queues = Queues(asyncio.get_running_loop(), on_gone=metrics.forget)
+        directory = queues.catalog.directory
+        bodies = BodyReader(settings.max_request_bytes, settings.max_held_bytes)
+        self._watches = _plan_watches(settings.watch_namespaces, queues)
+        self._readiness = Readiness([watch.state for watch in self._watches], settings.stale_after_seconds)
+        metrics.registry.register(StateCollector(queues, self._readiness, bodies))
+        self._engines = EngineClient()
+        self._gateway = Gateway(queues, self._engines, bodies, Recorder(metrics, directory))
+        own_hosts = OwnHosts(settings.system_namespace, settings.public_hosts)
+        public = PublicApp(self._gateway, directory, self._readiness, metrics, own_hosts)
+        self._public = Listener(public.handle, settings.host, settings.port)
+        self._admin = Listener(
+            build_admin_handler(queues, self._readiness, metrics), settings.host, settings.admin_port
+        )
+
+    async def run(self, stop: asyncio.Event, hurry: asyncio.Event) -> None:
+        """Serves until `stop` is set, then drains; `hurry` ends the draining."""
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(self._engines.close)
+            client = await stack.enter_async_context(_connect(self._settings.kubeconfig))
+            for listener in (self._admin, self._public):
+                await listener.open()
+                stack.push_async_callback(listener.close)
+            logger.info("serving port=%d admin_port=%d", self._public.port, self._admin.port)
+            async with asyncio.TaskGroup() as tasks:
+                background: list[asyncio.Task[None]] = [
+                    tasks.create_task(watch_collection(client, watch.collection, watch.sink, watch.state))
+                    for watch in self._watches
+                ]
+                background.append(tasks.create_task(self._log_staleness()))
+                await stop.wait()
+                await self._drain(hurry)
+                for task in background:
+                    task.cancel()
+        logger.info("ended")
+
+    async def _drain(self, hurry: asyncio.Event) -> None:
+        settings = self._settings
+        self._readiness.draining = True
+        logger.info("draining delay_seconds=%g timeout_seconds=%g", *_drain_times(settings))
+        await _wait_at_most(settings.drain_delay_seconds, hurry.wait())
+        await self._public.stop_accepting()
+        ended = asyncio.create_task(self._gateway.wait_idle())
+        hurried = asyncio.create_task(hurry.wait())
+        await asyncio.wait(
+            (ended, hurried), timeout=settings.drain_timeout_seconds, return_when=asyncio.FIRST_COMPLETED
+        )
+        hurried.cancel()
+        if not ended.done():
+            logger.warning("drain timeout: the requests that are left are answered 503")
+            self._gateway.stop()
+            await asyncio.wait((ended,), timeout=_LAST_ANSWERS_SECONDS)
+            ended.cancel()
+
+    async def _log_staleness(self) -> None:
+        while True:
+            await asyncio.sleep(_STALE_LOG_SECONDS)
+            for warning in self._readiness.warnings():
+                logger.warning("%s", warning)
+
+
+def _drain_times(settings: Settings) -> tuple[float, float]:
+    return settings.drain_delay_seconds, settings.drain_timeout_seconds
+
+
+async def _wait_at_most(seconds: float, waited: Awaitable[object]) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await waited
+
+
+def _plan_watches(namespaces: tuple[str, ...], queues: Queues) -> list[_Watch]:
+    catalog = queues.catalog
+    watches = []
+    for namespace in namespaces or ("",):
+        services = Collection(GROUP, VERSION, PLURAL, namespace)
+        slices = Collection("discovery.k8s.io", "v1", "endpointslices", namespace, INFERENCE_SERVICE_LABEL)
+        watches.append(_Watch(services, catalog.services, WatchState(services.name)))
+        watches.append(_Watch(slices, catalog.slices, WatchState(slices.name)))
+    return watches
+
+
+async def serve(settings: Settings) -> None:
+    """Runs until SIGTERM or SIGINT."""
+    stop, hurry, loop = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
+
+    def end() -> None:
+        (hurry if stop.is_set() else stop).set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, end)
+    await Server(settings).run(stop, hurry)
+
+
+@contextlib.asynccontextmanager
+async def _connect(kubeconfig: str) -> AsyncIterator[ApiClient]:
+    """A client of the API server: of `kubeconfig`, else of the pod, else of $KUBECONFIG or ~/.kube/config."""
+    configuration = Configuration()
+    try:
+        if not kubeconfig and "KUBERNETES_SERVICE_HOST" in os.environ:
+            config.load_incluster_config(client_configuration=configuration)
+        else:
+            await config.load_kube_config(kubeconfig or None, client_configuration=configuration)
+    except (config.ConfigException, OSError) as error:
+        raise SettingsError(f"no Kubernetes to talk to: {error}; set --kubeconfig") from error
+    async with ApiClient(configuration) as client:
+        yield client
