@@ -5,11 +5,16 @@
     │   ├── ConfigError           InvalidConfig, NoDevice, KVBudgetTooLarge, KVBudgetTooSmall
     │   └── ModelError            ModelNotFound, ModelDownloadFailed, ChecksumMismatch, UnsupportedModel, OutOfMemory
     ├── RequestError          one request is refused; the engine goes on
-    │   ├── InvalidRequest        the client's fault: 400, or 404 for an unknown model (`param` names the field)
+    │   ├── InvalidRequest        the client's fault: 400 (`param` names the field)
+    │   │   ├── UnknownModel          404
+    │   │   ├── BodyTooSlow           408
+    │   │   ├── BodyTooLarge          413
+    │   │   └── EncodedBody           415
     │   ├── Overloaded            the waiting queue is full: 429 + Retry-After
-    │   ├── Unavailable           draining or not ready: 503 + Retry-After
+    │   ├── GenerationFailed      the engine could not go on with this request: 500
+    │   ├── Unavailable           starting, draining or going away: 503 + Retry-After
     │   └── DeadlineExceeded      504
-    └── EngineDead            the engine loop has ended; every open request fails
+    └── EngineDead            the engine loop has ended; every open request fails: 500
 
 Raised by core, models and the HTTP edge; `__main__` turns StartErrors into exit messages and
 `api/` turns RequestErrors into answers. Imports nothing.
@@ -57,12 +62,32 @@ class InvalidRequest(RequestError):
         self.code = code
 
 
+class UnknownModel(InvalidRequest):
+    """The request names a model that is not served here."""
+
+
+class BodyTooSlow(InvalidRequest):
+    """The request's body did not arrive in time."""
+
+
+class BodyTooLarge(InvalidRequest):
+    """The request's body is longer than is read."""
+
+
+class EncodedBody(InvalidRequest):
+    """The request's body is compressed."""
+
+
 class Overloaded(RequestError):
     """The waiting queue is full."""
 
 
+class GenerationFailed(RequestError):
+    """The engine could not go on with this one request."""
+
+
 class Unavailable(RequestError):
-    """The engine takes no requests now: it is starting or draining."""
+    """The engine takes no requests now, or ends those it has: it is starting, draining or going away."""
 
 
 class DeadlineExceeded(RequestError):
