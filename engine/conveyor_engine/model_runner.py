@@ -18,6 +18,7 @@ from conveyor_engine.batch import BatchBuilder
 from conveyor_engine.config import EngineConfig
 from conveyor_engine.errors import ConfigError, ModelError
 from conveyor_engine.kv_budget import plan_num_blocks
+from conveyor_engine.models.fuse import fuse_model
 from conveyor_engine.models.loader import load_config, load_model
 from conveyor_engine.models.probe import probe_layers
 from conveyor_engine.request import ModelFacts
@@ -44,10 +45,13 @@ class ModelRunner:
         started = time.monotonic()
         progress(f"event=model_loading path={config.model} device={self.device} dtype={str(dtype)[6:]}")
         self.model: PreTrainedModel = load_model(config.model, model_config, dtype, self.device)
+        if self.device.type == "cpu" and config.attention_backend != "torch":  # torch = the plain reference throughout
+            fused = fuse_model(self.model)
+            progress("event=model_fused " + " ".join(f"{kind}={count}" for kind, count in fused.items()))
         layers = probe_layers(self.model, self.device)
         progress(f"event=model_loaded layers={len(layers)} seconds={time.monotonic() - started:.1f}")
 
-        self.backend = select_backend(config.attention_backend, self.device, dtype)
+        self.backend = select_backend(config.attention_backend, self.device, dtype, config.block_size)
         block_bytes = self.backend.block_bytes(layers, config.block_size, dtype)
         free_bytes = machine.free_memory_bytes(self.device) - self._activation_bytes(
             max_num_seqs, max_num_batched_tokens

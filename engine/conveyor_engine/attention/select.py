@@ -2,14 +2,26 @@
 
 import torch
 
+from conveyor_engine.attention import cpu_native
 from conveyor_engine.attention.backend import AttentionBackend
 from conveyor_engine.attention.torch_paged import TorchPaged
 from conveyor_engine.config import AttentionBackendName
 from conveyor_engine.errors import ConfigError
 
 
-def select_backend(name: AttentionBackendName, device: torch.device, dtype: torch.dtype) -> AttentionBackend:
+def select_backend(
+    name: AttentionBackendName, device: torch.device, dtype: torch.dtype, block_size: int
+) -> AttentionBackend:
     """The backend called `name`, or for auto the fastest that works here. Raises ConfigError."""
-    if name in ("auto", "torch"):
-        return TorchPaged()
-    raise ConfigError(f"attention_backend {name} does not work on {device.type}; use auto")
+    obstacles = {"torch": None, "native": _native_obstacle(device, dtype, block_size), "triton": "it is not there yet"}
+    if name == "auto":
+        name = "native" if obstacles["native"] is None else "torch"
+    if obstacle := obstacles[name]:
+        raise ConfigError(f"attention_backend {name} cannot be used: {obstacle}; use auto")
+    return cpu_native.CpuNative() if name == "native" else TorchPaged()
+
+
+def _native_obstacle(device: torch.device, dtype: torch.dtype, block_size: int) -> str | None:
+    if device.type != "cpu":
+        return f"it runs on CPUs, and the device is {device.type}"
+    return cpu_native.cannot_run(block_size, dtype)

@@ -225,15 +225,23 @@ def silu_mul(x: torch.Tensor) -> torch.Tensor:
     return y
 
 
+def kv_values_per_block(num_kv_heads: int, head_dim: int, value_dim: int) -> int:
+    """Numbers that one block of one layer's keys and values holds, padding included."""
+    return num_kv_heads * BLOCK_SIZE * (head_dim + head_dim % 2 + _padded(value_dim))
+
+
+def _padded(value_dim: int) -> int:
+    return -(-value_dim // _VALUE_ALIGNMENT) * _VALUE_ALIGNMENT
+
+
 def kv_cache(
     num_blocks: int, num_kv_heads: int, head_dim: int, value_dim: int, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Zeroed caches of one layer: K with 16 tokens side by side (bfloat16 in pairs), V in rows."""
     even = head_dim + head_dim % 2
-    width = -(-value_dim // _VALUE_ALIGNMENT) * _VALUE_ALIGNMENT
     shape = (even, BLOCK_SIZE) if dtype == torch.float32 else (even // 2, BLOCK_SIZE, 2)
     keys = torch.zeros((num_blocks, num_kv_heads, *shape), dtype=dtype)
-    return keys, torch.zeros((num_blocks, num_kv_heads, BLOCK_SIZE, width), dtype=dtype)
+    return keys, torch.zeros((num_blocks, num_kv_heads, BLOCK_SIZE, _padded(value_dim)), dtype=dtype)
 
 
 def kv_write(
