@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 NAME = "conveyor"
+SHIMS = f"{NAME}/shims"  # containerd's helpers, one per pod; they outlive containerd
 
 _MOUNT = Path("/sys/fs/cgroup")
 
@@ -19,11 +20,11 @@ def create() -> None:
         controllers = (_MOUNT / "cgroup.controllers").read_text().split()
         (_MOUNT / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in controllers))
     for tree in _trees():
-        group = tree / NAME
-        group.mkdir(exist_ok=True)
-        for inherited in ("cpuset.cpus", "cpuset.mems"):  # empty in a new group of version 1: nothing could run
-            if (tree / inherited).exists():
-                (group / inherited).write_text((tree / inherited).read_text())
+        for parent, group in ((tree, tree / NAME), (tree / NAME, tree / SHIMS)):
+            group.mkdir(exist_ok=True)
+            for inherited in ("cpuset.cpus", "cpuset.mems"):  # empty in a new group of version 1: nothing could run
+                if tree.name == "cpuset":
+                    (group / inherited).write_text((parent / inherited).read_text())
 
 
 def delete() -> None:

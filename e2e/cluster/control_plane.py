@@ -200,6 +200,7 @@ class ControlPlane:
             "--use-service-account-credentials",
             f"--service-account-private-key-file={self._service_account[1]}",
             f"--root-ca-file={self.authority.certificate}",
+            f"--flex-volume-plugin-dir={self.folder}/volume-plugins",  # it makes the folder
             f"--horizontal-pod-autoscaler-sync-period={settings.hpa_sync_period_seconds}s",
             f"--horizontal-pod-autoscaler-downscale-stabilization={settings.hpa_downscale_stabilization_seconds}s",
         ]

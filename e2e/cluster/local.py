@@ -4,6 +4,7 @@ Called by the command line. All of it lives in `<cache>/local`, apart from the i
 `down` needs nothing but that folder and the fixed names of `network` and `cgroups`, so it works after any crash.
 """
 
+import contextlib
 import shutil
 import subprocess
 from pathlib import Path
@@ -35,6 +36,11 @@ _SETTINGS = Settings(
 # The folder of this name is a constant of the kubelet; it is removed only where this cluster made it.
 _KUBELET_FOLDER = Path("/var/lib/kubelet")
 _MARK = "made-by-conveyor"
+_LOG_LINKS = Path("/var/log/containers")
+# Made by the kubelet, containerd and the CNI plugins, wherever their own folders are.
+_FIXED_FOLDERS = [_LOG_LINKS] + [
+    Path(path) for path in ("/run/containerd/s", "/run/containerd", "/var/lib/cni/results", "/var/lib/cni")
+]
 
 
 def up() -> None:
@@ -62,6 +68,7 @@ def down() -> None:
     _unmount_below(FOLDER)
     _remove_kubelet_folder()
     _remove_log_links()
+    _remove_empty_folders()
     shutil.rmtree(FOLDER)
 
 
@@ -140,9 +147,12 @@ def _remove_kubelet_folder() -> None:
 
 
 def _remove_log_links() -> None:
-    links = Path("/var/log/containers")
-    if not links.exists():
-        return
-    for link in links.iterdir():
+    for link in _LOG_LINKS.glob("*"):
         if link.is_symlink() and str(link.readlink()).startswith(str(FOLDER)):
             link.unlink()
+
+
+def _remove_empty_folders() -> None:
+    for folder in _FIXED_FOLDERS:
+        with contextlib.suppress(OSError):  # not there, or not empty and so not only ours
+            folder.rmdir()

@@ -4,6 +4,7 @@ Called by `local`. Pods hang on veth pairs (CNI plugin `ptp`), so that every pac
 kube-proxy's rules apply without any bridge filter. Knows no process.
 """
 
+import json
 import subprocess
 from pathlib import Path
 
@@ -44,7 +45,9 @@ def delete() -> None:
     for family, table in (("ip", _NFT_TABLE), ("ip", "kube-proxy"), ("ip6", "kube-proxy")):
         _run("nft", "delete", "table", family, table, check=False)
     for result in _CNI_RESULTS.glob(f"{CNI_NAME}-*"):
-        result.unlink()
+        pod = json.loads(result.read_text())["containerId"]
+        for file in _CNI_RESULTS.glob(f"*-{pod}-*"):  # its loopback has one too
+            file.unlink()
 
 
 def cni_configuration(data_folder: Path) -> dict[str, object]:

@@ -99,6 +99,7 @@ class Node:
             "containerRuntimeEndpoint": f"unix://{self.containerd_socket}",
             "cgroupDriver": "cgroupfs",
             "cgroupRoot": f"/{cgroups.NAME}",
+            "makeIPTablesUtilChains": False,  # nobody here uses them, and they would stay
             "failCgroupV1": False,
             "failSwapOn": False,
             "clusterDNS": [network.NODE_ADDRESS],
@@ -134,7 +135,7 @@ state = "{folder}/containerd"
   runtime_type = "io.containerd.runc.v2"
 {cri}.containerd.runtimes.runc.options]
   Root = "{folder}/runc"
-  ShimCgroup = "/{cgroups.NAME}/shims"
+  ShimCgroup = "/{cgroups.SHIMS}"
 """
 
 

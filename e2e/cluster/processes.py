@@ -36,12 +36,12 @@ class ProcessFailed(RuntimeError):
 
 
 class Processes:
-    """The processes of one cluster, recorded in `<folder>/processes.json`, their logs in `<folder>/logs`."""
+    """The processes of one cluster, recorded in `<folder>/processes.jsonl`, their logs in `<folder>/logs`."""
 
     def __init__(self, folder: Path, die_with_parent: bool) -> None:
         """`die_with_parent`: the kernel kills them when the thread that started them ends."""
         self._folder = folder
-        self._file = folder / "processes.json"
+        self._file = folder / "processes.jsonl"
         self._die_with_parent = die_with_parent
         self._children: list[subprocess.Popen[bytes]] = []
         (folder / "logs").mkdir(parents=True, exist_ok=True)
@@ -56,11 +56,17 @@ class Processes:
                 cwd=self._folder,
                 env={**os.environ, **environment},
                 start_new_session=True,
-                preexec_fn=_ask_for_death_signal if self._die_with_parent else None,
+                preexec_fn=lambda: self._enter(name),
             )
         self._children.append(child)
-        record = Recorded(name, child.pid, started_ticks(child.pid) or 0)
-        self._write([*self.recorded(), record])
+
+    def _enter(self, name: str) -> None:
+        """Runs in the child before its program: nothing can be started and not be on record."""
+        if self._die_with_parent:
+            _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        own = Recorded(name, os.getpid(), started_ticks(os.getpid()) or 0)
+        with self._file.open("a") as file:
+            file.write(json.dumps(asdict(own)) + "\n")
 
     def log(self, name: str) -> Path:
         return self._folder / "logs" / f"{name}.log"
@@ -68,7 +74,7 @@ class Processes:
     def recorded(self) -> list[Recorded]:
         if not self._file.exists():
             return []
-        return [Recorded(**entry) for entry in json.loads(self._file.read_text())]
+        return [Recorded(**json.loads(line)) for line in self._file.read_text().splitlines()]
 
     def check(self) -> None:
         """Raises `ProcessFailed` with the end of the log of the first process that has ended."""
@@ -99,12 +105,8 @@ class Processes:
 
     def _write(self, processes: Sequence[Recorded]) -> None:
         partial = self._file.with_suffix(".partial")
-        partial.write_text(json.dumps([asdict(process) for process in processes], indent=1))
+        partial.write_text("".join(json.dumps(asdict(process)) + "\n" for process in processes))
         partial.rename(self._file)
-
-
-def _ask_for_death_signal() -> None:
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def started_ticks(pid: int) -> int | None:
