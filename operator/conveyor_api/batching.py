@@ -42,9 +42,9 @@ MemoryFraction = Annotated[
     str,
     Field(max_length=6),
     Rule(
-        f"self.matches('{_FRACTION_PATTERN}') && double(self) > 0.0",
-        'must be a fraction between 0 and 1 in quotes, for example "0.85"',
-        lambda fraction: re.fullmatch(_FRACTION_PATTERN, fraction) is not None and float(fraction) > 0,
+        f"self.matches('{_FRACTION_PATTERN}') && double(self) >= 0.01",
+        'must be a fraction from 0.01 to 0.9999 in quotes, for example "0.85"',
+        lambda fraction: re.fullmatch(_FRACTION_PATTERN, fraction) is not None and float(fraction) >= 0.01,
     ),
 ]
 

@@ -37,22 +37,22 @@ def generated_files() -> dict[str, str]:
     }
 
 
-def stale_files(root: Path) -> list[str]:
-    """The generated files under `root` that are missing or differ from what would be written."""
-    return [
-        path
+def stale_files(root: Path) -> dict[str, str]:
+    """The generated files that are missing under `root` or differ from what is there: path -> the right text."""
+    return {
+        path: text
         for path, text in generated_files().items()
         if not (root / path).is_file() or (root / path).read_text(encoding="utf-8") != text
-    ]
+    }
 
 
 def write_files(root: Path) -> list[str]:
     """Write the generated files that are stale under `root`; returns their paths."""
-    files, stale = generated_files(), stale_files(root)
-    for path in stale:
+    stale = stale_files(root)
+    for path, text in stale.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_text(files[path], encoding="utf-8")
-    return stale
+        (root / path).write_text(text, encoding="utf-8")
+    return list(stale)
 
 
 def _dump(document: dict[str, Any]) -> str:

@@ -17,7 +17,7 @@ Device = Literal["CUDA", "Auto"]
 Dtype = Literal["Auto", "Float32", "BFloat16", "Float16"]
 
 # The engine's settings that no field of the resource governs; the rest of its environment follows the spec.
-FREE_ENGINE_SETTINGS: Final = ("NUM_THREADS", "PADDING", "WARMUP")
+FREE_ENGINE_SETTINGS: Final = ("ATTENTION_BACKEND", "NUM_THREADS", "PADDING", "PREFIX_CACHING", "WARMUP")
 
 _ENV_PATTERN: Final = "^[A-Za-z_][A-Za-z0-9_]*$"
 _RESERVED_PATTERN: Final = f"^{names.ENGINE_ENV_PREFIX}({'|'.join(FREE_ENGINE_SETTINGS)})$"
@@ -128,7 +128,7 @@ class Engine(ApiModel):
     """CUDA: a GPU, or the service fails and says so. Auto: a GPU if there is one, else the CPU."""
     dtype: Dtype = "Auto"
     """Number format of weights and activations; Auto: what the model's files say, as far as the device has it."""
-    max_model_len: Annotated[int, Field(ge=1, le=16_777_216)] | None = None
+    max_model_len: Annotated[int, Field(ge=2, le=16_777_216)] | None = None
     """Longest request, prompt and output together, in tokens; default: the model's own limit."""
     env: Annotated[list[EnvVar], Field(max_length=64), KeyedBy("name")] = Field(default_factory=list)
     """Further environment variables."""

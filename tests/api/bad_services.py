@@ -74,7 +74,7 @@ def _resources(title: str, path: str, sentence: str, /, **resources: Any) -> Bad
 HUB_SHAPE = "must have the shape hf://organisation/name or hf://organisation/name@revision"
 VOLUME_SHAPE = "must have the shape pvc://claim/path, with the name of a claim"
 DURATION = "must be a duration such as 10ms, 2s or 1m30s"
-FRACTION = "must be a fraction between 0 and 1 in quotes"
+FRACTION = "must be a fraction from 0.01 to 0.9999 in quotes"
 SURGE = "must be a whole number of pods (0 or more) or a percentage such as 25%"
 AMOUNT = "must be a quantity such as 500m, 2 or 10Gi, and not negative"
 DEVICES = "must ask for GPUs and other devices in whole numbers"
@@ -132,7 +132,7 @@ BAD_SERVICES: tuple[Bad, ...] = (
     _engine("image with a space", ".image", "must be an image reference such as", image="conveyor engine"),
     _engine("unknown device", ".device", 'supported values: "CUDA", "Auto"', device="cuda"),
     _engine("unknown dtype", ".dtype", "supported values:", dtype="fp16"),
-    _engine("no tokens", ".maxModelLen", "should be greater than or equal to 1", maxModelLen=0),
+    _engine("one token", ".maxModelLen", "should be greater than or equal to 2", maxModelLen=1),
     _engine("tokens as text", ".maxModelLen", "must be of type integer", maxModelLen="4096"),
     _env(
         "variable that starts with a digit", "[0].name", "must be the name of an environment variable", {"name": "1A"}
@@ -179,6 +179,7 @@ BAD_SERVICES: tuple[Bad, ...] = (
     _kv_cache("both budgets", ".memoryFraction", "not both", blockBudget=100, memoryFraction="0.5"),
     _kv_cache("fraction of one", ".memoryFraction", FRACTION, memoryFraction="1.0"),
     _kv_cache("fraction of nothing", ".memoryFraction", FRACTION, memoryFraction="0.0"),
+    _kv_cache("fraction of almost nothing", ".memoryFraction", FRACTION, memoryFraction="0.009"),
     _kv_cache("fraction in per cent", ".memoryFraction", FRACTION, memoryFraction="85%"),
     _kv_cache("fraction as a number", ".memoryFraction", "must be of type string", memoryFraction=0.85),
     _kv_cache("block of 17 tokens", ".blockSize", "blockSize must be 8, 16, 32, 64 or 128 tokens", blockSize=17),

@@ -14,7 +14,7 @@ from e2e.cluster.tools import binary
 
 
 def test_the_committed_files_are_up_to_date() -> None:
-    assert generate.stale_files(REPOSITORY) == []
+    assert list(generate.stale_files(REPOSITORY)) == []
 
 
 def test_check_fails_when_a_file_differs_and_generate_mends_it(

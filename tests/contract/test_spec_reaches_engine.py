@@ -1,0 +1,71 @@
+"""What the API accepts, the operator passes on and the engine takes: no service fails on its own configuration."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.api.builders import build_body, build_full_body
+
+from conveyor_api import names
+from conveyor_api.pod import FREE_ENGINE_SETTINGS
+from conveyor_api.resource import InferenceService
+from conveyor_engine.config import EngineConfig
+from conveyor_engine.config_sources import parse_config
+from conveyor_operator.manifests.config import build_engine_config
+from conveyor_operator.manifests.metadata import Owner
+
+OWNER = Owner("default", "qwen", "1")
+MODES = ("None", "Static", "Dynamic", "Continuous")
+EDGES: tuple[dict[str, Any], ...] = (
+    {},
+    {"batching": {"maxBatchSize": 1, "maxBatchTokens": 1, "maxQueuedRequests": 1}},
+    {"batching": {"maxBatchSize": 1024, "maxBatchTokens": 16_777_216, "maxQueuedRequests": 100_000}},
+    {"engine": {"maxModelLen": 2, "device": "Auto", "dtype": "Float16"}, "kvCache": {"blockBudget": 1, "blockSize": 8}},
+    {"engine": {"maxModelLen": 16_777_216, "dtype": "Float32"}, "kvCache": {"memoryFraction": "0.01"}},
+    {"engine": {"dtype": "BFloat16"}, "kvCache": {"memoryFraction": "0.9999", "blockSize": 128}},
+    {"endpoint": {"requestTimeoutSeconds": 1}, "drain": {"timeoutSeconds": 0}},
+    {"endpoint": {"requestTimeoutSeconds": 86_400}, "drain": {"timeoutSeconds": 3600}},
+)
+
+
+def read_as_engine(body: dict[str, Any], folder: Path) -> EngineConfig:
+    """The engine's reading of the file that the operator writes for `body`."""
+    file = folder / names.ENGINE_CONFIG_KEY
+    file.write_text(build_engine_config(OWNER, InferenceService.parse(body).spec).text, encoding="utf-8")
+    return parse_config({"config": file}, {})
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("edge", EDGES, ids=str)
+def test_the_engine_takes_what_the_api_accepts(mode: str, edge: dict[str, Any], tmp_path: Path) -> None:
+    spec = edge | {"batching": {"mode": mode} | edge.get("batching", {})}
+    assert read_as_engine(build_body(**spec), tmp_path).batching_mode == mode.lower()
+
+
+@pytest.mark.parametrize("window", ["1ms", "1h"])
+@pytest.mark.parametrize("mode", ["Static", "Dynamic"])
+def test_the_engine_takes_the_shortest_and_the_longest_window(mode: str, window: str, tmp_path: Path) -> None:
+    body = build_body(batching={"mode": mode, "window": window})
+    expected = InferenceService.parse(body).spec.batching.window_seconds
+    assert read_as_engine(body, tmp_path).batching_window_seconds == pytest.approx(expected)
+
+
+def test_what_is_asked_for_arrives(tmp_path: Path) -> None:
+    config = read_as_engine(build_full_body(), tmp_path)
+    assert config.model == "/models/hf/Qwen/Qwen3-0.6B/refs--pr--1"
+    assert (config.served_model_name, config.device, config.dtype) == ("Qwen/Qwen3-0.6B", "auto", "bfloat16")
+    assert (config.max_model_len, config.num_kv_blocks, config.block_size) == (4096, 512, 32)
+    assert (config.max_num_seqs, config.max_num_batched_tokens, config.max_num_queued_requests) == (16, 2048, 64)
+    assert (config.request_timeout_seconds, config.drain_timeout_seconds) == (300, 60)
+
+
+def test_each_engine_setting_is_the_specs_or_free() -> None:
+    """A new setting of the engine needs a field of the spec, or a place among those that `engine.env` may set."""
+    settings = {field.name for field in dataclasses.fields(EngineConfig)}
+    body = build_full_body()
+    written = set(yaml.safe_load(build_engine_config(OWNER, InferenceService.parse(body).spec).text))
+    free = {setting.lower() for setting in FREE_ENGINE_SETTINGS}
+    assert not written & free
+    assert settings - written - free == {"kv_memory_fraction", "host"}  # excluded by num_kv_blocks; the pod's own
