@@ -1,0 +1,107 @@
+"""`python -m conveyor_engine`: the engine's commands. START HERE.
+
+serve: config -> tokenizer -> HTTP server and engine process. fetch: a model's files onto a volume.
+Every failure to start is one log line, a termination message and an exit code that is not 0.
+"""
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import NoReturn
+
+from conveyor_engine.config_sources import add_flags, parse_config
+from conveyor_engine.errors import ConfigError, StartError
+from conveyor_engine.logs import configure_logging, quote
+from conveyor_engine.termination import write_termination_message
+
+_log = logging.getLogger("conveyor_engine")
+
+
+class _Parser(argparse.ArgumentParser):
+    """A wrong flag is a configuration error like any other."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{self.prog}: {message}; --help lists the flags")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """All commands and their flags."""
+    parser = _Parser(prog="python -m conveyor_engine", description="The batching inference engine of Conveyor.")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    serve = commands.add_parser(
+        "serve",
+        help="serve a model over HTTP",
+        description="Serve a model over HTTP. Each field also comes from CONVEYOR_ENGINE_<FIELD> or the file.",
+    )
+    add_flags(serve)
+    fetch = commands.add_parser(
+        "fetch", help="bring a model's files to a directory", description="Bring a model's files to a directory."
+    )
+    fetch.add_argument("--uri", required=True, help="hf://organisation/name[@revision], or pvc://claim/path to check")
+    fetch.add_argument("--target", required=True, help="the directory that the engine will serve from")
+    commands.add_parser("bench", help="measure the engine", add_help=False)
+    commands.add_parser("config-docs", help="print docs/configuration.md")
+    commands.add_parser("version", help="print the version")
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The exit code: 0, 1 for an engine that died or cannot start, 2 for a wrong configuration."""
+    configure_logging()
+    if arguments[:1] == ["bench"]:
+        from conveyor_engine.bench import main as run_bench
+
+        return run_bench(list(arguments[1:]))
+    try:
+        return _run(build_parser().parse_args(arguments))
+    except StartError as error:
+        _log.error("event=cannot_start reason=%s message=%s", error.reason, quote(error))
+        write_termination_message(error.reason, str(error))
+        return 2 if isinstance(error, ConfigError) else 1
+
+
+def _run(flags: argparse.Namespace) -> int:
+    if flags.command == "serve":
+        return _serve(flags)
+    if flags.command == "fetch":
+        from conveyor_engine.fetch import fetch
+
+        fetch(flags.uri, flags.target)
+    elif flags.command == "config-docs":
+        from conveyor_engine.config_docs import configuration_page
+
+        print(configuration_page(), end="")
+    else:
+        print(_version())
+    return 0
+
+
+def _serve(flags: argparse.Namespace) -> int:
+    from uvloop import run
+
+    from conveyor_engine.server import serve
+    from conveyor_engine.tokenizer import Tokenizer
+
+    config = parse_config(vars(flags), os.environ)
+    directory = Path(config.model)
+    death = run(serve(config, Tokenizer(directory), config.served_model_name or directory.resolve().name))
+    if death is None:
+        return 0
+    _log.error("event=engine_dead reason=%s message=%s", death.reason, quote(death.message))
+    write_termination_message(death.reason, death.message)
+    return 1
+
+
+def _version() -> str:
+    try:
+        return version("conveyor")
+    except PackageNotFoundError:
+        return "unknown (not installed)"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,128 @@
+"""POST /v1/chat/completions."""
+
+import asyncio
+import time
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from starlette.requests import Request
+
+from conveyor_engine.api.choice import Delta
+from conveyor_engine.api.edge import Edge, edge_of, read_body, timeout_seconds
+from conveyor_engine.api.generated import GeneratedResponse, Usage
+from conveyor_engine.api.logprobs import ChatLogprobs, chat_logprobs
+from conveyor_engine.api.prepare import Prepared, model_facts, parse_body, prepare
+from conveyor_engine.api.schemas import ChatRequest
+
+
+class DeltaMessage(msgspec.Struct, omit_defaults=True):
+    """What is new; the role comes once, first."""
+
+    role: str | None = None
+    content: str | None = None
+
+
+class ChunkChoice(msgspec.Struct):
+    """Of one event."""
+
+    index: int
+    delta: DeltaMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+
+
+class ChatChunk(msgspec.Struct):
+    """One event."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+    object: str = "chat.completion.chunk"
+
+
+class Message(msgspec.Struct):
+    """The answer."""
+
+    content: str
+    role: str = "assistant"
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct):
+    """Of the whole answer."""
+
+    index: int
+    message: Message
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+
+
+class ChatCompletion(msgspec.Struct):
+    """The whole answer."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    object: str = "chat.completion"
+
+
+class ChatFormat:
+    """Answers as chat completions."""
+
+    def __init__(self, edge: Edge, prepared: Prepared, *, with_logprobs: bool) -> None:
+        self._edge = edge
+        self._with_logprobs = with_logprobs
+        self._id = prepared.id
+        self._created = int(time.time())
+        self._chunk_usage = None if prepared.include_usage else UNSET
+        self._begun: set[int] = set()
+
+    def chunk(self, delta: Delta) -> ChatChunk:
+        """One event; a choice's first has its role."""
+        role = None if delta.choice in self._begun else "assistant"
+        self._begun.add(delta.choice)
+        message = DeltaMessage(role, delta.text if delta.text or role else None)
+        choice = ChunkChoice(delta.choice, message, self._logprobs([delta]), delta.finish_reason)
+        return ChatChunk(self._id, self._created, self._edge.model_name, [choice], self._chunk_usage)
+
+    def usage_chunk(self, usage: Usage) -> ChatChunk:
+        """The counts, with no choice."""
+        return ChatChunk(self._id, self._created, self._edge.model_name, [], usage)
+
+    def whole(self, deltas: list[list[Delta]], usage: Usage) -> ChatCompletion:
+        """All choices at once."""
+        choices = [
+            ChatChoice(index, Message("".join(d.text for d in of)), self._logprobs(of), of[-1].finish_reason)
+            for index, of in enumerate(deltas)
+        ]
+        return ChatCompletion(self._id, self._created, self._edge.model_name, choices, usage)
+
+    def _logprobs(self, deltas: list[Delta]) -> ChatLogprobs | None:
+        if not self._with_logprobs:
+            return None
+        return chat_logprobs(self._edge.tokenizer, [token for delta in deltas for token in delta.tokens])
+
+
+async def create_chat_completion(request: Request) -> GeneratedResponse:
+    """Answers the conversation, `n` times."""
+    edge = edge_of(request)
+    timeout = timeout_seconds(request, edge.config.request_timeout_seconds)
+    body = await read_body(request)
+    edge.engine.check_admission(1)
+    fields, prepared = await asyncio.get_running_loop().run_in_executor(edge.threads, _prepare, edge, body, timeout)
+    return GeneratedResponse(edge, prepared, ChatFormat(edge, prepared, with_logprobs=bool(fields.logprobs)), timeout)
+
+
+def _prepare(edge: Edge, body: bytes, timeout: float) -> tuple[ChatRequest, Prepared]:
+    fields = parse_body(edge, ChatRequest, body)
+    messages = [message.for_template() for message in fields.messages]
+    prompt = edge.tokenizer.encode_chat(messages, model_facts(edge).max_model_len)
+    prepared = prepare(
+        edge, fields, [prompt], max_tokens=fields.max_completion_tokens or fields.max_tokens,
+        top_logprobs=fields.top_logprobs_wanted(), timeout_seconds=timeout, id_prefix="chatcmpl",
+    )  # fmt: skip
+    return fields, prepared

@@ -1,0 +1,92 @@
+"""POST /v1/completions."""
+
+import asyncio
+import time
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from starlette.requests import Request
+
+from conveyor_engine.api.choice import Delta
+from conveyor_engine.api.edge import Edge, edge_of, read_body, timeout_seconds
+from conveyor_engine.api.generated import GeneratedResponse, Usage
+from conveyor_engine.api.logprobs import CompletionLogprobs, completion_logprobs
+from conveyor_engine.api.prepare import Prepared, model_facts, parse_body, prepare
+from conveyor_engine.api.schemas import CompletionRequest
+
+MAX_TOKENS_DEFAULT = 16  # OpenAI's
+
+
+class CompletionChoice(msgspec.Struct):
+    """Of a chunk or of the whole answer."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+
+
+class Completion(msgspec.Struct):
+    """A chunk or the whole answer: the same object in this API."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | UnsetType | None = UNSET
+    object: str = "text_completion"
+
+
+class CompletionFormat:
+    """Answers as completions."""
+
+    def __init__(self, edge: Edge, prepared: Prepared, num_top: int | None) -> None:
+        self._edge = edge
+        self._num_top = num_top
+        self._id = prepared.id
+        self._created = int(time.time())
+        self._chunk_usage = None if prepared.include_usage else UNSET
+
+    def chunk(self, delta: Delta) -> Completion:
+        """One event."""
+        return self._completion([self._choice(delta.choice, [delta])], self._chunk_usage)
+
+    def usage_chunk(self, usage: Usage) -> Completion:
+        """The counts, with no choice."""
+        return self._completion([], usage)
+
+    def whole(self, deltas: list[list[Delta]], usage: Usage) -> Completion:
+        """All choices at once."""
+        return self._completion([self._choice(index, of_choice) for index, of_choice in enumerate(deltas)], usage)
+
+    def _choice(self, index: int, deltas: list[Delta]) -> CompletionChoice:
+        logprobs = None
+        if self._num_top is not None:
+            tokens = [token for delta in deltas for token in delta.tokens]
+            logprobs = completion_logprobs(self._edge.tokenizer, tokens, self._num_top)
+        return CompletionChoice(index, "".join(d.text for d in deltas), logprobs, deltas[-1].finish_reason)
+
+    def _completion(self, choices: list[CompletionChoice], usage: Usage | UnsetType | None) -> Completion:
+        return Completion(self._id, self._created, self._edge.model_name, choices, usage)
+
+
+async def create_completion(request: Request) -> GeneratedResponse:
+    """Continues each prompt, `n` times."""
+    edge = edge_of(request)
+    timeout = timeout_seconds(request, edge.config.request_timeout_seconds)
+    body = await read_body(request)
+    edge.engine.check_admission(1)
+    fields, prepared = await asyncio.get_running_loop().run_in_executor(edge.threads, _prepare, edge, body, timeout)
+    return GeneratedResponse(edge, prepared, CompletionFormat(edge, prepared, fields.logprobs), timeout)
+
+
+def _prepare(edge: Edge, body: bytes, timeout: float) -> tuple[CompletionRequest, Prepared]:
+    fields = parse_body(edge, CompletionRequest, body)
+    longest = model_facts(edge).max_model_len
+    edge.engine.check_admission(len(fields.prompt) * fields.choices_per_prompt())
+    prompts = [edge.tokenizer.encode(p, longest) if isinstance(p, str) else p for p in fields.prompt]
+    prepared = prepare(
+        edge, fields, prompts, max_tokens=fields.max_tokens or MAX_TOKENS_DEFAULT, top_logprobs=fields.logprobs,
+        timeout_seconds=timeout, id_prefix="cmpl",
+    )  # fmt: skip
+    return fields, prepared

@@ -1,0 +1,74 @@
+"""What every route needs, in one object made by `server`; and how a request's body and headers are read."""
+
+import asyncio
+import math
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+from conveyor_engine.async_engine import AsyncEngine
+from conveyor_engine.config import EngineConfig
+from conveyor_engine.errors import BodyTooLarge, BodyTooSlow, EncodedBody, InvalidRequest
+from conveyor_engine.metrics import EngineMetrics
+from conveyor_engine.tokenizer import Tokenizer
+
+BODY_BYTES_MAX = 16 * 2**20
+BODY_SECONDS_MAX = 60.0
+TIMEOUT_HEADER = "X-Request-Timeout-Seconds"
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """The engine behind the routes, and what the HTTP side has of its own."""
+
+    config: EngineConfig
+    model_name: str  # what requests call it
+    engine: AsyncEngine
+    tokenizer: Tokenizer
+    metrics: EngineMetrics
+    threads: ThreadPoolExecutor  # validation and tokenizing, off the event loop
+    created: int  # Unix seconds
+
+
+def edge_of(request: Request) -> Edge:
+    """The app's one Edge."""
+    edge: Edge = request.app.state.edge
+    return edge
+
+
+async def read_body(request: Request) -> bytes:
+    """The whole body. Raises BodyTooLarge, BodyTooSlow or EncodedBody."""
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding != "identity":
+        raise EncodedBody(f"the body has Content-Encoding {encoding!r}; send it uncompressed")
+    declared = request.headers.get("content-length", "0")
+    too_large = BodyTooLarge(f"the body is longer than {BODY_BYTES_MAX} bytes")
+    if declared.isdigit() and int(declared) > BODY_BYTES_MAX:
+        raise too_large
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS_MAX):
+            async for piece in request.stream():
+                body += piece
+                if len(body) > BODY_BYTES_MAX:
+                    raise too_large
+    except TimeoutError:
+        raise BodyTooSlow(f"the body did not arrive within {BODY_SECONDS_MAX:g} s") from None
+    return bytes(body)
+
+
+def timeout_seconds(request: Request, longest: float) -> float:
+    """How long this request may take: the header's wish, at most `longest`. Raises InvalidRequest."""
+    wish = request.headers.get(TIMEOUT_HEADER)
+    if wish is None:
+        return longest
+    try:
+        seconds = float(wish)
+    except ValueError:
+        seconds = math.nan
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise InvalidRequest(
+            f"{TIMEOUT_HEADER} must be a number of seconds above 0, not {wish!r}", param=TIMEOUT_HEADER
+        )
+    return min(seconds, longest)

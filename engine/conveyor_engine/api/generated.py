@@ -1,0 +1,168 @@
+"""The response to a generating request: hands it to the engine, then answers whole or as server-sent events.
+
+Used by `completions` and `chat`, whose Format makes the JSON. Whatever happens, exactly one answer ends: a whole
+body, a stream that closes with [DONE], an error status, or an error event in a stream that had begun. A client
+that leaves ends its request in the engine, streamed or not.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from conveyor_engine.api.choice import Choice, Delta
+from conveyor_engine.api.edge import Edge
+from conveyor_engine.api.failures import failure_body
+from conveyor_engine.api.prepare import Prepared
+from conveyor_engine.errors import ConveyorEngineError, Overloaded, Unavailable
+from conveyor_engine.request import RequestOutput
+
+_log = logging.getLogger(__name__)
+_SSE_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+_encode = msgspec.json.Encoder().encode
+
+
+class Usage(msgspec.Struct):
+    """Token counts of the whole answer. Each prompt counts once, however many choices it has."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: dict[str, int]
+
+
+class Format(Protocol):
+    """How answers look: completions or chat."""
+
+    def chunk(self, delta: Delta) -> msgspec.Struct:
+        """One event of a stream."""
+
+    def usage_chunk(self, usage: Usage) -> msgspec.Struct:
+        """The event with the counts, when asked for."""
+
+    def whole(self, deltas: list[list[Delta]], usage: Usage) -> msgspec.Struct:
+        """The one body; `deltas[i]` are choice i's."""
+
+
+class GeneratedResponse(Response):
+    """An answer that is made while it is sent."""
+
+    def __init__(self, edge: Edge, prepared: Prepared, answer_format: Format, timeout_seconds: float) -> None:
+        super().__init__()
+        self._edge = edge
+        self._prepared = prepared
+        self._format = answer_format
+        self._deadline = time.monotonic() + timeout_seconds
+        self._choices = [
+            Choice(index, request, prepared.stop, edge.tokenizer, edge.metrics)
+            for index, request in enumerate(prepared.requests)
+        ]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Errors before the first byte are raised, for the app's handlers to answer."""
+        work = asyncio.create_task(self._answer(send))
+        watch = asyncio.create_task(_client_left(receive))
+        try:
+            await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                work.result()
+            else:
+                _log.info("event=client_left id=%s", self._prepared.id)
+        finally:
+            for task in (work, watch):
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError, ConveyorEngineError):
+                    await task
+
+    async def _answer(self, send: Send) -> None:
+        edge, prepared = self._edge, self._prepared
+        try:
+            generation = edge.engine.open_generation(prepared.requests, self._deadline - time.monotonic())
+        except (Overloaded, Unavailable) as error:
+            edge.metrics.count_rejection("queue_full" if isinstance(error, Overloaded) else "unavailable")
+            raise
+        for request in prepared.requests:
+            edge.metrics.observe_prompt(len(request.prompt_token_ids), request.sampling_params.max_tokens)
+        async with generation:
+            deltas = self._deltas(generation.batches())
+            if prepared.stream:
+                await self._send_stream(deltas, send)
+            else:
+                await self._send_whole(deltas, send)
+
+    async def _deltas(self, batches: AsyncIterator[list[RequestOutput]]) -> AsyncIterator[list[Delta]]:
+        """What is new, batch by batch, until every choice is finished."""
+        by_id = {choice.request_id: choice for choice in self._choices}
+        async for outputs in batches:
+            deltas: list[Delta] = []
+            stopped: list[str] = []
+            for output in outputs:
+                choice = by_id[output.request_id]
+                if choice.finish_reason is not None:
+                    continue  # a stop string ended it; the engine did not know yet
+                if (delta := choice.take(output)) is not None:
+                    deltas.append(delta)
+                if choice.finish_reason is not None and output.finish_reason is None:
+                    stopped.append(choice.request_id)
+            if stopped:
+                self._edge.engine.abort(stopped)
+            if deltas:
+                yield deltas
+            if all(choice.finish_reason is not None for choice in self._choices):
+                return
+
+    async def _send_whole(self, batches: AsyncIterator[list[Delta]], send: Send) -> None:
+        collected: list[list[Delta]] = [[] for _ in self._choices]
+        async for deltas in batches:
+            for delta in deltas:
+                collected[delta.choice].append(delta)
+        body = _encode(self._format.whole(collected, self._usage()))
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def _send_stream(self, batches: AsyncIterator[list[Delta]], send: Send) -> None:
+        """The status waits for the first tokens, so that until then a failure is an error status."""
+        first = await anext(batches)
+        await send({"type": "http.response.start", "status": 200, "headers": _SSE_HEADERS})
+        try:
+            await self._send_events(first, send)
+            async for deltas in batches:
+                await self._send_events(deltas, send)
+            last = b"data: [DONE]\n\n"
+            if self._prepared.include_usage:
+                last = _event(_encode(self._format.usage_chunk(self._usage()))) + last
+        except ConveyorEngineError as error:
+            _log.info("event=stream_failed id=%s error=%s", self._prepared.id, type(error).__name__)
+            last = _event(failure_body(error))
+        await send({"type": "http.response.body", "body": last})
+
+    async def _send_events(self, deltas: list[Delta], send: Send) -> None:
+        events = b"".join(_event(_encode(self._format.chunk(delta))) for delta in deltas)
+        await send({"type": "http.response.body", "body": events, "more_body": True})
+
+    def _usage(self) -> Usage:
+        prompt_tokens = self._prepared.num_prompt_tokens
+        completion_tokens = sum(choice.num_tokens for choice in self._choices)
+        cached = max((choice.num_cached_tokens for choice in self._choices), default=0)
+        return Usage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, {"cached_tokens": cached})
+
+
+def _event(data: bytes) -> bytes:
+    return b"data: " + data + b"\n\n"
+
+
+async def _client_left(receive: Receive) -> None:
+    """Returns when the connection is gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,340 @@
+"""The engine as asyncio code sees it: admission, a stream of outputs per request, abort, drain, death.
+
+Used by `api/` and `server`. Owns the engine process (`engine_process`) and its socket. Promise: every opened
+`Generation` ends exactly once, with a finish reason or an error, also when the process is killed. Knows no HTTP.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Self
+
+from conveyor_engine.cgroup import count_oom_kills
+from conveyor_engine.config import EngineConfig
+from conveyor_engine.errors import EngineDead, InvalidRequest, Overloaded, Unavailable
+from conveyor_engine.messages import (
+    Abort,
+    Add,
+    Drain,
+    Failed,
+    FrameReader,
+    FromEngine,
+    Heartbeat,
+    Progress,
+    Ready,
+    Refused,
+    Start,
+    StartFailed,
+    Step,
+    ToEngine,
+    encode_frame,
+    from_engine_decoder,
+)
+from conveyor_engine.request import EngineRequest, EngineStats, FinishReason, ModelFacts, RequestOutput
+
+HEARTBEAT_LATE_SECONDS = 20.0  # heartbeats come every second, from a thread that needs no device
+STEP_STUCK_SECONDS = 120.0  # no step of a healthy engine takes this long
+_STOP_SECONDS = 5.0
+_READ_BYTES = 1 << 20
+_log = logging.getLogger(__name__)
+
+
+class State(StrEnum):
+    """Of the engine as a whole."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    DEAD = "dead"
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """Why the engine is dead: the two halves of the termination message."""
+
+    reason: str
+    message: str
+
+
+@dataclass(slots=True, eq=False)
+class Generation:
+    """The outputs of one HTTP request's prompts and choices. Use it in `async with`: leaving aborts what still runs."""
+
+    request_ids: list[str]
+    _engine: "AsyncEngine"
+    _open: set[str] = field(init=False)
+    _outputs: list[RequestOutput] = field(default_factory=list)
+    _error: Exception | None = None
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+    _timer: asyncio.TimerHandle | None = None
+
+    def __post_init__(self) -> None:
+        self._open = set(self.request_ids)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._engine.close_generation(self)
+
+    async def batches(self) -> AsyncIterator[list[RequestOutput]]:
+        """All outputs that are there, again and again, until every request has had its last one.
+
+        Raises Overloaded, InvalidRequest or EngineDead; after that nothing more comes.
+        """
+        while self._open or self._outputs or self._error:
+            await self._news.wait()
+            self._news.clear()
+            outputs, self._outputs = self._outputs, []
+            if outputs:
+                yield outputs
+            if self._error is not None:
+                raise self._error
+
+    def put(self, output: RequestOutput) -> None:
+        """Takes an output in; none after a request's last."""
+        if output.request_id not in self._open:
+            return
+        if output.finish_reason is not None:
+            self._open.discard(output.request_id)
+        self._outputs.append(output)
+        self._news.set()
+
+    def fail(self, error: Exception) -> None:
+        """Ends all of it with this error."""
+        self._open.clear()
+        self._error = error
+        self._news.set()
+
+
+class AsyncEngine:
+    """One engine process and the requests that it works on."""
+
+    def __init__(self, config: EngineConfig, on_step: Callable[[Step], None] = lambda _: None) -> None:
+        """`on_step` is called once per engine step, for the metrics."""
+        self._config = config
+        self._on_step = on_step
+        self.state = State.STARTING
+        self.facts: ModelFacts | None = None
+        self.stats = EngineStats()
+        self.death: Death | None = None
+        self.dead = asyncio.Event()
+        self.idle = asyncio.Event()  # no generation is open
+        self.idle.set()
+        self._generations: dict[str, Generation] = {}  # by request id, while the engine owes outputs
+        self._num_sent = self._num_added = 0
+        self._last_heartbeat = time.monotonic()
+        self._step_seconds = 0.0
+        self._process: asyncio.subprocess.Process | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._oom_kills_before = count_oom_kills()
+
+    # --- the process ---
+
+    async def start(self) -> None:
+        """Starts the process and returns; `state` becomes READY, or DEAD with a `death`, later."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "conveyor_engine.engine_process", "--fd", str(theirs.fileno()),
+                pass_fds=[theirs.fileno()], stdin=asyncio.subprocess.DEVNULL,
+                start_new_session=True,  # a terminal's Ctrl-C is for the server, which then drains
+            )  # fmt: skip
+        reader, self._writer = await asyncio.open_connection(sock=ours)
+        self._send(Start(self._config))
+        self._last_heartbeat = time.monotonic()
+        self._reading = asyncio.create_task(self._read(reader))
+
+    async def stop(self) -> None:
+        """Ends the process: it leaves when its socket closes, and is killed if it does not."""
+        if self._process is None or self._writer is None or self._reading is None:
+            return
+        self._writer.close()
+        try:
+            await asyncio.wait_for(self._process.wait(), _STOP_SECONDS)
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+        self._reading.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._reading
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the loop process lives and moves. True while the model loads."""
+        beating = time.monotonic() - self._last_heartbeat < HEARTBEAT_LATE_SECONDS
+        return self.state is not State.DEAD and beating and self._step_seconds < STEP_STUCK_SECONDS
+
+    @property
+    def pid(self) -> int | None:
+        """Of the engine process."""
+        return self._process.pid if self._process else None
+
+    # --- requests ---
+
+    @property
+    def num_open(self) -> int:
+        """Requests that have not had their last output."""
+        return len(self._generations)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests without a place in the batch, those on their way to the engine included."""
+        return self.stats.num_waiting + max(0, self._num_sent - self._num_added)
+
+    def check_admission(self, num_requests: int) -> None:
+        """Raises what `open_generation` would raise now; to be asked before the work of tokenizing."""
+        if self.state is State.DEAD:
+            raise EngineDead("the engine has stopped; this server is about to exit")
+        if self.state is not State.READY:
+            raise Unavailable(f"the engine is {self.state}")
+        limit = self._config.max_num_queued_requests + self._max_num_seqs
+        if num_requests > limit:
+            raise InvalidRequest(
+                f"prompts x n is {num_requests}, more than the {limit} this engine ever takes at once", param="n"
+            )
+        if len(self._generations) + num_requests > limit:
+            raise Overloaded(f"{len(self._generations)} requests are running or waiting already; try again later")
+
+    def open_generation(self, requests: list[EngineRequest], timeout_seconds: float) -> Generation:
+        """Hands the requests to the engine, all or none. After the timeout they end with DEADLINE, whatever it does.
+
+        Raises Unavailable, Overloaded, InvalidRequest or EngineDead.
+        """
+        self.check_admission(len(requests))
+        generation = Generation([r.request_id for r in requests], self)
+        for request in requests:
+            self._generations[request.request_id] = generation
+        self.idle.clear()
+        loop = asyncio.get_running_loop()
+        generation._timer = loop.call_later(max(0.0, timeout_seconds), self._expire, generation)
+        self._num_sent += len(requests)
+        self._send(Add(requests))
+        return generation
+
+    def abort(self, request_ids: list[str]) -> None:
+        """Ends these requests; nothing more comes for them."""
+        known = [i for i in request_ids if i in self._generations]
+        if known and self.state is not State.DEAD:
+            self._send(Abort(known))
+        for request_id in known:
+            self._close(request_id)
+
+    def close_generation(self, generation: Generation) -> None:
+        """Aborts what of it still runs."""
+        if generation._timer is not None:
+            generation._timer.cancel()
+        generation._open.clear()
+        self.abort(generation.request_ids)
+
+    def begin_drain(self) -> None:
+        """No new requests; those that are here go on."""
+        if self.state is State.READY:
+            self._send(Drain())
+        if self.state is not State.DEAD:
+            self.state = State.DRAINING
+
+    def fail_all(self, error: Exception) -> None:
+        """Ends every open request with this error."""
+        for generation in {id(g): g for g in self._generations.values()}.values():
+            open_ids = list(generation.request_ids)
+            generation.fail(error)
+            self.abort(open_ids)
+
+    def _expire(self, generation: Generation) -> None:
+        for request_id in list(generation._open):
+            generation.put(RequestOutput(request_id=request_id, finish_reason=FinishReason.DEADLINE))
+        self.abort(generation.request_ids)
+
+    def _close(self, request_id: str) -> None:
+        self._generations.pop(request_id, None)
+        if not self._generations:
+            self.idle.set()
+
+    @property
+    def _max_num_seqs(self) -> int:
+        return self.facts.max_num_seqs if self.facts else self._config.max_num_seqs
+
+    # --- the socket ---
+
+    def _send(self, message: ToEngine) -> None:
+        assert self._writer is not None
+        self._writer.write(encode_frame(message))
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        """Takes in what the engine says, to the end: then it is dead."""
+        frames = FrameReader()
+        try:
+            while data := await reader.read(_READ_BYTES):
+                for payload in frames.feed(data):
+                    self._take(from_engine_decoder.decode(payload))
+        except OSError:
+            pass  # a reset is an end
+        assert self._process is not None
+        self._die(await self._process.wait())
+
+    def _take(self, message: FromEngine) -> None:
+        match message:
+            case Step():
+                self._take_step(message)
+            case Heartbeat(step_seconds):
+                self._last_heartbeat, self._step_seconds = time.monotonic(), step_seconds
+            case Refused():
+                self._take_refusal(message)
+            case Progress(line):
+                _log.info(line)
+            case Ready(facts):
+                self.facts = facts
+                if self.state is State.STARTING:
+                    self.state = State.READY
+                _log.info(
+                    "event=engine_ready max_model_len=%d num_kv_blocks=%d", facts.max_model_len, facts.num_kv_blocks
+                )
+            case StartFailed(reason, text) | Failed(reason, text):
+                self.death = Death(reason, text)
+
+    def _take_step(self, step: Step) -> None:
+        self.stats, self._num_added, self._step_seconds = step.stats, step.num_added, 0.0
+        for output in step.outputs:
+            generation = self._generations.get(output.request_id)
+            if generation is None:
+                continue  # aborted here; the engine did not know yet
+            generation.put(output)
+            if output.finish_reason is not None:
+                self._close(output.request_id)
+        self._on_step(step)
+
+    def _take_refusal(self, refused: Refused) -> None:
+        self._num_sent -= len(refused.request_ids)
+        generation = self._generations.get(refused.request_ids[0])
+        for request_id in refused.request_ids:
+            self._close(request_id)
+        if generation is not None:
+            overloaded = Overloaded(refused.message)
+            invalid = InvalidRequest(refused.message, param=refused.param, code=refused.code)
+            generation.fail(overloaded if refused.overloaded else invalid)
+
+    def _die(self, exit_code: int) -> None:
+        """Every open request fails now."""
+        if self.death is None:
+            self.death = self._explain(exit_code)
+        self.state = State.DEAD
+        self.fail_all(EngineDead(f"the engine stopped while working on this request: {self.death.message}"))
+        self.dead.set()
+
+    def _explain(self, exit_code: int) -> Death:
+        """What an end without a word means."""
+        if exit_code >= 0:
+            return Death("EngineError", f"the engine process exited with code {exit_code}")
+        if exit_code == -signal.SIGKILL and count_oom_kills() > self._oom_kills_before:
+            return Death("OutOfMemory", "the engine process was killed for want of memory; raise the memory limit")
+        name = signal.Signals(-exit_code).name
+        return Death("EngineError", f"the engine process was ended by {name}")

@@ -1,0 +1,197 @@
+"""The engine's own process: the loop around EngineCore. Started by `async_engine`, which owns the other socket end.
+
+The loop takes messages, steps, and sends what the step gave, so that the HTTP side never waits behind a forward
+pass. It ends when the socket does. A heartbeat thread tells that the process lives and how long a step has taken.
+"""
+
+import argparse
+import logging
+import os
+import select
+import socket
+import sys
+import threading
+import time
+import traceback
+
+from conveyor_engine.config import EngineConfig
+from conveyor_engine.core import EngineCore
+from conveyor_engine.errors import InvalidRequest, Overloaded, StartError
+from conveyor_engine.messages import (
+    Abort,
+    Add,
+    Failed,
+    FrameReader,
+    FromEngine,
+    Heartbeat,
+    Progress,
+    Ready,
+    Refused,
+    Start,
+    StartFailed,
+    Step,
+    ToEngine,
+    encode_frame,
+    to_engine_decoder,
+)
+from conveyor_engine.request import EngineRequest
+
+HEARTBEAT_SECONDS = 1.0
+_READ_BYTES = 1 << 20
+
+
+class Disconnected(Exception):
+    """The API process is gone: there is nobody left to work for."""
+
+
+class Channel:
+    """The socket to the API process. Sending is safe from several threads, receiving is the loop's alone."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._reader = FrameReader()
+        self._sending = threading.Lock()
+
+    def send(self, message: FromEngine) -> None:
+        frame = encode_frame(message)
+        try:
+            with self._sending:
+                self._connection.sendall(frame)
+        except OSError as error:
+            raise Disconnected from error
+
+    def receive(self, timeout_seconds: float | None) -> list[ToEngine]:
+        """What has arrived; waits up to the timeout (None: for ever) for the first byte."""
+        readable, _, _ = select.select([self._connection], [], [], timeout_seconds)
+        if not readable:
+            return []
+        try:
+            data = self._connection.recv(_READ_BYTES)
+        except OSError as error:
+            raise Disconnected from error
+        if not data:
+            raise Disconnected
+        return [to_engine_decoder.decode(payload) for payload in self._reader.feed(data)]
+
+
+class EngineLoop:
+    """Messages in, steps, outputs out, until the other side is gone."""
+
+    def __init__(self, core: EngineCore, channel: Channel, pulse: "Pulse") -> None:
+        self._core = core
+        self._channel = channel
+        self._pulse = pulse
+        self._num_added = 0
+
+    def run(self) -> None:
+        """Raises Disconnected in the end, or what the core raises."""
+        while True:
+            for message in self._channel.receive(self._idle_seconds()):
+                self._handle(message)
+            now = time.monotonic()
+            if self._core.has_unfinished() and self._due(now):
+                with self._pulse:
+                    outputs = self._core.step(now)
+                self._channel.send(Step(outputs, self._core.stats(), self._num_added))
+
+    def _idle_seconds(self) -> float | None:
+        """How long to wait for messages: not at all while there is work."""
+        now = time.monotonic()
+        wakeup = self._core.next_wakeup(now) if self._core.has_unfinished() else None
+        return None if wakeup is None else max(0.0, wakeup - now)
+
+    def _due(self, now: float) -> bool:
+        wakeup = self._core.next_wakeup(now)
+        return wakeup is not None and wakeup <= now
+
+    def _handle(self, message: ToEngine) -> None:
+        match message:
+            case Add(requests):
+                self._add(requests)
+            case Abort(request_ids, reason):
+                for request_id in request_ids:
+                    self._core.abort(request_id, reason)
+            case _:
+                self._core.drain()
+
+    def _add(self, requests: list[EngineRequest]) -> None:
+        """Takes all or, when one is refused, none: those already added are aborted before any step."""
+        for index, request in enumerate(requests):
+            try:
+                self._core.add_request(request)
+            except (Overloaded, InvalidRequest) as error:
+                for added in requests[:index]:
+                    self._core.abort(added.request_id)
+                self._channel.send(_refusal([r.request_id for r in requests], error))
+                return
+        self._num_added += len(requests)
+
+
+def _refusal(request_ids: list[str], error: Overloaded | InvalidRequest) -> Refused:
+    if isinstance(error, InvalidRequest):
+        return Refused(request_ids, str(error), overloaded=False, param=error.param, code=error.code)
+    return Refused(request_ids, str(error), overloaded=True)
+
+
+class Pulse:
+    """A thread that sends heartbeats; entered and left around each step."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._step_began: float | None = None
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+
+    def __enter__(self) -> None:
+        self._step_began = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        self._step_began = None
+
+    def _beat(self) -> None:
+        while True:
+            began = self._step_began
+            try:
+                self._channel.send(Heartbeat(0.0 if began is None else time.monotonic() - began))
+            except Disconnected:
+                os._exit(0)  # also in the middle of loading or of a step: nobody waits for it any more
+            time.sleep(HEARTBEAT_SECONDS)
+
+
+def run(channel: Channel) -> int:
+    """The process from its first message to its exit code."""
+    start = channel.receive(None)[0]
+    assert isinstance(start, Start)
+    pulse = Pulse(channel)
+    try:
+        core = _load(start.config, channel)
+        channel.send(Ready(core.facts))
+        EngineLoop(core, channel, pulse).run()
+    except Disconnected:
+        return 0
+    except StartError as error:
+        channel.send(StartFailed(error.reason, str(error)))
+    except Exception as error:  # the one broad except of this process
+        traceback.print_exc()
+        channel.send(Failed(_reason(error), f"{type(error).__name__}: {error}"))
+    return 1
+
+
+def _load(config: EngineConfig, channel: Channel) -> EngineCore:
+    return EngineCore(config, progress=lambda line: channel.send(Progress(line)))
+
+
+def _reason(error: Exception) -> str:
+    """The termination reason of what nobody expected."""
+    out_of_memory = isinstance(error, MemoryError) or "out of memory" in str(error).lower()
+    return "OutOfMemory" if out_of_memory else "EngineError"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m conveyor_engine.engine_process", description=__doc__)
+    parser.add_argument("--fd", type=int, required=True, help="the inherited end of a socket pair")
+    logging.captureWarnings(True)
+    return run(Channel(socket.socket(fileno=parser.parse_args().fd)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,117 @@
+"""`serve`: the HTTP server and the engine process from start to exit code. Called by `__main__`.
+
+SIGTERM: not ready any more, running requests go on for up to drain_timeout_seconds, then exit 0. A second SIGTERM
+(or SIGINT) ends them at once. When the engine dies, every open request is answered, then the exit code is 1.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import uvicorn
+
+from conveyor_engine.api.app import build_app
+from conveyor_engine.api.edge import Edge
+from conveyor_engine.async_engine import AsyncEngine, Death
+from conveyor_engine.config import EngineConfig
+from conveyor_engine.errors import ConfigError, Unavailable
+from conveyor_engine.metrics import EngineMetrics
+from conveyor_engine.tokenizer import Tokenizer
+
+_FLUSH_SECONDS = 5  # for answers that are complete to reach their clients
+_TOKENIZER_THREADS = 2
+_log = logging.getLogger(__name__)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, but signals are ours."""
+
+    @contextlib.contextmanager
+    def capture_signals(self):  # type: ignore[no-untyped-def]
+        yield
+
+
+async def serve(config: EngineConfig, tokenizer: Tokenizer, model_name: str) -> Death | None:
+    """Runs until a signal (None) or the engine's death. Raises ConfigError if the port cannot be had."""
+    listener = _listen(config.host, config.port)
+    metrics = EngineMetrics(model_name)
+    engine = AsyncEngine(config, metrics.observe_step)
+    metrics.num_waiting = lambda: engine.num_waiting
+    metrics.facts = lambda: engine.facts
+    threads = ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix="tokenize")
+    edge = Edge(config, model_name, engine, tokenizer, metrics, threads, int(time.time()))
+    server = _Server(
+        uvicorn.Config(
+            build_app(edge), http="httptools", loop="uvloop", lifespan="off", log_config=None, access_log=False,
+            timeout_keep_alive=75, timeout_graceful_shutdown=_FLUSH_SECONDS,
+        )
+    )  # fmt: skip
+    stopping = _catch_signals()
+    await engine.start()
+    serving = asyncio.create_task(server.serve([listener]))
+    _log.info("event=listening host=%s port=%d model=%s", config.host, listener.getsockname()[1], model_name)
+    try:
+        await _until_stopped(engine, stopping, config.drain_timeout_seconds)
+    finally:
+        server.should_exit = True
+        await serving
+        await engine.stop()
+        threads.shutdown(wait=False, cancel_futures=True)
+    return engine.death
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}") from error
+    listener.setblocking(False)
+    return listener
+
+
+class _Stopping:
+    """How often somebody has asked this process to end."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.insisted = asyncio.Event()
+
+    def ask(self, name: str) -> None:
+        _log.info("event=signal name=%s", name)
+        (self.insisted if self.asked.is_set() else self.asked).set()
+
+
+def _catch_signals() -> _Stopping:
+    stopping = _Stopping()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.ask, number.name)
+    return stopping
+
+
+async def _until_stopped(engine: AsyncEngine, stopping: _Stopping, drain_seconds: float) -> None:
+    """Returns when nothing is left to wait for; open requests have had their last word by then."""
+    if await _first(stopping.asked, engine.dead) is engine.dead:
+        return
+    _log.info("event=draining open=%d timeout_seconds=%g", engine.num_open, drain_seconds)
+    engine.begin_drain()
+    first = await _first(engine.idle, stopping.insisted, engine.dead, timeout_seconds=drain_seconds)
+    if first is not engine.idle and first is not engine.dead:
+        _log.warning("event=drain_ended_early open=%d", engine.num_open)
+        engine.fail_all(Unavailable("the engine is going away and ended this request; send it again"))
+    _log.info("event=drained")
+
+
+async def _first(*events: asyncio.Event, timeout_seconds: float | None = None) -> asyncio.Event | None:
+    """The event that comes first (the earlier argument, if several are there); None after the timeout."""
+    waiting = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waiting, timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in waiting:
+            task.cancel()
+    return next((event for event in events if event.is_set()), None)
