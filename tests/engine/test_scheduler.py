@@ -1,0 +1,311 @@
+"""What a step contains, who is let in, who must go, and what everybody is told."""
+
+import pytest
+from tests.engine.builders import EOS, make_request, make_scheduler, run_all, run_step
+
+from conveyor_engine.errors import InvalidRequest, Overloaded
+from conveyor_engine.request import EngineRequest, FinishReason
+from conveyor_engine.scheduler import Sampled
+
+
+def test_a_step_mixes_decodes_and_chunks_of_prompts_within_the_budget() -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=10)
+    scheduler.add_request(make_request("a", 6))
+    run_step(scheduler)
+    scheduler.add_request(make_request("b", [500 + i for i in range(20)]))
+    plan = scheduler.schedule(0.0)
+    assert [r.request_id for r in plan.decodes] == ["a"]
+    assert [(r.request_id, n) for r, n in plan.prefills] == [("b", 9)]
+    assert plan.num_tokens == 10
+
+
+def test_a_chunk_that_does_not_end_the_prompt_samples_nothing() -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=10)
+    scheduler.add_request(make_request("a", 15))
+    assert run_step(scheduler) == {}
+    assert run_step(scheduler)["a"].new_token_ids == [7]
+
+
+def test_continuous_lets_a_request_in_as_soon_as_another_leaves() -> None:
+    scheduler = make_scheduler(max_num_seqs=2)
+    for name, max_tokens in (("a", 1), ("b", 3), ("c", 1)):
+        scheduler.add_request(make_request(name, max_tokens=max_tokens))
+    assert set(run_step(scheduler)) == {"a", "b"}
+    assert set(run_step(scheduler)) == {"b", "c"}
+
+
+@pytest.mark.parametrize("mode", ["none", "static", "dynamic"])
+def test_other_modes_let_nobody_in_before_the_batch_is_over(mode: str) -> None:
+    scheduler = make_scheduler(mode, max_num_seqs=1 if mode == "none" else 2)
+    scheduler.add_request(make_request("a", max_tokens=3))
+    run_step(scheduler, now=100.0)
+    scheduler.add_request(make_request("b"))
+    for _ in range(2):
+        run_step(scheduler, now=100.0)
+        assert "b" in scheduler.waiting
+    assert set(run_step(scheduler, now=100.0)) == {"b"} or mode == "static"
+
+
+def test_static_answers_all_together_when_the_slowest_is_done() -> None:
+    scheduler = make_scheduler("static")
+    scheduler.add_request(make_request("short", max_tokens=1))
+    scheduler.add_request(make_request("long", max_tokens=5))
+    *before, last = run_all(scheduler, now=100.0)
+    assert all(step == {} for step in before)
+    assert len(last["short"].new_token_ids) == 1
+    assert len(last["long"].new_token_ids) == 5
+    assert {output.finish_reason for output in last.values()} == {FinishReason.LENGTH}
+
+
+def test_a_finished_static_row_keeps_its_blocks_and_counts_as_running() -> None:
+    scheduler = make_scheduler("static")
+    scheduler.add_request(make_request("short", max_tokens=1))
+    scheduler.add_request(make_request("long", [300, 301, 302], max_tokens=5))
+    run_step(scheduler, now=100.0)
+    assert scheduler.stats().num_running == 2
+    scheduler.blocks.check([r.block_table for r in scheduler.running + scheduler.held])
+    assert scheduler.held[0].block_table
+
+
+def test_static_gives_up_the_answers_of_the_finished_when_the_last_runner_is_aborted() -> None:
+    scheduler = make_scheduler("static")
+    scheduler.add_request(make_request("short", max_tokens=1))
+    scheduler.add_request(make_request("long", max_tokens=50))
+    run_step(scheduler, now=100.0)
+    scheduler.abort("long")
+    assert scheduler.next_wakeup(100.0) == 100.0
+    outputs = run_step(scheduler, now=100.0)
+    assert outputs["long"].finish_reason == FinishReason.ABORT
+    assert (outputs["short"].finish_reason, outputs["short"].new_token_ids) == (FinishReason.LENGTH, [7])
+    assert not scheduler.has_unfinished()
+
+
+def test_real_padding_steps_dummies_to_the_longest_prompt_and_to_the_slowest_row() -> None:
+    scheduler = make_scheduler("static", padding="real", prefix_caching=False)
+    scheduler.add_request(make_request("a", 4, max_tokens=2))
+    scheduler.add_request(make_request("b", 10, max_tokens=5))
+    run_all(scheduler, now=100.0)
+    stats = scheduler.stats()
+    assert stats.padding_tokens == (10 - 4) + (5 - 2)
+    assert stats.iteration_tokens == 2 * (10 + 5 - 1), "as much as a padded (2, 14) tensor"
+
+
+def test_padding_longer_than_the_budget_is_stepped_in_chunks() -> None:
+    scheduler = make_scheduler("static", padding="real", prefix_caching=False, max_num_batched_tokens=8)
+    scheduler.add_request(make_request("a", 4, max_tokens=1))
+    scheduler.add_request(make_request("b", 30, max_tokens=1))
+    while scheduler.has_unfinished():
+        plan = scheduler.schedule(100.0)
+        assert 0 < plan.num_tokens <= 8
+        scheduler.update(plan, Sampled([7] * len(plan.sampling())))
+        scheduler.take_outputs()
+    assert scheduler.stats().padding_tokens == 26 + 4, "the first row is done four steps before the second"
+
+
+def test_the_newest_request_is_preempted_and_comes_back_first() -> None:
+    scheduler = make_scheduler(num_kv_blocks=6, max_model_len=24, max_num_seqs=2, prefix_caching=False)
+    scheduler.add_request(make_request("old", 8, max_tokens=16))
+    scheduler.add_request(make_request("new", [300 + i for i in range(8)], max_tokens=16))
+    scheduler.add_request(make_request("waiting", [400], max_tokens=16))
+    while not scheduler.stats().num_preemptions:
+        run_step(scheduler)
+    assert [r.request_id for r in scheduler.running] == ["old"]
+    assert next(iter(scheduler.waiting)) == "new"
+    finished = [name for step in run_all(scheduler) for name, output in step.items() if output.finish_reason]
+    assert finished == ["old", "new", "waiting"]
+
+
+def test_a_preempted_request_repeats_nothing_it_has_already_said() -> None:
+    scheduler = make_scheduler(num_kv_blocks=6, max_model_len=24)
+    for name, first in (("old", 100), ("new", 300)):
+        scheduler.add_request(make_request(name, [first + i for i in range(8)], max_tokens=16))
+    told: dict[str, list[int]] = {"old": [], "new": []}
+    for step in run_all(scheduler):
+        for name, output in step.items():
+            told[name] += output.new_token_ids
+    assert scheduler.stats().num_preemptions > 0
+    assert {name: len(tokens) for name, tokens in told.items()} == {"old": 16, "new": 16}
+
+
+def test_admission_needs_room_for_the_whole_prompt_and_a_watermark() -> None:
+    scheduler = make_scheduler(num_kv_blocks=400, max_num_batched_tokens=2000, max_model_len=1600)
+    scheduler.add_request(make_request("a", [5] * (396 * 4 - 1), max_tokens=9))  # leaves 4 blocks, the watermark
+    scheduler.add_request(make_request("b", [5], max_tokens=1))
+    run_step(scheduler)
+    assert "b" in scheduler.waiting
+
+
+def test_reserving_modes_never_preempt_and_leave_out_what_does_not_fit() -> None:
+    scheduler = make_scheduler("static", num_kv_blocks=6, max_model_len=24, prefix_caching=False)
+    for name in ("a", "b", "c"):
+        scheduler.add_request(make_request(name, 4, max_tokens=8))  # three blocks each
+    run_step(scheduler, now=100.0)
+    assert [r.request_id for r in scheduler.running] == ["a", "b"]
+    run_all(scheduler, now=100.0)
+    assert scheduler.stats().num_preemptions == 0
+    assert scheduler.stats().batch_close_reasons == {"kv_blocks": 1, "window": 1}
+
+
+def test_requests_that_arrive_together_share_their_prefix_in_one_step() -> None:
+    scheduler = make_scheduler()
+    prompt = list(range(100, 112))
+    scheduler.add_request(make_request("a", [*prompt, 1]))
+    scheduler.add_request(make_request("b", [*prompt, 3]))
+    plan = scheduler.schedule(0.0)
+    (first, _), (second, _) = [*plan.prefills, *((r, 1) for r in plan.decodes)]
+    assert first.block_table[:3] == second.block_table[:3]
+    assert scheduler.stats().prefix_cache_hit_tokens == 12
+
+
+def test_a_prompt_of_nothing_but_cached_blocks_still_computes_its_last_token() -> None:
+    scheduler = make_scheduler()
+    scheduler.add_request(make_request("a", 8, max_tokens=1))
+    run_step(scheduler)
+    scheduler.add_request(make_request("b", 8, max_tokens=1))
+    output = run_step(scheduler)["b"]
+    assert output.num_cached_tokens == 4
+    assert output.new_token_ids == [7]
+
+
+def test_an_aborted_writer_takes_back_blocks_it_has_not_computed() -> None:
+    scheduler = make_scheduler()
+    scheduler.add_request(make_request("a", 12))
+    plan = scheduler.schedule(0.0)
+    scheduler.abort("a")
+    scheduler.update(plan, Sampled([7]))
+    scheduler.add_request(make_request("b", 12))
+    run_step(scheduler)
+    assert scheduler.stats().prefix_cache_hit_tokens == 0
+
+
+def test_blocks_computed_before_an_abort_are_found_again() -> None:
+    scheduler = make_scheduler()
+    scheduler.add_request(make_request("a", 12))
+    run_step(scheduler)
+    scheduler.abort("a")
+    scheduler.add_request(make_request("b", 13))
+    run_step(scheduler)
+    assert scheduler.stats().prefix_cache_hit_tokens == 12
+
+
+def test_prefix_caching_can_be_switched_off() -> None:
+    scheduler = make_scheduler(prefix_caching=False)
+    for name in ("a", "b"):
+        scheduler.add_request(make_request(name, 12))
+    run_all(scheduler)
+    assert (scheduler.stats().prefix_cache_query_tokens, scheduler.stats().prefix_cache_hit_tokens) == (0, 0)
+
+
+def test_an_abort_frees_the_blocks_at_once_and_is_told_once() -> None:
+    scheduler = make_scheduler()
+    scheduler.add_request(make_request("a", 12))
+    run_step(scheduler)
+    scheduler.abort("a")
+    scheduler.abort("a")
+    assert scheduler.blocks.num_free == scheduler.blocks.num_blocks
+    assert scheduler.has_unfinished()
+    assert run_step(scheduler)["a"].finish_reason == FinishReason.ABORT
+    assert not scheduler.has_unfinished()
+
+
+def test_a_deadline_ends_a_waiting_and_a_running_request() -> None:
+    scheduler = make_scheduler(max_num_seqs=1)
+    scheduler.add_request(make_request("running", max_tokens=50, deadline=5.0))
+    scheduler.add_request(make_request("waiting", deadline=5.0))
+    run_step(scheduler, now=4.0)
+    outputs = run_step(scheduler, now=5.0)
+    assert {name: output.finish_reason for name, output in outputs.items()} == {
+        "running": FinishReason.DEADLINE,
+        "waiting": FinishReason.DEADLINE,
+    }
+    assert scheduler.blocks.num_free == scheduler.blocks.num_blocks
+
+
+def test_the_deadline_of_a_finished_request_does_not_end_another_of_the_same_id() -> None:
+    scheduler = make_scheduler()
+    scheduler.add_request(make_request("a", max_tokens=1, deadline=5.0))
+    run_step(scheduler, now=0.0)
+    scheduler.add_request(make_request("a", max_tokens=9))
+    assert run_step(scheduler, now=6.0)["a"].finish_reason is None
+
+
+def test_a_full_queue_refuses() -> None:
+    scheduler = make_scheduler(max_num_queued_requests=1)
+    scheduler.add_request(make_request("a"))
+    with pytest.raises(Overloaded, match="waiting"):
+        scheduler.add_request(make_request("b"))
+    run_all(scheduler)
+    scheduler.add_request(make_request("b"))
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (make_request("a", []), "empty"),
+        (make_request("a", 60, max_tokens=5), "together more than the 64"),
+        (make_request("a", [1000]), "0..999"),
+        (make_request("a", [-1]), "0..999"),
+        (make_request("a", max_tokens=0), "max_tokens"),
+    ],
+)
+def test_what_could_never_run_is_refused(request_: EngineRequest, message: str) -> None:
+    scheduler = make_scheduler()
+    with pytest.raises(InvalidRequest, match=message):
+        scheduler.add_request(request_)
+    assert not scheduler.has_unfinished()
+
+
+def test_a_request_id_in_use_is_refused() -> None:
+    scheduler = make_scheduler()
+    scheduler.add_request(make_request("a"))
+    with pytest.raises(InvalidRequest, match="in use"):
+        scheduler.add_request(make_request("a"))
+
+
+def test_an_end_of_sequence_token_stops_and_is_part_of_the_answer() -> None:
+    scheduler = make_scheduler()
+    scheduler.add_request(make_request("a"))
+    output = run_step(scheduler, token_id=EOS)["a"]
+    assert (output.finish_reason, output.new_token_ids) == (FinishReason.STOP, [EOS])
+
+
+def test_ignore_eos_goes_on_and_stop_token_ids_still_stop() -> None:
+    scheduler = make_scheduler()
+    scheduler.add_request(make_request("a", ignore_eos=True, stop_token_ids=(9,)))
+    assert run_step(scheduler, token_id=EOS)["a"].finish_reason is None
+    assert run_step(scheduler, token_id=9)["a"].finish_reason == FinishReason.STOP
+
+
+def test_logits_that_are_not_finite_end_the_request_with_an_error() -> None:
+    scheduler = make_scheduler()
+    scheduler.add_request(make_request("a"))
+    output = run_step(scheduler, token_id=-1)["a"]
+    assert output.finish_reason == FinishReason.ERROR
+    assert "not finite" in (output.message or "")
+
+
+def test_the_next_wakeup_is_the_window_or_an_earlier_deadline() -> None:
+    scheduler = make_scheduler("dynamic", batching_window_seconds=10.0)
+    assert scheduler.next_wakeup(0.0) is None
+    scheduler.add_request(make_request("a", arrival_time=1.0))
+    assert scheduler.next_wakeup(1.0) == 11.0
+    scheduler.add_request(make_request("b", arrival_time=2.0, deadline=4.0))
+    assert scheduler.next_wakeup(2.0) == 4.0
+    assert run_step(scheduler, now=3.0) == {}
+    scheduler.drain()
+    assert scheduler.next_wakeup(3.0) == 3.0
+    assert set(run_step(scheduler, now=3.0)) == {"a", "b"}
+
+
+def test_counters_agree_with_what_was_asked_and_answered() -> None:
+    scheduler = make_scheduler(num_kv_blocks=8, max_model_len=24)
+    for number in range(5):
+        scheduler.add_request(make_request(str(number), [number * 50 + i for i in range(8)], max_tokens=16))
+    scheduler.add_request(make_request("gone"))
+    scheduler.abort("gone")
+    run_all(scheduler)
+    stats = scheduler.stats()
+    assert (stats.prompt_tokens, stats.generation_tokens) == (5 * 8, 5 * 16)
+    assert stats.finish_reasons == {"length": 5, "abort": 1}
+    assert (stats.num_running, stats.num_waiting, stats.kv_cache_usage) == (0, 0, 0.0)
+    assert stats.num_preemptions > 0
