@@ -1,7 +1,7 @@
 """A uri that the API server accepts is one that the parser takes apart, and its folder stays where it belongs."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conveyor_api.model import HubModel, VolumeModel, parse_model_uri
@@ -31,6 +31,7 @@ def test_what_is_neither_is_refused(uri: str) -> None:
         parse_model_uri(uri)
 
 
+@settings(deadline=None)
 @given(st.sampled_from(["hf://a/b@", "hf://a/", "pvc://a/"]), st.text("ab./@-", min_size=1, max_size=12))
 def test_no_accepted_uri_leaves_the_models_folder(start: str, end: str) -> None:
     try:

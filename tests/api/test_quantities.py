@@ -3,7 +3,7 @@
 from decimal import Decimal
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conveyor_api.quantities import format_quantity, is_zero, parse_duration_seconds, parse_quantity
@@ -40,6 +40,7 @@ def test_what_is_no_quantity_is_refused(text: str) -> None:
         parse_quantity(text)
 
 
+@settings(deadline=None)
 @given(st.integers(min_value=0, max_value=10**9))
 def test_a_formatted_quantity_reads_back_in_thousandths(milli: int) -> None:
     assert parse_quantity(format_quantity(milli / 1000)) == Decimal(milli) / 1000

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from tests.api.builders import Json, build_body, build_full_body
@@ -77,11 +77,13 @@ def test_a_resource_cannot_be_changed() -> None:
         InferenceService.parse(build_body()).spec.replicas = 2  # type: ignore[misc]
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(["metadata", "spec", "status", "kind"]), json_values))
 def test_any_body_is_read_or_refused_with_problems(body: Json) -> None:
     assert all(problem.path and problem.message for problem in problems_of(body))
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_a_wrong_value_anywhere_in_the_spec_raises_nothing_else(data: st.DataObject) -> None:
     body = build_full_body()
