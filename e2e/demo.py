@@ -168,9 +168,8 @@ def report(story: Story, load: Load, url: str) -> int:
     """Say what happened and how to go on; 0 only if all of it happened and nothing failed."""
     console.rule("What happened")
     sync = HPA_SYNC_SECONDS.get(kube.current_context(), 15.0)
-    console.print(
-        f"burst -> higher desiredReplicas: {_seconds(story.decided)} (bar: {sync + 1:g} s, the HPA syncs every {sync:g} s)"
-    )
+    bar = f"bar: {sync + 1:g} s, the HPA syncs every {sync:g} s"
+    console.print(f"burst -> higher desiredReplicas: {_seconds(story.decided)} ({bar})")
     console.print(f"burst -> first new pod ready:    {_seconds(story.first_new_pod)}")
     console.print(f"burst -> three pods ready:       {_seconds(story.all_ready)}")
     console.print(f"burst -> back to one pod:        {_seconds(story.back_to_one)}")
