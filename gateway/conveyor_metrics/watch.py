@@ -45,7 +45,7 @@ async def watch_objects(
                 on_change(objects)
                 pause = _BACKOFF_SECONDS[0]
             continue
-        except (TimeoutError, aiohttp.ClientError, _WatchFailed) as error:
+        except (TimeoutError, OSError, aiohttp.ClientError, json.JSONDecodeError, _WatchFailed) as error:
             logger.warning("watch of %s failed, again in %.1f s: %s", path, pause, error or type(error).__name__)
         await asyncio.sleep(pause * random.uniform(0.5, 1.0))
         pause = min(2 * pause, longest)

@@ -6,7 +6,9 @@ Used by the tests of this folder; the fixtures are in `conftest`.
 import base64
 import json
 import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +33,14 @@ _AUDIT_POLICY = {
     "omitStages": ["RequestReceived"],
     "rules": [
         {"level": "Metadata", "userGroups": [f"system:serviceaccounts:{SYSTEM_NAMESPACE}"]},
+        {"level": "Metadata", "users": ["admin"], "verbs": ["delete"]},  # what Helm takes away, in its order
         {"level": "None"},
     ],
 }
 
 
 class AuditedControlPlane(ControlPlane):
-    """Writes the calls of the system namespace's ServiceAccounts to `audit_log`, one JSON object a line.
+    """Writes the calls of the system namespace's ServiceAccounts, and Helm's deletions, to `audit_log` as JSON lines.
 
     OwnerReferencesPermissionEnforcement is on, as on OpenShift: it asks for the right to set `blockOwnerDeletion`.
     """
@@ -45,6 +48,11 @@ class AuditedControlPlane(ControlPlane):
     @property
     def audit_log(self) -> Path:
         return self.folder / "audit.log"
+
+    def read_audit(self, user: str) -> list[Json]:
+        """The finished calls of a user, in order."""
+        events = [json.loads(line) for line in self.audit_log.read_text().splitlines()]
+        return [event for event in events if event["user"]["username"] == user]
 
     def _api_server_command(self) -> list[str | Path]:
         policy = self.folder / "audit-policy.json"
@@ -103,3 +111,34 @@ def path_of(api: Api, item: Json) -> str:
 def read_secret(api: Api, name: str) -> dict[str, bytes]:
     secret = api.get(f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/secrets/{name}")
     return {key: base64.b64decode(value) for key, value in (secret.get("data") or {}).items()}
+
+
+@contextmanager
+def running(plane: ControlPlane, process: str, objects: list[Json], folder: Path, *more: str) -> Iterator[None]:
+    """A process of the chart with the flags that the chart gives it, as its ServiceAccount; `more` wins over them."""
+    (container,) = find(objects, "Deployment", f"conveyor-{process}")["spec"]["template"]["spec"]["containers"]
+    kubeconfig = write_account_kubeconfig(plane, f"conveyor-{process}", folder / f"{process}.kubeconfig")
+    command = [sys.executable, *container["command"][1:], *container["args"], f"--kubeconfig={kubeconfig}", *more]
+    log = folder / f"{process}.log"
+    with log.open("wb") as output:
+        started = subprocess.Popen(command, stdout=output, stderr=output)
+    try:
+        yield
+        assert started.poll() is None, log.read_text()
+    finally:
+        started.terminate()
+        assert started.wait(timeout=60) == 0, log.read_text()
+
+
+def running_operator(plane: ControlPlane, objects: list[Json], folder: Path) -> AbstractContextManager[None]:
+    return running(plane, "operator", objects, folder, "--address=127.0.0.1", "--port=0")
+
+
+def write_account_kubeconfig(plane: ControlPlane, account: str, path: Path) -> Path:
+    """Credentials as a pod of that ServiceAccount has them."""
+    accounts = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/serviceaccounts"
+    answer = Api(plane.kubeconfig).create(f"{accounts}/{account}/token", {"spec": {}})
+    config = yaml.safe_load(plane.kubeconfig.read_text())
+    config["users"][0]["user"] = {"token": answer["status"]["token"]}
+    path.write_text(yaml.safe_dump(config))
+    return path

@@ -1,0 +1,196 @@
+"""Least privilege: every process works with the chart's roles, and uses everything that they grant.
+
+Operator, gateway and metrics server run as their own ServiceAccounts, with the chart's flags, on a control plane that
+writes down each of their calls. Nothing is missing if they do their work and nothing was refused; nothing is too much
+if every (group, resource, verb) of the rendered roles was used.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.chart.installation import (
+    CHART,
+    PROCESSES,
+    RELEASE,
+    AuditedControlPlane,
+    Json,
+    find,
+    helm,
+    read_secret,
+    render,
+    running,
+    running_operator,
+)
+from tests.operator.kubelet import Kubelet, ready
+from tests.operator.stage import Space, wait_until
+
+from conveyor_api.names import METRICS_TLS_SECRET, SYSTEM_NAMESPACE
+from e2e.cluster.api import Api
+
+Right = tuple[str, str, str]
+"""API group, resource (with its subresource) and verb."""
+
+# What a process needs and no call shows.
+UNSEEN: dict[str, dict[Right, str]] = {
+    "operator": {
+        ("conveyor.dev", "inferenceservices/finalizers", "update"): (
+            "asked for by OwnerReferencesPermissionEnforcement (on here) when a child names its owner"
+        ),
+    }
+}
+# Granted to every account by Kubernetes itself, not by the chart.
+DISCOVERY = {"", "version", "api", "apis", "openapi"}
+
+
+@pytest.fixture(scope="module")
+def used(chart_plane: AuditedControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, list[Json]]]:
+    """The calls of each process after it has done all that it does."""
+    folder, rendered = tmp_path_factory.mktemp("rbac"), render()
+    helm("install", RELEASE, CHART, "--namespace", SYSTEM_NAMESPACE, kubeconfig=chart_plane.kubeconfig)
+    api = Api(chart_plane.kubeconfig)
+    space = Space(api, f"rbac-{folder.name}")
+    api.create("/api/v1/namespaces", {"metadata": {"name": space.namespace}})
+    before = {process: len(chart_plane.read_audit(account_of(process))) for process in PROCESSES}
+    try:
+        with running_operator(chart_plane, rendered, folder):
+            exercise_operator(space, folder)
+            with running(chart_plane, "gateway", rendered, folder, "--host=127.0.0.1", "--port=0", "--admin-port=0"):
+                wait_for_lists(chart_plane, "gateway", 2)
+            run_metrics(chart_plane, rendered, folder)
+        yield {process: chart_plane.read_audit(account_of(process))[before[process] :] for process in PROCESSES}
+    finally:
+        helm("uninstall", RELEASE, "--namespace", SYSTEM_NAMESPACE, kubeconfig=chart_plane.kubeconfig)
+        api.delete(f"/api/v1/namespaces/{space.namespace}")
+
+
+def exercise_operator(space: Space, folder: Path) -> None:
+    """Everything that can happen to a service: made, scaled, edited, its children lost, its volume dropped."""
+    wait_until("its certificate", lambda: read_secret(space.api, METRICS_TLS_SECRET), 90, lambda: logs(folder))
+    name = "qwen"
+    cache = {"strategy": "PVC", "size": "1Gi"}
+    with Kubelet(space, ready):
+        space.make_service(name, model={"uri": "hf://org/name@main", "cache": cache}, autoscaling={"maxReplicas": 3})
+        space.wait_condition(name, "WorkloadReady", "True", "ReplicasReady", 60)
+        space.delete("Service", name)
+        wait_until("its Service again", lambda: space.get("Service", name))
+        old = {c for c in space.children(name) if c[0] == "ConfigMap"}
+        space.edit(name, autoscaling=None, replicas=2, model={"cache": {"strategy": "EmptyDir", "size": None}})
+        wait_until("the end of the HPA", lambda: not space.list("HorizontalPodAutoscaler"))
+        space.edit(name, batching={"maxBatchSize": 7})
+        wait_until(
+            "the end of the old ConfigMap", lambda: not old & space.children(name), 60, lambda: space.children(name)
+        )
+        wait_until("the end of the volume", lambda: not live(space.list("PersistentVolumeClaim")), 60)
+        wait_until("Events", lambda: space.list("Event"))
+        space.delete("InferenceService", name)
+        wait_until("the end of the children", lambda: not space.children(name), 60, lambda: space.children(name))
+
+
+def live(objects: list[Json]) -> list[Json]:
+    """Without those that wait for a finalizer: no controller here releases a volume that a pod has used."""
+    return [item for item in objects if "deletionTimestamp" not in item["metadata"]]
+
+
+def run_metrics(plane: AuditedControlPlane, rendered: list[Json], folder: Path) -> None:
+    for file, content in read_secret(Api(plane.kubeconfig), METRICS_TLS_SECRET).items():
+        (folder / file).write_bytes(content)
+    ports = ("--host=127.0.0.1", "--https-port=0", "--health-port=0")
+    with running(plane, "metrics", rendered, folder, f"--certificate-folder={folder}", *ports):
+        wait_for_lists(plane, "metrics", 2)
+        log = folder / "metrics.log"
+        wait_until("its port", lambda: "serving custom.metrics.k8s.io" in log.read_text(), 30, log.read_text)
+
+
+def wait_for_lists(plane: AuditedControlPlane, process: str, count: int) -> None:
+    """A watch is written down when it ends; that it has begun, only its list tells."""
+
+    def listed() -> set[str]:
+        calls = plane.read_audit(account_of(process))
+        return {call["objectRef"]["resource"] for call in calls if call["verb"] == "list"}
+
+    wait_until(f"the lists of {process}", lambda: len(listed()) >= count, 60, listed)
+
+
+def account_of(process: str) -> str:
+    return f"system:serviceaccount:{SYSTEM_NAMESPACE}:conveyor-{process}"
+
+
+def logs(folder: Path) -> str:
+    return "\n".join(log.read_text() for log in folder.glob("*.log"))
+
+
+def used_rights(calls: list[Json]) -> set[Right]:
+    """Server-side apply of something new is the verb patch in the log, and create to the authorizer as well."""
+    rights = set()
+    for call in calls:
+        if reference := call.get("objectRef"):
+            resource = "/".join(filter(None, (reference.get("resource"), reference.get("subresource"))))
+            verbs = [call["verb"]]
+            if call["verb"] == "patch" and call["responseStatus"]["code"] == 201:
+                verbs.append("create")
+            rights |= {(reference.get("apiGroup", ""), resource, verb) for verb in verbs}
+    return rights
+
+
+def granted_rights(rendered: list[Json], process: str) -> set[Right]:
+    """What the chart's own roles grant to a process, by the bindings that name its ServiceAccount."""
+    rights: set[Right] = set()
+    for binding in rendered:
+        subjects = {subject["name"] for subject in binding.get("subjects", ())}
+        if f"conveyor-{process}" not in subjects:
+            continue
+        reference = binding["roleRef"]
+        if reference["name"] == "extension-apiserver-authentication-reader":  # Kubernetes' own
+            rights |= {("", "configmaps", verb) for verb in ("list", "watch")}
+            continue
+        for rule in find(rendered, reference["kind"], reference["name"])["rules"]:
+            rights |= {(g, r, v) for g in rule["apiGroups"] for r in rule["resources"] for v in rule["verbs"]}
+    return rights
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("process", PROCESSES)
+def test_nothing_is_missing(used: dict[str, list[Json]], process: str) -> None:
+    refused = [call for call in used[process] if call["responseStatus"].get("code") in (401, 403)]
+    assert [(call["verb"], call["requestURI"]) for call in refused] == []
+    assert used[process]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("process", PROCESSES)
+def test_nothing_is_too_much(used: dict[str, list[Json]], rendered: list[Json], process: str) -> None:
+    unused = granted_rights(rendered, process) - used_rights(used[process]) - UNSEEN.get(process, {}).keys()
+    assert unused == set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("process", PROCESSES)
+def test_what_is_used_comes_from_the_chart_and_from_nowhere_else(
+    used: dict[str, list[Json]], rendered: list[Json], process: str
+) -> None:
+    assert used_rights(used[process]) - granted_rights(rendered, process) == set()
+    paths = {call["requestURI"].strip("/").split("/")[0] for call in used[process] if "objectRef" not in call}
+    assert paths <= DISCOVERY
+
+
+def test_no_role_has_a_wildcard_and_none_reads_secrets_but_its_own(rendered: list[Json]) -> None:
+    for role in rendered:
+        for rule in role.get("rules", ()):
+            assert "*" not in (*rule["apiGroups"], *rule["resources"], *rule["verbs"])
+            if "secrets" in rule["resources"]:
+                assert rule["resourceNames"] == [METRICS_TLS_SECRET]
+
+
+def test_with_named_namespaces_no_role_for_services_reaches_beyond_them() -> None:
+    objects = render("watchNamespaces={team-a,team-b}")
+    cluster_wide = {item["roleRef"]["name"] for item in objects if item["kind"] == "ClusterRoleBinding"}
+    assert cluster_wide == {"conveyor-operator-apiservices"}
+    places = {
+        (item["metadata"]["namespace"], item["roleRef"]["name"])
+        for item in objects
+        if item["kind"] == "RoleBinding" and item["roleRef"]["kind"] == "ClusterRole"
+    }
+    assert places == {
+        (namespace, f"conveyor-{process}") for namespace in ("team-a", "team-b") for process in ("operator", "gateway")
+    }

@@ -1,0 +1,198 @@
+"""Install, upgrade and uninstall, by Helm on a real control plane, with the real operator at work in between."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from tests.chart.installation import (
+    CHART,
+    RELEASE,
+    AuditedControlPlane,
+    Json,
+    find,
+    helm,
+    path_of,
+    read_secret,
+    render,
+    running_operator,
+)
+
+from conveyor_api.names import CRD_NAME, METRICS_TLS_SECRET, METRICS_VERSIONS, SYSTEM_NAMESPACE
+from e2e.cluster.api import Api, ApiError, wait_until
+
+CRD = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{CRD_NAME}"
+SERVICES = "/apis/conveyor.dev/v1alpha1/namespaces/default/inferenceservices"
+
+
+class Release:
+    """The chart on one cluster."""
+
+    def __init__(self, plane: AuditedControlPlane) -> None:
+        self.plane = plane
+        self.api = Api(plane.kubeconfig)
+
+    def upgrade(self, *values: str) -> None:
+        options = [option for value in values for option in ("--set", value)]
+        helm(
+            *("upgrade", "--install", RELEASE, CHART, "--namespace", SYSTEM_NAMESPACE),
+            *options,
+            kubeconfig=self.plane.kubeconfig,
+        )
+
+    def uninstall(self) -> None:
+        helm("uninstall", RELEASE, "--namespace", SYSTEM_NAMESPACE, kubeconfig=self.plane.kubeconfig)
+
+    def api_service(self, version: str) -> Json | None:
+        path = f"/apis/apiregistration.k8s.io/v1/apiservices/{version}.custom.metrics.k8s.io"
+        return self.api.get(path) if self.api.reachable(path) else None
+
+    def ca_bundles(self) -> set[str | None]:
+        found = [self.api_service(version) for version in METRICS_VERSIONS]
+        return {item["spec"].get("caBundle") for item in found if item is not None}
+
+
+@pytest.fixture
+def release(chart_plane: AuditedControlPlane) -> Iterator[Release]:
+    """Not installed yet; gone afterwards."""
+    release = Release(chart_plane)
+    yield release
+    left = helm("list", "--short", "--namespace", SYSTEM_NAMESPACE, kubeconfig=chart_plane.kubeconfig)
+    if RELEASE in left.split():
+        release.uninstall()
+
+
+def exists(api: Api, item: Json) -> bool:
+    try:
+        return api.reachable(path_of(api, item))
+    except (ApiError, StopIteration):  # its kind is not served any more
+        return False
+
+
+def test_an_upgrade_keeps_the_certificate_and_the_trust_in_it(release: Release, tmp_path: Path) -> None:
+    release.upgrade()
+    assert read_secret(release.api, METRICS_TLS_SECRET) == {}
+    assert release.ca_bundles() == {None}
+    with running_operator(release.plane, render(), tmp_path):
+        wait_until("the Secret", lambda: bool(read_secret(release.api, METRICS_TLS_SECRET)), 60, lambda: None)
+        wait_until("the caBundles", lambda: None not in release.ca_bundles(), 30, lambda: None)
+    secret, bundles = read_secret(release.api, METRICS_TLS_SECRET), release.ca_bundles()
+    assert secret.keys() >= {"tls.crt", "tls.key", "ca.crt"}
+    assert len(bundles) == 1
+    for values in (("gateway.replicas=3",), ()):
+        release.upgrade(*values)
+        assert read_secret(release.api, METRICS_TLS_SECRET) == secret
+        assert release.ca_bundles() == bundles
+
+
+def test_uninstall_leaves_a_healthy_cluster_and_what_people_made(release: Release) -> None:
+    release.upgrade()
+    wait_until("the CRD", lambda: release.api.reachable(SERVICES), 20, lambda: None)
+    service = {
+        "apiVersion": "conveyor.dev/v1alpha1",
+        "kind": "InferenceService",
+        "metadata": {"name": f"kept-{uuid4().hex[:6]}"},
+        "spec": {"model": {"uri": "pvc://models/tiny"}},
+    }
+    release.api.create(SERVICES, service)
+    release.uninstall()
+    left = [item for item in render() if exists(release.api, item)]
+    assert [item["kind"] for item in left] == ["CustomResourceDefinition"]
+    assert release.api.reachable(f"{SERVICES}/{service['metadata']['name']}")
+    namespace = {"metadata": {"name": f"after-{uuid4().hex[:6]}"}}
+    path = f"/api/v1/namespaces/{namespace['metadata']['name']}"
+    release.api.create("/api/v1/namespaces", namespace)
+    release.api.delete(path)
+    wait_until("the end of a namespace", lambda: not release.api.reachable(path), 60, lambda: None)
+    release.api.delete(f"{SERVICES}/{service['metadata']['name']}")
+
+
+def test_uninstall_takes_the_api_services_before_what_serves_them(release: Release) -> None:
+    """In between, an API without a server would block the deletion of namespaces of the whole cluster."""
+    release.upgrade()
+    before = len(release.plane.read_audit("admin"))
+    release.uninstall()
+    deleted = [event["objectRef"]["resource"] for event in release.plane.read_audit("admin")[before:]]
+    last = max(index for index, resource in enumerate(deleted) if resource == "apiservices")
+    for resource in ("deployments", "services", "secrets", "serviceaccounts"):
+        assert last < deleted.index(resource), deleted
+
+
+def test_installing_again_takes_the_definition_that_was_kept(release: Release) -> None:
+    release.upgrade()
+    release.uninstall()
+    release.upgrade()
+    release.upgrade("crds.create=false")
+    assert release.api.reachable(CRD)
+    release.upgrade()
+
+
+def test_another_owner_of_the_metrics_api_keeps_it_until_it_goes(release: Release) -> None:
+    foreign = {
+        "apiVersion": "apiregistration.k8s.io/v1",
+        "kind": "APIService",
+        "metadata": {"name": "v1beta1.custom.metrics.k8s.io"},
+        "spec": {
+            "group": "custom.metrics.k8s.io",
+            "version": "v1beta1",
+            "groupPriorityMinimum": 100,
+            "versionPriority": 100,
+            "insecureSkipTLSVerify": True,
+            "service": {"name": "prometheus-adapter", "namespace": "monitoring"},
+        },
+    }
+    path = release.api.create("/apis/apiregistration.k8s.io/v1/apiservices", foreign)["metadata"]["name"]
+    path = f"/apis/apiregistration.k8s.io/v1/apiservices/{path}"
+    try:
+        release.upgrade()
+        found = release.api_service("v1beta1")
+        assert found is not None
+        assert found["spec"]["service"]["name"] == "prometheus-adapter"
+        assert release.api_service("v1beta2") is None
+    finally:
+        release.api.delete(path)
+    wait_until("the end of the foreign one", lambda: release.api_service("v1beta1") is None, 20, lambda: None)
+    release.upgrade()
+    for version in METRICS_VERSIONS:
+        found = release.api_service(version)
+        assert found is not None
+        assert found["spec"]["service"]["name"] == "conveyor-metrics"
+
+
+def test_kubernetes_own_roles_for_people_cover_inference_services(release: Release) -> None:
+    release.upgrade()
+
+    def may(role: str, verb: str, resource: str, group: str = "conveyor.dev") -> bool:
+        """Whether a person bound to a ClusterRole of Kubernetes may do that in namespace default."""
+        user = f"{role}-{uuid4().hex[:6]}"
+        binding = {
+            "metadata": {"name": user},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
+            "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": user}],
+        }
+        release.api.create("/apis/rbac.authorization.k8s.io/v1/namespaces/default/rolebindings", binding)
+        name, _, subresource = resource.partition("/")
+        attributes = {"namespace": "default", "verb": verb, "group": group, "resource": name}
+        review = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SubjectAccessReview",
+            "spec": {"user": user, "resourceAttributes": {**attributes, "subresource": subresource}},
+        }
+        answer = release.api.create("/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
+        return bool(answer["status"]["allowed"])
+
+    wait_until("the aggregation", lambda: may("admin", "create", "inferenceservices"), 20, lambda: None)
+    assert may("view", "list", "inferenceservices")
+    assert not may("view", "create", "inferenceservices")
+    assert may("edit", "deletecollection", "inferenceservices")
+    assert may("edit", "patch", "inferenceservices/scale")
+    assert not may("admin", "patch", "inferenceservices/status")
+    metric = "inferenceservices.conveyor.dev/inference_in_flight"
+    assert may("view", "get", metric, "custom.metrics.k8s.io")
+
+
+def test_the_release_knows_that_only_the_definition_is_kept(release: Release) -> None:
+    kept = [item for item in render() if "helm.sh/resource-policy" in json.dumps(item.get("metadata"))]
+    assert [item["kind"] for item in kept] == ["CustomResourceDefinition"]
+    assert find(render(), "Secret", METRICS_TLS_SECRET)
