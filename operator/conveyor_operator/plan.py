@@ -112,9 +112,12 @@ def plan_early_removals(owner: Owner, desired: Iterable[dict[str, Any]], observe
 
 
 def plan_removals(owner: Owner, desired: Iterable[dict[str, Any]], observed: Observed) -> tuple[Delete, ...]:
-    """Children of ours that are not wanted any more and that no pod needs. `observed`: after the applies."""
+    """Children of ours that are not wanted any more and that no pod needs. `observed`: after the applies.
+
+    Configurations and claims of former pods stay until the new pods have proven to be available.
+    """
     deployment = observed.deployment
-    settled = deployment is not None and deployment.rolled_out
+    settled = deployment is not None and deployment.complete
     used = {pod.config_hash for pod in observed.pods}
     used |= {child.config_hash for child in observed.children.values() if child.kind == "Deployment"}
     return tuple(

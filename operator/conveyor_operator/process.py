@@ -7,7 +7,6 @@ parts know each other.
 import asyncio
 import contextlib
 import logging
-import threading
 
 import kopf
 
@@ -44,7 +43,7 @@ class Operator:
         for key in self.store.services():
             self.workers.mark(key)
 
-    async def run(self, stop: threading.Event | asyncio.Event) -> None:
+    async def run(self, stop: asyncio.Event) -> None:
         """Until `stop` is set or a signal comes. Raises if the watching breaks off, for instance with the CRD."""
         server = HealthServer(self.health, self.metrics, self.settings.address, self.settings.port)
         await server.start()
@@ -54,7 +53,7 @@ class Operator:
         finally:
             await server.stop()
 
-    async def _wait_for_crd(self, stop: threading.Event | asyncio.Event) -> bool:
+    async def _wait_for_crd(self, stop: asyncio.Event) -> bool:
         """Whether the CRD is served now; False if `stop` came first."""
         async for waiting_for in wait_for(self.cluster, INFERENCE_SERVICE, _CRD_POLL_SECONDS):
             if waiting_for != self.health.waiting_for:
@@ -65,7 +64,7 @@ class Operator:
         self.health.waiting_for = "the first listing"
         return True
 
-    async def _work(self, stop: threading.Event | asyncio.Event) -> None:
+    async def _work(self, stop: asyncio.Event) -> None:
         settings, ready = self.settings, asyncio.Event()
         kopf_settings = kopf.OperatorSettings()
         configure(kopf_settings)
@@ -96,7 +95,7 @@ class Operator:
             self._mark_all()
 
 
-async def run_operator(settings: Settings, stop: threading.Event | asyncio.Event) -> None:
+async def run_operator(settings: Settings, stop: asyncio.Event) -> None:
     """Connects, works, and returns when told to stop; raises what made it impossible to go on."""
     metrics = Metrics()
     configuration = await load_configuration(settings.kubeconfig)

@@ -98,7 +98,7 @@ class Space:
         status = self.need("InferenceService", name).get("status") or {}
         return next((c for c in status.get("conditions") or () if c["type"] == type), {})
 
-    def wait_condition(self, name: str, type: str, status: str, reason: str, timeout: float = 20) -> Json:
+    def wait_condition(self, name: str, type: str, status: str, reason: str, timeout: float = 30) -> Json:
         def found() -> Json | None:
             condition = self.condition(name, type)
             return condition if (condition.get("status"), condition.get("reason")) == (status, reason) else None
@@ -109,13 +109,13 @@ class Space:
         selector = f"{names.INFERENCE_SERVICE_LABEL}={name}"
         return {(kind, o["metadata"]["name"]) for kind in CHILD_KINDS for o in self.list(kind, selector)}
 
-    def wait_children(self, name: str, timeout: float = 20) -> set[tuple[str, str]]:
+    def wait_children(self, name: str, timeout: float = 30) -> set[tuple[str, str]]:
         """Until Deployment and PodDisruptionBudget, which is applied after it, are there."""
         wanted = {("Deployment", f"{name}-engine"), ("PodDisruptionBudget", f"{name}-engine")}
         wait_until(f"children of {name}", lambda: wanted <= self.children(name), timeout)
         return self.children(name)
 
-    def wait_observed(self, name: str, timeout: float = 20) -> Json:
+    def wait_observed(self, name: str, timeout: float = 30) -> Json:
         """Until the status speaks of the present spec."""
 
         def found() -> Json | None:
@@ -131,40 +131,37 @@ class RunningOperator:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._stop = threading.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop = asyncio.new_event_loop()
+        self._stop = asyncio.Event()
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="operator", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        self._stop.set()
-        self._join()
+        """As a signal would, and wait; raises what the operator ended with."""
+        self._tell(self._stop.set)
+        self.wait_end(30)
         if self.error is not None:
             raise self.error
 
     def kill(self) -> None:
-        loop = self._loop
-        if loop is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(lambda: [task.cancel() for task in asyncio.all_tasks(loop)])
-        self._join()
+        """All it does is cut short wherever it is."""
+        self._tell(lambda: [task.cancel() for task in asyncio.all_tasks(self._loop)])
+        self.wait_end(30)
 
     def wait_end(self, timeout: float) -> BaseException | None:
         self._thread.join(timeout)
         assert not self._thread.is_alive(), "the operator still runs"
         return self.error
 
-    def _join(self) -> None:
-        self._thread.join(30)
-        assert not self._thread.is_alive(), "the operator did not end"
+    def _tell(self, what: Callable[[], Any]) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(what)
 
     def _run(self) -> None:
-        async def main() -> None:
-            self._loop = asyncio.get_running_loop()
-            await run_operator(self._settings, self._stop)
-
         try:
-            asyncio.run(main())
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                runner.run(run_operator(self._settings, self._stop))
         except asyncio.CancelledError:
             pass
         except BaseException as error:  # told to the test's thread
@@ -214,7 +211,7 @@ def make_service(name: str = "qwen", **spec: Any) -> Json:
 
 
 def wait_until(
-    what: str, probe: Callable[[], T | None], timeout: float = 20, show: Callable[[], Any] = lambda: None
+    what: str, probe: Callable[[], T | None], timeout: float = 30, show: Callable[[], Any] = lambda: None
 ) -> T:
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:

@@ -1,0 +1,132 @@
+"""Plays scheduler and kubelet on a control plane without nodes: writes pods' statuses as the real ones would.
+
+`Kubelet` gives every pod of a namespace the status that `decide` chooses for it, until told to stop; the functions
+build statuses as seen on a real cluster.
+"""
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tests.operator.stage import Space
+
+from e2e.cluster.api import ApiError
+
+Json = dict[str, Any]
+TIME = "2026-11-21T08:00:00Z"
+
+
+class Kubelet:
+    """Use as a context manager; `decide` may be replaced on the way. None leaves a pod as it is."""
+
+    def __init__(self, space: Space, decide: Callable[[Json], Json | None]) -> None:
+        self._space = space
+        self.decide = decide
+        self._node = f"node-{space.namespace}"
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._addresses = 0
+
+    def __enter__(self) -> "Kubelet":
+        # EndpointSlices only name pods whose node exists.
+        self._space.api.create("/api/v1/nodes", {"metadata": {"name": self._node}})
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(10)
+        self._space.api.delete(f"/api/v1/nodes/{self._node}")
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            for pod in self._space.list("Pod"):
+                with contextlib.suppress(ApiError):  # it may be gone by now
+                    self._play(pod)
+            time.sleep(0.1)
+
+    def _play(self, pod: Json) -> None:
+        name = pod["metadata"]["name"]
+        if "deletionTimestamp" in pod["metadata"]:
+            self._space.api.delete(self._space.path("Pod", name) + "?gracePeriodSeconds=0")
+            return
+        wanted = self.decide(pod)
+        if wanted is None:
+            return
+        if wanted["phase"] == "Running":
+            if "nodeName" not in pod["spec"]:
+                binding = {"metadata": {"name": name}, "target": {"kind": "Node", "name": self._node}}
+                self._space.api.create(self._space.path("Pod", name, "binding"), binding)
+            address = pod["status"].get("podIP") or self._next_address()
+            wanted = wanted | {"podIP": address, "podIPs": [{"ip": address}]}
+        if any(pod["status"].get(key) != value for key, value in wanted.items()):
+            self._space.patch("Pod", name, {"status": wanted}, "status")
+
+    def _next_address(self) -> str:
+        self._addresses += 1
+        return f"10.99.{self._addresses // 250}.{self._addresses % 250 + 1}"
+
+
+def ready(pod: Json) -> Json:
+    return running(pod, ready=True)
+
+
+def running(pod: Json, *, ready: bool) -> Json:
+    """The model is fetched, the engine runs."""
+    return {
+        "phase": "Running",
+        "conditions": [
+            {"type": "PodScheduled", "status": "True", "lastTransitionTime": TIME},
+            {"type": "Ready", "status": str(ready), "lastTransitionTime": TIME},
+            {"type": "ContainersReady", "status": str(ready), "lastTransitionTime": TIME},
+        ],
+        "initContainerStatuses": [_container("fetch", terminated(0, "Completed"), ready=True)],
+        "containerStatuses": [_container("engine", {"running": {"startedAt": TIME}}, ready=ready)],
+    }
+
+
+def fetch_failed(pod: Json, reason: str, message: str) -> Json:
+    """The fetch container ended with a termination message, and is about to be tried again."""
+    told = json.dumps({"reason": reason, "message": message})
+    waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s restarting failed container"}}
+    return {
+        "phase": "Pending",
+        "initContainerStatuses": [_container("fetch", waiting, last=terminated(1, "Error", told))],
+        "containerStatuses": [_container("engine", {"waiting": {"reason": "PodInitializing"}})],
+    }
+
+
+def oom_killed(pod: Json) -> Json:
+    waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s restarting failed container"}}
+    return running(pod, ready=False) | {
+        "containerStatuses": [_container("engine", waiting, last=terminated(137, "OOMKilled"))]
+    }
+
+
+def unschedulable(pod: Json, message: str = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu.") -> Json:
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    return {"phase": "Pending", "conditions": [condition | {"lastTransitionTime": TIME}]}
+
+
+def image_pull_failed(pod: Json) -> Json:
+    waiting = {"waiting": {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "example/engine:1"'}}
+    return {
+        "phase": "Pending",
+        "initContainerStatuses": [_container("fetch", waiting)],
+        "containerStatuses": [_container("engine", {"waiting": {"reason": "PodInitializing"}})],
+    }
+
+
+def terminated(code: int, reason: str, message: str = "") -> Json:
+    ended = {"exitCode": code, "reason": reason, "startedAt": TIME, "finishedAt": TIME}
+    return {"terminated": ended | ({"message": message} if message else {})}
+
+
+def _container(name: str, state: Json, *, ready: bool = False, last: Json | None = None) -> Json:
+    return {
+        "name": name, "image": "example/engine:1", "imageID": "", "ready": ready, "started": ready,
+        "restartCount": 1 if last else 0, "state": state, "lastState": last or {},
+    }  # fmt: skip
