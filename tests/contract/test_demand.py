@@ -1,0 +1,86 @@
+"""What a gateway says of its demand is what the metrics server reads: both real, over HTTP."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+import aiohttp
+import pytest
+import yaml
+from tests.gateway.process import GatewayProcess
+
+from conveyor_api.names import API_VERSION, CRD_NAME, KIND, PLURAL
+from conveyor_metrics.errors import NotFound
+from conveyor_metrics.source import Gateway, GatewaySource, ServiceDemand
+from e2e.cluster.api import Api, wait_until
+from e2e.cluster.control_plane import ControlPlane
+from e2e.cluster.paths import REPOSITORY
+
+
+@pytest.fixture
+def api(control_plane: ControlPlane) -> Api:
+    api = Api(control_plane.kubeconfig)
+    crd = yaml.safe_load((REPOSITORY / "crds" / f"{CRD_NAME}.yaml").read_text())
+    api.apply(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{CRD_NAME}", crd)
+    wait_until("the CRD", lambda: api.reachable(f"/apis/{API_VERSION}/{PLURAL}"), 20, lambda: None)
+    return api
+
+
+@pytest.fixture
+def gateways(api: Api, control_plane: ControlPlane, namespace: str) -> Iterator[list[GatewayProcess]]:
+    """Two, that know the service qwen of this namespace; it has no engine, so its requests wait."""
+    service = {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {"name": "qwen"},
+        "spec": {"model": {"uri": "pvc://models/tiny"}, "batching": {"maxBatchSize": 2}},
+    }
+    api.create(f"/apis/{API_VERSION}/namespaces/{namespace}/{PLURAL}", service)
+    flags = ("--watch-namespaces", namespace, "--drain-delay-seconds", "0")
+    with (
+        GatewayProcess(control_plane.kubeconfig, *flags) as one,
+        GatewayProcess(control_plane.kubeconfig, *flags) as two,
+    ):
+        yield [one, two]
+
+
+@pytest.fixture
+async def source(gateways: list[GatewayProcess]) -> AsyncIterator[GatewaySource]:
+    async with aiohttp.ClientSession() as session:
+        source = GatewaySource(session, timeout_seconds=2)
+        source.gateways = tuple(Gateway("127.0.0.1", gateway.admin_port, serving=True) for gateway in gateways)
+        yield source
+
+
+async def test_waiting_requests_of_all_gateways_are_summed_also_while_one_drains(
+    gateways: list[GatewayProcess], source: GatewaySource, namespace: str
+) -> None:
+    service = f"{namespace}/qwen"
+    assert await source.read_demand(service) == ServiceDemand(in_flight=0, queue_depth=0)
+    async with aiohttp.ClientSession() as session:
+        asked = [asyncio.create_task(ask(session, gateway, namespace)) for gateway in (*gateways, gateways[0])]
+        await eventually(source, service, ServiceDemand(in_flight=3, queue_depth=3))
+        gateways[0].terminate()
+        await asyncio.sleep(0.5)
+        assert await source.read_demand(service) == ServiceDemand(in_flight=3, queue_depth=3)
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+
+
+async def test_a_service_that_is_no_resource_is_not_found(source: GatewaySource, namespace: str) -> None:
+    with pytest.raises(NotFound):
+        await source.read_demand(f"{namespace}/absent")
+
+
+async def ask(session: aiohttp.ClientSession, gateway: GatewayProcess, namespace: str) -> int:
+    body = {"model": "qwen", "messages": [{"role": "user", "content": "Hello"}]}
+    async with session.post(f"{gateway.url}/{namespace}/qwen/v1/chat/completions", json=body) as response:
+        return response.status
+
+
+async def eventually(source: GatewaySource, service: str, expected: ServiceDemand) -> None:
+    """Requests arrive a moment after they were sent."""
+    async with asyncio.timeout(15):
+        while (seen := await source.read_demand(service)) != expected:
+            print(seen)
+            await asyncio.sleep(0.05)
