@@ -148,6 +148,7 @@ class AsyncEngine:
                 pass_fds=[theirs.fileno()], stdin=asyncio.subprocess.DEVNULL,
                 start_new_session=True,  # a terminal's Ctrl-C is for the server, which then drains
             )  # fmt: skip
+        _log.info("event=engine_process_started pid=%d", self._process.pid)
         reader, self._writer = await asyncio.open_connection(sock=ours)
         self._send(Start(self._config))
         self._last_heartbeat = time.monotonic()
@@ -172,11 +173,6 @@ class AsyncEngine:
         """Whether the loop process lives and moves. True while the model loads."""
         beating = time.monotonic() - self._last_heartbeat < HEARTBEAT_LATE_SECONDS
         return self.state is not State.DEAD and beating and self._step_seconds < STEP_STUCK_SECONDS
-
-    @property
-    def pid(self) -> int | None:
-        """Of the engine process."""
-        return self._process.pid if self._process else None
 
     # --- requests ---
 

@@ -28,7 +28,7 @@ def configure_logging() -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_LineFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    for talkative in ("uvicorn.error", "httpx", "huggingface_hub"):
+    for talkative in ("uvicorn.error", "httpx", "httpx2", "huggingface_hub"):
         logging.getLogger(talkative).setLevel(logging.WARNING)
 
 

@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from conveyor_engine.messages import Step
-from conveyor_engine.request import EngineStats, ModelFacts
+from conveyor_engine.request import EngineStats, FinishReason, ModelFacts
 
 _FIRST_TOKEN_SECONDS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560,
@@ -84,6 +84,8 @@ class EngineMetrics:
             "conveyor_engine_batch_size", "Requests that took part in one step.", _POWERS_OF_TWO[:11]
         )
         self._success = self._counter("vllm:request_success", "Answers, by how they ended.", "finished_reason")
+        for reason in FinishReason:
+            self._success.labels(finished_reason=reason.value)  # so that they are there, at 0, from the start
         self._rejections = self._counter("vllm:admission_rejections", "Requests refused, by why.", "reason")
         self._responses = self._counter("conveyor_engine_http_responses", "By route and status.", "route", "status")
 

@@ -1,0 +1,199 @@
+"""The hub's HTTP side: model info, file heads and bytes, errors with the codes that huggingface_hub tells apart.
+
+`Faults` makes it misbehave the ways that a fetch must survive: wrong bytes, a crawl, a cut connection.
+"""
+
+import json
+import re
+import time
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from e2e.hub.repository import Repository, Revision, StoredFile
+
+_INFO = re.compile(r"/api/models/([^/]+/[^/]+)(?:/revision/(.+))?")
+_TREE = re.compile(r"/api/models/([^/]+/[^/]+)/tree/([^/]+)")
+_RESOLVE = re.compile(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
+_RANGE = re.compile(r"bytes=(\d+)-(\d*)")
+_BLOCK_BYTES = 16 * 1024
+
+
+@dataclass(frozen=True)
+class Faults:
+    """What to do wrong. Names are file names, in any repository."""
+
+    corrupt: frozenset[str] = frozenset()  # one bit of their bytes is wrong; digests are those of the right ones
+    bytes_per_second: float | None = None
+    gated: frozenset[str] = frozenset()  # repositories whose terms nobody here has accepted
+
+
+class Hub(ThreadingHTTPServer):
+    """Serves a folder. `token`: what `Authorization: Bearer` must say, for everything."""
+
+    daemon_threads = True
+
+    def __init__(
+        self, address: tuple[str, int], root: Path, token: str | None = None, faults: Faults | None = None
+    ) -> None:
+        super().__init__(address, _Handler)
+        self.root = root
+        self.token = token
+        self.faults = faults or Faults()
+
+    @property
+    def url(self) -> str:
+        host, port = self.server_address[:2]
+        return f"http://{host!s}:{port}"
+
+
+class _Refused(Exception):
+    def __init__(self, status: int, message: str, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.code = status, code
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Hub
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def log_message(self, format: str, *args: object) -> None:
+        print(f"event=request line={json.dumps(format % args)} range={self.headers.get('Range')}", flush=True)
+
+    def _answer(self) -> None:
+        url = urlsplit(self.path)
+        path = unquote(url.path)
+        try:
+            if match := _TREE.fullmatch(path):
+                self._send_json(_tree(self._revision(match[1], match[2])))
+            elif match := _INFO.fullmatch(path):
+                with_blobs = "blobs" in parse_qs(url.query)
+                self._send_json(_info(match[1], self._revision(match[1], match[2] or "main"), with_blobs))
+            elif match := _RESOLVE.fullmatch(path):
+                self._send_file(self._revision(match[1], match[2]), match[3])
+            else:
+                raise _Refused(404, "Not Found")
+        except _Refused as refused:
+            self._send_error(refused)
+        except (BrokenPipeError, ConnectionResetError):
+            self.close_connection = True  # the client left, as a killed fetch does
+
+    def _revision(self, repository_id: str, name: str) -> Revision:
+        """As the real hub: without the right token a repository cannot be told from one that does not exist."""
+        repository = Repository(self.server.root, repository_id)
+        token = self.server.token
+        if token is not None and self.headers.get("Authorization") != f"Bearer {token}":
+            raise _Refused(401, "Invalid username or password.", "RepoNotFound")
+        if not repository.exists:
+            raise _Refused(404, "Repository not found", "RepoNotFound")
+        if repository_id in self.server.faults.gated:
+            raise _Refused(403, f"Access to model {repository_id} is restricted.", "GatedRepo")
+        revision = repository.find(name)
+        if revision is None:
+            raise _Refused(404, f"Invalid rev id: {name}", "RevisionNotFound")
+        return revision
+
+    def _send_file(self, revision: Revision, name: str) -> None:
+        file = revision.find(name)
+        if file is None:
+            raise _Refused(404, "Entry not found", "EntryNotFound")
+        content = file.path.read_bytes()
+        if name in self.server.faults.corrupt:
+            content = content[:-1] + bytes([content[-1] ^ 1])
+        start, end = self._range(len(content))
+        self.send_response(206 if self.headers.get("Range") else 200)
+        if self.headers.get("Range"):
+            self.send_header("Content-Range", f"bytes {start}-{end - 1}/{len(content)}")
+        self.send_header("Content-Length", str(end - start))
+        self.send_header("Accept-Ranges", "bytes")
+        self.send_header("ETag", f'"{file.etag}"')
+        self.send_header("X-Repo-Commit", revision.commit)
+        if file.is_large:
+            self.send_header("X-Linked-Etag", f'"{file.etag}"')
+            self.send_header("X-Linked-Size", str(file.size))
+        self.end_headers()
+        if self.command == "GET":
+            self._send_slowly(content[start:end])
+
+    def _range(self, size: int) -> tuple[int, int]:
+        wish = self.headers.get("Range")
+        match = _RANGE.fullmatch(wish) if wish else None
+        if match is None:
+            return 0, size
+        start, end = int(match[1]), min(size, int(match[2]) + 1 if match[2] else size)
+        if start >= size:
+            raise _Refused(416, "Requested range not satisfiable")
+        return start, end
+
+    def _send_slowly(self, content: bytes) -> None:
+        rate = self.server.faults.bytes_per_second
+        for start in range(0, len(content), _BLOCK_BYTES):
+            block = content[start : start + _BLOCK_BYTES]
+            self.wfile.write(block)
+            if rate is not None:
+                time.sleep(len(block) / rate)
+
+    def _send_json(self, content: object) -> None:
+        body = json.dumps(content).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    def _send_error(self, refused: _Refused) -> None:
+        body = json.dumps({"error": str(refused)}).encode()
+        self.send_response(refused.status)
+        if refused.code is not None:
+            self.send_header("X-Error-Code", refused.code)
+        self.send_header("X-Error-Message", str(refused))
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+
+def _info(repository_id: str, revision: Revision, with_blobs: bool) -> dict[str, object]:
+    return {
+        "_id": revision.commit[:24],
+        "id": repository_id,
+        "modelId": repository_id,
+        "sha": revision.commit,
+        "private": False,
+        "gated": False,
+        "disabled": False,
+        "downloads": 0,
+        "likes": 0,
+        "tags": [],
+        "library_name": "transformers",
+        "siblings": [_sibling(file, with_blobs) for file in revision.files],
+    }
+
+
+def _sibling(file: StoredFile, with_blobs: bool) -> dict[str, object]:
+    if not with_blobs:
+        return {"rfilename": file.name}
+    fields: dict[str, object] = {"rfilename": file.name, "blobId": file.blob_id, "size": file.size}
+    if file.is_large:
+        fields["lfs"] = {"sha256": file.sha256, "size": file.size, "pointerSize": len(file.pointer)}
+    return fields
+
+
+def _tree(revision: Revision) -> list[dict[str, object]]:
+    return [_tree_entry(file) for file in revision.files]
+
+
+def _tree_entry(file: StoredFile) -> dict[str, object]:
+    entry: dict[str, object] = {"type": "file", "oid": file.blob_id, "size": file.size, "path": file.name}
+    if file.is_large:
+        entry["lfs"] = {"oid": file.sha256, "size": file.size, "pointerSize": len(file.pointer)}
+    return entry

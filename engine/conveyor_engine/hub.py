@@ -1,0 +1,132 @@
+"""The Hugging Face hub, through huggingface_hub: what a repository holds, and one file's bytes. Used by `fetch`.
+
+HF_ENDPOINT and HF_TOKEN are read by huggingface_hub itself. Its own download to a directory forgets partial files when
+the process dies, so the bytes are taken with its `http_get`, which can go on where a file ends.
+"""
+
+import io
+import logging
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from huggingface_hub import HfApi, constants, get_hf_file_metadata, hf_hub_url
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.file_download import http_get
+from huggingface_hub.utils import build_hf_headers, disable_progress_bars  # type: ignore[attr-defined]
+
+from conveyor_engine.errors import ModelError
+
+_PLAIN_NAME = re.compile(r"[\w.+-]+")  # files in folders are never wanted, and names are not trusted
+_PROGRESS_SECONDS = 5.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class HubFile:
+    """One file as the hub promises it."""
+
+    name: str
+    size: int  # bytes
+    digest: str  # hex: SHA-256 if `is_large`, else git's blob id
+    is_large: bool  # kept outside of git (LFS)
+
+
+@dataclass(frozen=True, slots=True)
+class HubModel:
+    """One commit of a repository and the files at its root."""
+
+    repository: str
+    commit: str
+    files: tuple[HubFile, ...]
+
+    def __str__(self) -> str:
+        return f"{self.repository}@{self.commit[:12]}"
+
+
+def describe_model(repository: str, revision: str) -> HubModel:
+    """What the revision is now. Raises ModelError (ModelNotFound, ModelDownloadFailed)."""
+    with _errors_explained(repository, revision):
+        info = HfApi().model_info(repository, revision=revision, files_metadata=True)
+    files = tuple(_describe_file(s) for s in info.siblings or () if _PLAIN_NAME.fullmatch(s.rfilename))
+    _log.info("event=revision_pinned repository=%s revision=%s commit=%s", repository, revision, info.sha)
+    if info.sha is None:
+        raise ModelError(f"{constants.ENDPOINT} does not say which commit {revision} is", reason="ModelDownloadFailed")
+    return HubModel(repository, info.sha, files)
+
+
+def _describe_file(sibling: Any) -> HubFile:
+    if sibling.lfs is not None:
+        return HubFile(sibling.rfilename, sibling.lfs.size, sibling.lfs.sha256, is_large=True)
+    if sibling.size is None or sibling.blob_id is None:
+        message = f"{constants.ENDPOINT} gives neither size nor digest of {sibling.rfilename}"
+        raise ModelError(message, reason="ModelDownloadFailed")
+    return HubFile(sibling.rfilename, sibling.size, sibling.blob_id, is_large=False)
+
+
+def download(model: HubModel, file: HubFile, path: Path) -> None:
+    """Appends to `path` the bytes that it lacks. Raises ModelError."""
+    present = path.stat().st_size if path.exists() else 0
+    if present > file.size:
+        path.unlink()
+        present = 0
+    if present:
+        _log.info("event=file_resumed file=%s bytes_present=%d bytes=%d", file.name, present, file.size)
+    url = hf_hub_url(model.repository, file.name, revision=model.commit)
+    disable_progress_bars()
+    with _errors_explained(model.repository, model.commit), _ProgressFile(path, file) as content:
+        headers = build_hf_headers()
+        location = get_hf_file_metadata(url).location
+        if urlsplit(location).netloc != urlsplit(url).netloc:
+            headers.pop("authorization", None)  # a signed address of another host: the token is not for it
+        http_get(location, content, resume_size=present, headers=headers, expected_size=file.size)
+
+
+class _ProgressFile(io.FileIO):
+    """A file that says from time to time how much of it has come."""
+
+    def __init__(self, path: Path, file: HubFile) -> None:
+        super().__init__(path, "ab")
+        self._file = file
+        self._spoke = time.monotonic()
+
+    def write(self, data: Any) -> int:
+        written = super().write(data)
+        if time.monotonic() - self._spoke > _PROGRESS_SECONDS:
+            self._spoke = time.monotonic()
+            percent = 100 * self.tell() / max(1, self._file.size)
+            _log.info("event=fetching file=%s percent=%.0f bytes=%d", self._file.name, percent, self._file.size)
+        return written
+
+
+@contextmanager
+def _errors_explained(repository: str, revision: str) -> Iterator[None]:
+    """huggingface_hub's errors as ours. The one broad except of the fetching process: it raises its HTTP library's."""
+    where = f"at {constants.ENDPOINT}"
+    try:
+        yield
+    except ModelError:
+        raise
+    except GatedRepoError as error:
+        raise _failed(f"{repository} {where} is gated: accept its terms there and give a token (HF_TOKEN)") from error
+    except RepositoryNotFoundError as error:
+        message = f"{repository} does not exist {where}, or is private and needs another token (HF_TOKEN)"
+        raise ModelError(message, reason="ModelNotFound") from error
+    except RevisionNotFoundError as error:
+        raise ModelError(f"{repository} {where} has no revision {revision}", reason="ModelNotFound") from error
+    except HfHubHTTPError as error:
+        message = f"{repository} {where} cannot be fetched: status {error.response.status_code}"
+        raise _failed(message) from error
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError):
+            raise  # the disk's, not the network's
+        raise _failed(f"{repository} {where} cannot be fetched: {type(error).__name__}: {error}") from error
+
+
+def _failed(message: str) -> ModelError:
+    return ModelError(message, reason="ModelDownloadFailed")
