@@ -18,7 +18,7 @@ def main() -> int:
         settings = parse_settings(sys.argv[1:], os.environ)
         logging.basicConfig(
             level=settings.log_level,
-            format='time=%(asctime)s level=%(levelname)s logger=%(name)s message="%(message)s"',
+            format="time=%(asctime)s level=%(levelname)s logger=%(name)s %(message)s",
         )
         asyncio.run(serve(settings))
     except SettingsError as error:

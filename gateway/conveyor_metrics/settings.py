@@ -46,6 +46,10 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> 
         allow_abbrev=False,
         description="Serve custom.metrics.k8s.io for InferenceServices, by asking the gateways at query time.",
     )
+    known = {ENVIRONMENT_PREFIX + field.name.upper() for field in fields(Settings)}
+    unknown = sorted(name for name in environment if name.startswith(ENVIRONMENT_PREFIX) and name not in known)
+    if unknown:
+        raise SettingsError(f"unknown environment variable {unknown[0]}; the known ones are in --help")
     for field in fields(Settings):
         variable = ENVIRONMENT_PREFIX + field.name.upper()
         parser.add_argument(

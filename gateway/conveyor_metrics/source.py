@@ -83,12 +83,14 @@ class GatewaySource:
         self._session = session
         self._timeout = aiohttp.ClientTimeout(total=timeout_seconds)
         self.gateways: tuple[Gateway, ...] | None = None
+        self._unreadable: set[Gateway] = set()
 
     def set_slices(self, slices: Iterable[Json]) -> None:
         gateways = parse_gateways(slices)
         if gateways != self.gateways:
             logger.info("gateways: %s", ", ".join(gateway.url for gateway in gateways) or "none")
         self.gateways = gateways
+        self._unreadable &= set(gateways)
 
     async def read_demand(self, service: str) -> ServiceDemand:
         """The sum over all gateways for `namespace/name`. Raises NotKnown, or NotFound if no gateway knows it."""
@@ -109,9 +111,12 @@ class GatewaySource:
             demand = await self._fetch(gateway)
         except _Unreadable as error:
             GATEWAY_READS.labels("failed").inc()
-            logger.warning("unreadable gateway: %s", error)
+            if gateway not in self._unreadable:  # once, not for every question until it is readable again
+                logger.warning("unreadable gateway: %s", error)
+            self._unreadable.add(gateway)
             raise
         GATEWAY_READS.labels("read").inc()
+        self._unreadable.discard(gateway)
         return demand
 
     async def _fetch(self, gateway: Gateway) -> Demand:

@@ -173,6 +173,11 @@ def test_probes_ask_paths_and_ports_that_there_are(rendered: list[Json]) -> None
             assert re.fullmatch("/(livez|readyz|healthz)", container[probe]["httpGet"]["path"]), name
 
 
+def test_no_service_of_the_namespace_sets_a_variable_of_a_pod(rendered: list[Json]) -> None:
+    """Service conveyor-gateway would set CONVEYOR_GATEWAY_PORT to tcp://..., and the gateway would not start."""
+    assert all(spec["enableServiceLinks"] is False for _, spec in pods_of(rendered))
+
+
 def test_no_version_rolls_a_pod(rendered: list[Json]) -> None:
     for item in rendered:
         if item["kind"] == "Deployment":

@@ -34,6 +34,11 @@ def test_what_cannot_be_used_is_refused_with_what_could_be(flag: str, sentence: 
         parse_settings([flag], {})
 
 
+def test_an_unknown_variable_is_refused() -> None:
+    with pytest.raises(SettingsError, match="unknown environment variable CONVEYOR_METRICS_PORTS"):
+        parse_settings([], {"CONVEYOR_METRICS_PORTS": "1", "CONVEYOR_GATEWAY_PORT": "2"})
+
+
 def test_an_unknown_flag_ends_the_process(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse_settings(["--gateway-timeout=1"], {})

@@ -1,5 +1,6 @@
 """The sum over the gateways: every one of them, now, or nothing."""
 
+import contextlib
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -98,6 +99,17 @@ async def test_one_gateway_that_cannot_be_read_makes_the_sum_unknown(
     source.gateways = (await start(lambda: web.json_response(build_demand(3, 1))), await start(answer))
     with pytest.raises(NotKnown, match=reason):
         await source.read_demand("default/qwen")
+
+
+async def test_an_outage_is_logged_once_and_again_after_a_recovery(
+    start: Start, source: GatewaySource, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers = iter([503, 503, 200, 503])
+    source.gateways = (await start(lambda: web.json_response(build_demand(3, 1), status=next(answers))),)
+    for _ in range(4):
+        with contextlib.suppress(NotKnown):
+            await source.read_demand("default/qwen")
+    assert caplog.text.count("unreadable gateway") == 2
 
 
 async def test_a_gateway_that_hangs_makes_the_sum_unknown_in_time(source: GatewaySource) -> None:
