@@ -9,6 +9,7 @@ import contextlib
 import logging
 
 import kopf
+from kopf._core.engines.peering import Identity  # a NewType of str that Kopf does not export
 
 from conveyor_operator.apiservice import MetricsApiKeeper
 from conveyor_operator.cluster import Cluster, load_configuration, wait_for
@@ -80,6 +81,8 @@ class Operator:
                 namespaces=settings.namespaces,
                 ready_flag=ready,
                 stop_flag=stop,
+                # Kopf would ask the system for the user's name, which a container's bare uid has not.
+                identity=Identity("conveyor-operator"),
             )
             for task in beside:
                 task.cancel()
