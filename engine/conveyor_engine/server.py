@@ -46,8 +46,8 @@ async def serve(config: EngineConfig, tokenizer: Tokenizer, model_name: str) -> 
     edge = Edge(config, model_name, engine, tokenizer, metrics, threads, int(time.time()))
     server = _Server(
         uvicorn.Config(
-            build_app(edge), http="httptools", loop="uvloop", server_header=False, lifespan="off", log_config=None, access_log=False,
-            timeout_keep_alive=75, timeout_graceful_shutdown=_FLUSH_SECONDS,
+            build_app(edge), http="httptools", loop="uvloop", lifespan="off", log_config=None, access_log=False,
+            server_header=False, timeout_keep_alive=75, timeout_graceful_shutdown=_FLUSH_SECONDS,
         )
     )  # fmt: skip
     stopping = _catch_signals()

@@ -1,0 +1,104 @@
+"""`python -m conveyor_engine ...` as a real process, for the tests of what a process does."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+ENGINE_FOLDER = Path(__file__).resolve().parents[2] / "engine"
+READY_SECONDS_MAX = 120.0
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """This one, with the engine importable and one thread."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("CONVEYOR_ENGINE_", "HF_"))}
+    return {**clean, "PYTHONPATH": str(ENGINE_FOLDER), "OMP_NUM_THREADS": "1", **changes}
+
+
+class EngineServer:
+    """A `serve` process on a free port of 127.0.0.1. Use it in `with`."""
+
+    def __init__(self, folder: Path, model: Path, **fields: object) -> None:
+        flags = {"device": "cpu", "dtype": "float32", "num_kv_blocks": 1024, "host": "127.0.0.1", "port": 0, **fields}
+        arguments = [text for name, value in flags.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+        folder.mkdir(parents=True, exist_ok=True)
+        self.log_path = folder / "log"
+        self.termination_path = folder / "termination"
+        with self.log_path.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "conveyor_engine", "serve", "--model", str(model), *arguments],
+                env=environment(TERMINATION_LOG=str(self.termination_path)), stdout=log, stderr=log,
+            )  # fmt: skip
+        self.client = httpx.Client(timeout=60)
+
+    def __enter__(self) -> "EngineServer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.client.close()
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._logged('event=listening .*port=')}"
+
+    @property
+    def engine_pid(self) -> int:
+        return int(self._logged("event=engine_process_started pid="))
+
+    def _logged(self, before: str) -> str:
+        match = wait_until(lambda: re.search(before + r"(\d+)", self.log), f"{before} in the log", self)
+        return str(match[1])
+
+    def wait_ready(self) -> "EngineServer":
+        wait_until(lambda: self.get("/readyz").status_code == 200, "ready", self)
+        return self
+
+    def get(self, path: str) -> httpx.Response:
+        return self.client.get(self.url + path)
+
+    def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return self.client.post(self.url + path, content=content, headers=headers)
+
+    def load(self) -> dict[str, Any]:
+        content: dict[str, Any] = self.get("/load").json()
+        return content
+
+    def wait_load(self, **wanted: object) -> None:
+        wait_until(lambda: wanted.items() <= self.load().items(), f"load {wanted}", self)
+
+    def terminate(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+
+    def wait_exit(self) -> int:
+        return self.process.wait(timeout=60)
+
+    def termination(self) -> dict[str, str]:
+        message: dict[str, str] = json.loads(self.termination_path.read_text())
+        return message
+
+
+def wait_until(check: Any, what: str, server: EngineServer | None = None) -> Any:
+    """The first true value of `check()`."""
+    end = time.monotonic() + READY_SECONDS_MAX
+    while time.monotonic() < end:
+        if value := check():
+            return value
+        if server is not None and server.process.poll() is not None and not what.startswith("event="):
+            break
+        time.sleep(0.05)
+    raise AssertionError(f"never: {what}\n{server.log if server else ''}")
