@@ -208,7 +208,7 @@ def measure(systems: dict[str, System], workload: Workload, vocab_size: int, rou
             say: Callable[[str], None]) -> dict[str, list[float]]:  # fmt: skip
     """Output tokens per second of every system in every round; who goes first alternates.
 
-    Each round has new prompts. A round begins only if, judging by the longest so far, it ends within the budget.
+    Each round has new prompts. A further one begins only if, judging by the longest so far, it ends within the budget.
     """
     lengths = (workload.input_tokens,)
     for name, system in systems.items():
@@ -218,7 +218,7 @@ def measure(systems: dict[str, System], workload: Workload, vocab_size: int, rou
     begun, longest = time.monotonic(), 0.0
     for number in range(rounds):
         started = time.monotonic()
-        if started - begun + longest > budget_seconds:
+        if number and started - begun + longest > budget_seconds:
             say(f"event=budget_spent rounds={number} of={rounds}")
             break
         prompts = random_prompts(workload.requests, lengths, vocab_size, seed=number)
