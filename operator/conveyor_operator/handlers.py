@@ -119,14 +119,15 @@ def _build_login(kubeconfig: str | None) -> Callable[..., Awaitable[kopf.Connect
     async def login(**_: Any) -> kopf.ConnectionInfo:
         """The same credentials as `cluster`, read anew whenever Kopf finds that its own have ended."""
         found = await load_configuration(kubeconfig)
-        token: str | None = await found.get_api_key_with_prefix("BearerToken")
+        # "bearer TOKEN" in a pod, "Bearer TOKEN" from a kubeconfig: the client writes the scheme either way.
+        header: str | None = await found.get_api_key_with_prefix("BearerToken")
         return kopf.ConnectionInfo(
             server=found.host,
             ca_path=found.ssl_ca_cert,
             insecure=not found.verify_ssl,
             certificate_path=found.cert_file,
             private_key_path=found.key_file,
-            token=token.removeprefix("Bearer ") if token else None,
+            token=header.split()[-1] if header else None,
         )
 
     return login
