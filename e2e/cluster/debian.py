@@ -1,6 +1,6 @@
 """The Debian packages that a local cluster and image builds need: named, and installed when that is possible.
 
-Called by `tools` and `images`. Standard library only; knows no cluster.
+Called by the command line and `images`. Standard library only; knows no cluster.
 """
 
 import os
@@ -37,5 +37,6 @@ def require(packages: dict[str, str]) -> None:
         raise PackagesMissing(f"missing programs; on Debian, as root: {' '.join(command)}")
     print(f"installing {' '.join(missing)} ...", flush=True)
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    patience = ["-o", "DPkg::Lock::Timeout=300"]  # another installation may be under way
     for step in (["apt-get", "update"], command):
-        subprocess.run(step, check=True, stdout=subprocess.DEVNULL, env=environment)
+        subprocess.run([*step, *patience], check=True, stdout=subprocess.DEVNULL, env=environment)

@@ -6,6 +6,7 @@ Called by the command line. One control-plane node and one worker that looks lik
 import json
 import shutil
 import subprocess
+from typing import Any
 
 from e2e.cluster import gpus
 from e2e.cluster.images import docker_answers
@@ -52,7 +53,7 @@ def down() -> None:
     shutil.rmtree(KUBECONFIG.parent, ignore_errors=True)
 
 
-def configuration() -> dict[str, object]:
+def configuration() -> dict[str, Any]:
     """kind's configuration; JSON is YAML."""
     join = {
         "kind": "JoinConfiguration",

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from e2e.cluster import cgroups, gpus, network
+from e2e.cluster import cgroups, gpus, images, network
 from e2e.cluster.api import Api, wait_until
 from e2e.cluster.containerd import Containerd, remove_shim_sockets
 from e2e.cluster.control_plane import ControlPlane, Settings
@@ -114,6 +114,14 @@ def _start_containerd(processes: Processes, node: Node) -> None:
         processes.stop(["containerd"])
         processes.start("containerd", node.containerd())
         wait_until("containerd", runtime.ready, 30, processes.check)
+    _drop_old_images(runtime)
+
+
+def _drop_old_images(runtime: Containerd) -> None:
+    """No pod runs yet, so only what was built last is of use; the rest may be gigabytes."""
+    with contextlib.suppress(images.ImageMissing):
+        for name, image in images.IMAGES.items():
+            runtime.remove_images(image.repository, but=f"{image.repository}:{images.loaded_tag(name)}")
 
 
 def _node_ready(api: Api) -> bool:
