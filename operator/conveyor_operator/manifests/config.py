@@ -36,7 +36,7 @@ def build_engine_config(owner: Owner, spec: InferenceServiceSpec) -> EngineConfi
         "max_model_len": spec.engine.max_model_len,
         "batching_mode": batching.mode.lower(),
         "max_num_seqs": batching.max_batch_size,
-        "batching_window_seconds": batching.window_seconds,
+        "batching_window_seconds": batching.window_seconds or None,  # 0: a mode without a window
         "max_num_batched_tokens": batching.max_batch_tokens,
         "max_num_queued_requests": batching.max_queued_requests,
         "num_kv_blocks": cache.block_budget,
