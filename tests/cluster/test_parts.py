@@ -1,0 +1,60 @@
+"""What the cluster is made of, each piece against a real API server or a real process."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from e2e.cluster import gpus, kind
+from e2e.cluster.api import Api, wait_until
+from e2e.cluster.control_plane import ControlPlane
+from e2e.cluster.processes import Processes
+from e2e.cluster.tools import TOOLS, module_hash
+from e2e.cluster.volumes import host_path_claim
+
+
+def test_labelled_nodes_get_gpus_and_others_do_not(control_plane: ControlPlane) -> None:
+    api = Api(control_plane.kubeconfig)
+    status = {"capacity": {"cpu": "1"}, "allocatable": {"cpu": "1"}}  # as a kubelet's first words
+    for name, labels in (("with-gpus", {gpus.LABEL: "true"}), ("without-gpus", {})):
+        api.create("/api/v1/nodes", {"metadata": {"name": name, "labels": labels}, "status": status})
+    gpus.fake(control_plane.kubeconfig)
+    statuses = [api.get(f"/api/v1/nodes/{name}")["status"] for name in ("with-gpus", "without-gpus")]
+    assert [status.get("allocatable", {}).get(gpus.RESOURCE) for status in statuses] == [str(gpus.COUNT), None]
+
+
+def test_a_host_path_claim_is_bound_without_a_storage_class(control_plane: ControlPlane, namespace: str) -> None:
+    api = Api(control_plane.kubeconfig)
+    volume, claim = host_path_claim(namespace, "models", "/nowhere")
+    api.create("/api/v1/persistentvolumes", volume)
+    path = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims"
+    api.create(path, claim)
+    wait_until("the claim", lambda: api.get(f"{path}/models")["status"].get("phase") == "Bound", 30, lambda: None)
+
+
+def test_a_process_that_got_the_id_of_a_recorded_one_is_left_alone(tmp_path: Path) -> None:
+    processes = Processes(tmp_path, die_with_parent=True)
+    processes.start("sleeper", ["sleep", "60"])
+    sleeper = processes.recorded()[0]
+    assert not replace(sleeper, started_ticks=sleeper.started_ticks + 1).alive()
+    processes.stop()
+    assert not sleeper.alive()
+    assert processes.recorded() == []
+
+
+def test_a_process_that_was_killed_while_starting_is_on_record(tmp_path: Path) -> None:
+    processes = Processes(tmp_path, die_with_parent=True)
+    with pytest.raises(FileNotFoundError):
+        processes.start("nothing", ["/no/such/program"])
+    assert [process.name for process in processes.recorded()] == ["nothing"]
+    assert not any(process.alive() for process in processes.recorded())
+
+
+def test_a_tool_is_known_by_all_that_is_pinned_for_it() -> None:
+    assert {tool.path.parent.name for tool in TOOLS} == {f"{m}-{module_hash(m)}" for m in {t.module for t in TOOLS}}
+
+
+def test_kinds_worker_looks_like_a_gpu_node() -> None:
+    _, worker = kind.configuration()["nodes"]
+    assert worker["labels"] == {gpus.LABEL: "true"}
+    assert '"effect": "NoSchedule"' in worker["kubeadmConfigPatches"][0]
