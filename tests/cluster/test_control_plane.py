@@ -31,7 +31,7 @@ def test_two_at_a_time_do_not_share_anything(control_plane: ControlPlane, namesp
 
 
 def test_controllers_work(control_plane: ControlPlane, namespace: str) -> None:
-    kubectl = [binary("kubectl"), "--kubeconfig", control_plane.kubeconfig, "--namespace", namespace]
+    kubectl = [str(binary("kubectl")), f"--kubeconfig={control_plane.kubeconfig}", f"--namespace={namespace}"]
     subprocess.run([*kubectl, "create", "deployment", "web", "--image=none"], check=True, capture_output=True)
     path = f"/api/v1/namespaces/{namespace}/pods"
     api = Api(control_plane.kubeconfig)
