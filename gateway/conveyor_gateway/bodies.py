@@ -9,21 +9,20 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Any
 
 from aiohttp.web import BaseRequest, RequestPayloadError
 
 from conveyor_gateway.errors import EncodedBody, InvalidRequest, RequestTooLarge, RequestTooSlow, Unavailable
 
-_READ_SECONDS: Final = 60.0
-
 
 class BodyReader:
     """Counts the bytes that all bodies take."""
 
-    def __init__(self, max_request_bytes: int, max_held_bytes: int) -> None:
+    def __init__(self, max_request_bytes: int, max_held_bytes: int, timeout_seconds: float) -> None:
         self._max_request_bytes = max_request_bytes
         self._max_held_bytes = max_held_bytes
+        self._timeout_seconds = timeout_seconds
         self.held_bytes = 0
 
     @asynccontextmanager
@@ -41,7 +40,7 @@ class BodyReader:
             raise self._too_large()
         size = 0
         try:
-            async with asyncio.timeout(_READ_SECONDS):
+            async with asyncio.timeout(self._timeout_seconds):
                 async for piece in request.content.iter_any():
                     pieces.append(piece)
                     self._hold(len(piece))
@@ -51,7 +50,9 @@ class BodyReader:
         except RequestPayloadError as error:
             raise InvalidRequest(f"the body cannot be read: {error}", "malformed_body") from error
         except TimeoutError:
-            raise RequestTooSlow(f"the body did not arrive within {_READ_SECONDS:g} s", "body_too_slow") from None
+            raise RequestTooSlow(
+                f"the body did not arrive within {self._timeout_seconds:g} s", "body_too_slow"
+            ) from None
 
     def _hold(self, size: int) -> None:
         self.held_bytes += size

@@ -13,6 +13,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass
+from pathlib import Path
 
 from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
@@ -53,7 +54,7 @@ class Server:
         metrics = Metrics()
         queues = Queues(asyncio.get_running_loop(), on_gone=metrics.forget)
         directory = queues.catalog.directory
-        bodies = BodyReader(settings.max_request_bytes, settings.max_held_bytes)
+        bodies = BodyReader(settings.max_request_bytes, settings.max_held_bytes, settings.body_timeout_seconds)
         self._watches = _plan_watches(settings.watch_namespaces, queues)
         self._readiness = Readiness([watch.state for watch in self._watches], settings.stale_after_seconds)
         metrics.registry.register(StateCollector(queues, self._readiness, bodies))
@@ -149,6 +150,7 @@ async def serve(settings: Settings) -> None:
 async def _connect(kubeconfig: str) -> AsyncIterator[ApiClient]:
     """A client of the API server: of `kubeconfig`, else of the pod, else of $KUBECONFIG or ~/.kube/config."""
     configuration = Configuration()
+    _check_kubeconfig(kubeconfig)
     try:
         if not kubeconfig and "KUBERNETES_SERVICE_HOST" in os.environ:
             config.load_incluster_config(client_configuration=configuration)
@@ -158,3 +160,8 @@ async def _connect(kubeconfig: str) -> AsyncIterator[ApiClient]:
         raise SettingsError(f"no Kubernetes to talk to: {error}; set --kubeconfig") from error
     async with ApiClient(configuration) as client:
         yield client
+
+
+def _check_kubeconfig(kubeconfig: str) -> None:
+    if kubeconfig and not Path(kubeconfig).is_file():
+        raise SettingsError(f"no Kubernetes to talk to: {kubeconfig} is no file; set --kubeconfig")

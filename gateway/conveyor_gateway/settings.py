@@ -29,6 +29,7 @@ class Settings:
     public_hosts: tuple[str, ...] = ()
     max_request_bytes: int = 8 * _MIB
     max_held_bytes: int = 256 * _MIB
+    body_timeout_seconds: float = 60.0
     drain_delay_seconds: float = 5.0
     drain_timeout_seconds: float = 600.0
     stale_after_seconds: float = 150.0
@@ -46,6 +47,7 @@ _HELP = {
     "one or two parts, which would be read as <name>.<namespace>",
     "max_request_bytes": "longest request body",
     "max_held_bytes": "request bodies of all services that are kept in memory at a time; beyond it, 503",
+    "body_timeout_seconds": "how long a request body may take to arrive",
     "drain_delay_seconds": "after SIGTERM: how long new connections are still taken, until no one knows the address",
     "drain_timeout_seconds": "after that: how long requests that are queued or running may take to end",
     "stale_after_seconds": "silence of the API server after which /readyz says so (it sends a bookmark every minute)",
@@ -89,6 +91,7 @@ def _check(values: Mapping[str, str]) -> Settings:
         public_hosts=_list("public_hosts", values, r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?"),
         max_request_bytes=_integer("max_request_bytes", values, 1, 1 << 30),
         max_held_bytes=_integer("max_held_bytes", values, 1, 1 << 40),
+        body_timeout_seconds=_seconds("body_timeout_seconds", values),
         drain_delay_seconds=_seconds("drain_delay_seconds", values),
         drain_timeout_seconds=_seconds("drain_timeout_seconds", values),
         stale_after_seconds=_seconds("stale_after_seconds", values),

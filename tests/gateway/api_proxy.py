@@ -1,0 +1,93 @@
+"""A plain HTTP door to the API server that can lose events, end watches, and be shut."""
+
+import asyncio
+import base64
+import contextlib
+import json
+import ssl
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import yaml
+from aiohttp import web
+
+
+class ApiProxy:
+    """Passes everything on until a test says otherwise. `lists` and `watches` count the requests of each kind."""
+
+    def __init__(self, kubeconfig: Path) -> None:
+        config = yaml.safe_load(kubeconfig.read_text())
+        cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
+        self._server: str = cluster["server"]
+        authority = base64.b64decode(cluster["certificate-authority-data"]).decode()
+        self._tls = ssl.create_default_context(cadata=authority)
+        with tempfile.NamedTemporaryFile(suffix=".pem") as pair:
+            for field in ("client-certificate-data", "client-key-data"):
+                pair.write(base64.b64decode(user[field]))
+            pair.flush()
+            self._tls.load_cert_chain(pair.name)
+        self.loses_events = False
+        self.is_shut = False
+        self.lists: list[str] = []
+        self.watches = 0
+        self._endings: set[asyncio.Future[bytes | None]] = set()
+
+    def end_watches(self, code: int | None = None) -> None:
+        """Breaks every watch off; with a code, after the event with which the API server says why."""
+        status = {"kind": "Status", "code": code, "reason": "Expired", "message": "too old resource version"}
+        words = None if code is None else json.dumps({"type": "ERROR", "object": status}).encode() + b"\n"
+        for ending in self._endings:
+            ending.set_result(words)
+        self._endings.clear()
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[str]:
+        """Yields the URL that stands for the API server."""
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=self._tls)) as self._session:
+            runner = web.ServerRunner(web.Server(self._pass_on), shutdown_timeout=0.1)
+            await runner.setup()
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            try:
+                yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+            finally:
+                await runner.cleanup()
+
+    async def _pass_on(self, request: web.BaseRequest) -> web.StreamResponse:
+        if self.is_shut:
+            return web.Response(status=503, text="the API server is away")
+        is_watch = "watch=true" in request.query_string
+        if not is_watch:
+            self.lists.append(request.path_qs)
+        async with self._session.get(self._server + request.path_qs) as upstream:
+            answer = web.StreamResponse(status=upstream.status, headers={"Content-Type": "application/json"})
+            await answer.prepare(request)
+            if is_watch:
+                self.watches += 1
+                await self._pass_events(upstream, answer)
+                assert request.transport is not None
+                request.transport.abort()
+            else:
+                await answer.write(await upstream.read())
+        return answer
+
+    async def _pass_events(self, upstream: aiohttp.ClientResponse, answer: web.StreamResponse) -> None:
+        ending: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+        self._endings.add(ending)
+
+        async def pass_on() -> None:
+            async for chunk in upstream.content.iter_any():
+                if not self.loses_events:
+                    for start in range(0, len(chunk), 100):  # lines arrive in pieces
+                        await answer.write(chunk[start : start + 100])
+
+        passing = asyncio.create_task(pass_on())
+        try:
+            await asyncio.wait((ending, passing), return_when=asyncio.FIRST_COMPLETED)
+            if ending.done() and (words := ending.result()):
+                await answer.write(words)
+                await asyncio.sleep(0.05)
+        finally:
+            self._endings.discard(ending)
+            passing.cancel()

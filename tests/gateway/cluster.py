@@ -1,0 +1,76 @@
+"""InferenceServices and the EndpointSlices of their engines on a real API server, written by hand."""
+
+import socket
+from typing import Any
+
+import pytest
+
+from conveyor_api import names
+from e2e.cluster.api import Api
+
+Json = dict[str, Any]
+
+
+def own_address() -> str:
+    """An address of this machine that is not a loopback one: the API server refuses those in EndpointSlices.
+
+    Traffic to it stays inside the machine. Asking the routing table for it sends nothing.
+    """
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(("198.51.100.1", 9))
+            address: str = probe.getsockname()[0]
+    except OSError:
+        address = "127.0.0.1"
+    if address.startswith(("127.", "169.254.")):
+        pytest.skip("this machine has no address but loopback ones, which EndpointSlices refuse")
+    return address
+
+
+def make_service(name: str, namespace: str, **spec: Any) -> Json:
+    return {
+        "apiVersion": names.API_VERSION,
+        "kind": names.KIND,
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {"model": {"uri": "hf://org/model"}, **spec},
+    }
+
+
+def make_slice(name: str, namespace: str, service: str, port: int, *endpoints: Json, **changes: Any) -> Json:
+    return {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {"name": name, "namespace": namespace, "labels": {names.INFERENCE_SERVICE_LABEL: service}},
+        "addressType": "IPv4",
+        "ports": [{"name": names.ENGINE_PORT_NAME, "port": port, "protocol": "TCP"}],
+        "endpoints": list(endpoints),
+        **changes,
+    }
+
+
+def make_endpoint(address: str, **conditions: bool) -> Json:
+    return {"addresses": [address], "conditions": {"ready": True, **conditions}}
+
+
+class Cluster:
+    """One namespace of an API server."""
+
+    def __init__(self, api: Api, namespace: str) -> None:
+        self.api = api
+        self.namespace = namespace
+        self._services = f"/apis/{names.GROUP}/{names.VERSION}/namespaces/{namespace}/{names.PLURAL}"
+        self._slices = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
+
+    def apply_service(self, name: str, **spec: Any) -> None:
+        self.api.apply(f"{self._services}/{name}", make_service(name, self.namespace, **spec))
+
+    def delete_service(self, name: str) -> None:
+        self.api.delete(f"{self._services}/{name}")
+
+    def apply_engine(self, service: str, address: str, port: int, **conditions: bool) -> None:
+        """One engine, in a slice of its own: test engines share an address and differ in ports."""
+        body = make_slice(f"{service}-{port}", self.namespace, service, port, make_endpoint(address, **conditions))
+        self.api.apply(f"{self._slices}/{service}-{port}", body)
+
+    def delete_engine(self, service: str, port: int) -> None:
+        self.api.delete(f"{self._slices}/{service}-{port}")

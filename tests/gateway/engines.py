@@ -1,0 +1,78 @@
+"""Engines for tests: real HTTP servers whose answers the test writes, byte by byte where it matters."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+from tests.gateway.cluster import own_address
+
+Handle = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(slots=True)
+class Engine:
+    """A server; `requests` are the bodies it got, in order."""
+
+    port: int
+    requests: list[tuple[web.Request, bytes]] = field(default_factory=list)
+
+
+@contextlib.asynccontextmanager
+async def running_engine(handle: Handle, port: int = 0) -> AsyncIterator[Engine]:
+    """An aiohttp server on this machine's own address; clients that go away cancel `handle`."""
+    engine = Engine(port)
+
+    async def record(request: web.BaseRequest) -> web.StreamResponse:
+        assert isinstance(request, web.Request)
+        engine.requests.append((request, await request.read()))
+        return await handle(request)
+
+    app = web.Application(client_max_size=64 << 20)
+    app.router.add_route("*", "/{path:.*}", record)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1, auto_decompress=False)
+    await runner.setup()
+    site = web.TCPSite(runner, own_address(), port)
+    await site.start()
+    engine.port = runner.addresses[0][1]
+    try:
+        yield engine
+    finally:
+        await runner.cleanup()
+
+
+@contextlib.asynccontextmanager
+async def running_raw_engine(
+    talk: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+) -> AsyncIterator[int]:
+    """A TCP server that reads one request per connection, then lets `talk` write what it likes; yields its port."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+            length = next(
+                int(line.split(":")[1]) for line in head.split("\r\n") if line.lower().startswith("content-l")
+            )
+            await reader.readexactly(length)
+            await talk(reader, writer)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(serve, own_address(), 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+
+
+def answering(kind: Callable[..., web.StreamResponse], **arguments: Any) -> Handle:
+    """Every request gets a new `kind(**arguments)`."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        return kind(**arguments)
+
+    return handle

@@ -1,0 +1,116 @@
+"""A gateway as users run it: `python -m conveyor_gateway` in a process of its own, with ports that were free."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from e2e.cluster.api import wait_until
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+Json = dict[str, Any]
+
+
+class GatewayProcess:
+    """Started by `with`; its log is kept, and shown when it does not start or end as it should."""
+
+    def __init__(self, kubeconfig: Path, *arguments: str) -> None:
+        self._command = [
+            *(sys.executable, "-m", "conveyor_gateway", "--kubeconfig", str(kubeconfig)),
+            *("--host", "127.0.0.1", "--port", "0", "--admin-port", "0", *arguments),
+        ]
+        self.log: list[str] = []
+        self.port = self.admin_port = 0
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def start(self, timeout_seconds: float = 30) -> None:
+        """Returns when it is ready."""
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("KUBERNETES_")}
+        self.process = subprocess.Popen(
+            self._command, cwd=REPOSITORY, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+        )
+        self._reader = threading.Thread(target=self._read_log, daemon=True)
+        self._reader.start()
+        self._wait("the gateway's ports", lambda: self.admin_port != 0, 30)
+        self._wait("the gateway", lambda: self.admin("/readyz")[0] == 200, timeout_seconds)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.kill()
+
+    def _read_log(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log.append(line)
+            if match := re.search(r"serving port=(\d+) admin_port=(\d+)", line):
+                self.port, self.admin_port = int(match[1]), int(match[2])
+
+    def _wait(self, what: str, ready: Callable[[], bool], timeout_seconds: float) -> None:
+        def check() -> None:
+            assert self.process.poll() is None, "".join(self.log)
+
+        wait_until(what, ready, timeout_seconds, check)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def terminate(self) -> None:
+        self.process.terminate()
+
+    def wait_ended(self, timeout_seconds: float = 30) -> int:
+        code = self.process.wait(timeout_seconds)
+        self._reader.join(5)
+        return code
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.wait_ended()
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+
+    def admin(self, path: str) -> tuple[int, str]:
+        """Status and text of a page of the admin port; 0 while nobody answers."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.admin_port}{path}", timeout=5) as response:
+                return response.status, response.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+        except OSError:
+            return 0, ""
+
+    def demand(self, service: str) -> Json | None:
+        """What /demand says of `namespace/name`; None if it does not list it."""
+        status, text = self.admin("/demand")
+        assert status == 200, text
+        content: Json = json.loads(text)
+        assert content["synced"] is True
+        found: Json | None = content["services"].get(service)
+        return found
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The value of one series of /metrics; 0 if there is none."""
+        for family in text_string_to_metric_families(self.admin("/metrics")[1]):
+            for sample in family.samples:
+                if sample.name == name and sample.labels == labels:
+                    return sample.value
+        return 0.0

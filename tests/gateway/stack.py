@@ -1,0 +1,66 @@
+"""One service behind a running gateway: what most whole-gateway tests need."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tests.gateway.cluster import Cluster, own_address
+from tests.gateway.process import GatewayProcess
+
+
+class Stack:
+    """The service `qwen` of the test's namespace. Waits for the gateway to have seen each change."""
+
+    def __init__(self, gateway: GatewayProcess, cluster: Cluster) -> None:
+        self.gateway = gateway
+        self.cluster = cluster
+        self.key = f"{cluster.namespace}/qwen"
+        self.url = f"{gateway.url}/{self.key}/v1"
+        self.completions = f"{self.url}/completions"
+        self._num_engines = 0
+
+    async def apply_service(self, **spec: Any) -> None:
+        await asyncio.to_thread(self.cluster.apply_service, "qwen", **spec)
+        await self.wait(lambda: self.gateway.demand(self.key) is not None)
+
+    async def add_engine(self, port: int) -> None:
+        self._num_engines += 1
+        await asyncio.to_thread(self.cluster.apply_engine, "qwen", own_address(), port)
+        await self.wait(lambda: self.num_engines() == self._num_engines)
+
+    async def set_engine_ready(self, port: int, ready: bool) -> None:
+        """Also for a port where nothing listens."""
+        self._num_engines += 1 if ready else -1
+        await asyncio.to_thread(
+            self.cluster.apply_engine, "qwen", own_address(), port, ready=ready, serving=True, terminating=not ready
+        )
+        await self.wait(lambda: self.num_engines() == self._num_engines)
+
+    async def remove_engine(self, port: int) -> None:
+        self._num_engines -= 1
+        await asyncio.to_thread(self.cluster.delete_engine, "qwen", port)
+        await self.wait(lambda: self.num_engines() == self._num_engines)
+
+    def num_engines(self) -> float:
+        return self.metric("engines")
+
+    def metric(self, name: str, **labels: str) -> float:
+        """One of this service's series; `name` without the gateway's prefix."""
+        labels |= {"namespace": self.cluster.namespace, "inference_service": "qwen"}
+        return self.gateway.metric(f"conveyor_gateway_{name}", **labels)
+
+    def demand(self) -> dict[str, int]:
+        found = self.gateway.demand(self.key)
+        assert found is not None, f"{self.key} is not listed"
+        return found
+
+    async def wait_demand(self, **counts: int) -> None:
+        await self.wait(lambda: counts.items() <= self.demand().items())
+
+    async def wait(self, holds: Callable[[], bool], timeout_seconds: float = 20) -> None:
+        """Looks again and again, outside the event loop: the engines of the test run on it."""
+        deadline = time.monotonic() + timeout_seconds
+        while not await asyncio.to_thread(holds):
+            assert time.monotonic() < deadline, f"still {self.gateway.admin('/demand')}"
+            await asyncio.sleep(0.01)

@@ -1,0 +1,133 @@
+"""What the gateway makes of InferenceServices and EndpointSlices."""
+
+from typing import Any
+
+import pytest
+from tests.gateway.cluster import make_endpoint, make_service, make_slice
+
+from conveyor_gateway.catalog import Catalog, Service, parse_service, parse_slice
+
+CREATED = "2026-11-21T00:00:00Z"
+
+
+class Changes:
+    """A catalog and the keys that it told of."""
+
+    def __init__(self) -> None:
+        self.services: list[str] = []
+        self.engines: list[str] = []
+        self.catalog = Catalog(self.services.append, self.engines.append)
+
+
+def test_a_service_carries_what_the_queue_needs() -> None:
+    body = make_service(
+        "qwen",
+        "default",
+        model={"uri": "hf://org/model", "name": "Qwen/Qwen3"},
+        batching={"mode": "Dynamic", "maxBatchSize": 32, "window": "50ms"},
+        endpoint={"maxQueuedRequests": 7, "queueTimeoutSeconds": 8, "requestTimeoutSeconds": 9},
+    )
+    body["metadata"]["creationTimestamp"] = CREATED
+    assert parse_service(body) == Service("default", "qwen", "Qwen/Qwen3", 1795219200, 36, 0.05, 7, 8, 9)
+
+
+@pytest.mark.parametrize(
+    ("batching", "place_limit"),
+    [({"mode": "None", "maxBatchSize": 32}, 2), ({"maxBatchSize": 1}, 2), ({"maxBatchSize": 64}, 72)],
+)
+def test_an_engine_has_places_for_its_batch_and_a_little_more(batching: dict[str, Any], place_limit: int) -> None:
+    assert parse_service(make_service("qwen", "default", batching=batching)).place_limit == place_limit
+
+
+@pytest.mark.parametrize(
+    ("conditions", "is_taken"),
+    [
+        ({}, True),
+        ({"ready": True, "serving": True, "terminating": False}, True),
+        ({"ready": None}, True),  # nil means ready
+        ({"ready": False}, False),
+        ({"ready": False, "serving": True, "terminating": True}, False),
+        ({"ready": True, "serving": True, "terminating": True}, False),
+    ],
+)
+def test_only_engines_that_are_ready_and_stay_take_requests(conditions: dict[str, Any], is_taken: bool) -> None:
+    endpoint = {"addresses": ["10.1.2.3"], "conditions": conditions}
+    piece = parse_slice(make_slice("s", "default", "qwen", 8000, endpoint))
+    assert piece.engines == ((("10.1.2.3:8000", "10.1.2.3:8000"),) if is_taken else ())
+
+
+def test_an_ipv6_address_gets_brackets() -> None:
+    body = make_slice("s", "default", "qwen", 8000, make_endpoint("fd00::1"), addressType="IPv6")
+    assert parse_slice(body).engines == (("[fd00::1]:8000", "[fd00::1]:8000"),)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"ports": [{"name": "metrics", "port": 1}]}, {"ports": None}, {"addressType": "FQDN"}]
+)
+def test_a_slice_without_the_engines_port_or_with_names_has_no_engine(changes: dict[str, Any]) -> None:
+    assert parse_slice(make_slice("s", "default", "qwen", 8000, make_endpoint("x"), **changes)).engines == ()
+
+
+def test_a_pod_with_an_address_per_family_is_one_engine() -> None:
+    changes = Changes()
+    pod = {"targetRef": {"kind": "Pod", "uid": "pod-1"}}
+    changes.catalog.slices.put(make_slice("v4", "default", "qwen", 8000, make_endpoint("10.1.2.3") | pod))
+    changes.catalog.slices.put(
+        make_slice("v6", "default", "qwen", 8000, make_endpoint("fd00::1") | pod, addressType="IPv6")
+    )
+    assert changes.catalog.engines("default/qwen") == ("10.1.2.3:8000",)
+
+
+def test_the_slices_of_a_service_add_up_and_each_change_is_told_once() -> None:
+    changes = Changes()
+    first = make_slice("one", "default", "qwen", 8000, make_endpoint("10.0.0.1"))
+    changes.catalog.slices.put(first)
+    changes.catalog.slices.put(make_slice("two", "default", "qwen", 8000, make_endpoint("10.0.0.2")))
+    changes.catalog.slices.put(first)  # nothing new
+    assert changes.catalog.engines("default/qwen") == ("10.0.0.1:8000", "10.0.0.2:8000")
+    changes.catalog.slices.delete(first)
+    assert changes.catalog.engines("default/qwen") == ("10.0.0.2:8000",)
+    assert changes.engines == ["default/qwen"] * 3
+
+
+def test_a_slice_whose_label_is_edited_leaves_its_old_service() -> None:
+    changes = Changes()
+    changes.catalog.slices.put(make_slice("one", "default", "qwen", 8000, make_endpoint("10.0.0.1")))
+    changes.catalog.slices.put(make_slice("one", "default", "llama", 8000, make_endpoint("10.0.0.1")))
+    assert changes.catalog.engines("default/qwen") == ()
+    assert changes.catalog.engines("default/llama") == ("10.0.0.1:8000",)
+
+
+def test_a_list_replaces_everything_in_its_namespace_and_nothing_else() -> None:
+    changes = Changes()
+    for namespace, name in (("a", "old"), ("a", "kept"), ("b", "other")):
+        changes.catalog.services.put(make_service(name, namespace))
+        changes.catalog.slices.put(make_slice(name, namespace, name, 8000, make_endpoint("10.0.0.1")))
+    changes.services.clear()
+    changes.catalog.services.replace([make_service("kept", "a"), make_service("new", "a")], "a")
+    changes.catalog.slices.replace([], "a")
+    assert set(changes.catalog.directory.services) == {"a/kept", "a/new", "b/other"}
+    assert sorted(changes.services) == ["a/new", "a/old"]
+    assert (changes.catalog.engines("a/old"), changes.catalog.engines("b/other")) == ((), ("10.0.0.1:8000",))
+    changes.catalog.services.replace([], "")
+    assert changes.catalog.directory.services == {}
+    assert changes.catalog.directory.keys_by_model == {}
+
+
+def test_a_service_that_cannot_be_read_keeps_its_last_readable_state(caplog: pytest.LogCaptureFixture) -> None:
+    changes = Changes()
+    changes.catalog.services.put(make_service("qwen", "default", endpoint={"maxQueuedRequests": 7}))
+    bad = make_service("qwen", "default", endpoint={"maxQueuedRequests": "many"})
+    changes.catalog.services.replace([bad, make_service("worse", "default", bathing={})], "")
+    assert set(changes.catalog.directory.services) == {"default/qwen"}
+    assert changes.catalog.directory.services["default/qwen"].max_queued_requests == 7
+    assert "default/worse cannot be read" in caplog.text
+
+
+def test_a_changed_model_name_moves_the_service_in_the_index() -> None:
+    changes = Changes()
+    changes.catalog.services.put(make_service("qwen", "default"))
+    changes.catalog.services.put(make_service("qwen", "default", model={"uri": "hf://org/model", "name": "renamed"}))
+    assert changes.catalog.directory.keys_by_model == {"renamed": {"default/qwen"}}
+    changes.catalog.services.delete(make_service("qwen", "default"))
+    assert changes.catalog.directory.keys_by_model == {}

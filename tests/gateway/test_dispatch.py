@@ -1,0 +1,99 @@
+"""Which engine takes the next request."""
+
+from conveyor_gateway.dispatch import LEFT_OUT_SECONDS, MAX_LEFT_OUT_SECONDS, EnginePool
+
+
+def make_pool(*addresses: str, place_limit: int = 2) -> EnginePool:
+    pool = EnginePool()
+    pool.place_limit = place_limit
+    pool.set_ready(addresses)
+    return pool
+
+
+def choose(pool: EnginePool, times: int, now: float = 0.0) -> list[str | None]:
+    chosen = [pool.choose(now) for _ in range(times)]
+    return [engine.address if engine else None for engine in chosen]
+
+
+def test_requests_go_in_turn_to_the_least_loaded_until_all_places_are_taken() -> None:
+    pool = make_pool("a:1", "b:1", "c:1")
+    chosen = choose(pool, 7)
+    assert sorted(str(address) for address in chosen[:3]) == ["a:1", "b:1", "c:1"]
+    assert chosen[3:6] == chosen[:3]
+    assert chosen[6] is None
+
+
+def test_a_place_given_back_is_taken_next() -> None:
+    pool = make_pool("a:1", "b:1")
+    engines = [pool.choose(0.0) for _ in range(4)]
+    assert engines[1] is not None
+    pool.release(engines[1])
+    assert pool.choose(0.0) is engines[1]
+
+
+def test_of_idle_engines_the_one_chosen_longest_ago_is_next() -> None:
+    pool = make_pool("a:1", "b:1", "c:1")
+    seen = []
+    for _ in range(6):
+        engine = pool.choose(0.0)
+        assert engine is not None
+        seen.append(engine.address)
+        pool.release(engine)
+    assert seen[:3] == seen[3:]
+    assert len(set(seen)) == 3
+
+
+def test_an_engine_that_is_no_longer_ready_is_not_chosen_and_is_forgotten_with_its_last_request() -> None:
+    pool = make_pool("a:1", "b:1")
+    engine = pool.choose(0.0)
+    assert engine is not None
+    other = "b:1" if engine.address == "a:1" else "a:1"
+    pool.set_ready([other])
+    assert choose(pool, 3) == [other, other, None]
+    assert pool.num_ready == 1
+    pool.release(engine)
+    assert engine.address not in pool._engines
+
+
+def test_an_engine_that_comes_back_keeps_the_count_of_its_requests() -> None:
+    pool = make_pool("a:1")
+    choose(pool, 1)
+    pool.set_ready([])
+    pool.set_ready(["a:1"])
+    assert choose(pool, 2) == ["a:1", None]
+
+
+def test_an_engine_that_failed_is_left_out_for_longer_each_time() -> None:
+    pool, now, pauses = make_pool("a:1"), 100.0, []
+    engine = pool.choose(now)
+    assert engine is not None
+    for _ in range(7):
+        pool.leave_out(engine, now)
+        returns = pool.next_return_seconds(now)
+        assert returns is not None
+        pauses.append(round(returns - now, 6))
+        assert pool.choose((now + returns) / 2) is None
+        now = returns
+    assert pauses == [min(LEFT_OUT_SECONDS * 2**turn, MAX_LEFT_OUT_SECONDS) for turn in range(7)]
+    assert pool.next_return_seconds(now) is None
+    assert pool.choose(now) is engine
+
+
+def test_many_failures_of_one_moment_count_as_one() -> None:
+    pool = make_pool("a:1")
+    engine = pool.choose(0.0)
+    assert engine is not None
+    for _ in range(30):
+        pool.leave_out(engine, 0.0)
+    assert pool.next_return_seconds(0.0) == LEFT_OUT_SECONDS
+
+
+def test_an_engine_that_answers_again_starts_afresh() -> None:
+    pool = make_pool("a:1")
+    engine = pool.choose(0.0)
+    assert engine is not None
+    pool.leave_out(engine, 0.0)
+    pool.leave_out(engine, 1.0)
+    pool.praise(engine)
+    pool.leave_out(engine, 10.0)
+    assert pool.next_return_seconds(10.0) == 10.0 + LEFT_OUT_SECONDS

@@ -1,0 +1,169 @@
+"""The process: its start, its end, and settings that cannot be used."""
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+import yaml
+from aiohttp import web
+from tests.gateway.cluster import Cluster
+from tests.gateway.engines import running_engine
+from tests.gateway.process import GatewayProcess
+from tests.gateway.stack import Stack
+
+from conveyor_gateway.__main__ import main
+
+
+@pytest.fixture
+async def ending(kubeconfig: Path, cluster: Cluster) -> AsyncIterator[Stack]:
+    """A stack with a gateway of its own that the test may end; it drains for 0.5 s + 3 s and waits 1 s for a body."""
+    times = ("--drain-delay-seconds=0.5", "--drain-timeout-seconds=3", "--body-timeout-seconds=1")
+    gateway = GatewayProcess(kubeconfig, "--watch-namespaces", cluster.namespace, *times)
+    try:
+        await asyncio.to_thread(gateway.start)
+        stack = Stack(gateway, cluster)
+        await stack.apply_service(batching={"maxBatchSize": 1})
+        yield stack
+    finally:
+        gateway.kill()
+
+
+class Streams:
+    """An engine whose streams end when the test lets them."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.begun = 0
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await answer.prepare(request)
+        await answer.write(b"data: 1\n\n")
+        self.begun += 1
+        await self.gate.wait()
+        await answer.write(b"data: 2\n\n")
+        return answer
+
+
+async def ask(http: aiohttp.ClientSession, url: str) -> tuple[int, bytes]:
+    async with http.post(url, data=b"{}") as answer:
+        return answer.status, await answer.read()
+
+
+async def test_sigterm_ends_readiness_at_once_and_the_process_after_the_last_request(
+    ending: Stack, http: aiohttp.ClientSession
+) -> None:
+    gateway, streams = ending.gateway, Streams()
+    async with running_engine(streams.handle) as engine:
+        await ending.add_engine(engine.port)
+        asking = [asyncio.create_task(ask(http, ending.completions)) for _ in range(3)]
+        await ending.wait_demand(dispatched=2, queued=1)
+        gateway.terminate()
+        await ending.wait(lambda: gateway.admin("/readyz") == (503, "draining\n"))
+        late = asyncio.create_task(ask(http, ending.completions))  # one who does not know yet
+        await ending.wait_demand(dispatched=2, queued=2)
+        await ending.wait(lambda: not accepts(gateway.port))
+        assert ending.demand()["in_flight"] == 4  # still counted for the autoscaler
+        streams.gate.set()
+        answers = await asyncio.gather(*asking, late)
+        assert set(answers) == {(200, b"data: 1\n\ndata: 2\n\n")}
+        assert await asyncio.to_thread(gateway.wait_ended) == 0
+    assert "ended" in gateway.log[-1]
+
+
+def accepts(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), 1).close()
+    except OSError:
+        return False
+    return True
+
+
+async def test_what_has_not_ended_at_the_drain_timeout_is_answered_503(
+    ending: Stack, http: aiohttp.ClientSession
+) -> None:
+    gateway, streams = ending.gateway, Streams()
+    async with running_engine(streams.handle) as engine:
+        await ending.add_engine(engine.port)
+        running = [asyncio.create_task(ask(http, ending.completions)) for _ in range(2)]
+        await ending.wait(lambda: streams.begun == 2)
+        queued = asyncio.create_task(ask(http, ending.completions))
+        await ending.wait_demand(queued=1)
+        began = time.monotonic()
+        gateway.terminate()
+        status, body = await queued
+        assert (status, json.loads(body)["error"]["code"]) == (503, "stopping")
+        for status, body in await asyncio.gather(*running):
+            assert status == 200
+            assert json.loads(body.split(b"data: ")[-1])["error"]["code"] == "stopping"
+        assert time.monotonic() - began > 3
+        assert await asyncio.to_thread(gateway.wait_ended) == 0
+
+
+async def test_a_second_signal_skips_the_waiting(ending: Stack, http: aiohttp.ClientSession) -> None:
+    queued = asyncio.create_task(ask(http, ending.completions))
+    await ending.wait_demand(queued=1)
+    ending.gateway.terminate()
+    await ending.wait(lambda: ending.gateway.admin("/readyz")[0] == 503)
+    ending.gateway.terminate()
+    assert (await queued)[0] == 503
+    assert await asyncio.to_thread(ending.gateway.wait_ended) == 0
+
+
+async def test_an_idle_kept_alive_connection_does_not_delay_the_end(ending: Stack, http: aiohttp.ClientSession) -> None:
+    async with http.get(ending.gateway.url + "/healthz") as answer:
+        assert answer.status == 200
+    ending.gateway.terminate()
+    assert await asyncio.to_thread(ending.gateway.wait_ended, 3.0) == 0  # the drain timeout alone is 3 s
+
+
+async def test_a_body_that_does_not_arrive_in_time_or_turns_to_nonsense_is_answered_408(ending: Stack) -> None:
+    for more in (b"", b"zz\r\n"):
+        reader, writer = await asyncio.open_connection("127.0.0.1", ending.gateway.port)
+        head = f"POST /{ending.key}/v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        writer.write(head.encode() + b"2\r\n{}\r\n")
+        await asyncio.sleep(0.1)
+        writer.write(more)
+        received = await asyncio.wait_for(reader.read(), 20)
+        writer.close()
+        assert received.startswith(b"HTTP/1.1 408 ")
+        assert b"body_too_slow" in received
+    assert ending.demand()["in_flight"] == 0
+
+
+def test_an_api_server_that_is_away_at_the_start_is_waited_for(tmp_path: Path, kubeconfig: Path) -> None:
+    config = yaml.safe_load(kubeconfig.read_text())
+    config["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:9"
+    elsewhere = tmp_path / "kubeconfig"
+    elsewhere.write_text(yaml.safe_dump(config))
+    gateway = GatewayProcess(elsewhere, "--drain-delay-seconds=0")
+    with pytest.raises(TimeoutError):
+        gateway.start(timeout_seconds=3)
+    try:
+        status, text = gateway.admin("/readyz")
+        assert (status, text.splitlines()) == (503, ["not synced: inferenceservices", "not synced: endpointslices"])
+        assert gateway.admin("/healthz")[0] == 200
+        assert gateway.admin("/demand")[0] == 503
+        gateway.terminate()
+        assert gateway.wait_ended() == 0
+    finally:
+        gateway.kill()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(["--port=x"], "port is 'x'"), (["--kubeconfig=/nonexistent"], "/nonexistent is no file; set --kubeconfig")],
+)
+def test_settings_that_cannot_be_used_end_the_process_with_one_sentence(
+    arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["conveyor_gateway", *arguments])
+    assert main() == 2
+    text = capsys.readouterr().err
+    assert words in text
+    assert len(text.splitlines()) == 1

@@ -1,0 +1,140 @@
+"""The catalog follows a real API server, through a door that loses events, ends watches and shuts."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from kubernetes.aio.client import ApiClient, Configuration
+from tests.gateway.api_proxy import ApiProxy
+from tests.gateway.cluster import Cluster, make_service
+
+from conveyor_api.names import GROUP, INFERENCE_SERVICE_LABEL, PLURAL, VERSION
+from conveyor_gateway.catalog import Catalog
+from conveyor_gateway.watch import Collection, WatchState, watch_collection
+
+
+class Followed:
+    """A catalog that follows one namespace through `proxy`."""
+
+    def __init__(self, proxy: ApiProxy, cluster: Cluster) -> None:
+        self.proxy = proxy
+        self.cluster = cluster
+        self.catalog = Catalog(lambda key: None, lambda key: None)
+        self.services = Collection(GROUP, VERSION, PLURAL, cluster.namespace)
+        self.slices = Collection("discovery.k8s.io", "v1", "endpointslices", cluster.namespace, INFERENCE_SERVICE_LABEL)
+        self.states = (WatchState(self.services.name), WatchState(self.slices.name))
+
+    def knows(self, *names: str) -> bool:
+        return set(self.catalog.directory.services) == {f"{self.cluster.namespace}/{name}" for name in names}
+
+    def engines(self, name: str) -> tuple[str, ...]:
+        return self.catalog.engines(f"{self.cluster.namespace}/{name}")
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def followed(cluster: Cluster, kubeconfig: Path) -> AsyncIterator[Followed]:
+    followed = Followed(ApiProxy(kubeconfig), cluster)
+    async with followed.proxy.running() as url, ApiClient(Configuration(host=url)) as client:
+        tasks = [
+            asyncio.create_task(
+                watch_collection(client, followed.services, followed.catalog.services, followed.states[0])
+            ),
+            asyncio.create_task(watch_collection(client, followed.slices, followed.catalog.slices, followed.states[1])),
+        ]
+        await until(lambda: followed.proxy.watches == 2)
+        yield followed
+        for task in tasks:
+            task.cancel()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(isinstance(error, asyncio.CancelledError) for error in ended), ended
+
+
+async def test_what_is_created_changed_and_deleted_is_followed(followed: Followed) -> None:
+    cluster = followed.cluster
+    await asyncio.to_thread(cluster.apply_service, "qwen")
+    await asyncio.to_thread(cluster.apply_engine, "qwen", "192.0.2.7", 8000)
+    await until(lambda: followed.knows("qwen") and followed.engines("qwen") == ("192.0.2.7:8000",))
+    await asyncio.to_thread(cluster.apply_engine, "qwen", "192.0.2.7", 8000, ready=False)
+    await until(lambda: followed.engines("qwen") == ())
+    await asyncio.to_thread(cluster.apply_engine, "qwen", "192.0.2.7", 8000)
+    await until(lambda: followed.engines("qwen") != ())
+    await asyncio.to_thread(cluster.delete_engine, "qwen", 8000)
+    await asyncio.to_thread(cluster.delete_service, "qwen")
+    await until(lambda: followed.knows() and followed.engines("qwen") == ())
+    assert len(followed.proxy.lists) == 2  # all of it came as events
+
+
+@pytest.mark.parametrize("code", [None, 410])
+async def test_a_watch_that_ends_is_followed_by_a_list_that_repairs_what_was_lost(
+    followed: Followed, code: int | None
+) -> None:
+    cluster = followed.cluster
+    await asyncio.to_thread(cluster.apply_service, "gone")
+    await asyncio.to_thread(cluster.apply_engine, "gone", "192.0.2.7", 8000)
+    await until(lambda: followed.knows("gone") and followed.engines("gone") != ())
+    followed.proxy.loses_events = True
+    await asyncio.to_thread(cluster.delete_service, "gone")
+    await asyncio.to_thread(cluster.delete_engine, "gone", 8000)
+    await asyncio.to_thread(cluster.apply_service, "new")
+    await asyncio.sleep(0.2)
+    assert followed.knows("gone")  # the door has lost these events, or this test proves nothing
+    followed.proxy.loses_events = False
+    followed.proxy.end_watches(code)
+    await until(lambda: followed.knows("new") and followed.engines("gone") == ())
+
+
+async def test_while_the_api_server_is_away_what_was_known_stays(followed: Followed) -> None:
+    await asyncio.to_thread(followed.cluster.apply_service, "qwen")
+    await until(lambda: followed.knows("qwen"))
+    followed.proxy.is_shut = True
+    followed.proxy.end_watches()
+    heard = followed.states[0].heard_at
+    await asyncio.sleep(0.5)
+    assert followed.knows("qwen")
+    assert followed.states[0].heard_at == heard
+    assert followed.states[0].synced
+    followed.proxy.is_shut = False
+    await asyncio.to_thread(followed.cluster.apply_service, "new")
+    await until(lambda: followed.knows("qwen", "new"))
+    assert followed.states[0].heard_at > heard
+
+
+async def test_a_long_list_is_read_page_by_page(followed: Followed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("conveyor_gateway.watch._PAGE_ITEMS", 2)
+    names = [f"service-{number}" for number in range(5)]
+    for name in names:
+        await asyncio.to_thread(followed.cluster.apply_service, name)
+    await until(lambda: followed.knows(*names))
+    before = len(followed.proxy.lists)
+    followed.catalog.services.replace([], "")
+    followed.proxy.end_watches()
+    await until(lambda: followed.knows(*names))
+    pages = [path for path in followed.proxy.lists[before:] if PLURAL in path]
+    assert len(pages) == 3
+    assert all("limit=2" in page for page in pages)
+    assert ["continue=" in page for page in pages] == [False, True, True]
+
+
+async def test_an_object_larger_than_any_buffer_arrives(followed: Followed) -> None:
+    """Lines of a watch are read whole, however many pieces they come in."""
+    body = make_service("large", followed.cluster.namespace)
+    body["metadata"]["annotations"] = {"note": "x" * 200_000}
+    path = f"{followed.services.path}/large"
+    await asyncio.to_thread(followed.cluster.api.apply, path, body)
+    await until(lambda: followed.knows("large"))
+    assert len(followed.proxy.lists) == 2
+
+
+async def test_only_slices_of_inference_services_are_asked_for(followed: Followed) -> None:
+    asked = [path for path in followed.proxy.lists if "endpointslices" in path]
+    assert all("labelSelector=conveyor.dev" in path for path in asked)
+    assert asked
