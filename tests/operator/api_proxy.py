@@ -74,7 +74,15 @@ class ApiProxy:
         self.faults: list[Fault] = []
         self.before: Callable[[Call], None] = lambda call: None
         """Called for every call before it is passed on, in the proxy's thread; what it raises cuts the connection."""
+        self.severed = False
+        """While true, nobody gets through."""
+        self._open: set[asyncio.Transport] = set()
         self.port = 0
+
+    def sever(self) -> None:
+        """Cut every connection now, and accept none until `severed` is reset: what a killed client looks like."""
+        self.severed = True
+        self._loop.call_soon_threadsafe(lambda: [transport.abort() for transport in list(self._open)])
 
     @contextmanager
     def running(self) -> Iterator["ApiProxy"]:
@@ -141,10 +149,19 @@ class ApiProxy:
 
     async def _pass(self, request: web.Request) -> web.StreamResponse:
         call = parse_call(request)
+        transport = request.transport
+        if self.severed or not isinstance(transport, asyncio.Transport):
+            return self._cut(request)
+        self._open.add(transport)
         try:
-            self.before(call)
+            return await self._answer(request, call)
         except ConnectionError:
             return self._cut(request)
+        finally:
+            self._open.discard(transport)
+
+    async def _answer(self, request: web.Request, call: Call) -> web.StreamResponse:
+        self.before(call)
         fault = next((f for f in self.faults if f.hits < f.times and f.matches(call)), None)
         if fault is not None:
             fault.hits += 1

@@ -4,6 +4,7 @@ The operator is the real process in a thread with an event loop of its own. Fixt
 """
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -127,7 +128,7 @@ class Space:
 
 
 class RunningOperator:
-    """One life of the operator in a thread; `stop` is SIGTERM, `kill` gives it no chance to finish anything."""
+    """One life of the operator in a thread; `stop` is SIGTERM."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -143,11 +144,6 @@ class RunningOperator:
         self.wait_end(30)
         if self.error is not None:
             raise self.error
-
-    def kill(self) -> None:
-        """All it does is cut short wherever it is."""
-        self._tell(lambda: [task.cancel() for task in asyncio.all_tasks(self._loop)])
-        self.wait_end(30)
 
     def wait_end(self, timeout: float) -> BaseException | None:
         self._thread.join(timeout)
@@ -169,7 +165,7 @@ class RunningOperator:
 
 
 class Stage:
-    """What a test of the operator has: its namespace, the proxy, and operators that it may start and stop."""
+    """What a test of the operator has: its namespace, the proxy, and operators that it may start, stop and kill."""
 
     def __init__(self, space: Space, proxy: ApiProxy, settings: Settings) -> None:
         self.space = space
@@ -178,6 +174,7 @@ class Stage:
         self._lives: list[RunningOperator] = []
 
     def start(self, **changes: Any) -> RunningOperator:
+        self.proxy.severed = False
         life = RunningOperator(replace(self.settings, **changes))
         self._lives.append(life)
         return life
@@ -188,9 +185,15 @@ class Stage:
         yield life
         life.stop()
 
+    def kill(self, life: RunningOperator) -> None:
+        """It reaches nobody from this moment on; what it does in its last breath does not count."""
+        self.proxy.sever()
+        with contextlib.suppress(Exception):
+            life.stop()
+
     def close(self) -> None:
         for life in self._lives:
-            life.kill()
+            self.kill(life)
 
 
 def install_crd(api: Api) -> None:

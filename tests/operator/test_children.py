@@ -75,9 +75,9 @@ def test_deleted_children_come_back(stage: Stage) -> None:
         before = uids(stage)
         assert {kind for kind, _ in before} == set(CHILD_KINDS)
         for kind, name in before:
-            stage.space.delete(kind, name)
-            if kind == "PersistentVolumeClaim":  # pods hold it, and nobody takes them away here
+            if kind == "PersistentVolumeClaim":  # pods would hold it, and nobody takes them away here
                 stage.space.patch(kind, name, {"metadata": {"finalizers": None}})
+            stage.space.delete(kind, name)
 
         def all_are_others() -> bool:
             now = uids(stage)
@@ -88,7 +88,7 @@ def test_deleted_children_come_back(stage: Stage) -> None:
 
 EDITS: dict[str, tuple[Json, Json]] = {
     "Deployment": (
-        {"spec": {"template": {"spec": {"terminationGracePeriodSeconds": 1}}}},
+        {"spec": {"template": {"spec": {"terminationGracePeriodSeconds": 9}}}},
         {"spec": {"template": {"spec": {"terminationGracePeriodSeconds": 135}}}},
     ),
     "Service": ({"spec": {"publishNotReadyAddresses": True}}, {"spec": {}}),

@@ -1,0 +1,84 @@
+"""Builders for the pure tests: specs, observed states and pods with only what a test is about."""
+
+from dataclasses import replace
+from typing import Any
+
+from conveyor_api import names
+from conveyor_api.resource import InferenceService
+from conveyor_operator.manifests import Choices, Object, Owner, build_children
+from conveyor_operator.observed import Child, ContainerState, DeploymentState, Observed, PodState
+
+OWNER = Owner(namespace="default", name="qwen", uid="uid-1")
+CHOICES = Choices("example/engine:1", "conveyor-gateway.conveyor-system.svc.cluster.local", "ReadWriteMany")
+
+
+def make_resource(generation: int = 1, status: Object | None = None, **spec: Any) -> InferenceService:
+    body: Object = {"model": {"uri": "hf://example/model"}}
+    metadata = {"name": OWNER.name, "namespace": OWNER.namespace, "uid": OWNER.uid, "generation": generation}
+    resource = {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": metadata, "spec": body | spec}
+    return InferenceService.parse(resource | {"status": status or {}})
+
+
+def build(**spec: Any) -> dict[tuple[str, str], Object]:
+    """All children of a spec, by (kind, name)."""
+    children = build_children(OWNER, make_resource(**spec).spec, CHOICES)
+    return {(child["kind"], child["metadata"]["name"]): child for child in children}
+
+
+def build_one(kind: str, **spec: Any) -> Object:
+    (found,) = [child for (k, _), child in build(**spec).items() if k == kind]
+    return found
+
+
+def make_deployment(replicas: int = 1, **changes: Any) -> DeploymentState:
+    """All `replicas` pods are there, updated, ready."""
+    state = DeploymentState(
+        generation=1,
+        observed_generation=1,
+        asked_replicas=replicas,
+        replicas_managers=frozenset({names.FIELD_MANAGER}),
+        replicas=replicas,
+        updated_replicas=replicas,
+        ready_replicas=replicas,
+        available_replicas=replicas,
+    )
+    return replace(state, **changes)
+
+
+def make_child(kind: str = "Deployment", name: str = "qwen-engine", **changes: Any) -> Child:
+    child = Child(
+        kind=kind,
+        name=name,
+        uid=f"uid-of-{name}",
+        fingerprint="as-applied",
+        labels=names.child_labels(OWNER.name),
+        controller=f"{names.KIND}/{OWNER.name}",
+        controller_uid=OWNER.uid,
+        config_hash="aaaaaaaa" if kind == "Deployment" else name[-8:] if kind == "ConfigMap" else "",
+    )
+    return replace(child, **changes)
+
+
+def make_observed(*children: Child, **changes: Any) -> Observed:
+    found = children or (make_child(),)
+    return replace(Observed(children={(c.kind, c.name): c for c in found}), **changes)
+
+
+def make_pod(name: str = "qwen-engine-1", *containers: ContainerState, **changes: Any) -> PodState:
+    return replace(PodState(name=name, config_hash="aaaaaaaa", phase="Running", containers=containers), **changes)
+
+
+def ended(
+    message: str = "", code: int = 1, reason: str = "Error", name: str = "engine", **changes: Any
+) -> ContainerState:
+    state = ContainerState(
+        name=name,
+        image="example/engine:1",
+        initial=name == "fetch",
+        ended=True,
+        exit_code=code,
+        ended_reason=reason,
+        ended_message=message,
+        ended_at="2026-11-21T08:00:00Z",
+    )
+    return replace(state, **changes)
