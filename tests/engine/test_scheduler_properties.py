@@ -110,6 +110,14 @@ class History(RuleBasedStateMachine):
     def step_with_an_abort_while_the_model_runs(self, choice: int) -> None:
         self._step(choice)
 
+    @rule()
+    def step_that_never_runs(self) -> None:
+        """Whoever took part is ended. Nothing of it was written, so nobody may find those blocks later."""
+        plan = self.scheduler.schedule(self.now)
+        self._check_plan(plan)
+        for request in plan.decodes + [request for request, _ in plan.prefills]:
+            self.scheduler.abort(request.request_id, FinishReason.ERROR)
+
     def _abort_one(self, choice: int) -> None:
         if live := list(self.scheduler.requests):
             request = self.scheduler.requests[live[choice % len(live)]]

@@ -7,7 +7,7 @@ packed batch does not give them. `loader` and `probe` call these. Raises ModelEr
 from collections.abc import Mapping
 from typing import Any
 
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from conveyor_engine.errors import ModelError
@@ -24,6 +24,11 @@ def check_config(config: PretrainedConfig) -> None:
         raise ModelError(f"{kind} is an encoder-decoder; this engine runs decoder-only language models")
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ModelError(f"{kind} has no causal language model in transformers; this engine runs only those")
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    if not model_class._can_set_attn_implementation():
+        raise ModelError(
+            f"{model_class.__name__} does not use transformers' attention interface, so this engine cannot run it"
+        )
     if getattr(config, "quantization_config", None) is not None:
         raise ModelError("the checkpoint is quantized, which this engine does not run; use the original weights")
     text = config.get_text_config()
@@ -57,11 +62,3 @@ def check_weights(path: str, loading_info: Mapping[str, Any]) -> None:
             raise ModelError(
                 f"the weights in {path} are not those of its config.json: {len(found)} {kind}, first {found[0]}"
             )
-
-
-def check_model(model: PreTrainedModel) -> None:
-    """Refuses classes that compute attention in their own way."""
-    if not model._can_set_attn_implementation():
-        raise ModelError(
-            f"{type(model).__name__} does not use transformers' attention interface, so this engine cannot run it"
-        )

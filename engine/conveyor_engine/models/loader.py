@@ -9,6 +9,7 @@ import warnings
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
@@ -50,12 +51,12 @@ def load_model(path: str, config: PretrainedConfig, dtype: torch.dtype, device: 
                 trust_remote_code=False,
                 output_loading_info=True,
             )
+            model = model.to(device).eval().requires_grad_(False)
     except torch.OutOfMemoryError as error:
         raise ModelError(
             f"the weights do not fit into the memory of {device}: {error}", reason="OutOfMemory"
         ) from error
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"the weights in {path} cannot be loaded: {error}") from error
     checks.check_weights(path, info)
-    checks.check_model(model)
-    return model.to(device).eval().requires_grad_(False)
+    return model

@@ -15,14 +15,17 @@ def probe_layers(model: PreTrainedModel, device: torch.device) -> list[LayerShap
     """Geometry of layers 0..n-1. Raises ModelError if some layer does not call our attention exactly once."""
     name = type(model).__name__
     probe = Probe()
-    with torch.inference_mode():
-        model(
-            input_ids=torch.zeros((1, 2), dtype=torch.long, device=device),
-            position_ids=torch.arange(2, device=device)[None],
-            use_cache=False,
-            logits_to_keep=torch.tensor([1], device=device),
-            paged=probe,
-        )
+    try:
+        with torch.inference_mode():
+            model(
+                input_ids=torch.zeros((1, 2), dtype=torch.long, device=device),
+                position_ids=torch.arange(2, device=device)[None],
+                use_cache=False,
+                logits_to_keep=torch.tensor([1], device=device),
+                paged=probe,
+            )
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ModelError(f"a forward of two tokens through {name} failed: {error}") from error
     num_layers = model.config.get_text_config().num_hidden_layers
     expected = dict.fromkeys(range(num_layers), 1)
     if probe.calls != expected:

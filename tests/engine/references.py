@@ -1,0 +1,71 @@
+"""A tiny model on disk with transformers' answers to some prompts, and the engine run on the same prompts."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from tests.engine.tiny_models import VOCAB_SIZE, greedy, save_tiny_model
+
+from conveyor_engine.config import EngineConfig
+from conveyor_engine.core import EngineCore
+from conveyor_engine.request import EngineRequest, RequestOutput, SamplingParams
+
+MAX_TOKENS = 20
+SHARED_PREFIX = 35
+
+
+class Reference:
+    """One model, six prompts of 3 to 50 tokens of which two begin alike, and the greedy answers in fp32."""
+
+    def __init__(self, kind: str, directory: Path) -> None:
+        self.directory = directory
+        self.model = save_tiny_model(kind, directory)
+        generator = torch.Generator().manual_seed(1)
+        lengths = (3, 17, 50, 33, 40, 41)
+        self.prompts = [torch.randint(1, VOCAB_SIZE, (n,), generator=generator).tolist() for n in lengths]
+        self.prompts[5][:SHARED_PREFIX] = self.prompts[4][:SHARED_PREFIX]
+        self.answers = [greedy(self.model, prompt, MAX_TOKENS) for prompt in self.prompts]
+
+    def make_core(self, **changes: Any) -> EngineCore:
+        """An engine on this model: fp32, four rows, a budget that cuts every longer prompt into chunks."""
+        values: dict[str, Any] = {
+            "model": str(self.directory),
+            "device": "cpu",
+            "dtype": "float32",
+            "max_num_seqs": 4,
+            "max_num_batched_tokens": 13,
+            "max_model_len": 96,
+            "num_kv_blocks": 64,
+            "attention_backend": "torch",
+            "warmup": False,
+            "batching_window_seconds": 0.0 if changes.get("batching_mode") in ("static", "dynamic") else None,
+        }
+        return EngineCore(EngineConfig(**(values | changes)))
+
+
+def add(core: EngineCore, request_id: str, prompt: list[int], **params: Any) -> None:
+    params = {"max_tokens": MAX_TOKENS, "temperature": 0.0} | params
+    core.add_request(
+        EngineRequest(request_id=request_id, prompt_token_ids=prompt, sampling_params=SamplingParams(**params))
+    )
+
+
+def run(core: EngineCore) -> dict[str, list[RequestOutput]]:
+    """Steps until nobody is left; all outputs by request id, in order."""
+    outputs: dict[str, list[RequestOutput]] = {}
+    while core.has_unfinished():
+        for output in core.step(0.0):
+            outputs.setdefault(output.request_id, []).append(output)
+    return outputs
+
+
+def tokens_of(outputs: list[RequestOutput]) -> list[int]:
+    return [token for output in outputs for token in output.new_token_ids]
+
+
+def answers(core: EngineCore, prompts: list[list[int]]) -> list[list[int]]:
+    """The engine's greedy answers to all prompts, asked at once."""
+    for number, prompt in enumerate(prompts):
+        add(core, str(number), prompt)
+    outputs = run(core)
+    return [tokens_of(outputs[str(number)]) for number in range(len(prompts))]

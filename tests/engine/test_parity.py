@@ -1,0 +1,188 @@
+"""Greedy tokens equal transformers' `generate` (fp32, batch 1, eager): in every mode and under every hardship.
+
+The mutation tests at the end show that the comparison can fail: each takes one feature of attention away.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tests.engine.references import MAX_TOKENS, SHARED_PREFIX, Reference, add, answers, run, tokens_of
+from tests.engine.tiny_models import KINDS
+
+from conveyor_engine import model_runner
+from conveyor_engine.attention.backend import AttentionMetadata
+from conveyor_engine.attention.torch_paged import TorchPaged
+from conveyor_engine.batch import Batch, BatchBuilder
+from conveyor_engine.request import FinishReason
+from conveyor_engine.scheduler import StepPlan
+
+GetReference = Callable[[str], Reference]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_references_say_many_different_things(reference: GetReference, kind: str) -> None:
+    assert len({token for answer in reference(kind).answers for token in answer}) >= 20
+    assert all(len(set(answer)) > 5 for answer in reference(kind).answers)
+
+
+@pytest.mark.parametrize("mode", ["none", "static", "dynamic", "continuous"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_mode_gives_the_tokens_of_generate(reference: GetReference, kind: str, mode: str) -> None:
+    ref = reference(kind)
+    assert answers(ref.make_core(batching_mode=mode), ref.prompts) == ref.answers
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_backend_chosen_for_this_machine_gives_them_too(reference: GetReference, kind: str) -> None:
+    ref = reference(kind)
+    assert answers(ref.make_core(attention_backend="auto"), ref.prompts) == ref.answers
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whole_prompts_in_one_step_give_them_too(reference: GetReference, kind: str) -> None:
+    ref = reference(kind)
+    core = ref.make_core(max_num_batched_tokens=512, max_num_seqs=8)
+    assert answers(core, ref.prompts) == ref.answers
+    assert core.stats().num_steps == MAX_TOKENS
+
+
+def test_really_padded_static_batches_give_them_too(reference: GetReference) -> None:
+    ref = reference("llama")
+    core = ref.make_core(batching_mode="static", padding="real")
+    assert answers(core, ref.prompts) == ref.answers
+    assert core.stats().padding_tokens > 0
+
+
+@pytest.mark.parametrize("prefix_caching", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_preempted_requests_give_them_too(reference: GetReference, kind: str, prefix_caching: bool) -> None:
+    ref = reference(kind)
+    core = ref.make_core(num_kv_blocks=8, prefix_caching=prefix_caching)
+    assert answers(core, ref.prompts) == ref.answers
+    assert core.stats().num_preemptions > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_requests_that_share_a_prefix_give_them_too(reference: GetReference, kind: str) -> None:
+    ref = reference(kind)
+    core = ref.make_core(max_num_batched_tokens=512)
+    assert answers(core, ref.prompts[4:]) == ref.answers[4:]
+    assert core.stats().prefix_cache_hit_tokens == SHARED_PREFIX // 16 * 16, "shared within one step"
+    assert answers(core, ref.prompts[4:]) == ref.answers[4:]
+    assert core.stats().prefix_cache_hit_tokens > SHARED_PREFIX, "and found again later"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_aborts_in_between_change_nothing_for_the_others(reference: GetReference, kind: str) -> None:
+    ref = reference(kind)
+    core = ref.make_core(num_kv_blocks=12)
+    for number, prompt in enumerate(ref.prompts):
+        add(core, f"gone {number}", prompt[: 10 + number])
+        add(core, str(number), prompt)
+    told: dict[str, list[int]] = {}
+    reasons: dict[str, FinishReason] = {}
+    for step in range(2_000):
+        if step % 5 == 4:
+            core.abort(f"gone {step // 5}")
+        for output in core.step(0.0):
+            told[output.request_id] = told.get(output.request_id, []) + output.new_token_ids
+            if output.finish_reason is not None:
+                reasons[output.request_id] = output.finish_reason
+        if not core.has_unfinished():
+            break
+    assert [told[str(number)] for number in range(len(ref.prompts))] == ref.answers
+    assert FinishReason.ABORT in reasons.values()
+    assert core.stats().kv_cache_usage == 0.0
+
+
+def test_an_end_of_sequence_token_of_the_generation_config_stops_where_generate_stops(
+    reference: GetReference, tmp_path: Any
+) -> None:
+    ref = reference("qwen3")
+    eos = ref.answers[1][9]
+    for file in ref.directory.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "generation_config.json").write_text(f'{{"eos_token_id": [{eos}, 198]}}')
+    core = ref.make_core(model=str(tmp_path))
+    assert core.facts.eos_token_ids == (eos, 198)
+    add(core, "a", ref.prompts[1])
+    outputs = run(core)["a"]
+    assert tokens_of(outputs) == ref.answers[1][: ref.answers[1].index(eos) + 1]
+    assert outputs[-1].finish_reason == FinishReason.STOP
+
+
+class _Mutant(TorchPaged):
+    """Attention with one feature changed."""
+
+    changes: dict[str, Any]
+
+    def attend(self, layer: int, query: torch.Tensor, metadata: AttentionMetadata, **features: Any) -> torch.Tensor:
+        changed = {name: change(features[name], query) for name, change in self.changes.items()}
+        return super().attend(layer, query, metadata, **(features | changed))
+
+
+@pytest.mark.parametrize(
+    ("kind", "feature", "change"),
+    [
+        ("mistral", "sliding_window", lambda value, query: None),
+        ("mistral", "sliding_window", lambda value, query: value + 1),
+        ("gemma2", "sliding_window", lambda value, query: None),
+        ("gemma3_text", "sliding_window", lambda value, query: None),
+        ("gemma2", "softcap", lambda value, query: None),
+        ("gemma2", "scaling", lambda value, query: query.shape[-1] ** -0.5),
+        ("gemma3_text", "scaling", lambda value, query: query.shape[-1] ** -0.5),
+    ],
+)
+def test_attention_without_a_feature_is_found_out(
+    reference: GetReference, monkeypatch: pytest.MonkeyPatch, kind: str, feature: str, change: Callable[..., Any]
+) -> None:
+    mutant = type("Mutant", (_Mutant,), {"changes": {feature: change}})
+    monkeypatch.setattr(model_runner, "select_backend", lambda *_: mutant())
+    ref = reference(kind)
+    assert answers(ref.make_core(), ref.prompts) != ref.answers
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_wrong_positions_are_found_out(reference: GetReference, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    build = BatchBuilder.build
+
+    def build_wrongly(self: BatchBuilder, plan: StepPlan) -> Batch:
+        batch = build(self, plan)
+        # All positions shifted alike would change nothing under RoPE; those of decodes alone do.
+        batch.position_ids[0, : batch.metadata.num_decodes] += 1
+        return batch
+
+    monkeypatch.setattr(BatchBuilder, "build", build_wrongly)
+    ref = reference(kind)
+    assert answers(ref.make_core(), ref.prompts) != ref.answers
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_query_heads_on_the_wrong_kv_heads_are_found_out(
+    reference: GetReference, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    write = TorchPaged.write_kv
+    monkeypatch.setattr(
+        TorchPaged,
+        "write_kv",
+        lambda self, layer, key, value, metadata: write(self, layer, key.flip(1), value.flip(1), metadata),
+    )
+    ref = reference(kind)
+    assert answers(ref.make_core(), ref.prompts) != ref.answers
+
+
+def test_a_block_table_that_is_out_of_date_is_found_out(
+    reference: GetReference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref = reference("llama")
+    core = ref.make_core(num_kv_blocks=8)
+    first = core.runner._batches._block_tables
+
+    def stale(requests: Any, seq_lens: Any) -> Any:
+        tables = first(requests, seq_lens)
+        return tables[::-1].copy() if len(requests) > 1 else tables
+
+    monkeypatch.setattr(core.runner._batches, "_block_tables", stale)
+    assert answers(core, ref.prompts) != ref.answers

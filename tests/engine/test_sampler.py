@@ -1,0 +1,184 @@
+"""What the sampler chooses: the right token, the right frequencies, and the same again for the same seed."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.engine.builders import EOS, make_state
+
+from conveyor_engine import sampler as sampler_module
+from conveyor_engine.request_state import RequestState
+from conveyor_engine.sampler import Sampler, uniform_numbers
+
+PROBABILITIES = (0.4, 0.3, 0.15, 0.1, 0.05)
+
+
+def sampler() -> Sampler:
+    return Sampler(torch.device("cpu"))
+
+
+def logits_of(*probabilities: float, rows: int = 1) -> torch.Tensor:
+    """Logits whose softmax is `probabilities`, the same in all rows."""
+    return torch.tensor([math.log(p) if p else -math.inf for p in probabilities]).repeat(rows, 1)
+
+
+def frequencies(rows: int = 20_000, **params: Any) -> list[float]:
+    """How often each of the five tokens is drawn from PROBABILITIES, over differently seeded rows."""
+    states = [make_state(seed=seed, **params) for seed in range(rows)]
+    tokens = sampler().sample(logits_of(*PROBABILITIES, rows=rows), states).token_ids
+    return [count / rows for count in np.bincount(tokens, minlength=len(PROBABILITIES))]
+
+
+def expected(*weights: float) -> Any:
+    total = sum(weights)
+    return pytest.approx([weight / total for weight in weights], abs=0.015)
+
+
+def test_temperature_zero_takes_the_best_token() -> None:
+    assert sampler().sample(logits_of(0.2, 0.5, 0.3), [make_state(temperature=0)]).token_ids == [1]
+
+
+def test_temperature_one_draws_from_the_distribution() -> None:
+    assert frequencies() == expected(*PROBABILITIES)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+def test_temperature_sharpens_and_flattens(temperature: float) -> None:
+    assert frequencies(temperature=temperature) == expected(*(p ** (1 / temperature) for p in PROBABILITIES))
+
+
+def test_top_k_keeps_the_k_best() -> None:
+    assert frequencies(top_k=2) == expected(0.4, 0.3, 0, 0, 0)
+
+
+@pytest.mark.parametrize(("top_p", "kept"), [(0.39, 1), (0.41, 2), (0.71, 3), (0.86, 4), (0.99, 5)])
+def test_top_p_keeps_the_fewest_that_reach_it(top_p: float, kept: int) -> None:
+    assert frequencies(top_p=top_p) == expected(*PROBABILITIES[:kept], *[0] * (5 - kept))
+
+
+def test_top_p_is_of_what_top_k_has_left() -> None:
+    # of 0.4 and 0.3 the first alone is 0.57
+    assert frequencies(top_k=2, top_p=0.5) == expected(0.4, 0, 0, 0, 0)
+
+
+def test_each_row_has_its_own_parameters() -> None:
+    rows = [
+        make_state(temperature=0),
+        make_state(top_k=1, seed=1),
+        make_state(seed=2),
+        make_state(top_p=0.3, seed=3),
+    ]
+    seen = [set[int]() for _ in rows]
+    shared = sampler()
+    for _ in range(300):
+        for row, token_id in enumerate(shared.sample(logits_of(*PROBABILITIES, rows=4), rows).token_ids):
+            seen[row].add(token_id)
+            rows[row].token_ids.append(token_id)
+    assert seen == [{0}, {0}, {0, 1, 2, 3, 4}, {0}]
+
+
+@pytest.mark.parametrize("candidates", [1, 2, 1024])
+def test_top_p_beyond_the_first_candidates_looks_at_the_whole_vocabulary(
+    monkeypatch: pytest.MonkeyPatch, candidates: int
+) -> None:
+    monkeypatch.setattr(sampler_module, "TOP_P_CANDIDATES", candidates)
+    assert frequencies(top_p=0.86) == expected(0.4, 0.3, 0.15, 0.1, 0)
+
+
+@pytest.mark.parametrize("params", [{}, {"top_p": 0.9}, {"top_k": 3}, {"top_k": 4, "top_p": 0.9, "temperature": 0.7}])
+def test_a_seed_repeats_its_tokens_whatever_else_is_in_the_batch(params: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(40, 500)
+
+    def draw(neighbours: int) -> list[int]:
+        state, tokens = make_state(seed=7, **params), []
+        for step in range(40):
+            others = [make_state(seed=1000 + step, top_p=0.5) for _ in range(neighbours)]
+            batch = torch.cat([logits[step : step + 1], torch.randn(neighbours, 500)])
+            tokens.append(sampler().sample(batch, [state, *others]).token_ids[0])
+            state.token_ids.append(tokens[-1])
+        return tokens
+
+    alone = draw(0)
+    assert draw(5) == alone
+    assert len(set(alone)) > 10
+
+
+def test_without_a_seed_two_requests_differ() -> None:
+    logits = torch.zeros(1, 100_000)
+    drawn = {sampler().sample(logits, [make_state()]).token_ids[0] for _ in range(5)}
+    assert len(drawn) > 1
+
+
+def test_one_seed_draws_evenly_over_positions_and_one_position_over_seeds() -> None:
+    ten_thousand = np.arange(10_000, dtype=np.uint64)
+    for seeds, positions in (
+        (np.full_like(ten_thousand, 42), ten_thousand),
+        (ten_thousand, np.full_like(ten_thousand, 9)),
+    ):
+        uniforms = uniform_numbers(seeds, positions)
+        counts = np.histogram(uniforms, bins=20, range=(0, 1))[0]
+        chi_squared = float(((counts - 500) ** 2 / 500).sum())
+        assert chi_squared < 43.8  # 19 degrees of freedom, p = 0.001
+        assert abs(np.corrcoef(uniforms[:-1], uniforms[1:])[0, 1]) < 0.04
+
+
+def test_a_token_of_probability_zero_is_never_drawn() -> None:
+    states = [make_state(seed=seed) for seed in range(5_000)]
+    tokens = sampler().sample(logits_of(0.5, 0.0, 0.5, 0.0, rows=5_000), states).token_ids
+    assert set(tokens) == {0, 2}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_min_tokens_forbids_every_token_that_would_stop(temperature: float) -> None:
+    state = make_state(temperature=temperature, min_tokens=2, stop_token_ids=(1,), seed=0)
+    logits = torch.zeros(1, 4)
+    logits[0, [1, EOS]] = 50.0
+    for _ in range(2):
+        (token_id,) = sampler().sample(logits, [state]).token_ids
+        assert token_id in (0, 3)
+        state.token_ids.append(token_id)
+    assert sampler().sample(logits, [state]).token_ids[0] in (1, EOS)
+    assert logits[0, 1] == 50.0, "the model's logits are left alone"
+
+
+def test_log_probabilities_are_the_models_own_and_only_for_those_who_ask() -> None:
+    def state(**params: Any) -> RequestState:
+        return make_state(temperature=0.1, top_k=1, **params)
+
+    rows = [state(logprobs=2), state(), state(logprobs=0)]
+    logprobs = sampler().sample(logits_of(0.1, 0.6, 0.3, rows=3), rows).logprobs
+    assert logprobs is not None
+    first, none, chosen_only = logprobs
+    assert first is not None
+    assert (first.token_id, first.top_token_ids) == (1, [1, 2])
+    assert first.logprob == pytest.approx(math.log(0.6), abs=1e-5)
+    assert first.top_logprobs == pytest.approx([math.log(0.6), math.log(0.3)], abs=1e-5)
+    assert none is None
+    assert chosen_only is not None
+    assert chosen_only.top_token_ids == []
+
+
+def test_nobody_asking_for_log_probabilities_gets_none_computed() -> None:
+    assert sampler().sample(logits_of(0.5, 0.5), [make_state()]).logprobs is None
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("params", [{"temperature": 0}, {"top_p": 0.5, "logprobs": 1}])
+def test_logits_that_are_not_finite_give_no_token_and_spare_the_other_rows(bad: float, params: dict[str, Any]) -> None:
+    logits = logits_of(0.9, 0.1, rows=2)
+    logits[0, 1] = bad
+    assert sampler().sample(logits, [make_state(**params), make_state(temperature=0)]).token_ids == [-1, 0]
+
+
+def test_no_rows_give_no_tokens() -> None:
+    assert sampler().sample(torch.empty(0, 5), []).token_ids == []
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_logits_are_sampled_too(dtype: torch.dtype) -> None:
+    logits = logits_of(0.9, 0.05, 0.05, rows=200).to(dtype)
+    tokens = sampler().sample(logits, [make_state(seed=seed, top_p=0.95) for seed in range(200)]).token_ids
+    assert 0.8 < tokens.count(0) / 200 < 1

@@ -1,0 +1,70 @@
+"""Tiny random models of each supported kind, made so that parity with transformers cannot hold by accident.
+
+Untied embeddings and a wide initialisation give many different output tokens; windows are shorter than the
+prompts, soft caps low, and scalings unlike head_dim ** -0.5, so that each feature changes the answer.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+VOCAB_SIZE = 199
+WINDOW = 7
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "tie_word_embeddings": False,
+    "initializer_range": 0.3,
+    "bos_token_id": 0,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+}
+_LOCAL_AND_FULL = ["sliding_attention", "sliding_attention", "full_attention"]
+_OWN: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen3": {"head_dim": 16},
+    "mistral": {"sliding_window": WINDOW},
+    "gemma2": {
+        "head_dim": 16,
+        "sliding_window": WINDOW,
+        "layer_types": _LOCAL_AND_FULL,
+        "query_pre_attn_scalar": 3,
+        "attn_logit_softcapping": 2.0,
+    },
+    "gemma3_text": {
+        "head_dim": 16,
+        "sliding_window": WINDOW,
+        "layer_types": _LOCAL_AND_FULL,
+        "query_pre_attn_scalar": 3,
+    },
+    "gpt_neox": {},
+}
+KINDS = tuple(_OWN)
+
+
+def save_tiny_model(kind: str, directory: Path, **changes: Any) -> PreTrainedModel:
+    """Makes the model of that kind, always the same one, and saves it; returns it in fp32 for reference."""
+    transformers_logging.disable_progress_bar()
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, **(_COMMON | _OWN.get(kind, {}) | changes))
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    model.save_pretrained(directory)
+    return model
+
+
+def greedy(model: PreTrainedModel, prompt: list[int], max_tokens: int) -> list[int]:
+    """What transformers' own `generate` continues the prompt with: batch 1, eager attention."""
+    input_ids = torch.tensor([prompt])
+    out = model.generate(
+        input_ids, attention_mask=torch.ones_like(input_ids), max_new_tokens=max_tokens, do_sample=False, pad_token_id=0
+    )
+    tokens: list[int] = out[0, len(prompt) :].tolist()
+    return tokens
