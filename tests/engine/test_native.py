@@ -65,6 +65,16 @@ def test_linear_takes_a_slice_of_a_wider_tensor_and_leading_dimensions(dtype: to
 
 
 @DTYPES
+def test_no_rows_give_no_rows(dtype: torch.dtype) -> None:
+    packed = native.pack_linear(random(40, 32, dtype=dtype))
+    assert native.linear(torch.empty(1, 0, 32, dtype=dtype), packed).shape == (1, 0, 40)
+    assert native.rms_norm(torch.empty(1, 0, 32, dtype=dtype), torch.ones(32, dtype=dtype), 1e-5).shape == (1, 0, 32)
+    assert native.silu_mul(torch.empty(1, 0, 32, dtype=dtype)).shape == (1, 0, 16)
+    empty = torch.empty(1, 0, 8, dtype=dtype)
+    assert native.rope(torch.empty(1, 2, 0, 8, dtype=dtype), empty, empty).shape == (1, 2, 0, 8)
+
+
+@DTYPES
 def test_linear_lets_nan_through(dtype: torch.dtype) -> None:
     x, weight = random(3, 32, dtype=dtype), random(32, 32, dtype=dtype)
     x[1, 5] = torch.nan

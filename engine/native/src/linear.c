@@ -154,6 +154,7 @@ INLINE void linear(const int bf16, const cv_linear *c) {
 }
 
 void CV_NAME(cv_linear)(const cv_linear *c) {
+    if (c->rows == 0) return; /* a step that samples nothing has no rows for the output layer */
     if (c->dtype == CV_BFLOAT16) linear(1, c);
     else linear(0, c);
 }
