@@ -158,15 +158,16 @@ class AsyncEngine:
         """Ends the process: it leaves when its socket closes, and is killed if it does not."""
         if self._process is None or self._writer is None or self._reading is None:
             return
+        self._reading.cancel()  # from here on its end is no death
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._reading
         self._writer.close()
         try:
             await asyncio.wait_for(self._process.wait(), _STOP_SECONDS)
         except TimeoutError:
+            _log.warning("event=engine_process_killed pid=%d", self._process.pid)
             self._process.kill()
             await self._process.wait()
-        self._reading.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._reading
 
     @property
     def is_alive(self) -> bool:

@@ -194,4 +194,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stderr.flush()
+    os._exit(code)  # all is said and sent: taking torch and a model apart would only take time

@@ -1,10 +1,11 @@
 """What clients may send, tried without a server."""
 
+import contextlib
 import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -183,11 +184,18 @@ json_values = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(st.sampled_from([CompletionRequest, ChatRequest]), st.data())
 def test_any_json_is_accepted_or_refused_in_words(schema: Any, data: st.DataObject) -> None:
     names = st.sampled_from(sorted(schema.model_fields)) | st.text(max_size=6)
     body = data.draw(json_values | st.dictionaries(names, json_values, max_size=5))
+    with contextlib.suppress(InvalidRequest):
+        validate(schema, json.dumps(body))
+
+
+def validate(schema: type[CompletionRequest] | type[ChatRequest], body: str) -> None:
+    """Raises only what has an answer."""
     try:
-        schema.model_validate_json(json.dumps(body))
+        schema.model_validate_json(body)
     except ValidationError as error:
-        assert str(invalid_request(error))
+        raise invalid_request(error) from None

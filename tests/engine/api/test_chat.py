@@ -1,0 +1,87 @@
+"""/v1/chat/completions on a real server."""
+
+from typing import Any
+
+import pytest
+from openai import BadRequestError, OpenAI
+from tests.engine.processes import EngineServer
+
+MESSAGES: Any = [{"role": "user", "content": "the fox"}]
+
+
+@pytest.fixture
+def client(server: EngineServer) -> Any:
+    with OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as opened:
+        yield opened
+
+
+def test_an_answer_is_the_assistants(client: OpenAI) -> None:
+    answer = client.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=5)
+    assert answer.object == "chat.completion"
+    assert answer.choices[0].message.role == "assistant"
+    assert isinstance(answer.choices[0].message.content, str)
+
+
+def test_chat_is_the_rendered_template_completed(server: EngineServer) -> None:
+    rest = {"max_tokens": 20, "temperature": 0}
+    chat = server.post("/v1/chat/completions", {"messages": MESSAGES} | rest).json()
+    prompt = "<|user|>the fox<|end|><|assistant|>"
+    completion = server.post("/v1/completions", {"prompt": prompt} | rest).json()
+    assert chat["choices"][0]["message"]["content"] == completion["choices"][0]["text"]
+    assert chat["usage"]["prompt_tokens"] == completion["usage"]["prompt_tokens"]
+
+
+def test_a_stream_begins_with_the_role_and_ends_with_the_reason(client: OpenAI) -> None:
+    stream = client.chat.completions.create(
+        model="tiny", messages=MESSAGES, max_completion_tokens=12, seed=2, stream=True,
+        stream_options={"include_usage": True}, extra_body={"ignore_eos": True},
+    )  # fmt: skip
+    *chunks, last = list(stream)
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert all(chunk.choices[0].delta.role is None for chunk in chunks[1:])
+    assert chunks[-1].choices[0].finish_reason == "length"
+    assert last.choices == []
+    assert last.usage is not None
+    assert last.usage.completion_tokens == 12
+    whole = client.chat.completions.create(
+        model="tiny", messages=MESSAGES, max_tokens=12, seed=2, extra_body={"ignore_eos": True}
+    )
+    assert "".join(c.choices[0].delta.content or "" for c in chunks) == whole.choices[0].message.content
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs_have_bytes_and_alternatives(client: OpenAI, stream: bool) -> None:
+    options: Any = {
+        "logprobs": True,
+        "top_logprobs": 2,
+        "temperature": 0,
+        "max_tokens": 8,
+        "extra_body": {"ignore_eos": True},
+    }
+    answer: Any = client.chat.completions.create(model="tiny", messages=MESSAGES, stream=stream, **options)
+    choices = [c for chunk in answer for c in chunk.choices] if stream else answer.choices
+    tokens = [token for choice in choices if choice.logprobs for token in choice.logprobs.content]
+    assert len(tokens) == 8
+    for token in tokens:
+        assert len(token.top_logprobs) == 2
+        assert token.logprob == token.top_logprobs[0].logprob
+        assert bytes(token.bytes).decode(errors="replace") == token.token
+
+
+def test_an_answer_without_a_limit_may_fill_the_context(server: EngineServer) -> None:
+    """Refused only because time runs out: nothing else bounds it."""
+    body = {"messages": MESSAGES, "ignore_eos": True}
+    response = server.post("/v1/chat/completions", body, **{"X-Request-Timeout-Seconds": "0.3"})
+    assert response.status_code == 504
+
+
+def test_messages_the_template_refuses_are_the_clients_fault(client: OpenAI) -> None:
+    messages: Any = [{"role": "system", "content": "x"}, *MESSAGES]
+    with pytest.raises(BadRequestError, match="no system here"):
+        client.chat.completions.create(model="tiny", messages=messages)
+
+
+def test_tools_are_refused_by_name(client: OpenAI) -> None:
+    tools: Any = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    with pytest.raises(BadRequestError, match="tools is not supported"):
+        client.chat.completions.create(model="tiny", messages=MESSAGES, tools=tools)

@@ -1,0 +1,186 @@
+"""/v1/completions on a real server, through the openai client where it can say it."""
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+from openai import BadRequestError, NotFoundError, OpenAI
+from tests.engine.chat_model import CONTEXT_TOKENS, VOCABULARY
+from tests.engine.processes import EngineServer
+
+
+@pytest.fixture
+def client(server: EngineServer) -> Any:
+    with OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as opened:
+        yield opened
+
+
+def events(response: httpx.Response) -> list[Any]:
+    """The data of each server-sent event; the last one must be [DONE]."""
+    data = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
+    assert data[-1] == "[DONE]"
+    return [json.loads(line) for line in data[:-1]]
+
+
+def test_an_answer_has_text_reason_and_counts(client: OpenAI) -> None:
+    answer = client.completions.create(model="tiny", prompt="the fox", max_tokens=5, temperature=0)
+    assert answer.object == "text_completion"
+    assert answer.choices[0].finish_reason in ("length", "stop")
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens <= 5
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+
+
+def test_a_stream_says_the_same_as_the_whole(server: EngineServer) -> None:
+    body = {"prompt": "the fox", "max_tokens": 60, "temperature": 1, "seed": 5, "ignore_eos": True}
+    whole = server.post("/v1/completions", body).json()
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    chunks = events(server.post("/v1/completions", body | options))
+    assert "".join(c["choices"][0]["text"] for c in chunks if c["choices"]) == whole["choices"][0]["text"]
+    assert [c["choices"][0]["finish_reason"] for c in chunks if c["choices"]][-1] == "length"
+    usage = whole["usage"] | {"prompt_tokens_details": chunks[-1]["usage"]["prompt_tokens_details"]}
+    assert chunks[-1] == {**chunks[0], "choices": [], "usage": usage}
+    assert all(c["usage"] is None for c in chunks[:-1])
+
+
+def test_without_being_asked_a_stream_has_no_usage(server: EngineServer) -> None:
+    chunks = events(server.post("/v1/completions", {"prompt": "a", "max_tokens": 3, "stream": True}))
+    assert all("usage" not in chunk for chunk in chunks)
+
+
+def test_streamed_text_is_whole_characters(server: EngineServer) -> None:
+    """Random bytes come out of a random model; each event by itself must be JSON of valid UTF-8, without surrogates."""
+    body = {"prompt": "日本", "max_tokens": 200, "temperature": 1.5, "seed": 3, "stream": True, "ignore_eos": True}
+    response = server.post("/v1/completions", body)
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+    response.content.decode("utf-8", "strict")
+    assert len(events(response)) > 20
+
+
+def test_the_same_seed_gives_the_same_text(client: OpenAI) -> None:
+    texts = [client.completions.create(model="tiny", prompt="a", max_tokens=20, seed=9).choices[0].text for _ in "ab"]
+    assert texts[0] == texts[1]
+
+
+def test_choices_and_prompts_are_numbered_in_order(client: OpenAI) -> None:
+    answer = client.completions.create(model="tiny", prompt=["a", "b"], n=2, max_tokens=4, seed=1)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    alone = client.completions.create(model="tiny", prompt="b", n=2, max_tokens=4, seed=1)
+    assert [c.text for c in answer.choices[2:]] == [c.text for c in alone.choices]
+    assert answer.choices[0].text != answer.choices[1].text
+
+
+def test_streamed_choices_each_end_once(server: EngineServer) -> None:
+    body = {"prompt": "a", "n": 3, "max_tokens": 6, "stream": True, "ignore_eos": True}
+    ends = [
+        (c["index"], c["finish_reason"])
+        for chunk in events(server.post("/v1/completions", body))
+        for c in chunk["choices"]
+        if c["finish_reason"]
+    ]
+    assert sorted(ends) == [(0, "length"), (1, "length"), (2, "length")]
+
+
+@pytest.mark.parametrize("prompt", [[5, 6, 7], [[5, 6], [7]]])
+def test_token_ids_are_taken_as_they_are(client: OpenAI, prompt: Any) -> None:
+    answer = client.completions.create(model="tiny", prompt=prompt, max_tokens=1)
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == 3
+
+
+def test_a_stop_string_ends_the_text_before_it(server: EngineServer) -> None:
+    body = {"prompt": "the fox", "max_tokens": 60, "temperature": 0, "ignore_eos": True}
+    text = server.post("/v1/completions", body).json()["choices"][0]["text"]
+    stop = text[10:13]
+    for stream in (False, True):
+        response = server.post("/v1/completions", body | {"stop": stop, "stream": stream})
+        choices = [c for e in (events(response) if stream else [response.json()]) for c in e["choices"]]
+        assert "".join(c["text"] for c in choices) == text[: text.index(stop)]
+        assert choices[-1]["finish_reason"] == "stop"
+    server.wait_load(running=0, waiting=0)
+
+
+def test_a_stop_token_ends_the_answer_and_min_tokens_keeps_it_away(server: EngineServer) -> None:
+    body = {"prompt": "the fox", "max_tokens": 400, "temperature": 0, "ignore_eos": True, "logprobs": 0}
+    body |= {"stop_token_ids": list(range(128))}
+    early = server.post("/v1/completions", body).json()
+    late = server.post("/v1/completions", body | {"min_tokens": 30}).json()
+    assert early["choices"][0]["finish_reason"] == late["choices"][0]["finish_reason"] == "stop"
+    assert early["usage"]["completion_tokens"] <= 30 < late["usage"]["completion_tokens"]
+    # the token that ended it is counted, but is no part of the text
+    assert len(late["choices"][0]["logprobs"]["tokens"]) == late["usage"]["completion_tokens"] - 1
+
+
+def test_logprobs_have_the_chosen_and_the_likeliest_tokens(client: OpenAI) -> None:
+    answer = client.completions.create(model="tiny", prompt="the", max_tokens=6, logprobs=3, temperature=0)
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.tokens is not None
+    assert logprobs.token_logprobs is not None
+    assert logprobs.top_logprobs is not None
+    assert len(logprobs.tokens) == len(logprobs.token_logprobs) == len(logprobs.top_logprobs) > 0
+    for token, logprob, top in zip(logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs, strict=True):
+        assert logprob <= 0
+        assert token in top
+        assert logprob == max(top.values())  # greedy
+
+
+def test_the_time_limit_of_the_header_ends_a_request(server: EngineServer) -> None:
+    body = {"prompt": "a", "max_tokens": 8000, "ignore_eos": True}
+    response = server.post("/v1/completions", body, **{"X-Request-Timeout-Seconds": "0.3"})
+    assert response.status_code == 504
+    assert response.json()["error"]["code"] == "deadline_exceeded"
+    server.wait_load(running=0, waiting=0)
+
+
+def test_in_a_stream_that_has_begun_the_time_limit_is_an_event(server: EngineServer) -> None:
+    body = {"prompt": "a", "max_tokens": 8000, "ignore_eos": True, "stream": True}
+    response = server.post("/v1/completions", body, **{"X-Request-Timeout-Seconds": "1"})
+    assert response.status_code == 200
+    last = response.text.strip().split("\n\n")[-1]
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "deadline_exceeded"
+    server.wait_load(running=0, waiting=0)
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "soon"])
+def test_a_senseless_time_limit_is_refused(server: EngineServer, value: str) -> None:
+    response = server.post("/v1/completions", {"prompt": "a"}, **{"X-Request-Timeout-Seconds": value})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "X-Request-Timeout-Seconds"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"prompt": "a" * 9000}, "prompt", f"context is {CONTEXT_TOKENS} tokens"),
+        ({"prompt": [5] * CONTEXT_TOKENS}, "prompt", f"{CONTEXT_TOKENS} tokens"),
+        ({"prompt": [5, 6], "max_tokens": CONTEXT_TOKENS}, "max_tokens", "together 8194"),
+        ({"prompt": [VOCABULARY]}, "prompt", f"0..{VOCABULARY - 1}"),
+        ({"stop_token_ids": [VOCABULARY]}, "stop_token_ids", f"0..{VOCABULARY - 1}"),
+        ({"min_tokens": 17}, "min_tokens", "max_tokens is 16"),
+        ({"prompt": ["a"] * 100, "n": 100}, "n", "ever takes at once"),
+        ({"prompt": ""}, "prompt", "empty"),
+    ],
+)
+def test_what_does_not_fit_the_model_is_refused_with_numbers(
+    server: EngineServer, fields: dict[str, Any], param: str, words: str
+) -> None:
+    response = server.post("/v1/completions", {"prompt": "a"} | fields)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param
+    assert words in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"a"', b"\xff\xfe", b'{"prompt": "a"} x', b"[" * 100_000])
+def test_what_is_no_json_object_is_refused(server: EngineServer, body: bytes) -> None:
+    response = server.post("/v1/completions", body)
+    assert response.status_code == 400
+    assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_the_client_knows_the_errors(client: OpenAI) -> None:
+    with pytest.raises(BadRequestError, match="best_of is not supported"):
+        client.completions.create(model="tiny", prompt="a", best_of=3)
+    with pytest.raises(NotFoundError, match="'other' is not served here; 'tiny' is"):
+        client.completions.create(model="other", prompt="a")

@@ -1,0 +1,87 @@
+"""Probes, metrics, models and what surrounds every answer, on a real server."""
+
+import re
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from tests.engine.processes import EngineServer
+
+
+def samples(server: EngineServer) -> dict[str, float]:
+    """Each sample without labels of its own but the model's name."""
+    families = text_string_to_metric_families(server.get("/metrics").text)
+    return {s.name: s.value for f in families for s in f.samples if set(s.labels) == {"model_name"}}
+
+
+def test_a_ready_engine_says_so(server: EngineServer) -> None:
+    assert server.get("/livez").status_code == server.get("/readyz").status_code == 200
+    assert server.get("/readyz").json() == {"status": "ready"}
+
+
+def test_the_model_is_listed(server: EngineServer) -> None:
+    listed = server.get("/v1/models").json()
+    assert listed["object"] == "list"
+    assert [model["id"] for model in listed["data"]] == ["tiny"]
+    assert server.get("/v1/models/tiny").json() == listed["data"][0]
+    assert server.get("/v1/models/org/other").status_code == 404
+
+
+def test_the_load_of_an_idle_engine_is_nothing(server: EngineServer) -> None:
+    server.wait_load(running=0, waiting=0, draining=False, max_num_seqs=4)
+    assert set(server.load()) == {"running", "waiting", "max_num_seqs", "kv_cache_usage", "draining"}
+
+
+def test_metrics_count_what_was_done(server: EngineServer) -> None:
+    before = samples(server)
+    body = {"prompt": [5, 6, 7], "max_tokens": 10, "ignore_eos": True}
+    assert server.post("/v1/completions", body).status_code == 200
+    grown = {name: value - before.get(name, 0) for name, value in samples(server).items()}
+    assert grown["vllm:prompt_tokens_total"] == 3
+    assert grown["vllm:generation_tokens_total"] == 10
+    assert grown["vllm:time_to_first_token_seconds_count"] == 1
+    assert grown["vllm:inter_token_latency_seconds_count"] == 9
+    assert grown["vllm:e2e_request_latency_seconds_count"] == 1
+    assert grown["vllm:request_prompt_tokens_sum"] == 3
+    assert grown["vllm:request_generation_tokens_sum"] == 10
+    assert grown["conveyor_engine_batch_size_count"] == grown["conveyor_engine_steps_total"] == 10
+
+
+def test_metrics_have_the_names_the_field_knows(server: EngineServer) -> None:
+    text = server.get("/metrics").text
+    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "cache_config_info"):
+        assert re.search(rf"^vllm:{name}{{", text, re.MULTILINE)
+    assert 'vllm:request_success_total{finished_reason="stop",model_name="tiny"}' in text
+
+
+def test_the_request_id_comes_back(server: EngineServer) -> None:
+    for path, body in (("/v1/completions", {"prompt": "a", "max_tokens": 1}), ("/v1/completions", {}), ("/none", {})):
+        assert server.post(path, body, **{"X-Request-Id": "abc-1"}).headers["X-Request-Id"] == "abc-1"
+
+
+@pytest.mark.parametrize("wish", ["", "a b", "x" * 201])
+def test_an_odd_request_id_is_replaced(server: EngineServer, wish: str) -> None:
+    returned = server.client.get(server.url + "/livez", headers={"X-Request-Id": wish}).headers["X-Request-Id"]
+    assert re.fullmatch(r"[0-9a-f]{32}", returned)
+
+
+def test_an_unknown_path_and_a_wrong_method_are_errors_in_openais_form(server: EngineServer) -> None:
+    assert server.post("/v1/embeddings", {}).status_code == 404
+    response = server.get("/v1/completions")
+    assert response.status_code == 405
+    assert response.json()["error"]["code"] == "method_not_allowed"
+
+
+def test_a_body_too_long_is_refused(server: EngineServer) -> None:
+    response = server.post("/v1/completions", b" " * (16 * 2**20 + 1))
+    assert response.status_code == 413
+    assert response.json()["error"]["code"] == "request_too_large"
+
+
+def test_a_body_too_long_that_does_not_say_so_is_refused(server: EngineServer) -> None:
+    pieces = (b" " * 2**20 for _ in range(17))
+    response = server.client.post(server.url + "/v1/completions", content=pieces)
+    assert response.status_code == 413
+
+
+def test_a_compressed_body_is_refused(server: EngineServer) -> None:
+    assert server.post("/v1/completions", b"x", **{"Content-Encoding": "gzip"}).status_code == 415

@@ -1,0 +1,161 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.engine.chat_model import ASSISTANT, END, USER, VOCABULARY, write_tokenizer
+from tests.engine.processes import environment
+
+from conveyor_engine.errors import InvalidRequest, ModelError
+from conveyor_engine.tokenizer import Tokenizer
+
+TEXT = "naïve café 🙂 — 日本語 the fox\n\tdef f(x):"
+MESSAGES = [{"role": "user", "content": "the fox"}, {"role": "assistant", "content": "é"}]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tokenizer(directory: Path) -> Tokenizer:
+    return Tokenizer(directory)
+
+
+def streamed(tokenizer: Tokenizer, ids: list[int], prompt: list[int] | None = None) -> str:
+    stream = tokenizer.decode_stream(prompt or [])
+    return "".join(stream.push(i) for i in ids)
+
+
+def test_ids_are_those_of_transformers(directory: Path, tokenizer: Tokenizer) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    theirs = PreTrainedTokenizerFast.from_pretrained(directory)
+    assert tokenizer.encode(TEXT, 1000) == theirs(TEXT)["input_ids"]
+    chat = theirs.apply_chat_template(MESSAGES, add_generation_prompt=True, return_dict=True)["input_ids"]
+    assert tokenizer.encode_chat(MESSAGES, 1000) == chat
+
+
+def test_text_streams_back_byte_for_byte(tokenizer: Tokenizer) -> None:
+    assert streamed(tokenizer, tokenizer.encode(TEXT, 1000)) == TEXT
+
+
+def test_no_piece_holds_half_a_character(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("🙂", 10)
+    assert len(ids) >= 2
+    stream = tokenizer.decode_stream([])
+    assert [stream.push(i) for i in ids] == [""] * (len(ids) - 1) + ["🙂"]
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, VOCABULARY - 1), max_size=40))
+def test_any_ids_stream_without_an_error(tokenizer: Tokenizer, ids: list[int]) -> None:
+    assert isinstance(streamed(tokenizer, ids), str)
+
+
+def test_a_broken_byte_run_does_not_end_a_sentencepiece_stream(tmp_path: Path) -> None:
+    """DecodeStream raises "Invalid prefix" there: the run decodes to other text with each further byte."""
+    tokenizer = sentencepiece_like(tmp_path)
+    ids = [2 + 0x1C, 2 + 0xE2, *[2 + byte for byte in range(0x80, 0xC0)], 258, 259, 260]
+    assert streamed(tokenizer, ids * 3).endswith("b")
+
+
+def test_a_continuation_keeps_its_leading_space(tmp_path: Path) -> None:
+    tokenizer = sentencepiece_like(tmp_path)
+    the, a = 258, 259
+    assert streamed(tokenizer, [the, a]) == "the a"
+    assert streamed(tokenizer, [a], prompt=[the]) == " a"
+
+
+def test_tokens_have_their_bytes(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    for token_id in tokenizer.encode(TEXT, 1000):
+        assert tokenizer.token_bytes(token_id)
+    assert b"".join(tokenizer.token_bytes(i) for i in tokenizer.encode(TEXT, 1000)) == TEXT.encode()
+    assert tokenizer.token_bytes(0) == END.encode()
+    assert tokenizer.token_bytes(10**6) == b""
+    pieces = sentencepiece_like(tmp_path)
+    assert (pieces.token_bytes(2 + 0xE2), pieces.token_bytes(258)) == (b"\xe2", b" the")
+
+
+def test_a_text_far_too_long_is_refused_before_it_is_tokenized(tokenizer: Tokenizer) -> None:
+    with pytest.raises(InvalidRequest, match="at least") as caught:
+        tokenizer.encode("x" * 10**6, 100)
+    assert caught.value.code == "context_length_exceeded"
+
+
+def test_what_the_template_refuses_is_the_clients_fault(tokenizer: Tokenizer) -> None:
+    with pytest.raises(InvalidRequest, match="no system here") as caught:
+        tokenizer.encode_chat([{"role": "system", "content": "a"}], 100)
+    assert caught.value.param == "messages"
+
+
+def test_a_template_may_name_special_tokens_and_mark_generations(directory: Path, tmp_path: Path) -> None:
+    template = "{{ bos_token }}{% generation %}{{ messages[0].content | tojson }}{% endgeneration %}{{ eos_token }}"
+    tokenizer = with_config(directory, tmp_path, chat_template=template, bos_token={"content": USER})
+    assert tokenizer.encode_chat([{"role": "user", "content": "<é>"}], 100) == tokenizer.encode(
+        f'{USER}"<é>"{END}', 100
+    )
+
+
+def test_named_templates_use_the_default(directory: Path, tmp_path: Path) -> None:
+    named = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": ASSISTANT}]
+    assert with_config(directory, tmp_path, chat_template=named).encode_chat(MESSAGES, 100) == [2]
+
+
+def test_a_model_without_a_template_says_what_to_use_instead(directory: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="/v1/completions"):
+        with_config(directory, tmp_path).encode_chat(MESSAGES, 100)
+
+
+def test_templates_cannot_reach_python(directory: Path, tmp_path: Path) -> None:
+    template = "{{ messages.__class__.__mro__ }}"
+    with pytest.raises(InvalidRequest, match="unsafe"):
+        with_config(directory, tmp_path, chat_template=template).encode_chat(MESSAGES, 100)
+
+
+def test_what_cannot_be_a_model_is_refused_with_a_reason(directory: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="not a directory") as caught:
+        Tokenizer(tmp_path / "none")
+    assert caught.value.reason == "ModelNotFound"
+    with pytest.raises(ModelError, match=r"no tokenizer\.json"):
+        Tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(ModelError, match="cannot be read"):
+        Tokenizer(tmp_path)
+    with pytest.raises(ModelError, match="not valid Jinja"):
+        with_config(directory, tmp_path, chat_template="{% if %}")
+
+
+def test_the_api_process_never_imports_torch() -> None:
+    code = (
+        "import sys, conveyor_engine.__main__, conveyor_engine.server, conveyor_engine.fetch\n"
+        "print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def with_config(directory: Path, folder: Path, **config: object) -> Tokenizer:
+    """The tokenizer of `directory` with another tokenizer_config.json and no template file."""
+    (folder / "tokenizer.json").write_text((directory / "tokenizer.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": END, **config}))
+    return Tokenizer(folder)
+
+
+def sentencepiece_like(folder: Path) -> Tokenizer:
+    """0 unknown, 1 begin, 2..257 bytes, then words whose space is ▁."""
+    from tokenizers import Tokenizer as Fast
+    from tokenizers import decoders, models
+
+    pieces = ["<unk>", "<s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁the", "▁a", "b"]
+    fast = Fast(models.BPE({p: i for i, p in enumerate(pieces)}, [], byte_fallback=True, unk_token="<unk>"))
+    strip = decoders.Strip(" ", 1, 0)
+    fast.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), strip])
+    fast.save(str(folder / "tokenizer.json"))
+    return Tokenizer(folder)
