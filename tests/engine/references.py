@@ -27,6 +27,9 @@ class Reference:
         self.answers = [greedy(self.model, prompt, MAX_TOKENS) for prompt in self.prompts]
 
     def make_core(self, **changes: Any) -> EngineCore:
+        return EngineCore(self.make_config(**changes))
+
+    def make_config(self, **changes: Any) -> EngineConfig:
         """An engine on this model: fp32, four rows, a budget that cuts every longer prompt into chunks."""
         values: dict[str, Any] = {
             "model": str(self.directory),
@@ -40,7 +43,7 @@ class Reference:
             "warmup": False,
             "batching_window_seconds": 0.0 if changes.get("batching_mode") in ("static", "dynamic") else None,
         }
-        return EngineCore(EngineConfig(**(values | changes)))
+        return EngineConfig(**(values | changes))
 
 
 def add(core: EngineCore, request_id: str, prompt: list[int], **params: Any) -> None:
