@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 from conveyor_api.conditions import MODEL_FAILURES, ConditionType, Reason
 from conveyor_api.spec import InferenceServiceSpec
-from conveyor_api.status import clip
 from conveyor_operator.failures import PodFailure, find_failures
 from conveyor_operator.manifests.deployment import FETCH_CONTAINER
 from conveyor_operator.observed import DeploymentState, Observed, PodState
@@ -95,12 +94,12 @@ def judge_ready(situation: Situation, parts: list[Judged]) -> Judged:
     by_type = {part.type: part for part in parts}
     obstacle = situation.obstacle()
     if obstacle is not None:
-        return Judged(ConditionType.READY, "False", obstacle.reason, clip(obstacle.message))
+        return Judged(ConditionType.READY, "False", obstacle.reason, obstacle.message)
     if situation.wants_none:
-        return _judged(ConditionType.READY, "False", Reason.SCALED_TO_ZERO, "replicas is 0: no engine is wanted")
+        return Judged(ConditionType.READY, "False", Reason.SCALED_TO_ZERO, "replicas is 0: no engine is wanted")
     rolled_out = situation.deployment.rolled_out
     if rolled_out and by_type[ConditionType.ENDPOINT_READY].is_true:
-        return _judged(ConditionType.READY, "True", Reason.READY, _count_message(situation))
+        return Judged(ConditionType.READY, "True", Reason.READY, _count_message(situation))
     blamed = _first_to_blame(by_type, rolled_out)
     return Judged(ConditionType.READY, "False", blamed.reason, blamed.message)
 
@@ -121,21 +120,21 @@ def judge_progressing(situation: Situation) -> Judged:
     deployment, type = situation.deployment, ConditionType.PROGRESSING
     obstacle = situation.obstacle(*_POD_KINDS)
     if obstacle is not None and not obstacle.temporary:
-        return Judged(type, "False", Reason.CHILD_REFUSED, clip(obstacle.message))
+        return Judged(type, "False", Reason.CHILD_REFUSED, obstacle.message)
     if deployment.conditions.get("Progressing", ("", "", ""))[1] == "ProgressDeadlineExceeded":
         message = deployment.conditions["Progressing"][2]
-        return _judged(type, "False", Reason.PROGRESS_DEADLINE_EXCEEDED, message)
+        return Judged(type, "False", Reason.PROGRESS_DEADLINE_EXCEEDED, message)
     if situation.observed.deployment is None:
-        return _judged(type, "True", Reason.PODS_STARTING, "the Deployment is not there yet")
+        return Judged(type, "True", Reason.PODS_STARTING, "the Deployment is not there yet")
     if not deployment.rolled_out:
         told = f"{deployment.updated_replicas} of {deployment.asked_replicas} pods run the present spec"
-        return _judged(type, "True", Reason.ROLLING_OUT, told)
+        return Judged(type, "True", Reason.ROLLING_OUT, told)
     if deployment.replicas != deployment.asked_replicas:
         told = f"there are {deployment.replicas} pods, {deployment.asked_replicas} are wanted"
-        return _judged(type, "True", Reason.SCALING, told)
+        return Judged(type, "True", Reason.SCALING, told)
     if deployment.available_replicas < deployment.asked_replicas:
-        return _judged(type, "True", Reason.PODS_STARTING, _count_message(situation))
-    return _judged(type, "False", Reason.UP_TO_DATE, "all pods run the present spec")
+        return Judged(type, "True", Reason.PODS_STARTING, _count_message(situation))
+    return Judged(type, "False", Reason.UP_TO_DATE, "all pods run the present spec")
 
 
 def judge_model(situation: Situation) -> Judged:
@@ -144,58 +143,58 @@ def judge_model(situation: Situation) -> Judged:
     failure = next((f for f in situation.failures if f.reason in _MODEL_REASONS), None)
     pods = situation.pods
     if any(pod.ready for pod in pods):
-        return _judged(type, "True", Reason.MODEL_LOADED, "at least one engine has loaded the model")
+        return Judged(type, "True", Reason.MODEL_LOADED, "at least one engine has loaded the model")
     if failure is not None:
         return Judged(type, "False", failure.reason, f"{failure.message} (pod {failure.pod})")
     if situation.wants_none:
-        return _judged(type, "Unknown", Reason.SCALED_TO_ZERO, "no engine is wanted, so none has loaded the model")
+        return Judged(type, "Unknown", Reason.SCALED_TO_ZERO, "no engine is wanted, so none has loaded the model")
     if any(_has_fetched(pod) for pod in pods):
-        return _judged(type, "False", Reason.MODEL_LOADING, "the first engine is loading the model")
+        return Judged(type, "False", Reason.MODEL_LOADING, "the first engine is loading the model")
     if any(container.running for pod in pods for container in pod.containers if container.initial):
-        return _judged(type, "False", Reason.MODEL_DOWNLOADING, "the first engine is fetching the model")
-    return _judged(type, "Unknown", Reason.MODEL_DOWNLOADING, "no engine has begun to fetch the model")
+        return Judged(type, "False", Reason.MODEL_DOWNLOADING, "the first engine is fetching the model")
+    return Judged(type, "Unknown", Reason.MODEL_DOWNLOADING, "no engine has begun to fetch the model")
 
 
 def judge_workload(situation: Situation) -> Judged:
     deployment, type = situation.deployment, ConditionType.WORKLOAD_READY
     obstacle = situation.obstacle(*_POD_KINDS)
     if obstacle is not None:
-        return Judged(type, "False", obstacle.reason, clip(obstacle.message))
+        return Judged(type, "False", obstacle.reason, obstacle.message)
     if situation.wants_none:
-        return _judged(type, "True", Reason.SCALED_TO_ZERO, "replicas is 0: no engine is wanted")
+        return Judged(type, "True", Reason.SCALED_TO_ZERO, "replicas is 0: no engine is wanted")
     if deployment.complete:
-        return _judged(type, "True", Reason.REPLICAS_READY, _count_message(situation))
+        return Judged(type, "True", Reason.REPLICAS_READY, _count_message(situation))
     failure = next(iter(situation.failures), None)
     if failure is not None:
         return Judged(type, "False", failure.reason, f"{failure.message} (pod {failure.pod})")
     refused = deployment.conditions.get("ReplicaFailure")
     if refused is not None and refused[0] == "True":
-        return _judged(type, "False", Reason.PODS_REFUSED, refused[2])
+        return Judged(type, "False", Reason.PODS_REFUSED, refused[2])
     progress = deployment.conditions.get("Progressing", ("", "", ""))
     if progress[1] == "ProgressDeadlineExceeded":
-        return _judged(type, "False", Reason.PROGRESS_DEADLINE_EXCEEDED, progress[2])
-    return _judged(type, "False", Reason.PODS_STARTING, _count_message(situation))
+        return Judged(type, "False", Reason.PROGRESS_DEADLINE_EXCEEDED, progress[2])
+    return Judged(type, "False", Reason.PODS_STARTING, _count_message(situation))
 
 
 def judge_endpoint(situation: Situation) -> Judged:
     """Whether the gateway has an engine to send to: it reads the same EndpointSlices."""
     count, type = situation.observed.ready_endpoints, ConditionType.ENDPOINT_READY
     if count > 0:
-        return _judged(type, "True", Reason.ENDPOINTS_AVAILABLE, "the gateway has engines to send requests to")
+        return Judged(type, "True", Reason.ENDPOINTS_AVAILABLE, "the gateway has engines to send requests to")
     obstacle = situation.obstacle("Service")
     if obstacle is not None:
-        return Judged(type, "False", obstacle.reason, clip(obstacle.message))
+        return Judged(type, "False", obstacle.reason, obstacle.message)
     if situation.wants_none:
-        return _judged(type, "False", Reason.SCALED_TO_ZERO, "no engine is wanted, so requests wait in the gateway")
-    return _judged(type, "False", Reason.NO_READY_ENDPOINTS, "no engine is ready; requests wait in the gateway")
+        return Judged(type, "False", Reason.SCALED_TO_ZERO, "no engine is wanted, so requests wait in the gateway")
+    return Judged(type, "False", Reason.NO_READY_ENDPOINTS, "no engine is ready; requests wait in the gateway")
 
 
 def judge_scaling_ready(situation: Situation) -> Judged:
     obstacle = situation.obstacle("HorizontalPodAutoscaler")
     if obstacle is not None:
-        return Judged(ConditionType.SCALING_READY, "False", obstacle.reason, clip(obstacle.message))
+        return Judged(ConditionType.SCALING_READY, "False", obstacle.reason, obstacle.message)
     judged = judge_scaling(situation.spec, situation.observed, situation.metrics_api)
-    return _judged(ConditionType.SCALING_READY, *judged)
+    return Judged(ConditionType.SCALING_READY, *judged)
 
 
 def _has_fetched(pod: PodState) -> bool:
@@ -205,7 +204,3 @@ def _has_fetched(pod: PodState) -> bool:
 def _count_message(situation: Situation) -> str:
     deployment = situation.deployment
     return f"{deployment.available_replicas} of {deployment.asked_replicas} engines are ready"
-
-
-def _judged(type: ConditionType, status: str, reason: Reason, message: str) -> Judged:
-    return Judged(type, status, reason, clip(message))

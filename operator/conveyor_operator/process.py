@@ -46,7 +46,7 @@ class Operator:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop` is set or a signal comes. Raises if the watching breaks off, for instance with the CRD."""
-        server = HealthServer(self.health, self.metrics, self.settings.address, self.settings.port)
+        server = HealthServer(self.health, self.metrics, self.settings.admin_address, self.settings.admin_port)
         await server.start()
         try:
             if await self._wait_for_crd(stop):

@@ -146,5 +146,5 @@ def _mirror(autoscaler: AutoscalerState) -> tuple[str, Reason, str]:
                 ),
             )
         if status == "False":
-            return "False", failing, clip(f"{reason}: {message}")
+            return "False", failing, f"{reason}: {message}"
     return "True", Reason.SCALING_ACTIVE, "the HorizontalPodAutoscaler reads the metrics and sets the replicas"

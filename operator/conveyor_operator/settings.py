@@ -28,8 +28,8 @@ class Settings:
     metrics_api: bool = True
     """Whether to look after the metrics server's certificate and APIServices."""
     kubeconfig: str | None = None
-    address: str = "0.0.0.0"
-    port: int = names.OPERATOR_ADMIN_PORT
+    admin_address: str = "0.0.0.0"
+    admin_port: int = names.OPERATOR_ADMIN_PORT
     workers: int = 8
     resync_seconds: float = 600.0
     """How often every service is compared with memory anew; makes no calls when nothing is different."""
@@ -47,32 +47,14 @@ class Settings:
 
 def parse_settings(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> Settings:
     """Exits with a message and code 2 if a flag or variable is wrong."""
-    defaults = Settings()
-    parser = argparse.ArgumentParser(
-        prog="python -m conveyor_operator",
-        description="Brings InferenceServices about: Deployments, Services, autoscalers and their status.",
-        epilog=f"Each flag may also be given as an environment variable, for example {_PREFIX}ENGINE_IMAGE.",
-    )
-
-    def add(flag: str, default: object, help: str, **more: object) -> None:
-        value = environment.get(_PREFIX + flag.upper().replace("-", "_"), default)
-        parser.add_argument(f"--{flag}", default=value, help=f"{help} (default: {default or 'none'})", **more)  # type: ignore[arg-type]
-
-    add("engine-image", defaults.engine_image, "engine image of services that name none")
-    add("namespaces", "", "comma-separated namespaces to serve; empty: all")
-    add("system-namespace", defaults.system_namespace, "namespace of gateway and metrics server")
-    add("cluster-domain", defaults.cluster_domain, "the cluster's DNS domain")
-    add("gateway-url", "", "URL of the gateway for status.url; empty: its Service")
-    add("metrics-api", "true", "look after the metrics server's certificate", choices=("true", "false"))
-    add("kubeconfig", environment.get("KUBECONFIG"), "kubeconfig file; none: the pod's service account")
-    add("address", defaults.address, "address of /livez, /readyz and /metrics")
-    add("port", defaults.port, "their port; 0: any", type=int)
-    add("workers", defaults.workers, "services reconciled at once", type=int)
-    add("resync-seconds", defaults.resync_seconds, "how often everything is compared anew", type=float)
-    add("log-level", defaults.log_level, "least level of the log", choices=_LEVELS)
-    given = parser.parse_args(arguments)
-    if given.workers < 1 or given.resync_seconds <= 0 or not 0 <= given.port <= 65535:
-        parser.error("--workers must be at least 1, --resync-seconds more than 0, --port between 0 and 65535")
+    parser = build_parser()
+    flags = [action.option_strings[0] for action in parser._actions if action.dest != "help"]
+    given_by_environment = [
+        f"{flag}={environment[variable]}" for flag in flags if (variable := variable_of(flag)) in environment
+    ]
+    given = parser.parse_args([*given_by_environment, *arguments])
+    if given.workers < 1 or given.resync_seconds <= 0 or not 0 <= given.admin_port <= 65535:
+        parser.error("--workers must be at least 1, --resync-seconds more than 0, --admin-port between 0 and 65535")
     return Settings(
         engine_image=given.engine_image,
         namespaces=tuple(name.strip() for name in given.namespaces.split(",") if name.strip()),
@@ -80,10 +62,39 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str] = os
         cluster_domain=given.cluster_domain,
         gateway_url=given.gateway_url.rstrip("/"),
         metrics_api=given.metrics_api == "true",
-        kubeconfig=given.kubeconfig,
-        address=given.address,
-        port=given.port,
+        kubeconfig=given.kubeconfig or environment.get("KUBECONFIG") or None,
+        admin_address=given.admin_address,
+        admin_port=given.admin_port,
         workers=given.workers,
         resync_seconds=given.resync_seconds,
         log_level=given.log_level,
     )
+
+
+def variable_of(flag: str) -> str:
+    """The environment variable that stands for `--some-flag`."""
+    return _PREFIX + flag.removeprefix("--").upper().replace("-", "_")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    defaults = Settings()
+    parser = argparse.ArgumentParser(
+        prog="python -m conveyor_operator",
+        description="Brings InferenceServices about: Deployments, Services, autoscalers and their status.",
+        epilog=f"Each flag may also be given as an environment variable, for example {variable_of('--engine-image')}.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--engine-image", default=defaults.engine_image, help="engine image of services that name none")
+    add("--namespaces", default="", help="namespaces to serve, with commas between them; empty: all")
+    add("--system-namespace", default=defaults.system_namespace, help="namespace of gateway and metrics server")
+    add("--cluster-domain", default=defaults.cluster_domain, help="the cluster's DNS domain")
+    add("--gateway-url", default="", help="URL of the gateway for status.url; empty: that of its Service")
+    add("--metrics-api", default="true", choices=("true", "false"), help="look after the metrics server's certificate")
+    add("--kubeconfig", help="kubeconfig file, as KUBECONFIG; none: the pod's service account")
+    add("--admin-address", default=defaults.admin_address, help="address of /livez, /readyz and /metrics")
+    add("--admin-port", default=defaults.admin_port, type=int, help="their port; 0: any")
+    add("--workers", default=defaults.workers, type=int, help="services reconciled at once")
+    add("--resync-seconds", default=defaults.resync_seconds, type=float, help="how often all is compared anew")
+    add("--log-level", default=defaults.log_level, choices=_LEVELS, help="least level of the log")
+    return parser

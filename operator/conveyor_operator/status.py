@@ -53,7 +53,7 @@ def build_status(
 
 def build_invalid_status(message: str, generation: int, previous: Object, now: datetime) -> dict[str, Any]:
     """A spec that cannot be read: say so, and leave the rest as it was, for that is what still runs."""
-    sentence = clip(f"{message}. What ran before goes on running.")
+    sentence = f"{message}. What ran before goes on running."
     judged = [
         Judged(ConditionType.READY, "False", Reason.INVALID_SPEC, sentence),
         Judged(ConditionType.PROGRESSING, "False", Reason.INVALID_SPEC, sentence),
@@ -76,7 +76,7 @@ def date_conditions(judged: Sequence[Judged], previous: Object, generation: int,
                 type=str(part.type),
                 status=part.status,  # type: ignore[arg-type]
                 reason=str(part.reason),
-                message=part.message,
+                message=clip(part.message),
                 observed_generation=generation,
                 last_transition_time=old["lastTransitionTime"] if same else format_time(now),
             )

@@ -30,17 +30,17 @@ def build_one(kind: str, **spec: Any) -> Object:
     return found
 
 
-def make_deployment(replicas: int = 1, **changes: Any) -> DeploymentState:
-    """All `replicas` pods are there, updated, ready."""
+def make_deployment(asked: int = 1, **changes: Any) -> DeploymentState:
+    """All the pods that are asked for are there, updated, ready."""
     state = DeploymentState(
         generation=1,
         observed_generation=1,
-        asked_replicas=replicas,
+        asked_replicas=asked,
         replicas_managers=frozenset({names.FIELD_MANAGER}),
-        replicas=replicas,
-        updated_replicas=replicas,
-        ready_replicas=replicas,
-        available_replicas=replicas,
+        replicas=asked,
+        updated_replicas=asked,
+        ready_replicas=asked,
+        available_replicas=asked,
     )
     return replace(state, **changes)
 

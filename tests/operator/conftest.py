@@ -51,8 +51,8 @@ def stage(space: Space, proxy: ApiProxy, tmp_path: Path) -> Iterator[Stage]:
         engine_image="example/engine:1",
         namespaces=(space.namespace,),
         kubeconfig=str(proxy.write_kubeconfig(tmp_path / "kubeconfig")),
-        address="127.0.0.1",
-        port=0,
+        admin_address="127.0.0.1",
+        admin_port=0,
         metrics_api=False,
     )
     stage = Stage(space, proxy, settings)

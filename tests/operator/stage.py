@@ -154,10 +154,16 @@ class RunningOperator:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(what)
 
+    async def _live(self) -> None:
+        try:
+            await run_operator(self._settings, self._stop)
+        finally:
+            await asyncio.sleep(0.1)  # aiohttp's closed connections need a moment of the loop to be gone
+
     def _run(self) -> None:
         try:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-                runner.run(run_operator(self._settings, self._stop))
+                runner.run(self._live())
         except asyncio.CancelledError:
             pass
         except BaseException as error:  # told to the test's thread

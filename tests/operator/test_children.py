@@ -281,9 +281,9 @@ def test_a_bad_edit_leaves_the_running_pods_alone(stage: Stage) -> None:
 
 def test_one_operator_serves_many_services_in_its_namespace(stage: Stage) -> None:
     with stage.operator():
-        for number in range(12):
+        for number in range(6):
             stage.space.make_service(f"qwen-{number}")
-        for number in range(12):
+        for number in range(6):
             stage.space.wait_children(f"qwen-{number}")
 
 

@@ -1,0 +1,146 @@
+"""Replicas change hands between operator and HPA on a real API server, and no pod is dropped on the way."""
+
+import json
+import threading
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tests.operator.kubelet import Kubelet, ready
+from tests.operator.stage import Json, Stage, wait_until
+
+AUTOSCALING = {"minReplicas": 1, "maxReplicas": 5}
+
+
+@contextmanager
+def watching_replicas(stage: Stage) -> Iterator[list[int]]:
+    """Every value that the Deployment's replicas take, from watches without a gap: nothing in between is missed."""
+    seen: list[int] = []
+    stop = threading.Event()
+    deployment = stage.space.need("Deployment", "qwen-engine")
+    version = deployment["metadata"]["resourceVersion"]
+
+    def follow(version: str) -> None:
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        while not stop.is_set():
+            query = f"?watch=true&timeoutSeconds=1&resourceVersion={version}"
+            url = f"http://127.0.0.1:{stage.proxy.port}{stage.space.path('Deployment')}{query}"
+            with opener.open(url, timeout=30) as response:
+                for line in response:
+                    body = json.loads(line)["object"]
+                    version = body["metadata"]["resourceVersion"]
+                    seen.append(int(body["spec"]["replicas"]))
+
+    thread = threading.Thread(target=follow, args=(version,), daemon=True)
+    thread.start()
+    yield seen
+    stop.set()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def replicas(stage: Stage) -> int:
+    return int(stage.space.need("Deployment", "qwen-engine")["spec"]["replicas"])
+
+
+def managers_of_replicas(stage: Stage) -> set[str]:
+    entries = stage.space.need("Deployment", "qwen-engine")["metadata"]["managedFields"]
+    return {e["manager"] for e in entries if "f:replicas" in e["fieldsV1"].get("f:spec", {})}
+
+
+def scale_as_the_hpa(stage: Stage, count: int) -> None:
+    path = stage.space.path("Deployment", "qwen-engine", "scale") + "?fieldManager=kube-controller-manager"
+    stage.space.api.call("PATCH", path, {"spec": {"replicas": count}}, "application/merge-patch+json")
+
+
+def hpa(stage: Stage) -> Json | None:
+    return stage.space.get("HorizontalPodAutoscaler", "qwen-engine")
+
+
+def test_from_fixed_to_autoscaled_and_back_no_pod_is_dropped(stage: Stage) -> None:
+    with stage.operator():
+        stage.space.make_service(replicas=3)
+        stage.space.wait_children("qwen")
+        stage.proxy.wait_quiet()
+        with watching_replicas(stage) as seen:
+            switch_there_and_back(stage)
+    assert set(seen) == {3, 5}
+
+
+def switch_there_and_back(stage: Stage) -> None:
+    stage.space.edit("qwen", autoscaling=AUTOSCALING)
+    wait_until("the HPA", lambda: hpa(stage))
+    stage.proxy.wait_quiet()
+    assert replicas(stage) == 3
+    assert "conveyor" not in managers_of_replicas(stage)
+    scale_as_the_hpa(stage, 5)
+    stage.proxy.wait_quiet()
+    assert replicas(stage) == 5
+    assert managers_of_replicas(stage) == {"kube-controller-manager"}
+    stage.space.edit("qwen", autoscaling=None)
+    wait_until("no HPA", lambda: hpa(stage) is None)
+    stage.proxy.wait_quiet()
+    assert replicas(stage) == 5, "the live number is held"
+    assert "conveyor" in managers_of_replicas(stage)
+    assert "5 replicas are kept" in stage.space.condition("qwen", "ScalingReady")["message"]
+
+
+def test_a_held_number_goes_when_the_spec_names_another(stage: Stage) -> None:
+    with stage.operator():
+        stage.space.make_service(replicas=1, autoscaling=AUTOSCALING)
+        wait_until("the HPA", lambda: hpa(stage))
+        scale_as_the_hpa(stage, 4)
+        stage.space.edit("qwen", autoscaling={"provider": "None", "maxReplicas": 5})
+        wait_until("no HPA", lambda: hpa(stage) is None)
+        stage.proxy.wait_quiet()
+        assert replicas(stage) == 4
+        stage.space.edit("qwen", replicas=2)
+        wait_until("two replicas", lambda: replicas(stage) == 2)
+        wait_until("no note", lambda: "kept" not in stage.space.condition("qwen", "ScalingReady")["message"])
+
+
+def test_an_autoscaled_service_starts_with_the_specs_number(stage: Stage) -> None:
+    with stage.operator():
+        stage.space.make_service(replicas=3, autoscaling=AUTOSCALING)
+        wait_until("the HPA", lambda: hpa(stage))
+        stage.proxy.wait_quiet()
+        assert replicas(stage) == 3
+        assert managers_of_replicas(stage) == {"conveyor-replicas"}
+
+
+def test_an_autoscaler_starts_from_one_when_there_were_none(stage: Stage) -> None:
+    with stage.operator():
+        stage.space.make_service(replicas=0)
+        stage.space.wait_children("qwen")
+        stage.space.wait_condition("qwen", "Ready", "False", "ScaledToZero")
+        stage.space.edit("qwen", autoscaling=AUTOSCALING)
+        wait_until("the HPA", lambda: hpa(stage))
+        wait_until("one replica", lambda: replicas(stage) == 1)
+
+
+def test_the_hpas_number_is_never_touched(stage: Stage) -> None:
+    with stage.operator(), Kubelet(stage.space, ready):
+        stage.space.make_service(autoscaling=AUTOSCALING)
+        wait_until("the HPA", lambda: hpa(stage))
+        for count in (4, 2, 5):
+            scale_as_the_hpa(stage, count)
+            stage.space.edit("qwen", drain={"timeoutSeconds": count})  # the Deployment is applied all the same
+            stage.proxy.wait_quiet()
+            assert replicas(stage) == count
+
+
+def test_fixed_replicas_that_somebody_changes_are_changed_back(stage: Stage) -> None:
+    with stage.operator():
+        stage.space.make_service(replicas=2)
+        stage.space.wait_children("qwen")
+        stage.proxy.wait_quiet()
+        stage.space.patch("Deployment", "qwen-engine", {"spec": {"replicas": 4}}, "scale")
+        wait_until("two replicas", lambda: replicas(stage) == 2)
+
+
+def test_scaling_the_resource_scales_the_pods(stage: Stage) -> None:
+    with stage.operator():
+        stage.space.make_service(replicas=1)
+        stage.space.wait_children("qwen")
+        stage.space.patch("InferenceService", "qwen", {"spec": {"replicas": 3}}, "scale")
+        wait_until("three replicas", lambda: replicas(stage) == 3)

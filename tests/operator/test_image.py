@@ -1,0 +1,44 @@
+"""An upgrade of Conveyor restarts no GPU; a spec that rolls the pods anyway takes the new image along."""
+
+from typing import Any
+
+from tests.operator.builders import CHOICES, OWNER, build_one, make_deployment, make_resource
+
+from conveyor_operator.image import choose_engine_image
+from conveyor_operator.observed import TEMPLATE_HASH_ANNOTATION, DeploymentState
+
+OLD, NEW = CHOICES.engine_image, "example/engine:2"
+
+
+def live(**spec: Any) -> DeploymentState:
+    annotations = build_one("Deployment", **spec)["metadata"]["annotations"]
+    return make_deployment(template_hash=annotations[TEMPLATE_HASH_ANNOTATION])
+
+
+def choose(kept: str | None, deployment: DeploymentState | None, **spec: Any) -> str:
+    return choose_engine_image(OWNER, make_resource(**spec).spec, NEW, kept, deployment)
+
+
+def test_a_new_default_does_not_touch_running_pods() -> None:
+    assert choose(OLD, live()) == OLD
+
+
+def test_scaling_is_no_reason_for_another_image() -> None:
+    assert choose(OLD, live(), replicas=5) == OLD
+    assert choose(OLD, live(), autoscaling={"maxReplicas": 4}) == OLD
+    assert choose(OLD, live(), endpoint={"maxQueuedRequests": 7}) == OLD
+
+
+def test_pods_that_are_replaced_anyway_take_the_new_default() -> None:
+    assert choose(OLD, live(), batching={"maxBatchSize": 8}) == NEW
+    assert choose(OLD, live(), drain={"timeoutSeconds": 9}) == NEW
+
+
+def test_an_image_in_the_spec_wins() -> None:
+    assert choose(OLD, live(), engine={"image": "mine/engine:7"}) == "mine/engine:7"
+
+
+def test_a_service_without_a_deployment_or_a_kept_image_gets_the_default() -> None:
+    assert choose(None, None) == NEW
+    assert choose(OLD, None) == NEW
+    assert choose(None, live()) == NEW

@@ -1,0 +1,60 @@
+"""Flags and environment variables."""
+
+import pytest
+
+from conveyor_operator.settings import Settings, parse_settings
+
+
+def test_nothing_given_means_the_whole_cluster_and_the_defaults() -> None:
+    assert parse_settings([], {}) == Settings()
+
+
+def test_a_flag_wins_over_the_environment_and_the_environment_over_the_default() -> None:
+    environment = {"CONVEYOR_OPERATOR_ENGINE_IMAGE": "from/env:1", "CONVEYOR_OPERATOR_ADMIN_PORT": "9000"}
+    settings = parse_settings(["--engine-image", "from/flag:1"], environment)
+    assert (settings.engine_image, settings.admin_port) == ("from/flag:1", 9000)
+
+
+def test_namespaces_are_a_list_with_commas() -> None:
+    assert parse_settings(["--namespaces", "a, b,"], {}).namespaces == ("a", "b")
+
+
+def test_kubeconfig_comes_from_its_usual_variable() -> None:
+    assert parse_settings([], {"KUBECONFIG": "/some/file"}).kubeconfig == "/some/file"
+
+
+def test_the_url_of_a_service_is_the_gateways_path() -> None:
+    settings = parse_settings(["--system-namespace", "sys", "--cluster-domain", "example.org"], {})
+    assert settings.service_url("team", "qwen") == "http://conveyor-gateway.sys.svc.example.org/team/qwen/v1"
+    public = parse_settings(["--gateway-url", "https://ai.example.org/"], {})
+    assert public.service_url("team", "qwen") == "https://ai.example.org/team/qwen/v1"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--workers", "0"],
+        ["--workers", "many"],
+        ["--admin-port", "70000"],
+        ["--resync-seconds", "0"],
+        ["--metrics-api", "maybe"],
+        ["--log-level", "loud"],
+        ["--unknown"],
+    ],
+)
+def test_a_wrong_flag_ends_with_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse_settings(arguments, {})
+    assert ended.value.code == 2
+    assert arguments[0] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("variable", "value"), [("WORKERS", "many"), ("METRICS_API", "maybe")])
+def test_a_wrong_variable_ends_with_code_2(variable: str, value: str) -> None:
+    with pytest.raises(SystemExit):
+        parse_settings([], {f"CONVEYOR_OPERATOR_{variable}": value})
+
+
+def test_the_variables_that_kubernetes_makes_for_a_service_are_not_ours() -> None:
+    links = {"CONVEYOR_OPERATOR_PORT": "tcp://10.0.0.1:80", "CONVEYOR_OPERATOR_SERVICE_HOST": "10.0.0.1"}
+    assert parse_settings([], links) == Settings()
