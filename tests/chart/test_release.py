@@ -1,7 +1,7 @@
 """Install, upgrade and uninstall, by Helm on a real control plane, with the real operator at work in between."""
 
-import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
@@ -11,7 +11,6 @@ from tests.chart.installation import (
     RELEASE,
     AuditedControlPlane,
     Json,
-    find,
     helm,
     path_of,
     read_secret,
@@ -86,7 +85,18 @@ def test_an_upgrade_keeps_the_certificate_and_the_trust_in_it(release: Release, 
         assert release.ca_bundles() == bundles
 
 
-def test_uninstall_leaves_a_healthy_cluster_and_what_people_made(release: Release) -> None:
+@dataclass
+class Uninstalled:
+    """What an uninstall took, in its order, and an InferenceService that was there before."""
+
+    release: Release
+    deleted: list[str]
+    service: str
+
+
+@pytest.fixture(scope="module")
+def uninstalled(chart_plane: AuditedControlPlane) -> Iterator[Uninstalled]:
+    release = Release(chart_plane)
     release.upgrade()
     wait_until("the CRD", lambda: release.api.reachable(SERVICES), 20, lambda: None)
     service = {
@@ -95,37 +105,42 @@ def test_uninstall_leaves_a_healthy_cluster_and_what_people_made(release: Releas
         "metadata": {"name": f"kept-{uuid4().hex[:6]}"},
         "spec": {"model": {"uri": "pvc://models/tiny"}},
     }
-    release.api.create(SERVICES, service)
+    path = f"{SERVICES}/{release.api.create(SERVICES, service)['metadata']['name']}"
+    before = len(chart_plane.read_audit("admin"))
     release.uninstall()
-    left = [item for item in render() if exists(release.api, item)]
-    assert [item["kind"] for item in left] == ["CustomResourceDefinition"]
-    assert release.api.reachable(f"{SERVICES}/{service['metadata']['name']}")
-    namespace = {"metadata": {"name": f"after-{uuid4().hex[:6]}"}}
-    path = f"/api/v1/namespaces/{namespace['metadata']['name']}"
-    release.api.create("/api/v1/namespaces", namespace)
+    deleted = [event["objectRef"]["resource"] for event in chart_plane.read_audit("admin")[before:]]
+    yield Uninstalled(release, deleted, path)
     release.api.delete(path)
-    wait_until("the end of a namespace", lambda: not release.api.reachable(path), 60, lambda: None)
-    release.api.delete(f"{SERVICES}/{service['metadata']['name']}")
 
 
-def test_uninstall_takes_the_api_services_before_what_serves_them(release: Release) -> None:
-    """In between, an API without a server would block the deletion of namespaces of the whole cluster."""
-    release.upgrade()
-    before = len(release.plane.read_audit("admin"))
-    release.uninstall()
-    deleted = [event["objectRef"]["resource"] for event in release.plane.read_audit("admin")[before:]]
+def test_uninstall_leaves_the_definition_and_what_people_made(uninstalled: Uninstalled) -> None:
+    api = uninstalled.release.api
+    assert [item["kind"] for item in render() if exists(api, item)] == ["CustomResourceDefinition"]
+    assert api.reachable(uninstalled.service)
+
+
+def test_after_an_uninstall_namespaces_end(uninstalled: Uninstalled) -> None:
+    """An API without a server would keep every namespace of the cluster from its end."""
+    api, name = uninstalled.release.api, f"after-{uuid4().hex[:6]}"
+    api.create("/api/v1/namespaces", {"metadata": {"name": name}})
+    api.delete(f"/api/v1/namespaces/{name}")
+    wait_until("its end", lambda: not api.reachable(f"/api/v1/namespaces/{name}"), 60, lambda: None)
+
+
+def test_uninstall_takes_the_api_services_before_what_serves_them(uninstalled: Uninstalled) -> None:
+    deleted = uninstalled.deleted
     last = max(index for index, resource in enumerate(deleted) if resource == "apiservices")
     for resource in ("deployments", "services", "secrets", "serviceaccounts"):
         assert last < deleted.index(resource), deleted
 
 
-def test_installing_again_takes_the_definition_that_was_kept(release: Release) -> None:
-    release.upgrade()
-    release.uninstall()
+def test_the_kept_definition_is_taken_by_the_next_install_and_survives_its_toggle(
+    uninstalled: Uninstalled, release: Release
+) -> None:
     release.upgrade()
     release.upgrade("crds.create=false")
     assert release.api.reachable(CRD)
-    release.upgrade()
+    assert release.api.reachable(uninstalled.service)
 
 
 def test_another_owner_of_the_metrics_api_keeps_it_until_it_goes(release: Release) -> None:
@@ -190,9 +205,3 @@ def test_kubernetes_own_roles_for_people_cover_inference_services(release: Relea
     assert not may("admin", "patch", "inferenceservices/status")
     metric = "inferenceservices.conveyor.dev/inference_in_flight"
     assert may("view", "get", metric, "custom.metrics.k8s.io")
-
-
-def test_the_release_knows_that_only_the_definition_is_kept(release: Release) -> None:
-    kept = [item for item in render() if "helm.sh/resource-policy" in json.dumps(item.get("metadata"))]
-    assert [item["kind"] for item in kept] == ["CustomResourceDefinition"]
-    assert find(render(), "Secret", METRICS_TLS_SECRET)
