@@ -37,7 +37,9 @@ def namespace(request: pytest.FixtureRequest) -> Iterator[str]:
     yield name
     if request.node.stash.get(FAILED, True):
         dump(name)
-    kube.kubectl("delete", "namespace", name, "--timeout=170s")
+    # Not waited for: the namespace controller sleeps for half the pods' grace period before it looks again.
+    kube.kubectl("delete", "infsvc", "--all", "-n", name, "--timeout=60s")
+    kube.kubectl("delete", "namespace", name, "--wait=false")
     remove_demo_model(name)
 
 

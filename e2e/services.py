@@ -20,7 +20,7 @@ def provide_demo_model(namespace: str) -> None:
 
 def remove_demo_model(namespace: str) -> None:
     """Forget the volume behind the claim; the claim went with its namespace, the folder stays."""
-    kube.kubectl("delete", "pv", f"{namespace}-{CLAIM}", "--ignore-not-found")
+    kube.kubectl("delete", "pv", f"{namespace}-{CLAIM}", "--ignore-not-found", "--wait=false")
 
 
 def quickstart() -> dict[str, Any]:
