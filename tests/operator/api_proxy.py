@@ -38,6 +38,8 @@ class Call:
     namespace: str = ""
     name: str = ""
     status: int = 0
+    at: float = 0.0
+    """Seconds of a monotonic clock."""
 
     @property
     def permission(self) -> tuple[str, str, str, str]:
@@ -193,7 +195,7 @@ class ApiProxy:
         return web.Response(status=502)
 
     def _record(self, call: Call, status: int) -> None:
-        where = (call.group, call.resource, call.subresource, call.namespace, call.name, status)
+        where = (call.group, call.resource, call.subresource, call.namespace, call.name, status, time.monotonic())
         self.calls.append(Call(call.verb, *where))
         if call.verb == "patch" and status == 201:
             # Server-side apply of an object that is not there needs the right to create it, too.

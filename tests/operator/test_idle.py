@@ -1,0 +1,53 @@
+"""An operator with nothing to do makes no calls but its watches, and a busy one only what is needed."""
+
+import time
+
+from tests.operator.kubelet import Kubelet, ready
+from tests.operator.stage import Stage, wait_until
+
+AUTOSCALING = {"minReplicas": 1, "maxReplicas": 5}
+
+
+def calls_but_watches(stage: Stage) -> list[str]:
+    return [f"{c.verb} {c.resource}/{c.name}" for c in stage.proxy.calls if c.verb != "watch"]
+
+
+def test_an_idle_operator_makes_no_calls_not_even_on_resync(stage: Stage) -> None:
+    with stage.operator(resync_seconds=0.5), Kubelet(stage.space, ready):
+        for number in range(3):
+            stage.space.make_service(f"qwen-{number}")
+            stage.space.wait_condition(f"qwen-{number}", "Ready", "True", "Ready", 60)
+        stage.proxy.wait_quiet(2)
+        before = calls_but_watches(stage)
+        time.sleep(5)  # ten resyncs
+        assert calls_but_watches(stage)[len(before) :] == []
+
+
+def test_the_hpas_looks_cost_no_applies(stage: Stage) -> None:
+    with stage.operator(), Kubelet(stage.space, ready):
+        stage.space.make_service(autoscaling=AUTOSCALING)
+        wait_until("the HPA", lambda: stage.space.get("HorizontalPodAutoscaler", "qwen-engine"))
+        stage.space.wait_condition("qwen", "Ready", "True", "Ready", 60)
+        stage.space.wait_condition("qwen", "ScalingReady", "False", "MetricsUnavailable")
+        stage.proxy.wait_quiet(2)
+        before = calls_but_watches(stage)
+        for second in range(4):  # what its controller does
+            status = {"lastScaleTime": f"2026-11-21T08:00:0{second}Z"}
+            stage.space.patch("HorizontalPodAutoscaler", "qwen-engine", {"status": status}, "status")
+            time.sleep(0.5)
+        stage.proxy.wait_quiet(1)
+        assert [c for c in calls_but_watches(stage)[len(before) :] if c.startswith("patch")] == []
+
+
+def test_a_new_service_costs_two_calls_a_child(stage: Stage) -> None:
+    with stage.operator():
+        stage.proxy.wait_quiet()
+        before = len(stage.proxy.calls)
+        stage.space.make_service()
+        stage.space.wait_children("qwen")
+        stage.proxy.wait_quiet()
+    calls = [c for c in stage.proxy.calls[before:] if c.verb in ("get", "patch")]
+    children = [c for c in calls if c.resource != "inferenceservices"]
+    assert len(children) == 2 * 6, "a look, and an apply"
+    statuses = [c for c in calls if c.resource == "inferenceservices"]
+    assert len(statuses) <= 3

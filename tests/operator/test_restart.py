@@ -1,0 +1,198 @@
+"""An operator that dies anywhere, and the next one, end where one that lives would have ended."""
+
+import copy
+import threading
+
+import pytest
+from tests.operator.api_proxy import Call
+from tests.operator.kubelet import Kubelet, ready
+from tests.operator.stage import CHILD_KINDS, Json, Stage, wait_until
+
+AUTOSCALING = {"minReplicas": 1, "maxReplicas": 5}
+_SERVER_WRITTEN = (
+    "uid",
+    "resourceVersion",
+    "creationTimestamp",
+    "generation",
+    "managedFields",
+    "selfLink",
+    "namespace",
+)
+
+
+class Killer:
+    """Kills the operator at its nth write from now: before the API server hears of it, or right after."""
+
+    def __init__(self, stage: Stage, nth: int, after: bool) -> None:
+        self._stage = stage
+        self._nth = nth
+        self._after = after
+        self._writes = 0
+        self.struck = threading.Event()
+        stage.proxy.before = self._before
+
+    def _before(self, call: Call) -> None:
+        if not call.is_write or self.struck.is_set():
+            return
+        self._writes += 1
+        if self._writes == self._nth + int(self._after):
+            self.struck.set()
+            self._stage.proxy.sever()
+            raise ConnectionError("the operator is dead")
+
+
+def spec_of(body: Json) -> Json:
+    """What we are answerable for in a child: all but what the server wrote."""
+    body = copy.deepcopy(body)
+    for key in _SERVER_WRITTEN:
+        body["metadata"].pop(key, None)
+    for owner in body["metadata"].get("ownerReferences", ()):
+        owner.pop("uid")
+    body["metadata"].get("annotations", {}).pop("deployment.kubernetes.io/revision", None)
+    body.pop("status", None)
+    body.get("spec", {}).pop("volumeName", None)
+    return body
+
+
+def end_state(stage: Stage) -> dict[tuple[str, str], Json]:
+    return {(kind, name): spec_of(stage.space.need(kind, name)) for kind, name in sorted(stage.space.children("qwen"))}
+
+
+def conditions(stage: Stage) -> dict[str, tuple[str, str]]:
+    status = stage.space.need("InferenceService", "qwen").get("status") or {}
+    return {c["type"]: (c["status"], c["reason"]) for c in status.get("conditions", ()) if c["type"] != "ScalingReady"}
+
+
+def test_every_write_may_be_the_last_one_of_its_operator(stage: Stage) -> None:
+    """Created by operators that each live for one write, then edited in the same way."""
+    with Kubelet(stage.space, ready):
+        stage.space.make_service(replicas=2)
+        lives = live_write_by_write(stage, after=False)
+        assert lives >= 7, "six children and a status, one life each"
+        stage.space.wait_condition("qwen", "Ready", "True", "Ready")
+        stage.space.edit("qwen", batching={"maxBatchSize": 8}, autoscaling=AUTOSCALING)
+        live_write_by_write(stage, after=True)
+        stage.space.wait_condition("qwen", "Ready", "True", "Ready")
+        tortured, seen = end_state(stage), conditions(stage)
+        assert stage.space.need("Deployment", "qwen-engine")["spec"]["replicas"] == 2
+        stage.space.delete("InferenceService", "qwen")
+        wait_until("all is gone", lambda: not stage.space.children("qwen"), 60)
+        with stage.operator():
+            stage.space.make_service(replicas=2, batching={"maxBatchSize": 8}, autoscaling=AUTOSCALING)
+            stage.space.wait_condition("qwen", "Ready", "True", "Ready")
+            wait_until("one ConfigMap", lambda: set(end_state(stage)) == set(tortured))
+            assert end_state(stage) == tortured
+            assert conditions(stage) == seen
+
+
+def live_write_by_write(stage: Stage, *, after: bool) -> int:
+    """One life after the other, each killed at its first write that is new; returns how many it took.
+
+    A new operator applies every child once, so its nth life gets to its nth write.
+    """
+    for nth in range(1, 60):
+        killer = Killer(stage, nth, after)
+        life = stage.start()
+        wait_until("a write, or peace", lambda: killer.struck.is_set() or is_quiet(stage), 60)  # noqa: B023
+        if not killer.struck.is_set():
+            life.stop()
+            stage.proxy.before = lambda call: None
+            return nth
+        stage.kill(life)
+    raise AssertionError("it never comes to an end")
+
+
+def is_quiet(stage: Stage) -> bool:
+    observed = stage.space.need("InferenceService", "qwen")
+    if (observed.get("status") or {}).get("observedGeneration") != observed["metadata"]["generation"]:
+        return False
+    try:
+        stage.proxy.wait_quiet(1.5, timeout=1.6)
+    except TimeoutError:
+        return False
+    return True
+
+
+def test_a_second_operator_after_a_quiet_first_changes_nothing(stage: Stage) -> None:
+    with Kubelet(stage.space, ready):
+        with stage.operator():
+            stage.space.make_service(autoscaling=AUTOSCALING)
+            stage.space.wait_condition("qwen", "Ready", "True", "Ready")
+            stage.proxy.wait_quiet()
+        versions = all_versions(stage)
+        with stage.operator():
+            wait_until("it looked at all children", lambda: len(stage.proxy.writes()) > 12)
+            stage.proxy.wait_quiet()
+        assert all_versions(stage) == versions
+
+
+def all_versions(stage: Stage) -> dict[str, str]:
+    """Of everything but the HPA, whose status its controller writes, and our Events."""
+    kinds = [kind for kind in (*CHILD_KINDS, "InferenceService") if kind != "HorizontalPodAutoscaler"]
+    found = [o for kind in kinds for o in stage.space.list(kind)]
+    found += [o for o in stage.space.list("Event") if o.get("reportingController") == "conveyor.dev/operator"]
+    return {o["metadata"]["uid"]: o["metadata"]["resourceVersion"] for o in found}
+
+
+def test_an_upgrade_with_another_default_image_restarts_no_pod(stage: Stage) -> None:
+    with Kubelet(stage.space, ready):
+        with stage.operator():
+            stage.space.make_service()
+            stage.space.wait_condition("qwen", "Ready", "True", "Ready")
+        generation = stage.space.need("Deployment", "qwen-engine")["metadata"]["generation"]
+        with stage.operator(engine_image="example/engine:2"):
+            stage.proxy.wait_quiet()
+            stage.space.edit("qwen", endpoint={"maxQueuedRequests": 9})
+            stage.space.wait_observed("qwen")
+            stage.proxy.wait_quiet()
+            deployment = stage.space.need("Deployment", "qwen-engine")
+            assert deployment["metadata"]["generation"] == generation
+            assert stage.space.need("InferenceService", "qwen")["status"]["engineImage"] == "example/engine:1"
+            stage.space.edit("qwen", batching={"maxBatchSize": 8})
+
+            def new_image() -> bool:
+                status = stage.space.need("InferenceService", "qwen")["status"]
+                return bool(status["engineImage"] == "example/engine:2")
+
+            wait_until("the new image with the next rollout", new_image)
+            container = stage.space.need("Deployment", "qwen-engine")["spec"]["template"]["spec"]["containers"][0]
+            assert container["image"] == "example/engine:2"
+
+
+@pytest.mark.parametrize("status", [409, 429, 500, 503, 0])
+def test_faults_of_the_api_server_are_outlived(stage: Stage, status: int) -> None:
+    """Every third write fails, a while; 0 is a connection that breaks."""
+    count = 0
+
+    def every_third(call: Call) -> bool:
+        nonlocal count
+        count += int(call.is_write)
+        return call.is_write and count % 3 == 0
+
+    fault = stage.proxy.fail(every_third, status, times=4, Retry_After="0")
+    with stage.operator(), Kubelet(stage.space, ready):
+        stage.space.make_service(autoscaling=AUTOSCALING)
+        stage.space.wait_condition("qwen", "Ready", "True", "Ready", timeout=60)
+        wait_until("the HPA", lambda: stage.space.get("HorizontalPodAutoscaler", "qwen-engine"))
+    assert fault.hits >= 3
+
+
+def test_an_api_server_that_asks_for_patience_gets_it(stage: Stage) -> None:
+    stage.proxy.fail(lambda call: call.is_write, 429, times=1, Retry_After="3")
+    with stage.operator():
+        stage.space.make_service()
+        stage.space.wait_children("qwen")
+    writes = [call for call in stage.proxy.calls if call.is_write]
+    assert writes[0].status == 429
+    assert writes[1].at - writes[0].at >= 3
+
+
+def test_watches_that_break_are_taken_up_again(stage: Stage) -> None:
+    with stage.operator():
+        stage.space.make_service()
+        stage.space.wait_children("qwen")
+        stage.proxy.wait_quiet()
+        stage.proxy.sever()
+        stage.space.delete("PodDisruptionBudget", "qwen-engine")
+        stage.proxy.severed = False
+        wait_until("it is back", lambda: stage.space.get("PodDisruptionBudget", "qwen-engine"), 60)
