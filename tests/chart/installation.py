@@ -7,7 +7,7 @@ import base64
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -114,24 +114,35 @@ def read_secret(api: Api, name: str) -> dict[str, bytes]:
 
 
 @contextmanager
-def running(plane: ControlPlane, process: str, objects: list[Json], folder: Path, *more: str) -> Iterator[None]:
-    """A process of the chart with the flags that the chart gives it, as its ServiceAccount; `more` wins over them."""
+def running(
+    plane: ControlPlane, process: str, objects: list[Json], folder: Path, *more: str
+) -> Iterator[Callable[[], None]]:
+    """A process of the chart with the flags that the chart gives it, as its ServiceAccount; `more` wins over them.
+
+    What it yields fails the test, with the log, if the process has ended.
+    """
     (container,) = find(objects, "Deployment", f"conveyor-{process}")["spec"]["template"]["spec"]["containers"]
     kubeconfig = write_account_kubeconfig(plane, f"conveyor-{process}", folder / f"{process}.kubeconfig")
     command = [sys.executable, *container["command"][1:], *container["args"], f"--kubeconfig={kubeconfig}", *more]
     log = folder / f"{process}.log"
     with log.open("wb") as output:
         started = subprocess.Popen(command, stdout=output, stderr=output)
-    try:
-        yield
+
+    def check() -> None:
         assert started.poll() is None, log.read_text()
+
+    try:
+        yield check
+        check()
     finally:
         started.terminate()
         assert started.wait(timeout=60) == 0, log.read_text()
 
 
-def running_operator(plane: ControlPlane, objects: list[Json], folder: Path) -> AbstractContextManager[None]:
-    return running(plane, "operator", objects, folder, "--address=127.0.0.1", "--port=0")
+def running_operator(
+    plane: ControlPlane, objects: list[Json], folder: Path
+) -> AbstractContextManager[Callable[[], None]]:
+    return running(plane, "operator", objects, folder, "--admin-address=127.0.0.1", "--admin-port=0")
 
 
 def write_account_kubeconfig(plane: ControlPlane, account: str, path: Path) -> Path:

@@ -5,7 +5,7 @@ writes down each of their calls. Nothing is missing if they do their work and no
 if every (group, resource, verb) of the rendered roles was used.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -53,8 +53,8 @@ def used(chart_plane: AuditedControlPlane, tmp_path_factory: pytest.TempPathFact
     api.create("/api/v1/namespaces", {"metadata": {"name": space.namespace}})
     before = {process: len(chart_plane.read_audit(account_of(process))) for process in PROCESSES}
     try:
-        with running_operator(chart_plane, rendered, folder):
-            exercise_operator(space, folder)
+        with running_operator(chart_plane, rendered, folder) as check:
+            exercise_operator(space, check)
             with running(chart_plane, "gateway", rendered, folder, "--host=127.0.0.1", "--port=0", "--admin-port=0"):
                 wait_for_lists(chart_plane, "gateway", 2)
             run_metrics(chart_plane, rendered, folder)
@@ -64,9 +64,9 @@ def used(chart_plane: AuditedControlPlane, tmp_path_factory: pytest.TempPathFact
         api.delete(f"/api/v1/namespaces/{space.namespace}")
 
 
-def exercise_operator(space: Space, folder: Path) -> None:
+def exercise_operator(space: Space, check: Callable[[], None]) -> None:
     """Everything that can happen to a service: made, scaled, edited, its children lost, its volume dropped."""
-    wait_until("its certificate", lambda: read_secret(space.api, METRICS_TLS_SECRET), 90, lambda: logs(folder))
+    wait_until("its certificate", lambda: check() or read_secret(space.api, METRICS_TLS_SECRET), 90)
     name = "qwen"
     cache = {"strategy": "PVC", "size": "1Gi"}
     with Kubelet(space, ready):
@@ -114,10 +114,6 @@ def wait_for_lists(plane: AuditedControlPlane, process: str, count: int) -> None
 
 def account_of(process: str) -> str:
     return f"system:serviceaccount:{SYSTEM_NAMESPACE}:conveyor-{process}"
-
-
-def logs(folder: Path) -> str:
-    return "\n".join(log.read_text() for log in folder.glob("*.log"))
 
 
 def used_rights(calls: list[Json]) -> set[Right]:

@@ -73,9 +73,9 @@ def test_an_upgrade_keeps_the_certificate_and_the_trust_in_it(release: Release, 
     release.upgrade()
     assert read_secret(release.api, METRICS_TLS_SECRET) == {}
     assert release.ca_bundles() == {None}
-    with running_operator(release.plane, render(), tmp_path):
-        wait_until("the Secret", lambda: bool(read_secret(release.api, METRICS_TLS_SECRET)), 60, lambda: None)
-        wait_until("the caBundles", lambda: None not in release.ca_bundles(), 30, lambda: None)
+    with running_operator(release.plane, render(), tmp_path) as check:
+        wait_until("the Secret", lambda: bool(read_secret(release.api, METRICS_TLS_SECRET)), 60, check)
+        wait_until("the caBundles", lambda: None not in release.ca_bundles(), 30, check)
     secret, bundles = read_secret(release.api, METRICS_TLS_SECRET), release.ca_bundles()
     assert secret.keys() >= {"tls.crt", "tls.key", "ca.crt"}
     assert len(bundles) == 1
