@@ -1,0 +1,241 @@
+"""Causal attention over a paged KV cache: one kernel for decode, prefill and chunks of it, and one that joins splits.
+
+Each program has one KV head and a tile of BLOCK_M rows: all query heads of that KV head for a few query tokens
+(GQA packing), so keys and values are read once for the whole group, and tl.dot has its 16 rows even in decode. The
+softmax is online (FlashAttention-2, Dao 2023, algorithm 1). The grid depends on the number of tokens and sequences
+only; a program finds its sequence by bisection, and one without work returns. A few long decodes leave most of the GPU
+idle, so their keys are split among programs and joined afterwards (Flash-Decoding, Dao et al. 2023).
+"""
+
+# Triton compiles the kernels from their source: annotations mean other things to it.
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+_MIN_ROWS = 16  # the smallest M of the tensor cores' products; the interpreter would take less
+_KEYS_PER_SPLIT = 512  # at least; fewer are not worth a second kernel
+_MAX_SPLITS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class TileShape:
+    """How one program's work is cut, and how it is scheduled."""
+
+    rows: int
+    keys: int
+    num_warps: int
+    num_stages: int
+
+
+# By (decode only, head dimension up to); wider heads leave less room in registers and shared memory.
+_TILES = (
+    (True, 128, TileShape(rows=16, keys=64, num_warps=4, num_stages=3)),
+    (True, 256, TileShape(rows=16, keys=32, num_warps=4, num_stages=2)),
+    (True, 512, TileShape(rows=16, keys=16, num_warps=4, num_stages=2)),
+    (False, 64, TileShape(rows=128, keys=64, num_warps=4, num_stages=3)),
+    (False, 128, TileShape(rows=64, keys=64, num_warps=4, num_stages=2)),
+    (False, 256, TileShape(rows=32, keys=32, num_warps=4, num_stages=2)),
+    (False, 512, TileShape(rows=16, keys=16, num_warps=4, num_stages=2)),
+)
+
+
+def tile_shape(decode: bool, head_dim: int, group: int) -> TileShape:
+    """The tile for heads of this dimension, tall enough for one token of a whole group of query heads."""
+    for for_decode, limit, tile in _TILES:
+        if for_decode == decode and head_dim <= limit:
+            rows = max(tile.rows, _MIN_ROWS, triton.next_power_of_2(group))
+            return TileShape(rows, tile.keys, tile.num_warps, tile.num_stages)
+    raise ValueError(f"heads of {head_dim} dimensions are wider than this kernel's widest tile")
+
+
+@triton.jit
+def _find_sequence(query_start, tile, num_seqs, first_token, BLOCK_Q: tl.constexpr):
+    """The sequence whose tiles include `tile`: sequence s begins at tile start(s) // BLOCK_Q + s, by construction."""
+    low = 0
+    high = num_seqs
+    while low < high:
+        middle = (low + high) // 2
+        begins = (tl.load(query_start + middle) - first_token) // BLOCK_Q + middle
+        if begins <= tile:
+            low = middle + 1
+        else:
+            high = middle
+    return low - 1
+
+
+@triton.jit(do_not_specialize=["num_seqs", "table_stride"])
+def _attend(
+    out, partial_out, partial_highest, partial_sum,
+    query, key_cache, value_cache, query_start, seq_lens, block_tables,
+    scale, softcap,
+    query_token_stride, query_head_stride, table_stride, num_seqs, num_rows,
+    GROUP: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr, DIM_PADDED: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_PADDED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, NUM_SPLITS: tl.constexpr,
+):  # fmt: skip
+    tile = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    first_of_all = tl.load(query_start)
+    seq = _find_sequence(query_start, tile, num_seqs, first_of_all, BLOCK_Q)
+    start = tl.load(query_start + seq)
+    num_queries = tl.load(query_start + seq + 1) - start
+    first_query = (tile - ((start - first_of_all) // BLOCK_Q + seq)) * BLOCK_Q
+    if first_query >= num_queries:
+        return
+    seq_len = tl.load(seq_lens + seq)
+
+    rows = tl.arange(0, BLOCK_M)
+    queries = first_query + rows // GROUP  # of this sequence
+    heads = kv_head * GROUP + rows % GROUP
+    real_row = (rows < BLOCK_Q * GROUP) & (queries < num_queries)
+    tokens = (start + queries).to(tl.int64)
+    positions = seq_len - num_queries + queries
+    dims = tl.arange(0, DIM_PADDED)
+    value_dims = tl.arange(0, VALUE_PADDED)
+    q = tl.load(
+        query + tokens[:, None] * query_token_stride + heads[:, None] * query_head_stride + dims[None, :],
+        mask=real_row[:, None] & (dims[None, :] < DIM), other=0.0,
+    )  # fmt: skip
+
+    # The keys that some row of the tile sees, and this program's share of them.
+    last_query = tl.minimum(first_query + BLOCK_Q, num_queries) - 1
+    end = seq_len - num_queries + last_query + 1
+    begin = 0
+    if WINDOW > 0:
+        begin = tl.maximum(seq_len - num_queries + first_query - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
+    if NUM_SPLITS > 1:
+        share = tl.cdiv(tl.cdiv(end - begin, NUM_SPLITS), BLOCK_N) * BLOCK_N
+        begin = begin + split * share
+        end = tl.minimum(end, begin + share)
+
+    highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.full([BLOCK_M], 0.0, tl.float32)
+    acc = tl.full([BLOCK_M, VALUE_PADDED], 0.0, tl.float32)
+    for first_key in range(begin, end, BLOCK_N):
+        keys = first_key + tl.arange(0, BLOCK_N)
+        real_key = keys < end
+        block = tl.load(block_tables + seq.to(tl.int64) * table_stride + keys // BLOCK_SIZE, mask=real_key, other=0)
+        slot = block.to(tl.int64) * BLOCK_SIZE + keys % BLOCK_SIZE
+        k = tl.load(
+            key_cache + (slot * NUM_KV_HEADS + kv_head)[None, :] * DIM + dims[:, None],
+            mask=real_key[None, :] & (dims[:, None] < DIM), other=0.0,
+        )  # fmt: skip
+        scores = tl.dot(q, k, input_precision="ieee") * scale
+        if HAS_SOFTCAP:  # tanh(x) = 2 sigmoid(2x) - 1
+            scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
+        visible = (keys[None, :] <= positions[:, None]) & real_key[None, :]
+        if WINDOW > 0:
+            visible = visible & (keys[None, :] > positions[:, None] - WINDOW)
+        scores = tl.where(visible, scores * 1.4426950408889634, float("-inf"))  # log2(e): exp2 is the fast one
+        new_highest = tl.maximum(highest, tl.max(scores, axis=1))
+        safe = tl.where(new_highest == float("-inf"), 0.0, new_highest)  # a row that has seen nothing yet
+        p = tl.exp2(scores - safe[:, None])
+        factor = tl.exp2(highest - safe)
+        total = total * factor + tl.sum(p, axis=1)
+        v = tl.load(
+            value_cache + (slot * NUM_KV_HEADS + kv_head)[:, None] * VALUE_DIM + value_dims[None, :],
+            mask=real_key[:, None] & (value_dims[None, :] < VALUE_DIM), other=0.0,
+        )  # fmt: skip
+        acc = acc * factor[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
+        highest = new_highest
+
+    real_out = real_row[:, None] & (value_dims[None, :] < VALUE_DIM)
+    row = tokens * NUM_HEADS + heads
+    if NUM_SPLITS == 1:
+        result = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # rows past the queries may have seen nothing
+        tl.store(out + row[:, None] * VALUE_DIM + value_dims[None, :], result.to(out.dtype.element_ty), mask=real_out)
+    else:
+        row = split.to(tl.int64) * num_rows + row
+        tl.store(partial_out + row[:, None] * VALUE_DIM + value_dims[None, :], acc, mask=real_out)
+        tl.store(partial_highest + row, highest, mask=real_row)
+        tl.store(partial_sum + row, total, mask=real_row)
+
+
+@triton.jit
+def _join(
+    out, partial_out, partial_highest, partial_sum, num_rows,
+    VALUE_DIM: tl.constexpr, VALUE_PADDED: tl.constexpr, NUM_SPLITS: tl.constexpr,
+):  # fmt: skip
+    """One row of `out` from the splits' unnormalised sums, each relative to its own highest score."""
+    row = tl.program_id(0).to(tl.int64)
+    splits = tl.arange(0, NUM_SPLITS) * num_rows + row
+    dims = tl.arange(0, VALUE_PADDED)
+    highest = tl.load(partial_highest + splits)
+    factor = tl.exp2(highest - tl.max(highest, axis=0))
+    total = tl.sum(tl.load(partial_sum + splits) * factor, axis=0)
+    parts = tl.load(
+        partial_out + splits[:, None] * VALUE_DIM + dims[None, :], mask=dims[None, :] < VALUE_DIM, other=0.0
+    )  # fmt: skip
+    result = tl.sum(parts * factor[:, None], axis=0) / total
+    tl.store(out + row * VALUE_DIM + dims, result.to(out.dtype.element_ty), mask=dims < VALUE_DIM)
+
+
+def choose_splits(num_seqs: int, num_kv_heads: int, max_keys: int, num_processors: int) -> int:
+    """Programs that share one decode's keys: a power of two, enough to fill the GPU about twice."""
+    wanted = 2 * num_processors // max(1, num_seqs * num_kv_heads)
+    splits = min(wanted, max_keys // _KEYS_PER_SPLIT, _MAX_SPLITS)
+    return 1 << max(0, splits.bit_length() - 1)
+
+
+def paged_attention(
+    query: torch.Tensor,
+    caches: tuple[torch.Tensor, torch.Tensor],
+    query_start: torch.Tensor,
+    seq_lens: torch.Tensor,
+    block_tables: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    block_size: int,
+    num_queries: int,
+    decode: bool,
+    scaling: float,
+    sliding_window: int | None,
+    softcap: float | None,
+    num_splits: int = 1,
+) -> None:
+    """Attention of the tokens query_start[0] .. query_start[-1] of query (T, H, D), into out (T, H, Dv).
+
+    caches: K (blocks * block_size, Hkv, D), V (..., Dv); query_start (B + 1,), seq_lens (B,), block_tables (B, W)
+    int32; num_queries = query_start[-1] - query_start[0], known on the host; decode = one query token each.
+    num_splits: a power of two, more than 1 for decodes only.
+    """
+    keys, values = caches
+    num_heads, dim = query.shape[1:]
+    num_kv_heads, value_dim = values.shape[1:]
+    group = num_heads // num_kv_heads
+    tile = tile_shape(decode, max(dim, value_dim), group)
+    assert tile.rows >= _MIN_ROWS
+    assert num_splits == 1 or decode
+    tokens_per_tile = tile.rows // group
+    num_seqs = seq_lens.shape[0]
+    value_padded = max(16, triton.next_power_of_2(value_dim))
+    partial_out = partial_highest = partial_sum = out
+    num_rows = num_queries * num_heads
+    if num_splits > 1:
+        assert query_start.storage_offset() == 0  # decodes come first: their rows are the first of `out`
+        partial_out = torch.empty((num_splits, num_rows, value_dim), dtype=torch.float32, device=query.device)
+        partial_highest, partial_sum = partial_out.new_empty((2, num_splits, num_rows)).unbind()
+    # Sequence s begins at tile (its first token) // tokens_per_tile + s: never more tiles than this.
+    num_tiles = num_queries // tokens_per_tile + num_seqs
+    _attend[(num_tiles, num_kv_heads, num_splits)](
+        out, partial_out, partial_highest, partial_sum,
+        query, keys, values, query_start, seq_lens, block_tables,
+        scaling, 0.0 if softcap is None else softcap,
+        query.stride(0), query.stride(1), block_tables.stride(0), num_seqs, num_rows,
+        GROUP=group, NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads,
+        DIM=dim, DIM_PADDED=max(16, triton.next_power_of_2(dim)), VALUE_DIM=value_dim, VALUE_PADDED=value_padded,
+        BLOCK_SIZE=block_size, WINDOW=sliding_window or 0, HAS_SOFTCAP=softcap is not None,
+        BLOCK_M=tile.rows, BLOCK_Q=tokens_per_tile, BLOCK_N=tile.keys, NUM_SPLITS=num_splits,
+        num_warps=tile.num_warps, num_stages=tile.num_stages,
+    )  # fmt: skip
+    if num_splits > 1:
+        _join[(num_rows,)](
+            out, partial_out, partial_highest, partial_sum, num_rows,
+            VALUE_DIM=value_dim, VALUE_PADDED=value_padded, NUM_SPLITS=num_splits,
+        )  # fmt: skip
