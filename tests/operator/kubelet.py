@@ -16,13 +16,14 @@ from tests.operator.stage import Space
 from e2e.cluster.api import ApiError
 
 Json = dict[str, Any]
+Decide = Callable[[Json], Json | None]
 TIME = "2026-11-21T08:00:00Z"
 
 
 class Kubelet:
     """Use as a context manager; `decide` may be replaced on the way. None leaves a pod as it is."""
 
-    def __init__(self, space: Space, decide: Callable[[Json], Json | None]) -> None:
+    def __init__(self, space: Space, decide: Decide) -> None:
         self._space = space
         self.decide = decide
         self._node = f"node-{space.namespace}"
