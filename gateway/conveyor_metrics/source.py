@@ -56,6 +56,9 @@ class Gateway:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}/demand"
 
+    def __str__(self) -> str:
+        return self.url if self.serving else f"{self.url} (not ready)"
+
 
 class _Unreadable(Exception):
     """One gateway did not say what it holds."""
@@ -88,7 +91,7 @@ class GatewaySource:
     def set_slices(self, slices: Iterable[Json]) -> None:
         gateways = parse_gateways(slices)
         if gateways != self.gateways:
-            logger.info("gateways: %s", ", ".join(gateway.url for gateway in gateways) or "none")
+            logger.info("gateways: %s", ", ".join(map(str, gateways)) or "none")
         self.gateways = gateways
         self._unreadable &= set(gateways)
 
