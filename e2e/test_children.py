@@ -17,9 +17,9 @@ def test_children_deleted_or_edited_by_hand_are_restored_and_leave_with_their_ow
         uid = kube.get(kind, "kept-engine", namespace)["metadata"]["uid"]
         kube.kubectl("delete", kind, "kept-engine", "-n", namespace, "--wait=false")
         kube.wait_until(f"a new {kind}", lambda kind=kind, uid=uid: is_new(kind, uid, namespace), 60)
-    edit = {"spec": {"template": {"spec": {"terminationGracePeriodSeconds": 1}}}}
+    edit = {"spec": {"template": {"spec": {"terminationGracePeriodSeconds": 77}}}}
     kube.kubectl("patch", "deployment", "kept-engine", "-n", namespace, "-p", json.dumps(edit))
-    kube.wait_until("the edit is undone", lambda: grace_seconds(namespace) > 1, 60)
+    kube.wait_until("the edit is undone", lambda: grace_seconds(namespace) != 77, 60)
     kube.wait_ready("kept", namespace)
     kube.kubectl("delete", "infsvc", "kept", "-n", namespace)
     kube.wait_until("nothing is left", lambda: not left(namespace), 180)
