@@ -12,7 +12,7 @@ from aiohttp.web import BaseRequest, Response
 
 from conveyor_api.names import REQUEST_ID_HEADER
 from conveyor_gateway.catalog import Directory, Service
-from conveyor_gateway.errors import GatewayError, MethodNotAllowed
+from conveyor_gateway.errors import GatewayError, MethodNotAllowed, Unavailable
 from conveyor_gateway.routing import model_id
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
@@ -35,6 +35,10 @@ def build_error(error: GatewayError, request_id: str) -> Response:
     if isinstance(error, MethodNotAllowed):
         answer.headers["Allow"] = error.allowed
     return answer
+
+
+def build_stopping() -> GatewayError:
+    return Unavailable("the gateway is stopping; try again", "stopping")
 
 
 def build_error_event(error: GatewayError) -> bytes:

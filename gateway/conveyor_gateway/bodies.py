@@ -39,9 +39,11 @@ class BodyReader:
         if (request.content_length or 0) > self._max_request_bytes:
             raise self._too_large()
         size = 0
+        # Most bodies are there with their headers: no timer for those.
+        limit_seconds = None if request.content.is_eof() else self._timeout_seconds
         try:
-            async with asyncio.timeout(self._timeout_seconds):
-                async for piece in request.content.iter_any():
+            async with asyncio.timeout(limit_seconds):
+                while piece := await request.content.readany():
                     pieces.append(piece)
                     self._hold(len(piece))
                     size += len(piece)

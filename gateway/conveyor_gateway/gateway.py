@@ -16,10 +16,10 @@ from aiohttp.web import BaseRequest, StreamResponse
 
 from conveyor_api.names import REQUEST_ID_HEADER, REQUEST_TIMEOUT_HEADER
 from conveyor_gateway.admission import Ticket
-from conveyor_gateway.answers import build_error, build_error_event, find_request_id
+from conveyor_gateway.answers import build_error, build_stopping, find_request_id
 from conveyor_gateway.bodies import BodyReader, parse_body, rename_model
 from conveyor_gateway.catalog import Service
-from conveyor_gateway.errors import EngineFailed, GatewayError, InvalidRequest, NotFound, TimedOut, Unavailable
+from conveyor_gateway.errors import EngineFailed, GatewayError, InvalidRequest, NotFound, TimedOut
 from conveyor_gateway.proxy import (
     Answer,
     EngineBroke,
@@ -28,15 +28,14 @@ from conveyor_gateway.proxy import (
     EngineRefused,
     EngineRequest,
     build_engine_headers,
-    ends_event,
 )
 from conveyor_gateway.queues import Queues
 from conveyor_gateway.record import Record, Recorder
+from conveyor_gateway.relay import Relay, forgive_cancellation
 from conveyor_gateway.routing import Route, find_model
 
 # A request whose engines die is tried on this many: one that kills engines must not kill them all.
 MAX_LOST: Final = 3
-_LAST_WORDS_SECONDS: Final = 1.0
 
 
 class Gateway:
@@ -64,8 +63,8 @@ class Gateway:
             if not self._stopped or request.writer.output_size > 0:
                 record.set_client_gone()
                 raise
-            _forgive_cancellation()
-            return self._refuse(_stopping(), record)
+            forgive_cancellation()
+            return self._refuse(build_stopping(), record)
         finally:
             self._running.discard(task)
             self._recorder.finish(record)
@@ -157,74 +156,14 @@ class Gateway:
     ) -> StreamResponse:
         record.set_answered(answer.status)
         answer.headers[REQUEST_ID_HEADER] = record.request_id
-        response = StreamResponse(status=answer.status, reason=answer.reason, headers=answer.headers)
+        relay = Relay(request, answer, record, standstill_seconds, is_stopping=lambda: self._stopped)
         try:
             if answer.is_whole:
                 ticket.close()  # the engine is done; how slowly the client reads is not its business
-            await self._stream(request, response, answer, record, standstill_seconds)
+                return await relay.send_whole()
+            return await relay.send_stream()
         finally:
             answer.close()
-        return response
-
-    async def _stream(
-        self, request: BaseRequest, response: StreamResponse, answer: Answer, record: Record, standstill_seconds: float
-    ) -> None:
-        """Passes the answer on; one that breaks off is ended so that the client knows."""
-        loop = asyncio.get_running_loop()
-        tail = b""
-        try:
-            async with asyncio.timeout(standstill_seconds) as standstill:
-                await response.prepare(request)
-                chunk = answer.first
-                while chunk:
-                    await response.write(chunk)
-                    record.sent_bytes += len(chunk)
-                    tail = chunk if len(chunk) >= 4 else (tail + chunk)[-4:]
-                    standstill.reschedule(loop.time() + standstill_seconds)
-                    chunk = await answer.read()
-                await response.write_eof()
-            return
-        except ConnectionError:
-            record.set_client_gone()
-            return
-        except EngineBroke as error:
-            failure: GatewayError = EngineFailed(f"the engine broke off in its answer: {error}", "engine_broke")
-        except TimeoutError:
-            failure = TimedOut(f"nothing moved for {standstill_seconds:g} s", "standstill")
-        except asyncio.CancelledError:
-            if not self._stopped:
-                raise
-            _forgive_cancellation()
-            failure = _stopping()
-        record.reason = failure.code
-        await _end_stream(request, response, failure, tail if answer.is_event_stream else None)
-
-
-async def _end_stream(
-    request: BaseRequest, response: StreamResponse, failure: GatewayError, tail: bytes | None
-) -> None:
-    """Ends an answer that has begun: an event stream (`tail`: its last bytes) with an event, any other with a break."""
-    try:
-        if tail is not None:
-            async with asyncio.timeout(_LAST_WORDS_SECONDS):
-                await response.write((b"" if not tail or ends_event(tail) else b"\n\n") + build_error_event(failure))
-                await response.write_eof()
-                return
-    except (TimeoutError, ConnectionError):
-        pass
-    if request.transport is not None:
-        request.transport.abort()
-
-
-def _stopping() -> GatewayError:
-    return Unavailable("the gateway is stopping; try again", "stopping")
-
-
-def _forgive_cancellation() -> None:
-    """`Gateway.stop` has cancelled this task; it goes on, to say so to its client."""
-    task = asyncio.current_task()
-    assert task is not None, "aiohttp runs every handler in a task"
-    task.uncancel()
 
 
 def _timeout_seconds(request: BaseRequest, service: Service) -> float:

@@ -5,7 +5,7 @@ import os
 import re
 import subprocess
 import sys
-import threading
+import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -29,7 +29,7 @@ class GatewayProcess:
             *(sys.executable, "-m", "conveyor_gateway", "--kubeconfig", str(kubeconfig)),
             *("--host", "127.0.0.1", "--port", "0", "--admin-port", "0", *arguments),
         ]
-        self.log: list[str] = []
+        self._log_file = tempfile.NamedTemporaryFile("w+", prefix="gateway-", suffix=".log")  # noqa: SIM115  closed by kill
         self.port = self.admin_port = 0
 
     def __enter__(self) -> Self:
@@ -44,11 +44,9 @@ class GatewayProcess:
         """Returns when it is ready."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("KUBERNETES_")}
         self.process = subprocess.Popen(
-            self._command, cwd=REPOSITORY, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+            self._command, cwd=REPOSITORY, env=environment, stdout=subprocess.DEVNULL, stderr=self._log_file
         )
-        self._reader = threading.Thread(target=self._read_log, daemon=True)
-        self._reader.start()
-        self._wait("the gateway's ports", lambda: self.admin_port != 0, 30)
+        self._wait("the gateway's ports", self._find_ports, 30)
         self._wait("the gateway", lambda: self.admin("/readyz")[0] == 200, timeout_seconds)
 
     def __exit__(
@@ -56,16 +54,19 @@ class GatewayProcess:
     ) -> None:
         self.kill()
 
-    def _read_log(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.log.append(line)
-            if match := re.search(r"serving port=(\d+) admin_port=(\d+)", line):
-                self.port, self.admin_port = int(match[1]), int(match[2])
+    @property
+    def log(self) -> list[str]:
+        return Path(self._log_file.name).read_text().splitlines()
+
+    def _find_ports(self) -> bool:
+        found = re.search(r"serving port=(\d+) admin_port=(\d+)", "\n".join(self.log))
+        if found:
+            self.port, self.admin_port = int(found[1]), int(found[2])
+        return found is not None
 
     def _wait(self, what: str, ready: Callable[[], bool], timeout_seconds: float) -> None:
         def check() -> None:
-            assert self.process.poll() is None, "".join(self.log)
+            assert self.process.poll() is None, "\n".join(self.log)
 
         wait_until(what, ready, timeout_seconds, check)
 
@@ -77,15 +78,12 @@ class GatewayProcess:
         self.process.terminate()
 
     def wait_ended(self, timeout_seconds: float = 30) -> int:
-        code = self.process.wait(timeout_seconds)
-        self._reader.join(5)
-        return code
+        return self.process.wait(timeout_seconds)
 
     def kill(self) -> None:
         self.process.kill()
         self.wait_ended()
-        assert self.process.stderr is not None
-        self.process.stderr.close()
+        self._log_file.close()
 
     def admin(self, path: str) -> tuple[int, str]:
         """Status and text of a page of the admin port; 0 while nobody answers."""

@@ -21,9 +21,10 @@ from conveyor_gateway.__main__ import main
 
 @pytest.fixture
 async def ending(kubeconfig: Path, cluster: Cluster) -> AsyncIterator[Stack]:
-    """A stack with a gateway of its own that the test may end; it drains for 0.5 s + 3 s and waits 1 s for a body."""
+    """A stack whose gateway the test may end. It drains for 0.5 s + 3 s, waits 1 s for a body, holds 1500 bytes."""
     times = ("--drain-delay-seconds=0.5", "--drain-timeout-seconds=3", "--body-timeout-seconds=1")
-    gateway = GatewayProcess(kubeconfig, "--watch-namespaces", cluster.namespace, *times)
+    sizes = ("--max-request-bytes=1000", "--max-held-bytes=1500")
+    gateway = GatewayProcess(kubeconfig, "--watch-namespaces", cluster.namespace, *times, *sizes)
     try:
         await asyncio.to_thread(gateway.start)
         stack = Stack(gateway, cluster)
@@ -120,6 +121,26 @@ async def test_an_idle_kept_alive_connection_does_not_delay_the_end(ending: Stac
         assert answer.status == 200
     ending.gateway.terminate()
     assert await asyncio.to_thread(ending.gateway.wait_ended, 3.0) == 0  # the drain timeout alone is 3 s
+
+
+async def test_bodies_beyond_what_the_gateway_may_hold_are_answered_503(
+    ending: Stack, http: aiohttp.ClientSession
+) -> None:
+    async def ask_with_900_bytes() -> tuple[int, bytes]:
+        async with http.post(ending.completions, data=b" " * 900) as answer:
+            return answer.status, await answer.read()
+
+    holding = asyncio.create_task(ask_with_900_bytes())
+    await ending.wait_demand(queued=1)
+    assert ending.gateway.metric("conveyor_gateway_held_body_bytes") == 900
+    status, body = await ask_with_900_bytes()
+    assert (status, json.loads(body)["error"]["code"]) == (503, "gateway_memory_full")
+    holding.cancel()
+    await ending.wait_demand(queued=0)
+    assert ending.gateway.metric("conveyor_gateway_held_body_bytes") == 0
+    holding = asyncio.create_task(ask_with_900_bytes())
+    await ending.wait_demand(queued=1)
+    holding.cancel()
 
 
 async def test_a_body_that_does_not_arrive_in_time_or_turns_to_nonsense_is_answered_408(ending: Stack) -> None:

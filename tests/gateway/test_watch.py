@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import aiohttp
 import pytest
 from kubernetes.aio.client import ApiClient, Configuration
 from tests.gateway.api_proxy import ApiProxy
@@ -106,6 +107,17 @@ async def test_while_the_api_server_is_away_what_was_known_stays(followed: Follo
     await asyncio.to_thread(followed.cluster.apply_service, "new")
     await until(lambda: followed.knows("qwen", "new"))
     assert followed.states[0].heard_at > heard
+
+
+async def test_a_watch_that_falls_silent_is_given_up_and_listed_again(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("conveyor_gateway.watch._WATCH_TIMEOUT", aiohttp.ClientTimeout(total=None, sock_read=0.5))
+    followed.proxy.end_watches()  # those that begin now are given up after half a second of silence
+    await until(lambda: followed.proxy.watches == 4)
+    followed.proxy.loses_events = True
+    await asyncio.to_thread(followed.cluster.apply_service, "new")
+    await until(lambda: followed.knows("new"))
 
 
 async def test_a_long_list_is_read_page_by_page(followed: Followed, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,109 @@
+"""An engine's answer on its way to the client: passed on as it comes, and ended so that the client knows if it breaks.
+
+Called by `gateway` once the answer's first byte is there; from here on nothing can be tried again.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from aiohttp.web import BaseRequest, Response, StreamResponse
+
+from conveyor_gateway.answers import build_error_event, build_stopping
+from conveyor_gateway.errors import EngineFailed, GatewayError, TimedOut
+from conveyor_gateway.proxy import Answer, EngineBroke, ends_event
+from conveyor_gateway.record import Record
+
+_LAST_WORDS_SECONDS: Final = 1.0
+
+
+class Relay:
+    """One answer to one client. What stands still for `standstill_seconds`, on either side, is ended."""
+
+    def __init__(
+        self,
+        request: BaseRequest,
+        answer: Answer,
+        record: Record,
+        standstill_seconds: float,
+        is_stopping: Callable[[], bool],
+    ) -> None:
+        self._request = request
+        self._answer = answer
+        self._record = record
+        self._standstill_seconds = standstill_seconds
+        self._is_stopping = is_stopping
+        self._tail = b""
+
+    async def send_whole(self) -> StreamResponse:
+        """Headers and body in one write."""
+        answer = self._answer
+        response = Response(status=answer.status, reason=answer.reason, headers=answer.headers, body=answer.first)
+        try:
+            async with asyncio.timeout(self._standstill_seconds):
+                await response.prepare(self._request)
+                await response.write_eof()
+            self._record.sent_bytes = len(answer.first)
+        except ConnectionError:
+            self._record.set_client_gone()
+        except TimeoutError:
+            self._record.reason = "standstill"
+            self._break_off()
+        return response
+
+    async def send_stream(self) -> StreamResponse:
+        """Piece by piece."""
+        response = StreamResponse(status=self._answer.status, reason=self._answer.reason, headers=self._answer.headers)
+        try:
+            await self._pass_on(response)
+        except ConnectionError:
+            self._record.set_client_gone()
+        except EngineBroke as error:
+            failure = EngineFailed(f"the engine broke off in its answer: {error}", "engine_broke")
+            await self._end(response, failure)
+        except TimeoutError:
+            await self._end(response, TimedOut(f"nothing moved for {self._standstill_seconds:g} s", "standstill"))
+        except asyncio.CancelledError:
+            if not self._is_stopping():
+                raise
+            forgive_cancellation()
+            await self._end(response, build_stopping())
+        return response
+
+    async def _pass_on(self, response: StreamResponse) -> None:
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(self._standstill_seconds) as standstill:
+            await response.prepare(self._request)
+            chunk = self._answer.first
+            while chunk:
+                await response.write(chunk)
+                self._record.sent_bytes += len(chunk)
+                self._tail = chunk if len(chunk) >= 4 else (self._tail + chunk)[-4:]
+                standstill.reschedule(loop.time() + self._standstill_seconds)
+                chunk = await self._answer.read()
+            await response.write_eof()
+
+    async def _end(self, response: StreamResponse, failure: GatewayError) -> None:
+        """An event stream ends with an event that says why, any other answer with a break."""
+        self._record.reason = failure.code
+        if self._answer.is_event_stream:
+            glue = b"" if not self._tail or ends_event(self._tail) else b"\n\n"
+            try:
+                async with asyncio.timeout(_LAST_WORDS_SECONDS):
+                    await response.write(glue + build_error_event(failure))
+                    await response.write_eof()
+                    return
+            except (TimeoutError, ConnectionError):
+                pass
+        self._break_off()
+
+    def _break_off(self) -> None:
+        if self._request.transport is not None:
+            self._request.transport.abort()
+
+
+def forgive_cancellation() -> None:
+    """The gateway stops and has cancelled this task; it goes on, to say so to its client."""
+    task = asyncio.current_task()
+    assert task is not None, "aiohttp runs every handler in a task"
+    task.uncancel()
