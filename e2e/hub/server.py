@@ -29,6 +29,15 @@ class Faults:
     gated: frozenset[str] = frozenset()  # repositories whose terms nobody here has accepted
 
 
+@dataclass(frozen=True)
+class HubRequest:
+    """One request as the hub got it."""
+
+    method: str
+    path: str
+    range: str | None
+
+
 class Hub(ThreadingHTTPServer):
     """Serves a folder. `token`: what `Authorization: Bearer` must say, for everything."""
 
@@ -41,6 +50,7 @@ class Hub(ThreadingHTTPServer):
         self.root = root
         self.token = token
         self.faults = faults or Faults()
+        self.requests: list[HubRequest] = []
 
     @property
     def url(self) -> str:
@@ -65,11 +75,14 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer()
 
     def log_message(self, format: str, *args: object) -> None:
-        print(f"event=request line={json.dumps(format % args)} range={self.headers.get('Range')}", flush=True)
+        pass  # `requests` tells more
 
     def _answer(self) -> None:
         url = urlsplit(self.path)
         path = unquote(url.path)
+        request = HubRequest(self.command, path, self.headers.get("Range"))
+        self.server.requests.append(request)
+        print(f"event=request method={request.method} path={path} range={request.range}", flush=True)
         try:
             if match := _TREE.fullmatch(path):
                 self._send_json(_tree(self._revision(match[1], match[2])))

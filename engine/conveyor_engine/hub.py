@@ -1,11 +1,12 @@
 """The Hugging Face hub, through huggingface_hub: what a repository holds, and one file's bytes. Used by `fetch`.
 
-HF_ENDPOINT and HF_TOKEN are read by huggingface_hub itself. Its own download to a directory forgets partial files when
-the process dies, so the bytes are taken with its `http_get`, which can go on where a file ends.
+HF_ENDPOINT and HF_TOKEN mean what they mean to huggingface_hub. Its own download to a directory forgets partial files
+when the process dies, so the bytes are taken with its `http_get`, which can go on where a file ends.
 """
 
 import io
 import logging
+import os
 import re
 import time
 from collections.abc import Iterator
@@ -52,11 +53,13 @@ class HubModel:
 def describe_model(repository: str, revision: str) -> HubModel:
     """What the revision is now. Raises ModelError (ModelNotFound, ModelDownloadFailed)."""
     with _errors_explained(repository, revision):
-        info = HfApi().model_info(repository, revision=revision, files_metadata=True)
+        info = HfApi(endpoint=_endpoint(), token=_token()).model_info(
+            repository, revision=revision, files_metadata=True
+        )
     files = tuple(_describe_file(s) for s in info.siblings or () if _PLAIN_NAME.fullmatch(s.rfilename))
     _log.info("event=revision_pinned repository=%s revision=%s commit=%s", repository, revision, info.sha)
     if info.sha is None:
-        raise ModelError(f"{constants.ENDPOINT} does not say which commit {revision} is", reason="ModelDownloadFailed")
+        raise ModelError(f"{_endpoint()} does not say which commit {revision} is", reason="ModelDownloadFailed")
     return HubModel(repository, info.sha, files)
 
 
@@ -64,7 +67,7 @@ def _describe_file(sibling: Any) -> HubFile:
     if sibling.lfs is not None:
         return HubFile(sibling.rfilename, sibling.lfs.size, sibling.lfs.sha256, is_large=True)
     if sibling.size is None or sibling.blob_id is None:
-        message = f"{constants.ENDPOINT} gives neither size nor digest of {sibling.rfilename}"
+        message = f"{_endpoint()} gives neither size nor digest of {sibling.rfilename}"
         raise ModelError(message, reason="ModelDownloadFailed")
     return HubFile(sibling.rfilename, sibling.size, sibling.blob_id, is_large=False)
 
@@ -77,11 +80,11 @@ def download(model: HubModel, file: HubFile, path: Path) -> None:
         present = 0
     if present:
         _log.info("event=file_resumed file=%s bytes_present=%d bytes=%d", file.name, present, file.size)
-    url = hf_hub_url(model.repository, file.name, revision=model.commit)
+    url = hf_hub_url(model.repository, file.name, revision=model.commit, endpoint=_endpoint())
     disable_progress_bars()
     with _errors_explained(model.repository, model.commit), _ProgressFile(path, file) as content:
-        headers = build_hf_headers()
-        location = get_hf_file_metadata(url).location
+        headers = build_hf_headers(token=_token())
+        location = get_hf_file_metadata(url, token=_token()).location
         if urlsplit(location).netloc != urlsplit(url).netloc:
             headers.pop("authorization", None)  # a signed address of another host: the token is not for it
         http_get(location, content, resume_size=present, headers=headers, expected_size=file.size)
@@ -107,7 +110,7 @@ class _ProgressFile(io.FileIO):
 @contextmanager
 def _errors_explained(repository: str, revision: str) -> Iterator[None]:
     """huggingface_hub's errors as ours. The one broad except of the fetching process: it raises its HTTP library's."""
-    where = f"at {constants.ENDPOINT}"
+    where = f"at {_endpoint()}"
     try:
         yield
     except ModelError:
@@ -126,6 +129,15 @@ def _errors_explained(repository: str, revision: str) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError):
             raise  # the disk's, not the network's
         raise _failed(f"{repository} {where} cannot be fetched: {type(error).__name__}: {error}") from error
+
+
+def _endpoint() -> str:
+    return os.environ.get("HF_ENDPOINT", "").rstrip("/") or constants.ENDPOINT
+
+
+def _token() -> str | bool:
+    """False: send none, not even one that was saved on this machine."""
+    return os.environ.get("HF_TOKEN", "").strip() or False
 
 
 def _failed(message: str) -> ModelError:
