@@ -1,7 +1,7 @@
 """The README's and the quickstart's commands, verbatim.
 
-Two things stand in for what this cluster has not: the hub is a local one that speaks the hub's protocol and
-serves the demo model under the manifest's name, and `engine.device: Auto` lets the engine run without a real GPU.
+What this cluster has not is stood in for between two of the quickstart's commands: the hub is a local one that speaks
+the hub's protocol and serves the demo model under the manifest's name, and `engine.device: Auto` runs it on the CPU.
 """
 
 import os
@@ -9,9 +9,13 @@ import re
 import subprocess
 from pathlib import Path
 
+import yaml
+
 from e2e import kube
 from e2e.cluster.paths import REPOSITORY
 from e2e.cluster.tools import search_path
+from e2e.deploy import deploy
+from e2e.hub_of_demo import from_hub, running_hub
 
 
 def commands(page: str, section: str | None = None) -> list[str]:
@@ -45,3 +49,17 @@ def test_the_readme_s_demo_does_what_it_says_and_its_curl_answers() -> None:
     assert "0 failed" in out
     assert '"object":"chat.completion"' in shell(curl).replace(" ", "")
     kube.kubectl("delete", "infsvc", "demo", "-n", "default", "--timeout=120s")
+
+
+def test_the_quickstart_s_commands_do_what_they_say(tmp_path: Path) -> None:
+    try:
+        with running_hub(tmp_path) as hub:
+            for block in commands("docs/quickstart.md"):
+                out = shell(block)
+                if "kubectl apply" in block:
+                    kube.apply(from_hub(hub, yaml.safe_load((kube.MANIFESTS / "qwen.yaml").read_text())), "default")
+                if "curl" in block:
+                    assert '"object":"chat.completion"' in out.replace(" ", "")
+    finally:
+        kube.kubectl("delete", "infsvc", "qwen", "-n", "default", "--ignore-not-found")
+        deploy()  # the stories after this one run the images that were built, by their digests

@@ -42,6 +42,10 @@ class Containerd:
         manifest = json.loads(self._run("content", "get", lines[0][2]))
         return str(manifest["config"]["digest"])
 
+    def tag_image(self, name: str, other: str) -> None:
+        """Gives an image a second name, taken from whatever had it."""
+        self._run("images", "tag", "--force", name, other)
+
     def remove_images(self, repository: str, but: str) -> None:
         """Removes the images of a repository except one, and waits until their layers are gone."""
         names = self._run("images", "ls", "--quiet").split()

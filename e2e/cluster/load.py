@@ -8,19 +8,24 @@ import json
 import subprocess
 import tempfile
 import time
+import tomllib
 from pathlib import Path
 
 from e2e.cluster import buildah, kind, local
 from e2e.cluster.containerd import BLOBS, Containerd
 from e2e.cluster.images import IMAGES, image_id, loaded_tag
-from e2e.cluster.paths import CACHE
+from e2e.cluster.paths import CACHE, REPOSITORY
+
+# The chart's default tag, so that its plain `helm install` finds on the nodes what was built here.
+VERSION = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
 
 
 def load_into_kind() -> None:
     names = []
     for key, image in IMAGES.items():
-        names.append(f"{image.repository}:{loaded_tag(key)}")
-        subprocess.run(["docker", "tag", image.name, names[-1]], check=True)
+        for tag in (loaded_tag(key), VERSION):
+            names.append(f"{image.repository}:{tag}")
+            subprocess.run(["docker", "tag", image.name, names[-1]], check=True)
     subprocess.run(["kind", "load", "docker-image", "--name", kind.NAME, *names], check=True)
 
 
@@ -30,13 +35,18 @@ def load_into_local() -> None:
         target, digest = f"{image.repository}:{loaded_tag(key)}", f"sha256:{image_id(image)}"
         if runtime.image_id(target) == digest:
             print(f"{target} is loaded already", flush=True)
-            continue
-        print(f"loading {target} ...", flush=True)
-        started = time.monotonic()
-        _copy(image.name, target, runtime)
-        if runtime.image_id(target) != digest:
-            raise RuntimeError(f"{target} on the node is not the one that was built")
-        print(f"loaded {target} in {time.monotonic() - started:.0f} s", flush=True)
+        else:
+            _load(image.name, target, digest, runtime)
+        runtime.tag_image(target, f"{image.repository}:{VERSION}")
+
+
+def _load(name: str, target: str, digest: str, runtime: Containerd) -> None:
+    print(f"loading {target} ...", flush=True)
+    started = time.monotonic()
+    _copy(name, target, runtime)
+    if runtime.image_id(target) != digest:
+        raise RuntimeError(f"{target} on the node is not the one that was built")
+    print(f"loaded {target} in {time.monotonic() - started:.0f} s", flush=True)
 
 
 def _copy(name: str, target: str, runtime: Containerd) -> None:

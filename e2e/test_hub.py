@@ -1,0 +1,43 @@
+"""`hf://` models, from a hub that speaks the real protocol: served when they are right, explained when they are not."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from e2e import kube
+from e2e.hub.server import Faults
+from e2e.hub_of_demo import REPOSITORY, from_hub, running_hub
+from e2e.test_modes import ask
+
+
+def manifest(**model: Any) -> dict[str, Any]:
+    body: dict[str, Any] = yaml.safe_load((kube.MANIFESTS / "qwen.yaml").read_text())
+    body["spec"]["model"].update(model)
+    return body
+
+
+def test_the_documentation_s_manifest_is_fetched_and_answers(namespace: str, tmp_path: Path) -> None:
+    with running_hub(tmp_path) as hub:
+        kube.apply(from_hub(hub, manifest()), namespace)
+        kube.wait_ready("qwen", namespace)
+        assert ask("qwen", namespace)
+        assert any("safetensors" in request.path for request in hub.requests)
+
+
+def test_a_missing_model_and_a_wrong_checksum_are_conditions(namespace: str, tmp_path: Path) -> None:
+    faults = Faults(corrupt=frozenset({"model.safetensors"}))
+    with running_hub(tmp_path, faults) as hub:
+        kube.apply(from_hub(hub, manifest()), namespace)
+        found = kube.wait_until("ChecksumMismatch", lambda: failed("ChecksumMismatch", namespace), 120)
+        assert "model.safetensors" in found["message"]
+        kube.apply(from_hub(hub, manifest(uri="hf://Qwen/No-Such-Model")), namespace)
+        found = kube.wait_until("ModelNotFound", lambda: failed("ModelNotFound", namespace), 120)
+        assert "No-Such-Model" in found["message"]
+        kube.apply(from_hub(hub, manifest(uri=f"hf://{REPOSITORY}@no-such-revision")), namespace)
+        found = kube.wait_until("no revision", lambda: failed("ModelNotFound", namespace, "no-such-revision"), 120)
+
+
+def failed(reason: str, namespace: str, word: str = "") -> dict[str, Any] | None:
+    condition = kube.condition(kube.get("infsvc", "qwen", namespace), "ModelAvailable")
+    return condition if condition.get("reason") == reason and word in condition["message"] else None
