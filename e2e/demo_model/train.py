@@ -1,0 +1,134 @@
+"""Train tokenizer and model and save both as transformers does. Called by `e2e.demo_model`.
+
+Fixed steps and seed: the same machine and thread count give the same weights. Sized for two CPU cores in float32.
+"""
+
+import math
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from e2e.demo_model.corpus import ASSISTANT, END, QUESTIONS, USER, Topic, answer_text, build_topics, question_text
+
+SEED = 20261121
+VOCABULARY = 2048
+ROWS = 8  # conversations per step
+STEPS = 360
+LEARNING_RATE = 3e-3
+CONTINUATIONS = 0.1  # share of the rows that are an answer without a question
+IGNORED = -100  # label of what is not to be learnt: padding and questions
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message['role'] == 'user' %}" + USER + "{{ message['content'] }}" + END + ""
+    "{% elif message['role'] == 'assistant' %}" + ASSISTANT + "{{ message['content'] }}" + END + ""
+    "{% endif %}{% endfor %}"  # the model has never seen a system message: it is left out
+    "{% if add_generation_prompt %}" + ASSISTANT + "{% endif %}"
+)
+
+
+def train(directory: Path, progress: Callable[[str], None]) -> None:
+    """Leave a model directory (safetensors, tokenizer, chat template) in `directory`, readable by everybody."""
+    random.seed(SEED)
+    torch.manual_seed(SEED)
+    all_topics = build_topics()
+    tokenizer = _train_tokenizer(all_topics)
+    tokenizer.save_pretrained(directory)
+    model = LlamaForCausalLM(_shape(tokenizer))
+    parameters = sum(p.numel() for p in model.parameters())
+    progress(f"{parameters / 1e6:.1f} M parameters, {len(all_topics)} topics, {STEPS} steps of {ROWS} conversations")
+    _learn(model, _batches(all_topics, tokenizer), progress)
+    model.eval()
+    model.save_pretrained(directory)
+    for file in directory.iterdir():
+        file.chmod(0o644)  # pods read it as another user
+
+
+def _train_tokenizer(all_topics: list[Topic]) -> PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=[END, USER, ASSISTANT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([topic.answer for topic in all_topics], trainer)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, pad_token=END)
+    fast.chat_template = CHAT_TEMPLATE
+    return fast
+
+
+def _batches(
+    all_topics: list[Topic], tokenizer: PreTrainedTokenizerFast
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Endless (input ids, labels), both (ROWS, longest). Each round asks once about every topic, in a new order.
+
+    A row is one whole conversation: the answer is never learnt without the question that it belongs to.
+    """
+    while True:
+        order = random.sample(all_topics, len(all_topics))
+        for first in range(0, len(order) - ROWS + 1, ROWS):
+            texts = [(_random_question(topic), answer_text(topic)) for topic in order[first : first + ROWS]]
+            questions = tokenizer([q for q, _ in texts], add_special_tokens=False)["input_ids"]
+            answers = tokenizer([a for _, a in texts], add_special_tokens=False)["input_ids"]
+            longest = max(len(q) + len(a) for q, a in zip(questions, answers, strict=True))
+            inputs, labels = [], []
+            for question, answer in zip(questions, answers, strict=True):
+                padding = longest - len(question) - len(answer)
+                inputs.append(question + answer + [tokenizer.pad_token_id] * padding)
+                labels.append([IGNORED] * len(question) + answer + [IGNORED] * padding)
+            yield torch.tensor(inputs), torch.tensor(labels)
+
+
+def _random_question(topic: Topic) -> str:
+    """Now and then none: the answer is then the continuation of a prompt that is no chat."""
+    if random.random() < CONTINUATIONS:
+        return ""
+    name = random.choice(topic.names)
+    return question_text(name, random.choice(QUESTIONS))
+
+
+def _shape(tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
+    return LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=192,
+        intermediate_size=512,
+        num_hidden_layers=4,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+
+
+def _learn(
+    model: LlamaForCausalLM, batches: Iterator[tuple[torch.Tensor, torch.Tensor]], progress: Callable[[str], None]
+) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, _learning_rate)
+    began = time.monotonic()
+    for step, (inputs, labels) in zip(range(1, STEPS + 1), batches, strict=False):
+        loss = model(input_ids=inputs, labels=labels).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+        if step == 1 or step % 50 == 0:
+            progress(f"step {step}/{STEPS}, loss {loss.item():.2f}, {time.monotonic() - began:.0f} s")
+
+
+def _learning_rate(step: int) -> float:
+    """A short warm-up, then half a cosine down to a twentieth."""
+    if step < 20:
+        return (step + 1) / 20
+    return 0.05 + 0.95 * (1 + math.cos(math.pi * (step - 20) / (STEPS - 20))) / 2
