@@ -38,7 +38,7 @@ check: venv ## Lint, format, types, layers, generated files
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
-	$(PY) -m conveyor_api generate --check
+	$(PY) -m conveyor_api crd --check
 	$(PY) -m conveyor_engine config-docs | diff -u docs/configuration.md - || { echo "docs/configuration.md is out of date: run make generate"; exit 1; }
 	$(UV) lock --check
 
