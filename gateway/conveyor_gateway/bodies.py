@@ -38,6 +38,7 @@ class BodyReader:
     async def _receive(self, request: BaseRequest, pieces: list[bytes]) -> None:
         if (request.content_length or 0) > self._max_request_bytes:
             raise self._too_large()
+        _invite(request)
         size = 0
         # Most bodies are there with their headers: no timer for those.
         limit_seconds = None if request.content.is_eof() else self._timeout_seconds
@@ -66,6 +67,13 @@ class BodyReader:
 
     def _too_large(self) -> RequestTooLarge:
         return RequestTooLarge(f"the body is longer than {self._max_request_bytes} bytes", "request_too_large")
+
+
+def _invite(request: BaseRequest) -> None:
+    """Answers `Expect: 100-continue`: without it curl waits a second before it sends a body above 1 MiB."""
+    expected = request.headers.get("Expect", "").lower() == "100-continue"
+    if expected and not request.content.is_eof() and request.transport is not None:
+        request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
 
 def parse_body(body: bytes, content_encoding: str | None) -> dict[str, Any]:

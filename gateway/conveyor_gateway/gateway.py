@@ -56,6 +56,8 @@ class Gateway:
         assert task is not None, "aiohttp runs every handler in a task"
         self._running.add(task)
         try:
+            if self._stopped:
+                raise build_stopping()
             return await self._answer(request, route, record)
         except GatewayError as error:
             return self._refuse(error, record)

@@ -6,6 +6,7 @@ to another engine; an answer that is no stream is handed over whole, if it is no
 502 instead of half a document.
 """
 
+import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Final
@@ -19,6 +20,7 @@ from conveyor_api.names import REQUEST_ID_HEADER, REQUEST_TIMEOUT_HEADER
 # Answers that are no event stream are collected up to this size, then passed on as they come.
 MAX_COLLECTED_BYTES: Final = 8 << 20
 _CONNECT_SECONDS: Final = 3.0
+_IDLE_SECONDS: Final = 60.0  # below the engine's own 75 s: whoever closes first must not be the one who is asked
 _PIECE_BYTES: Final = 256 << 10
 # RFC 9110 section 7.6.1, and those that describe the connection to the gateway rather than the message.
 _HOP_BY_HOP: Final = frozenset(
@@ -111,7 +113,7 @@ class EngineClient:
     def __init__(self) -> None:
         self._session = aiohttp.ClientSession(
             # The engines' limits, kept by `dispatch`, bound the number of connections.
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_SECONDS, socket_factory=_open_socket),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
             skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
@@ -175,6 +177,16 @@ async def _collect(content: aiohttp.StreamReader) -> tuple[bytes, bool]:
         pieces.append(piece)
         size += len(piece)
     return b"".join(pieces), False
+
+
+def _open_socket(address: aiohttp.AddrInfoType) -> socket.socket:
+    """With keep-alive probes: an engine whose node has gone, without a word, is noticed in half a minute."""
+    opened = socket.socket(*address[:3])
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15)
+    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
+    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    return opened
 
 
 def _payload(request: EngineRequest) -> bytes | AsyncIterator[bytes]:

@@ -1,9 +1,10 @@
 """Puts the parts together and runs them until SIGTERM. Called by `__main__`.
 
 The end, in order: /readyz says no at once; new connections are still taken for drain_delay_seconds, because kube-proxy
-and clients learn late that this address is leaving; then the port closes; queued and running requests have
-drain_timeout_seconds to end; what is left is answered 503. /demand answers until the last request has ended, and the
-watches go on, because queued requests still need engines. A second signal skips the waiting.
+and clients learn late that this address is leaving; then the port closes; queued and running requests, and those that
+still come on open connections, have drain_timeout_seconds to end; what is left is answered 503. /demand answers until
+the last request has ended, and the watches go on, because queued requests still need engines. A second signal skips
+the waiting.
 """
 
 import asyncio

@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
 from tests.gateway.engines import answering, running_engine, running_raw_engine
+from tests.gateway.process import GatewayProcess
 from tests.gateway.stack import Stack
 
 from conveyor_gateway.proxy import build_engine_headers, ends_event
@@ -152,6 +153,21 @@ async def test_a_chunked_compressed_request_passes_as_it_is(stack: Stack, http: 
     request, received = engine.requests[0]
     assert received == packed
     assert request.headers["Content-Encoding"] == "gzip"
+
+
+async def test_a_client_that_asks_first_is_told_to_send_its_body(stack: Stack, gateway: GatewayProcess) -> None:
+    async with running_engine(answering(web.Response, body=b"{}")) as engine:
+        await stack.add_engine(engine.port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        head = (
+            f"POST /{stack.key}/v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n"
+        )
+        writer.write(head.encode())
+        assert await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(b"{}")
+        assert (await asyncio.wait_for(reader.readline(), 20)).startswith(b"HTTP/1.1 200 ")
+        writer.close()
+    assert engine.requests[0][1] == b"{}"
 
 
 async def test_an_event_reaches_the_client_before_the_next_is_made(stack: Stack, http: aiohttp.ClientSession) -> None:

@@ -68,11 +68,18 @@ async def test_sigterm_ends_readiness_at_once_and_the_process_after_the_last_req
         await ending.wait(lambda: gateway.admin("/readyz") == (503, "draining\n"))
         late = asyncio.create_task(ask(http, ending.completions))  # one who does not know yet
         await ending.wait_demand(dispatched=2, queued=2)
+        reader, uploading = await asyncio.open_connection("127.0.0.1", gateway.port)
+        uploading.write(
+            f"POST /{ending.key}/v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{{".encode()
+        )
         await ending.wait(lambda: not accepts(gateway.port))
-        assert ending.demand()["in_flight"] == 4  # still counted for the autoscaler
+        uploading.write(b"}")
+        await ending.wait_demand(dispatched=2, queued=3)  # counted for the autoscaler to the end
         streams.gate.set()
         answers = await asyncio.gather(*asking, late)
         assert set(answers) == {(200, b"data: 1\n\ndata: 2\n\n")}
+        assert b"data: 2" in await reader.read()  # to the end of the connection
+        uploading.close()
         assert await asyncio.to_thread(gateway.wait_ended) == 0
     assert "ended" in gateway.log[-1]
 
