@@ -15,7 +15,8 @@ from conveyor_engine.request import SamplingParams, TokenLogprobs
 from conveyor_engine.request_state import RequestState
 from conveyor_engine.scheduler import Sampled
 
-TOP_P_CANDIDATES = 1024  # top_p looks at these many tokens first, and sorts the vocabulary only if they are not enough
+TOP_P_CANDIDATES = 256  # top_p looks at these many tokens first, and sorts the vocabulary only if they are not enough
+_BLOCK = 128  # tokens; large vocabularies are searched block by block, which vectorises where torch's own does not
 _BELOW_ONE = 1 - 1e-6  # keeps rounding from choosing beyond the last token of the distribution
 
 
@@ -26,7 +27,8 @@ class _Cuts:
     top_k: torch.Tensor  # int64 (rows, 1), the vocabulary's size where off
     top_p: torch.Tensor  # float32 (rows, 1), 1 where off
     uncut: torch.Tensor  # bool (rows, 1), both off
-    num_candidates: int  # tokens to look at first: all that any top_k asks for, and enough for most top_p
+    reach: torch.Tensor  # int64 (rows, 1), how many of the best tokens suffice: top_k, or enough for most top_p
+    num_candidates: int  # the largest reach
 
 
 @dataclass(slots=True)
@@ -64,7 +66,7 @@ class Sampler:
             i for i in parameters.min_token_rows if requests[i].num_output_tokens < requests[i].params.min_tokens
         ]:
             logits = _forbid_stopping(logits, rows, requests)
-        best, tokens = logits.max(dim=-1)
+        best, tokens = _best(logits)
         if not parameters.all_greedy:
             drawn = _draw(logits, best, parameters, self._uniforms(parameters, requests))
             tokens = drawn if parameters.greedy is None else torch.where(parameters.greedy, tokens, drawn)
@@ -124,12 +126,13 @@ def _build_cuts(params: list[SamplingParams], vocab_size: int, device: torch.dev
     uncut = [k == vocab_size and p >= 1 for k, p in zip(top_k, top_p, strict=True)]
     if all(uncut):
         return None
-    most = max((k for k in top_k if k < vocab_size), default=0)
+    reach = [k if k < vocab_size else min(TOP_P_CANDIDATES, vocab_size) for k in top_k]
     return _Cuts(
         top_k=torch.tensor(top_k, device=device)[:, None],
         top_p=torch.tensor(top_p, dtype=torch.float32, device=device)[:, None],
         uncut=torch.tensor(uncut, device=device)[:, None],
-        num_candidates=min(vocab_size, max(most, TOP_P_CANDIDATES if min(top_p) < 1 else 0)),
+        reach=torch.tensor(reach, device=device)[:, None],
+        num_candidates=max(reach),
     )
 
 
@@ -141,32 +144,88 @@ def _forbid_stopping(logits: torch.Tensor, rows: list[int], requests: list[Reque
     return logits
 
 
+def _best(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Value and index of each row's largest logit. NaN counts as the largest."""
+    rows, vocab_size = logits.shape
+    if logits.is_cuda or vocab_size % _BLOCK or not logits.is_contiguous():
+        return logits.max(-1)
+    blocks = logits.view(rows, -1, _BLOCK)
+    value, block = blocks.amax(-1).max(-1)
+    return value, block * _BLOCK + blocks[torch.arange(rows), block].argmax(-1)
+
+
 def _draw(logits: torch.Tensor, best: torch.Tensor, parameters: _Parameters, uniforms: torch.Tensor) -> torch.Tensor:
-    """One random token per row, int64 (rows,), by inverting the distribution at `uniforms` (rows, 1)."""
-    scaled = (logits.float() - best.float()[:, None]) / parameters.temperature  # the best token is at 0
-    if parameters.cuts is not None:
-        scaled = scaled.masked_fill(scaled < _threshold(scaled, parameters.cuts), float("-inf"))
-    cumulative = scaled.softmax(-1).cumsum(-1)
-    return torch.searchsorted(cumulative, uniforms * cumulative[:, -1:] * _BELOW_ONE, right=True).squeeze(1)
+    """One random token per row, int64 (rows,), by inverting its distribution at `uniforms` (rows, 1).
 
-
-def _threshold(scaled: torch.Tensor, cuts: _Cuts) -> torch.Tensor:
-    """The lowest value of `scaled` (rows, vocabulary) that top_k, then top_p, leave in each row: (rows, 1).
-
-    Tokens that tie with the last one kept are kept too. top_p is of what top_k has left.
+    Which way a row goes depends on its own parameters and logits only, never on the rest of the batch.
     """
-    vocab_size = scaled.shape[1]
-    for count in (cuts.num_candidates, vocab_size):
-        values = scaled.topk(count, dim=-1).values
-        weights = values.exp().masked_fill(torch.arange(count, device=scaled.device) >= cuts.top_k, 0.0)
-        cut_by_k = cuts.top_k <= count
-        total = torch.where(cut_by_k, weights.sum(-1, keepdim=True), scaled.exp().sum(-1, keepdim=True))
+    weights = (logits.float() - best.float()[:, None]).div_(parameters.temperature).exp_()  # the best token has 1
+    cuts = parameters.cuts
+    if cuts is None:
+        return _invert(weights, uniforms)
+    drawn, enough = _draw_among_the_best(weights, cuts, uniforms)
+    if not bool(enough.all()):
+        rest = (~enough).nonzero().squeeze(1)
+        drawn[rest] = _draw_among_all(weights[rest], cuts.top_p[rest], cuts.uncut[rest], uniforms[rest])
+    return drawn
+
+
+def _draw_among_the_best(
+    weights: torch.Tensor, cuts: _Cuts, uniforms: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A token per row, and whether the row's cuts lie within the best tokens looked at: bool (rows,).
+
+    top_p is of what top_k has left.
+    """
+    best, token_ids = weights.topk(cuts.num_candidates, dim=-1)
+    best = best.masked_fill(torch.arange(cuts.num_candidates, device=weights.device) >= cuts.reach, 0.0)
+    cumulative = best.cumsum(-1)
+    cut_by_k = cuts.top_k < weights.shape[1]
+    total = torch.where(cut_by_k, cumulative[:, -1:], weights.sum(-1, keepdim=True))
+    enough = cut_by_k | ((cumulative[:, -1:] >= cuts.top_p * total) & ~cuts.uncut)
+    kept = best.masked_fill(cumulative - best >= cuts.top_p * total, 0.0)
+    choice = _invert(kept, uniforms)
+    return token_ids.gather(1, choice[:, None]).squeeze(1), enough.squeeze(1)
+
+
+def _draw_among_all(
+    weights: torch.Tensor, top_p: torch.Tensor, uncut: torch.Tensor, uniforms: torch.Tensor
+) -> torch.Tensor:
+    """A token per row, for rows with no top_k. Tokens that tie with the last one that top_p keeps are kept too."""
+    if not bool(uncut.all()):
+        descending = _sort_descending(weights)
+        cumulative = descending.cumsum(-1)
+        kept = cumulative - descending < top_p * cumulative[:, -1:]
+        last = descending.gather(1, kept.sum(-1, keepdim=True).clamp_min(1) - 1)
+        weights = weights.masked_fill((weights < last) & ~uncut, 0.0)
+    return _invert(weights, uniforms)
+
+
+def _sort_descending(values: torch.Tensor) -> torch.Tensor:
+    if values.is_cuda:
+        return values.sort(-1, descending=True).values
+    return torch.from_numpy(np.sort(values.numpy(), axis=-1)).flip(-1)  # ten times as fast as torch's on a CPU
+
+
+def _invert(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """Where in each row the cumulated weights (rows, n) pass `uniforms` (rows, 1) of their sum: int64 (rows,).
+
+    A row with NaN gives some index; the caller has noticed it by then.
+    """
+    rows, count = weights.shape
+    if count % _BLOCK:
         cumulative = weights.cumsum(-1)
-        if count == vocab_size or bool((cut_by_k | cuts.uncut | (cumulative[:, -1:] >= cuts.top_p * total)).all()):
-            break
-    kept = (cumulative - weights < cuts.top_p * total) & (weights > 0)
-    last = values.gather(1, kept.sum(-1, keepdim=True).clamp_min(1) - 1)
-    return last.masked_fill(cuts.uncut, float("-inf"))
+        target = uniforms * cumulative[:, -1:] * _BELOW_ONE
+        return torch.searchsorted(cumulative, target, right=True).squeeze(1).clamp_max(count - 1)
+    blocks = weights.view(rows, -1, _BLOCK)
+    ends = blocks.sum(-1).cumsum(-1)
+    target = uniforms * ends[:, -1:] * _BELOW_ONE
+    block = torch.searchsorted(ends, target, right=True).clamp_max(ends.shape[1] - 1)
+    begin = ends.gather(1, (block - 1).clamp_min(0)).masked_fill(block == 0, 0.0)
+    inner = blocks[torch.arange(rows, device=weights.device), block.squeeze(1)].cumsum(-1)
+    target = torch.minimum(target - begin, inner[:, -1:] * _BELOW_ONE)  # rounding must not lead past the block's end
+    index = block * _BLOCK + torch.searchsorted(inner, target, right=True)
+    return index.squeeze(1).clamp_max(count - 1)
 
 
 def _logprobs(

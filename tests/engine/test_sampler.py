@@ -40,6 +40,35 @@ def test_temperature_zero_takes_the_best_token() -> None:
     assert sampler().sample(logits_of(0.2, 0.5, 0.3), [make_state(temperature=0)]).token_ids == [1]
 
 
+@pytest.mark.parametrize("vocab_size", [128, 1024, 1000])
+def test_the_best_token_of_a_large_vocabulary_is_found_wherever_it_is(vocab_size: int) -> None:
+    best = [0, 1, 127, vocab_size // 2, vocab_size - 2, vocab_size - 1]
+    logits = torch.randn(len(best), vocab_size)
+    logits[torch.arange(len(best)), torch.tensor(best)] = 9.0
+    assert sampler().sample(logits, [make_state(temperature=0) for _ in best]).token_ids == best
+
+
+@pytest.mark.parametrize("params", [{}, {"top_p": 0.999}, {"top_p": 0.5}, {"top_k": 300, "top_p": 0.9}])
+@pytest.mark.parametrize("vocab_size", [640, 600])
+def test_large_vocabularies_are_drawn_from_with_the_right_frequencies(vocab_size: int, params: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    weights = torch.rand(vocab_size).double() ** 3
+    probabilities = weights / weights.sum()
+    order = probabilities.argsort(descending=True)[: params.get("top_k", vocab_size)]
+    kept = probabilities[order] / probabilities[order].sum()
+    allowed = order[kept.cumsum(0) - kept < params.get("top_p", 1.0)]
+    rows = 10_000
+    states = [make_state(seed=seed, **params) for seed in range(rows)]
+    tokens = sampler().sample(probabilities.log().float().expand(rows, -1).contiguous(), states).token_ids
+    counts = torch.from_numpy(np.bincount(tokens, minlength=vocab_size)).double()
+    assert int(counts.sum()) == int(counts[allowed].sum()) == rows
+    wanted = rows * probabilities[allowed] / probabilities[allowed].sum()
+    often = wanted > 10
+    chi_squared = float(((counts[allowed] - wanted) ** 2 / wanted)[often].sum())
+    freedom = int(often.sum())
+    assert abs(chi_squared - freedom) < 4 * math.sqrt(2 * freedom)
+
+
 def test_temperature_one_draws_from_the_distribution() -> None:
     assert frequencies() == expected(*PROBABILITIES)
 
@@ -79,7 +108,7 @@ def test_each_row_has_its_own_parameters() -> None:
     assert seen == [{0}, {0}, {0, 1, 2, 3, 4}, {0}]
 
 
-@pytest.mark.parametrize("candidates", [1, 2, 1024])
+@pytest.mark.parametrize("candidates", [1, 2, 256])
 def test_top_p_beyond_the_first_candidates_looks_at_the_whole_vocabulary(
     monkeypatch: pytest.MonkeyPatch, candidates: int
 ) -> None:
