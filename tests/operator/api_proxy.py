@@ -40,6 +40,8 @@ class Call:
     status: int = 0
     at: float = 0.0
     """Seconds of a monotonic clock."""
+    selected: bool = False
+    """A list or watch of one object by its name."""
 
     @property
     def permission(self) -> tuple[str, str, str, str]:
@@ -195,11 +197,12 @@ class ApiProxy:
         return web.Response(status=502)
 
     def _record(self, call: Call, status: int) -> None:
-        where = (call.group, call.resource, call.subresource, call.namespace, call.name, status, time.monotonic())
-        self.calls.append(Call(call.verb, *where))
+        where = (call.group, call.resource, call.subresource, call.namespace, call.name)
+        more = (status, time.monotonic(), call.selected)
+        self.calls.append(Call(call.verb, *where, *more))
         if call.verb == "patch" and status == 201:
             # Server-side apply of an object that is not there needs the right to create it, too.
-            self.calls.append(Call("create", *where))
+            self.calls.append(Call("create", *where, *more))
 
 
 def parse_call(request: web.Request) -> Call:
@@ -214,7 +217,7 @@ def parse_call(request: web.Request) -> Call:
         verb = "deletecollection"
     return Call(
         verb, match["group"] or "", match["resource"], match["subresource"] or "", match["namespace"] or "",
-        match["name"] or "",
+        match["name"] or "", selected=request.query.get("fieldSelector", "").startswith("metadata.name="),
     )  # fmt: skip
 
 

@@ -25,11 +25,14 @@ SECRET = "conveyor-metrics-tls"
 PATH = "/apis/apiregistration.k8s.io/v1/apiservices"
 
 
-class Clock:
-    """A clock that the test sets."""
+AGED = -(RENEW_AFTER + timedelta(minutes=1))
 
-    def __init__(self) -> None:
-        self.ahead = timedelta()
+
+class Clock:
+    """The real one, set ahead or back by the test. What is issued far ahead the API server would not accept."""
+
+    def __init__(self, ahead: timedelta = timedelta()) -> None:
+        self.ahead = ahead
 
     def __call__(self) -> datetime:
         return datetime.now(UTC) + self.ahead
@@ -43,6 +46,8 @@ class MetricsServer:
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
 
         class Handler(BaseHTTPRequestHandler):
+            timeout = 2
+
             def do_GET(self) -> None:
                 self.send_response(200)
                 self.send_header("Content-Type", "application/json")
@@ -53,7 +58,7 @@ class MetricsServer:
                 pass
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
+        self._server.daemon_threads = False  # so that closing waits for them
         self.port = self._server.server_port
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
 
@@ -128,10 +133,8 @@ def availability(space: Space) -> list[str]:
     return [next((c["status"] for c in conditions if c["type"] == "Available"), "?") for conditions in found]
 
 
-async def until(
-    what: str, probe: Callable[[], Any], timeout: float = 30, show: Callable[[], Any] = lambda: None
-) -> Any:
-    return await asyncio.to_thread(wait_until, what, probe, timeout, show)
+async def until(what: str, probe: Callable[[], Any], seconds: float = 30) -> Any:
+    return await asyncio.to_thread(wait_until, what, probe, seconds)
 
 
 async def test_an_empty_secret_is_filled_and_the_api_server_trusts_it(
@@ -141,19 +144,19 @@ async def test_an_empty_secret_is_filled_and_the_api_server_trusts_it(
         serving = await until("a pair", lambda: serving_of(installed))
         server.serve(serving)
         await until("both bundles", lambda: set(bundles(installed)) == {serving.bundle})
-        await until("trust", lambda: availability(installed) == ["True", "True"], 60, lambda: availability(installed))
+        await until("trust", lambda: availability(installed) == ["True", "True"], 60)
         assert keeper.metrics_api == MetricsApi()
 
 
 async def test_a_rotation_never_loses_the_api_servers_trust(
     stage: Stage, installed: Space, server: MetricsServer
 ) -> None:
-    clock = Clock()
+    clock = Clock(AGED)
     async with keeping(stage, clock) as keeper:
         old = await until("a pair", lambda: serving_of(installed))
         server.serve(old)
         await until("trust", lambda: availability(installed) == ["True", "True"], 60)
-        clock.ahead = RENEW_AFTER + timedelta(minutes=1)
+        clock.ahead = timedelta()
         keeper.wake()
         new = await until("another pair", lambda: other_than(serving_of(installed), old))
         assert authorities(new.bundle) == 2
@@ -177,12 +180,12 @@ def other_than(found: Serving | None, old: Serving) -> Serving | None:
 
 
 async def test_the_new_authority_is_announced_before_the_new_leaf_is_written(stage: Stage, installed: Space) -> None:
-    clock = Clock()
+    clock = Clock(AGED)
     async with keeping(stage, clock) as keeper:
         await until("both bundles", lambda: all(bundles(installed)))
         await asyncio.to_thread(stage.proxy.wait_quiet)
         before = len(stage.proxy.writes())
-        clock.ahead = RENEW_AFTER + timedelta(minutes=1)
+        clock.ahead = timedelta()
         keeper.wake()
         await until("three writes", lambda: len(stage.proxy.writes()) >= before + 3)
         await asyncio.to_thread(stage.proxy.wait_quiet)
@@ -193,11 +196,11 @@ async def test_the_new_authority_is_announced_before_the_new_leaf_is_written(sta
 async def test_a_rotation_that_was_interrupted_is_begun_anew_and_keeps_the_old_authority(
     stage: Stage, installed: Space
 ) -> None:
-    clock = Clock()
+    clock = Clock(AGED)
     async with keeping(stage, clock):
         old = await until("a pair", lambda: serving_of(installed))
         await until("both bundles", lambda: set(bundles(installed)) == {old.bundle})
-    clock.ahead = RENEW_AFTER + timedelta(minutes=1)
+    clock.ahead = timedelta()
     stage.proxy.fail(lambda call: call.is_write and call.resource == "secrets", 503, times=2)
     async with keeping(stage, clock):
         new = await until("another pair", lambda: other_than(serving_of(installed), old), 40)
@@ -210,9 +213,6 @@ async def test_what_somebody_breaks_is_mended(stage: Stage, installed: Space) ->
         first = await until("a pair", lambda: serving_of(installed))
         await until("both bundles", lambda: all(bundles(installed)))
         patch = {"spec": {"caBundle": base64.b64encode(b"nonsense").decode()}}
-        with pytest.raises(Exception, match="caBundle"):
-            installed.api.call("PATCH", f"{PATH}/{API_SERVICES[0]}", patch, "application/merge-patch+json")
-        patch = {"spec": {"caBundle": None, "insecureSkipTLSVerify": False}}
         installed.api.call("PATCH", f"{PATH}/{API_SERVICES[0]}", patch, "application/merge-patch+json")
         await until("the bundle is back", lambda: set(bundles(installed)) == {first.bundle})
         installed.patch("Secret", SECRET, {"data": {"tls.key": None}})

@@ -1,0 +1,181 @@
+"""The process as Kubernetes meets it: flags, signals, probes, metrics, and a CRD that is not there yet."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.operator.kubelet import Kubelet, ready
+from tests.operator.stage import Stage, install_crd, wait_until
+
+from conveyor_api import names
+
+CRD_PATH = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{names.CRD_NAME}"
+_PORT = re.compile(r"listening address=\S+ port=(\d+)")
+
+
+class Process:
+    """`python -m conveyor_operator` as a child of the test; its log is kept."""
+
+    def __init__(self, stage: Stage, *flags: str) -> None:
+        command = [sys.executable, "-m", "conveyor_operator", "--admin-address=127.0.0.1", "--admin-port=0"]
+        command += [f"--kubeconfig={stage.settings.kubeconfig}", f"--namespaces={stage.space.namespace}"]
+        command += ["--metrics-api=false", *flags]
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("CONVEYOR_")}
+        self.popen = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+        self.log: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def port(self) -> int:
+        found = wait_until("its port", lambda: _PORT.search("".join(self.log)), 60, lambda: self.log)
+        return int(found[1])
+
+    def get(self, path: str) -> tuple[int, str]:
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(f"http://127.0.0.1:{self.port}{path}", timeout=10) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    def end(self, number: signal.Signals) -> int:
+        self.popen.send_signal(number)
+        code = self.popen.wait(30)
+        self._reader.join(10)
+        return code
+
+    def close(self) -> None:
+        if self.popen.poll() is None:
+            self.popen.kill()
+            self.popen.wait(10)
+        self._reader.join(10)
+        assert self.popen.stderr is not None
+        self.popen.stderr.close()
+
+    def _read(self) -> None:
+        assert self.popen.stderr is not None
+        self.log.extend(iter(self.popen.stderr.readline, ""))
+
+
+@contextlib.contextmanager
+def process(stage: Stage, *flags: str) -> Iterator[Process]:
+    running = Process(stage, *flags)
+    try:
+        yield running
+    finally:
+        running.close()
+
+
+@contextlib.contextmanager
+def crd_removed(stage: Stage) -> Iterator[None]:
+    stage.space.api.delete(CRD_PATH)
+    wait_until("no CRD", lambda: not stage.space.api.reachable(f"/apis/{names.API_VERSION}"))
+    try:
+        yield
+    finally:
+        install_crd(stage.space.api)
+
+
+def test_the_process_works_tells_the_truth_and_ends_on_sigterm(stage: Stage) -> None:
+    with process(stage) as running, Kubelet(stage.space, ready):
+        wait_until("it is ready", lambda: running.get("/readyz")[0] == 200, 60)
+        assert running.get("/livez") == (200, "alive; waiting: for nothing\n")
+        stage.space.make_service()
+        stage.space.wait_condition("qwen", "Ready", "True", "Ready", 60)
+        metrics = running.get("/metrics")[1]
+        assert re.search(r'^conveyor_operator_reconciles_total\{result="done"\} [1-9]', metrics, re.MULTILINE)
+        assert re.search(r"^conveyor_operator_reconcile_seconds_count [1-9]", metrics, re.MULTILINE)
+        assert "conveyor_operator_queue_depth 0.0" in metrics
+        assert 'conveyor_operator_api_calls_total{resource="deployments",status="2xx",verb="patch"}' in metrics
+        assert running.end(signal.SIGTERM) == 0
+        assert "stopped" in running.log[-1]
+    assert not [line for line in running.log if "Traceback" in line]
+    applied = [line for line in running.log if "apply key=" in line]
+    assert all(
+        re.fullmatch(r"time=\S+ \S+ level=INFO logger=\S+ apply key=\S+ kind=\S+ name=\S+ reason=\S+\n", line)
+        for line in applied
+    )
+
+
+def test_a_killed_process_leaves_work_that_the_next_one_finishes(stage: Stage) -> None:
+    with Kubelet(stage.space, ready):
+        with process(stage) as first:
+            wait_until("it is ready", lambda: first.get("/readyz")[0] == 200, 60)
+            stage.space.make_service()
+            wait_until("the first children", lambda: stage.space.children("qwen"))
+            assert first.end(signal.SIGKILL) == -signal.SIGKILL
+        with process(stage) as second:
+            stage.space.wait_condition("qwen", "Ready", "True", "Ready", 60)
+            assert second.end(signal.SIGTERM) == 0
+
+
+def test_before_the_crd_is_there_the_process_lives_is_not_ready_and_says_why(stage: Stage) -> None:
+    with crd_removed(stage), process(stage) as running:
+        wait_until("it says so", lambda: "is not installed" in running.get("/livez")[1], 60)
+        assert running.get("/livez")[0] == 200
+        code, text = running.get("/readyz")
+        assert (code, text) == (503, "the CRD inferenceservices.conveyor.dev is not installed\n")
+        install_crd(stage.space.api)
+        stage.space.make_service()
+        stage.space.wait_children("qwen", 60)
+        assert running.get("/readyz")[0] == 200
+        assert running.end(signal.SIGTERM) == 0
+
+
+def test_a_process_that_waits_for_the_crd_ends_on_sigterm(stage: Stage) -> None:
+    with crd_removed(stage), process(stage) as running:
+        wait_until("it waits", lambda: "is not installed" in running.get("/livez")[1], 60)
+        assert running.end(signal.SIGTERM) == 0
+
+
+def test_without_an_api_server_the_process_lives_and_says_why(stage: Stage) -> None:
+    stage.proxy.severed = True
+    with process(stage) as running:
+        wait_until("it says so", lambda: "does not answer" in running.get("/readyz")[1], 60)
+        assert running.get("/livez")[0] == 200
+        stage.proxy.severed = False
+        wait_until("it is ready", lambda: running.get("/readyz")[0] == 200, 60)
+
+
+def test_a_crd_that_goes_away_ends_the_process_so_that_it_is_restarted(stage: Stage) -> None:
+    with process(stage) as running:
+        wait_until("it is ready", lambda: running.get("/readyz")[0] == 200, 60)
+        with crd_removed(stage):
+            assert running.popen.wait(60) == 1
+
+
+def test_a_wrong_flag_ends_the_process_with_code_2() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "conveyor_operator", "--workers=none"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "--workers" in done.stderr
+
+
+def test_help_names_every_flag() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "conveyor_operator", "--help"], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "--engine-image" in done.stdout
+    assert "CONVEYOR_OPERATOR_ENGINE_IMAGE" in done.stdout
+
+
+@pytest.mark.parametrize("module", ["torch", "conveyor_engine"])
+def test_the_operator_does_not_load_what_it_must_not_know(module: str) -> None:
+    code = f"import sys, conveyor_operator.process; sys.exit({module!r} in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], timeout=60, check=True, cwd=Path(__file__).parents[2])
