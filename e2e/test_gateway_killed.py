@@ -13,7 +13,7 @@ BODY = {"model": "door", "max_tokens": 60, "min_tokens": 30, "temperature": 0.8}
 async def test_one_gateway_killed_fails_at_most_its_own_requests(namespace: str) -> None:
     kube.apply(service("door"), namespace)
     kube.wait_ready("door", namespace)
-    gateways = kube.list_("pods", kube.SYSTEM_NAMESPACE, "app.kubernetes.io/component=gateway")
+    gateways = kube.list_("pods", kube.SYSTEM_NAMESPACE, "app.kubernetes.io/name=conveyor-gateway")
     assert len(gateways) == 2
     url = service_url("door", namespace)
     async with running_load(url, BODY, concurrency=4) as load:

@@ -17,8 +17,8 @@ async def test_an_operator_killed_in_a_rollout_loses_nothing(namespace: str) -> 
     async with running_load(service_url("roll", namespace), BODY, concurrency=2) as load:
         kube.apply(service("roll", **spec, kvCache={"blockBudget": 160}), namespace)
         await asyncio.sleep(0.3)
-        kube.kubectl(
-            "delete", "pod", "-n", kube.SYSTEM_NAMESPACE, "-l", "app.kubernetes.io/component=operator",
+        assert "deleted" in kube.kubectl(
+            "delete", "pod", "-n", kube.SYSTEM_NAMESPACE, "-l", "app.kubernetes.io/name=conveyor-operator",
             "--grace-period=0", "--force",
         )  # fmt: skip
         await asyncio.to_thread(kube.wait_until, "the rollout is done", lambda: settled(namespace), 300)
