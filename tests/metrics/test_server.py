@@ -66,16 +66,11 @@ def test_help_names_every_setting_and_its_variable() -> None:
     assert "$CONVEYOR_METRICS_GATEWAY_TIMEOUT_SECONDS" in text
 
 
-@pytest.mark.parametrize(
-    ("flag", "sentence"),
-    [("--https-port=x", "https_port is 'x'"), ("--kubeconfig=/nowhere", "no Kubernetes to talk to")],
-)
-def test_settings_that_cannot_be_used_end_the_process_with_a_sentence(flag: str, sentence: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "conveyor_metrics", "--health-port=0", flag], capture_output=True, text=True
-    )
+def test_a_kubernetes_that_cannot_be_found_ends_the_process_with_a_sentence() -> None:
+    command = [sys.executable, "-m", "conveyor_metrics", "--health-port=0", "--kubeconfig=/nowhere"]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2
-    assert sentence in done.stderr
+    assert "no Kubernetes to talk to" in done.stderr
     assert "Traceback" not in done.stderr
 
 
