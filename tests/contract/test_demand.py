@@ -1,7 +1,7 @@
 """What a gateway says of its demand is what the metrics server reads: both real, over HTTP."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import aiohttp
 import pytest
@@ -57,9 +57,9 @@ async def test_waiting_requests_of_all_gateways_are_summed_also_while_one_drains
     assert await source.read_demand(service) == ServiceDemand(in_flight=0, queue_depth=0)
     async with aiohttp.ClientSession() as session:
         asked = [asyncio.create_task(ask(session, gateway, namespace)) for gateway in (*gateways, gateways[0])]
-        await eventually(source, service, ServiceDemand(in_flight=3, queue_depth=3))
+        await eventually(ServiceDemand(in_flight=3, queue_depth=3), lambda: source.read_demand(service))
         gateways[0].terminate()
-        await asyncio.sleep(0.5)
+        await eventually("draining", lambda: read_state(gateways[0]))
         assert await source.read_demand(service) == ServiceDemand(in_flight=3, queue_depth=3)
         for task in asked:
             task.cancel()
@@ -72,8 +72,13 @@ async def ask(session: aiohttp.ClientSession, gateway: GatewayProcess, namespace
         return response.status
 
 
-async def eventually(source: GatewaySource, service: str, expected: ServiceDemand) -> None:
-    """Requests arrive a moment after they were sent."""
+async def read_state(gateway: GatewayProcess) -> str:
+    _, text = await asyncio.to_thread(gateway.admin, "/readyz")
+    return "draining" if "draining" in text else text
+
+
+async def eventually(expected: object, read: Callable[[], Awaitable[object]]) -> None:
+    """Requests and signals arrive a moment after they were sent."""
     async with asyncio.timeout(15):
-        while await source.read_demand(service) != expected:
+        while await read() != expected:  # noqa: ASYNC110  another process has no event to wait for
             await asyncio.sleep(0.05)
