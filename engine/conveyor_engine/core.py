@@ -85,11 +85,12 @@ class EngineCore:
         """Two steps at the largest size, so that no request pays for first-time allocations and page faults."""
         facts = self.facts
         scheduler = Scheduler(replace(config, batching_mode="continuous", max_num_queued_requests=sys.maxsize), facts)
-        length = max(1, min(facts.max_num_batched_tokens // facts.max_num_seqs, facts.max_model_len - 2))
+        max_tokens = min(2, facts.max_model_len - 1)
+        length = max(1, min(facts.max_num_batched_tokens // facts.max_num_seqs, facts.max_model_len - max_tokens))
         random = Random(0)
         for number in range(facts.max_num_seqs):
             prompt = [random.randrange(facts.vocab_size) for _ in range(length)]
-            params = SamplingParams(max_tokens=2, ignore_eos=True, temperature=number % 2, top_p=0.9)
+            params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, temperature=number % 2, top_p=0.9)
             request = EngineRequest(request_id=str(number), prompt_token_ids=prompt, sampling_params=params)
             scheduler.add_request(request)
         while scheduler.requests:

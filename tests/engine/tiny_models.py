@@ -47,14 +47,52 @@ _OWN: dict[str, dict[str, Any]] = {
     },
     "gpt_neox": {},
 }
-KINDS = tuple(_OWN)
+KINDS = tuple(_OWN)  # tried under every hardship; the following in continuous mode
+_OTHERS: dict[str, dict[str, Any]] = {
+    "cohere2": {"sliding_window": WINDOW, "layer_types": _LOCAL_AND_FULL},
+    "deepseek_v3": {
+        "num_key_value_heads": 4,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 2,
+        "topk_group": 1,
+        "moe_intermediate_size": 32,
+        "first_k_dense_replace": 1,
+        "kv_lora_rank": 16,
+        "q_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 16,
+        "v_head_dim": 12,
+    },
+    "gemma": {"head_dim": 16},
+    "gemma4_text": {
+        "head_dim": 16,
+        "global_head_dim": 32,
+        "sliding_window": WINDOW,
+        "layer_types": _LOCAL_AND_FULL,
+        "num_kv_shared_layers": 0,
+        "hidden_size_per_layer_input": 0,
+    },
+    "glm4": {"head_dim": 12},
+    "gpt2": {"n_positions": 128},
+    "granite": {"attention_multiplier": 0.7},
+    "mixtral": {"num_local_experts": 4, "sliding_window": WINDOW},
+    "olmo2": {},
+    "opt": {"ffn_dim": 64, "word_embed_proj_dim": 48, "init_std": 0.3},
+    "phi": {"hidden_size": 64},
+    "phi3": {"sliding_window": WINDOW},
+    "qwen2": {},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16},
+    "starcoder2": {"sliding_window": WINDOW},
+}
+OTHER_KINDS = tuple(_OTHERS)
 
 
 def save_tiny_model(kind: str, directory: Path, **changes: Any) -> PreTrainedModel:
     """Makes the model of that kind, always the same one, and saves it; returns it in fp32 for reference."""
     transformers_logging.disable_progress_bar()
     torch.manual_seed(0)
-    config = AutoConfig.for_model(kind, **(_COMMON | _OWN.get(kind, {}) | changes))
+    config = AutoConfig.for_model(kind, **(_COMMON | (_OWN | _OTHERS).get(kind, {}) | changes))
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     model.save_pretrained(directory)
     return model
