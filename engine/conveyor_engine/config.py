@@ -40,7 +40,7 @@ class EngineConfig:
     max_num_batched_tokens: Annotated[
         int | None, "tokens computed in one step; longer prompts take several; default: by device"
     ] = None
-    max_num_queued_requests: Annotated[int, "waiting requests; one more is refused with 429"] = 256
+    max_num_queued_requests: Annotated[int, "requests that may wait for a place; one more is refused with 429"] = 256
     num_kv_blocks: Annotated[int | None, "blocks of the KV cache; default: from kv_memory_fraction"] = None
     kv_memory_fraction: Annotated[
         float | None, "share of the memory left after loading that the KV cache takes; default: 0.85"

@@ -85,9 +85,12 @@ class Scheduler:
     # --- what others ask of it ---
 
     def add_request(self, request: EngineRequest) -> None:
-        """Appends to the waiting queue. Raises Overloaded or InvalidRequest."""
+        """Appends to the waiting queue. Raises Overloaded or InvalidRequest.
+
+        Free places of the batch add room: an idle engine takes as long a burst as a busy one holds.
+        """
         self._check(request)
-        if len(self.waiting) >= self._max_num_queued:
+        if len(self.waiting) >= self._max_num_queued + len(self._free_rows):
             raise Overloaded(f"{len(self.waiting)} requests are waiting already; try again later")
         state = RequestState(request, self._facts.eos_token_ids)
         self.requests[state.request_id] = state

@@ -230,12 +230,16 @@ def test_the_deadline_of_a_finished_request_does_not_end_another_of_the_same_id(
 
 
 def test_a_full_queue_refuses() -> None:
-    scheduler = make_scheduler(max_num_queued_requests=1)
-    scheduler.add_request(make_request("a"))
+    scheduler = make_scheduler(max_num_queued_requests=1, max_num_seqs=2)
+    for request_id in "abc":  # two places, one may wait
+        scheduler.add_request(make_request(request_id))
     with pytest.raises(Overloaded, match="waiting"):
-        scheduler.add_request(make_request("b"))
+        scheduler.add_request(make_request("d"))
+    run_step(scheduler)
+    with pytest.raises(Overloaded, match="waiting"):
+        scheduler.add_request(make_request("d"))
     run_all(scheduler)
-    scheduler.add_request(make_request("b"))
+    scheduler.add_request(make_request("d"))
 
 
 @pytest.mark.parametrize(

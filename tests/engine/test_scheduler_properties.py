@@ -83,7 +83,7 @@ class History(RuleBasedStateMachine):
             arrival_time=self.now,
             deadline=None if patience is None else self.now + patience,
         )
-        full = len(self.scheduler.waiting) >= MAX_QUEUED
+        full = len(self.scheduler.waiting) >= MAX_QUEUED + len(self.scheduler._free_rows)
         try:
             self.scheduler.add_request(request)
         except Overloaded:
