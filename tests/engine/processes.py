@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 
 ENGINE_FOLDER = Path(__file__).resolve().parents[2] / "engine"
-READY_SECONDS_MAX = 120.0
+READY_SECONDS_MAX = 240.0
 
 
 def environment(**changes: str) -> dict[str, str]:
@@ -36,7 +36,7 @@ class EngineServer:
                 [sys.executable, "-m", "conveyor_engine", "serve", "--model", str(model), *arguments],
                 env=environment(TERMINATION_LOG=str(self.termination_path)), stdout=log, stderr=log,
             )  # fmt: skip
-        self.client = httpx.Client(timeout=60)
+        self.client = httpx.Client(timeout=150)
 
     def __enter__(self) -> "EngineServer":
         return self
@@ -85,7 +85,7 @@ class EngineServer:
         self.process.send_signal(signal.SIGTERM)
 
     def wait_exit(self) -> int:
-        return self.process.wait(timeout=60)
+        return self.process.wait(timeout=150)
 
     def termination(self) -> dict[str, str]:
         message: dict[str, str] = json.loads(self.termination_path.read_text())
