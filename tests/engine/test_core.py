@@ -70,12 +70,13 @@ def test_warm_up_does_not_disturb_the_first_answers(reference: GetReference) -> 
 
 
 def test_a_request_that_cannot_fit_is_refused_and_the_queue_is_bounded(reference: GetReference) -> None:
-    core = reference("llama").make_core(max_num_queued_requests=1)
+    core = reference("llama").make_core(max_num_queued_requests=1, max_num_seqs=2)
     with pytest.raises(InvalidRequest, match="together more than the 96"):
         add(core, "long", [5] * 90, max_tokens=7)
-    add(core, "a", [5])
+    for name in ("two", "places", "one waits"):
+        add(core, name, [5])
     with pytest.raises(Overloaded):
-        add(core, "b", [5])
+        add(core, "no more", [5])
 
 
 def test_an_abort_frees_everything_and_the_next_step_says_so(reference: GetReference) -> None:

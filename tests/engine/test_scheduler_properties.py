@@ -112,10 +112,9 @@ class History(RuleBasedStateMachine):
 
     @rule()
     def step_that_never_runs(self) -> None:
-        """Whoever took part is ended. Nothing of it was written, so nobody may find those blocks later."""
-        plan = self.scheduler.schedule(self.now)
-        self._check_plan(plan)
-        for request in plan.decodes + [request for request, _ in plan.prefills]:
+        """The whole batch is ended with it. Nothing of it was written, so nobody may find those blocks later."""
+        self._check_plan(self.scheduler.schedule(self.now))
+        for request in list(self.scheduler.running):
             self.scheduler.abort(request.request_id, FinishReason.ERROR)
 
     def _abort_one(self, choice: int) -> None:
