@@ -1,11 +1,13 @@
-"""`python -m conveyor_operator`: reads settings, sets up the log, runs `process`. Start reading here."""
+"""`python -m conveyor_operator`: reads settings, sets up the log, runs `process`. Start reading here.
+
+Kopf and the client library take seconds to import, so that happens after the flags were found to be right.
+"""
 
 import asyncio
 import logging
 import signal
 import sys
 
-from conveyor_operator.process import run_operator
 from conveyor_operator.settings import Settings, parse_settings
 
 logger = logging.getLogger("conveyor_operator")
@@ -24,6 +26,8 @@ def main() -> None:
 
 
 async def _run(settings: Settings) -> None:
+    from conveyor_operator.process import run_operator
+
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         # Kopf takes them over later; until then, for instance while the CRD is missing, they are ours.

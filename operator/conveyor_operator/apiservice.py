@@ -43,6 +43,7 @@ class MetricsApiKeeper:
         cluster: Cluster,
         metrics: Metrics,
         system_namespace: str,
+        cluster_domain: str,
         on_owner_change: Callable[[], None],
         now: Callable[[], datetime] = utc_now,
     ) -> None:
@@ -53,7 +54,7 @@ class MetricsApiKeeper:
         self._now = now
         self._hosts = (
             f"{names.METRICS_SERVICE}.{system_namespace}.svc",
-            f"{names.METRICS_SERVICE}.{system_namespace}.svc.{names.CLUSTER_DOMAIN}",
+            f"{names.METRICS_SERVICE}.{system_namespace}.svc.{cluster_domain}",
         )
         self._secret: Object | None = None
         self._api_services: dict[str, Object | None] = {}

@@ -35,7 +35,9 @@ class Operator:
         self.cluster = cluster
         self.metrics = metrics
         self.store = Store()
-        self.keeper = MetricsApiKeeper(cluster, metrics, settings.system_namespace, self._mark_all)
+        self.keeper = MetricsApiKeeper(
+            cluster, metrics, settings.system_namespace, settings.cluster_domain, self._mark_all
+        )
         self.reconciler = Reconciler(cluster, self.store, settings, lambda: self.keeper.metrics_api)
         self.workers = Workers(self.reconciler.reconcile, metrics, settings.workers)
         self.health = Health(self.workers.longest_run_seconds)

@@ -4,8 +4,6 @@ No pods run there, but the controllers for Deployments, HPAs and garbage collect
 kubelet. One CRD for the whole session; every test has its own namespace and operators that serve only it.
 """
 
-import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,12 +35,6 @@ def space(api: Api, crd: None, namespace: str) -> Space:
 def proxy(control_plane: ControlPlane) -> Iterator[ApiProxy]:
     with ApiProxy(control_plane.kubeconfig).running() as running:
         yield running
-        record = os.environ.get("CONVEYOR_RECORD_API_CALLS")
-        if record:
-            with Path(record).open("a") as file:
-                for verb, group, resource, subresource in sorted({call.permission for call in running.calls}):
-                    line = {"verb": verb, "group": group, "resource": resource, "subresource": subresource}
-                    file.write(json.dumps(line) + "\n")
 
 
 @pytest.fixture

@@ -108,7 +108,7 @@ def make_api_services(space: Space, service: Json, names: tuple[str, ...] = API_
 async def keeping(stage: Stage, clock: Callable[[], datetime]) -> AsyncIterator[MetricsApiKeeper]:
     metrics = Metrics()
     async with Cluster(await load_configuration(stage.settings.kubeconfig), metrics) as cluster:
-        keeper = MetricsApiKeeper(cluster, metrics, stage.space.namespace, lambda: None, clock)
+        keeper = MetricsApiKeeper(cluster, metrics, stage.space.namespace, "cluster.local", lambda: None, clock)
         task = asyncio.create_task(keeper.run())
         yield keeper
         task.cancel()
