@@ -11,7 +11,7 @@ TESTS ?= tests
 STORIES ?= e2e
 KUBECONFIG_FILE = $$($(PY) -m e2e.cluster kubeconfig)
 
-.PHONY: help venv tools generate check test e2e demo demo-down images cluster cluster-down deploy bench clean
+.PHONY: help venv tools generate check test e2e demo demo-url demo-down images cluster cluster-down deploy bench clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -66,6 +66,9 @@ e2e: cluster images ## Run the stories of e2e/ on a whole local cluster
 demo: cluster images ## The main job from nothing: cluster, chart, InferenceService, a chat, a burst, 1 -> 3 -> 1
 	$(PY) -m e2e.cluster load
 	export KUBECONFIG=$(KUBECONFIG_FILE) && $(PY) -m e2e.deploy && $(PY) -m e2e.demo
+
+demo-url: ## Print the base URL of the demo's service, for curl and OpenAI clients
+	@KUBECONFIG=$(KUBECONFIG_FILE) $(PY) -m e2e.gateway
 
 demo-down: cluster-down ## Remove every trace of the demo
 

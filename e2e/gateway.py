@@ -53,3 +53,7 @@ def _port_forward() -> tuple[str, "subprocess.Popen[bytes]"]:
 def service_url(name: str, namespace: str) -> str:
     """The OpenAI base URL of an InferenceService."""
     return f"{gateway_url()}/{namespace}/{name}/v1"
+
+
+if __name__ == "__main__":
+    print(service_url("demo", "default"))

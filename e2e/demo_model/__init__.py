@@ -12,7 +12,7 @@ from pathlib import Path
 
 from e2e.cluster.paths import CACHE
 
-COMPLETE = ".complete"  # written last: a folder without it is half made
+COMPLETE = ".complete"  # written last, holds the model's key: a folder without it is half made, or of an old recipe
 SOURCES = ("corpus.py", "train.py")
 
 
@@ -29,9 +29,13 @@ def model_key() -> str:
 
 
 def demo_model_directory() -> Path:
-    """The folder `demo` of the trained model, trained first if the cache lacks it. Prints its progress to stderr."""
-    directory = CACHE / "models" / model_key() / "demo"
-    if not (directory / COMPLETE).exists():
+    """The folder `demo` of the trained model, trained first if the cache lacks it. Prints its progress to stderr.
+
+    Its place does not change with the recipe: volumes of clusters name it.
+    """
+    directory = CACHE / "models" / "demo"
+    marker = directory / COMPLETE
+    if not marker.exists() or marker.read_text() != model_key():
         make(directory)
     return directory
 
@@ -44,7 +48,7 @@ def make(directory: Path) -> None:
     half_made.mkdir(parents=True)
     try:
         train(half_made, lambda line: print(f"demo model: {line}", file=sys.stderr, flush=True))
-        (half_made / COMPLETE).touch()
+        (half_made / COMPLETE).write_text(model_key())
         if directory.exists():
             shutil.rmtree(directory)
         half_made.rename(directory)
