@@ -12,7 +12,7 @@ import torch
 
 from conveyor_engine.attention.backend import AttentionMetadata
 from conveyor_engine.request_state import RequestState
-from conveyor_engine.scheduler import StepPlan
+from conveyor_engine.step import StepPlan
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]

@@ -23,7 +23,7 @@ from conveyor_engine.models.loader import load_config, load_model
 from conveyor_engine.models.probe import probe_layers
 from conveyor_engine.request import ModelFacts
 from conveyor_engine.sampler import Sampler
-from conveyor_engine.scheduler import Sampled, StepPlan
+from conveyor_engine.step import Sampled, StepPlan
 
 # Tokens of one step: enough to saturate the device's matrix units, few enough that decodes do not wait long.
 DEFAULT_BATCHED_TOKENS = {"cpu": 1024, "cuda": 8192}
@@ -54,7 +54,7 @@ class ModelRunner:
         self.backend = select_backend(config.attention_backend, self.device, dtype, config.block_size)
         block_bytes = self.backend.block_bytes(layers, config.block_size, dtype)
         free_bytes = machine.free_memory_bytes(self.device) - self._activation_bytes(
-            max_num_seqs, max_num_batched_tokens
+            max_num_seqs, max_num_batched_tokens, max_model_len
         )
         num_blocks = plan_num_blocks(
             config,
@@ -102,16 +102,16 @@ class ModelRunner:
         ).logits
         return logits[0]
 
-    def _activation_bytes(self, max_num_seqs: int, num_tokens: int) -> int:
+    def _activation_bytes(self, max_num_seqs: int, num_tokens: int, max_model_len: int) -> int:
         """CUDA memory the largest step needs besides weights and KV, measured. 0 on a CPU: its fraction leaves room."""
         if self.device.type == "cpu":
             return 0
         torch.cuda.reset_peak_memory_stats(self.device)
         before = torch.cuda.memory_allocated(self.device)
-        positions = torch.arange(num_tokens, device=self.device)[None]
+        positions = torch.arange(num_tokens, device=self.device)[None] % max_model_len
         try:
             with torch.inference_mode():
-                self._forward(torch.zeros_like(positions), positions, positions[0, :max_num_seqs], Probe())
+                self._forward(torch.zeros_like(positions), positions, positions.new_zeros(max_num_seqs), Probe())
         except torch.OutOfMemoryError as error:
             message = f"a step of {num_tokens} tokens does not fit beside the weights; lower max_num_batched_tokens"
             raise ModelError(message, reason="OutOfMemory") from error

@@ -13,7 +13,7 @@ import torch
 
 from conveyor_engine.request import SamplingParams, TokenLogprobs
 from conveyor_engine.request_state import RequestState
-from conveyor_engine.scheduler import Sampled
+from conveyor_engine.step import Sampled
 
 TOP_P_CANDIDATES = 256  # top_p looks at these many tokens first, and sorts the vocabulary only if they are not enough
 _BLOCK = 128  # tokens; large vocabularies are searched block by block, which vectorises where torch's own does not

@@ -7,12 +7,11 @@ Pure Python: knows neither torch nor threads nor the clock (`now` is an argument
 
 import heapq
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import msgspec
 
 from conveyor_engine.block_manager import BlockManager
+from conveyor_engine.block_tables import BlockTables
 from conveyor_engine.config import EngineConfig
 from conveyor_engine.errors import InvalidRequest, Overloaded
 from conveyor_engine.policy import build_policy
@@ -25,31 +24,9 @@ from conveyor_engine.request import (
     TokenLogprobs,
 )
 from conveyor_engine.request_state import RequestState
+from conveyor_engine.step import Sampled, StepPlan
 
 WATERMARK = 0.01  # of all blocks stay free when a request joins a running batch, so that it is not preempted at once
-
-
-@dataclass(slots=True)
-class StepPlan:
-    """One step. Requests with a single pending token come first; they all sample."""
-
-    decodes: list[RequestState] = field(default_factory=list)
-    prefills: list[tuple[RequestState, int]] = field(default_factory=list)  # and how many tokens
-    num_tokens: int = 0  # padding included
-    num_padding_tokens: int = 0
-
-    def sampling(self) -> list[RequestState]:
-        """The requests that get a token from this step, in the order of the sampled tokens."""
-        finished = [r for r, n in self.prefills if r.num_computed_tokens + n == len(r.token_ids)]
-        return self.decodes + finished
-
-
-@dataclass(slots=True)
-class Sampled:
-    """What a step sampled, one entry per `StepPlan.sampling()`. Token -1: the logits were not finite."""
-
-    token_ids: list[int]
-    logprobs: Sequence[TokenLogprobs | None] | None = None
 
 
 class Scheduler:
@@ -64,12 +41,12 @@ class Scheduler:
         self._facts = facts
         self._policy = build_policy(config, facts.max_num_batched_tokens)
         self._block_size = facts.block_size
-        self._max_num_seqs = facts.max_num_seqs
         self._max_num_queued = config.max_num_queued_requests
         self._prefix_caching = config.prefix_caching
         self._pads = config.padding == "real" and self._policy.holds_finished
         self._watermark_blocks = int(facts.num_kv_blocks * WATERMARK)
         self.blocks = BlockManager(facts.num_kv_blocks)
+        self._tables = BlockTables(self.blocks, facts.block_size, prefix_caching=config.prefix_caching)
         self.requests: dict[str, RequestState] = {}
         self.waiting: OrderedDict[str, RequestState] = OrderedDict()
         self.running: list[RequestState] = []
@@ -81,8 +58,6 @@ class Scheduler:
         self._counters = EngineStats()
         self._close_reasons: Counter[str] = Counter()
         self._finish_reasons: Counter[str] = Counter()
-
-    # --- what others ask of it ---
 
     def add_request(self, request: EngineRequest) -> None:
         """Appends to the waiting queue. Raises Overloaded or InvalidRequest.
@@ -153,8 +128,6 @@ class Scheduler:
             finish_reasons=dict(self._finish_reasons),
         )
 
-    # --- before a step ---
-
     def schedule(self, now: float) -> StepPlan:
         """The next step. Running requests go first, oldest first; then waiting ones, as the policy lets them in."""
         self._expire(now)
@@ -192,16 +165,11 @@ class Scheduler:
 
     def _make_room(self, request: RequestState, num_tokens: int) -> bool:
         """Blocks for its next tokens, by preempting the newest requests if need be. False if that was itself."""
-        end = request.num_computed_tokens + num_tokens
-        missing = -(-end // self._block_size) - len(request.block_table)
-        if missing <= 0:
-            return True
-        while self.blocks.num_free < missing:
+        while not self._tables.grow(request, request.num_computed_tokens + num_tokens):
             victim = self.running.pop()
             self._preempt(victim)
             if victim is request:
                 return False
-        request.block_table.extend(self.blocks.allocate(missing))
         return True
 
     def _preempt(self, request: RequestState) -> None:
@@ -221,22 +189,11 @@ class Scheduler:
         else:
             plan.prefills.append((request, num_tokens))
         plan.num_tokens += num_tokens
-        if self._prefix_caching and (computed + num_tokens) // self._block_size > request.num_registered_blocks:
-            self._register(request, computed + num_tokens)
-
-    def _register(self, request: RequestState, num_tokens: int) -> None:
-        """Makes the blocks that this step fills findable at once: requests of the same step may share them."""
-        hashes = request.hashes_of_full_blocks(self._block_size, num_tokens)
-        num_full = num_tokens // self._block_size
-        for index in range(request.num_registered_blocks, num_full):
-            self.blocks.register(request.block_table[index], hashes[index])
-        request.num_registered_blocks = num_full
+        self._tables.register(request, computed + num_tokens)
 
     def _pad(self, plan: StepPlan, num_tokens: int) -> None:
         plan.num_padding_tokens += num_tokens
         plan.num_tokens += num_tokens
-
-    # --- admission ---
 
     def _admit(self, plan: StepPlan, now: float) -> None:
         """Lets waiting requests in, in the policy's order, until places, blocks or budget end.
@@ -266,17 +223,11 @@ class Scheduler:
 
     def _reserve(self, request: RequestState) -> bool:
         """Takes a row and blocks for all its tokens so far (and to come, if the policy says so). False if they lack."""
-        hits = self._match(request)
-        reserved = request.max_total_tokens if self._policy.reserves_output else len(request.token_ids)
-        missing = -(-reserved // self._block_size) - len(hits)
+        num_tokens = request.max_total_tokens if self._policy.reserves_output else len(request.token_ids)
         watermark = self._watermark_blocks if self.running and self._policy.joins else 0
-        if missing + self.blocks.num_free_among(hits) + watermark > self.blocks.num_free:
+        if not self._tables.reserve(request, num_tokens, watermark):
             return False
-        self.blocks.share(hits)
-        request.block_table = hits + self.blocks.allocate(missing)
         request.row = self._free_rows.pop()
-        request.num_registered_blocks = len(hits)
-        request.num_computed_tokens = len(hits) * self._block_size
         self._counters.prefix_cache_query_tokens += len(request.token_ids) if self._prefix_caching else 0
         self._counters.prefix_cache_hit_tokens += request.num_computed_tokens
         if not request.was_admitted:
@@ -284,21 +235,11 @@ class Scheduler:
             request.num_cached_tokens = request.num_computed_tokens
         return True
 
-    def _match(self, request: RequestState) -> list[int]:
-        """Cached blocks of its prefix, never all of its tokens: the last one must be computed to sample from it."""
-        if not self._prefix_caching:
-            return []
-        num_tokens = len(request.token_ids) - 1
-        hashes = request.hashes_of_full_blocks(self._block_size, num_tokens)
-        return self.blocks.match(hashes[: num_tokens // self._block_size])
-
     def _pad_prompts(self, batch: list[RequestState]) -> None:
         """Every prompt counts as long as the longest of its batch, as in a padded tensor."""
         longest = max((r.num_prompt_tokens for r in batch), default=0)
         for request in batch:
             request.padding_left = longest - request.num_prompt_tokens
-
-    # --- after a step ---
 
     def update(self, plan: StepPlan, sampled: Sampled) -> None:
         """Takes the step's result in. Requests aborted since `schedule` are passed over."""
@@ -372,15 +313,9 @@ class Scheduler:
         num_blocks = sum(len(r.block_table) for r in self.running) + sum(len(r.block_table) for r in self.held)
         counters.kv_allocated_token_steps += num_blocks * self._block_size
 
-    # --- shared ---
-
     def _leave_batch(self, request: RequestState) -> None:
-        """Gives back row and blocks. Blocks registered but never computed are forgotten (rolled back)."""
-        for index in range(request.num_computed_tokens // self._block_size, request.num_registered_blocks):
-            self.blocks.unregister(request.block_table[index])
-        request.num_registered_blocks = 0
-        self.blocks.free(request.block_table)
-        request.block_table = []
+        """Gives back row and blocks."""
+        self._tables.release(request)
         self._free_rows.append(request.row)
         request.row = -1
 

@@ -6,7 +6,8 @@ from typing import Any
 from conveyor_engine.config import EngineConfig
 from conveyor_engine.request import EngineRequest, ModelFacts, SamplingParams
 from conveyor_engine.request_state import RequestState
-from conveyor_engine.scheduler import Sampled, Scheduler, StepPlan
+from conveyor_engine.scheduler import Scheduler
+from conveyor_engine.step import Sampled, StepPlan
 
 VOCAB_SIZE = 1000
 EOS = 2

@@ -6,7 +6,7 @@ from tests.engine.builders import make_state
 
 from conveyor_engine.batch import Batch, BatchBuilder
 from conveyor_engine.request_state import RequestState
-from conveyor_engine.scheduler import StepPlan
+from conveyor_engine.step import StepPlan
 
 BLOCK_SIZE = 4
 

@@ -17,7 +17,7 @@ from conveyor_engine.attention.backend import AttentionMetadata
 from conveyor_engine.attention.torch_paged import TorchPaged
 from conveyor_engine.batch import Batch, BatchBuilder
 from conveyor_engine.request import FinishReason
-from conveyor_engine.scheduler import StepPlan
+from conveyor_engine.step import StepPlan
 
 GetReference = Callable[[str], Reference]
 

@@ -5,7 +5,7 @@ from tests.engine.builders import EOS, make_request, make_scheduler, run_all, ru
 
 from conveyor_engine.errors import InvalidRequest, Overloaded
 from conveyor_engine.request import EngineRequest, FinishReason
-from conveyor_engine.scheduler import Sampled
+from conveyor_engine.step import Sampled
 
 
 def test_a_step_mixes_decodes_and_chunks_of_prompts_within_the_budget() -> None:

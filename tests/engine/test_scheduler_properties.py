@@ -21,7 +21,8 @@ from tests.engine.builders import PretendedModel, make_request, make_scheduler, 
 from conveyor_engine.errors import Overloaded
 from conveyor_engine.request import FinishReason, RequestOutput
 from conveyor_engine.request_state import RequestState
-from conveyor_engine.scheduler import Scheduler, StepPlan
+from conveyor_engine.scheduler import Scheduler
+from conveyor_engine.step import StepPlan
 
 BUDGET = 12
 BLOCK_SIZE = 4
@@ -143,7 +144,7 @@ class History(RuleBasedStateMachine):
     def _check_plan(self, plan: StepPlan) -> None:
         work = [(request, 1) for request in plan.decodes] + plan.prefills
         assert plan.num_tokens == sum(n for _, n in work) + plan.num_padding_tokens <= BUDGET
-        assert len(work) == len({id(request) for request, _ in work}) <= self.scheduler._max_num_seqs
+        assert len(work) == len({id(request) for request, _ in work}) <= self.scheduler._facts.max_num_seqs
         for request, num_tokens in work:
             assert 1 <= num_tokens <= request.num_pending_tokens
             assert request in self.scheduler.running
@@ -180,7 +181,7 @@ class History(RuleBasedStateMachine):
         admitted = scheduler.running + scheduler.held
         scheduler.blocks.check([request.block_table for request in admitted])
         rows = [request.row for request in admitted]
-        assert sorted(rows + scheduler._free_rows) == list(range(scheduler._max_num_seqs))
+        assert sorted(rows + scheduler._free_rows) == list(range(scheduler._facts.max_num_seqs))
         places = [*scheduler.waiting, *(request.request_id for request in admitted)]
         assert sorted(places) == sorted(scheduler.requests), "each request is in exactly one place"
         for request in scheduler.waiting.values():

@@ -1,0 +1,70 @@
+"""Each request's blocks: reserved at admission, grown as it decodes, shared through the prefix cache, given back.
+
+Used by `scheduler` alone; keeps the books in `block_manager`. Knows requests and blocks, not batches or policies.
+"""
+
+from conveyor_engine.block_manager import BlockManager
+from conveyor_engine.request_state import RequestState
+
+
+class BlockTables:
+    """Block tables of the admitted requests.
+
+    Blocks become findable when they are scheduled, so that requests of the same step may share them (each layer
+    writes all keys before any row attends); what was scheduled but never computed is forgotten at `release`.
+    """
+
+    def __init__(self, blocks: BlockManager, block_size: int, *, prefix_caching: bool) -> None:
+        self._blocks = blocks
+        self._block_size = block_size
+        self._prefix_caching = prefix_caching
+
+    def reserve(self, request: RequestState, num_tokens: int, spare_blocks: int) -> bool:
+        """A new table with room for `num_tokens`, begun with cached blocks; sets `num_computed_tokens` to theirs.
+
+        False, and nothing is taken, unless `spare_blocks` stay free.
+        """
+        hits = self._match(request)
+        missing = -(-num_tokens // self._block_size) - len(hits)
+        if missing + self._blocks.num_free_among(hits) + spare_blocks > self._blocks.num_free:
+            return False
+        self._blocks.share(hits)
+        request.block_table = hits + self._blocks.allocate(missing)
+        request.num_registered_blocks = len(hits)
+        request.num_computed_tokens = len(hits) * self._block_size
+        return True
+
+    def _match(self, request: RequestState) -> list[int]:
+        """Cached blocks of its prefix, never all of its tokens: the last one must be computed to sample from it."""
+        if not self._prefix_caching:
+            return []
+        num_tokens = len(request.token_ids) - 1
+        hashes = request.hashes_of_full_blocks(self._block_size, num_tokens)
+        return self._blocks.match(hashes[: num_tokens // self._block_size])
+
+    def grow(self, request: RequestState, num_tokens: int) -> bool:
+        """Room for its first `num_tokens` tokens. False, and nothing is taken, if there are not enough free blocks."""
+        missing = -(-num_tokens // self._block_size) - len(request.block_table)
+        if missing > self._blocks.num_free:
+            return False
+        if missing > 0:
+            request.block_table.extend(self._blocks.allocate(missing))
+        return True
+
+    def register(self, request: RequestState, num_tokens: int) -> None:
+        """Makes findable the full blocks of its first `num_tokens` tokens, which are scheduled."""
+        num_full = num_tokens // self._block_size
+        if not self._prefix_caching or num_full <= request.num_registered_blocks:
+            return
+        hashes = request.hashes_of_full_blocks(self._block_size, num_tokens)
+        for index in range(request.num_registered_blocks, num_full):
+            self._blocks.register(request.block_table[index], hashes[index])
+        request.num_registered_blocks = num_full
+
+    def release(self, request: RequestState) -> None:
+        """Gives its blocks back; those that are computed stay findable until they are needed."""
+        for index in range(request.num_computed_tokens // self._block_size, request.num_registered_blocks):
+            self._blocks.unregister(request.block_table[index])
+        request.num_registered_blocks = 0
+        self._blocks.free(request.block_table)
+        request.block_table = []
