@@ -27,6 +27,7 @@ _DEFAULT_KUBECONFIG = os.path.expanduser("~/.kube/config")
 _TIMEOUT = aiohttp.ClientTimeout(total=30)
 _WATCH_SECONDS = 540  # the server ends a watch after this time; a silent death is noticed a little later
 _WATCH_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=10, sock_read=_WATCH_SECONDS + 30)
+_PAUSE_SECONDS = 0.2  # between two watches, should the server end them at once
 _MERGE_PATCH = "application/merge-patch+json"
 _APPLY_PATCH = "application/apply-patch+yaml"
 
@@ -116,6 +117,7 @@ class Cluster:
             yield next(iter(listed["items"]), None)
             async for event in self._watch(kind, namespace, selector, version):
                 if event["type"] == "ERROR":
+                    await asyncio.sleep(_PAUSE_SECONDS)
                     break  # too old a version, as a rule: list again
                 if event["type"] != "BOOKMARK":
                     yield None if event["type"] == "DELETED" else event["object"]
@@ -143,6 +145,7 @@ class Cluster:
                 raise Unavailable(0, "Disconnected", f"watch of {kind.plural}: {error!r}") from error
             finally:
                 response.close()
+            await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _call(
         self,

@@ -10,8 +10,9 @@ from conveyor_api.conditions import MODEL_FAILURES, ConditionType, Reason
 from conveyor_api.spec import InferenceServiceSpec
 from conveyor_operator.failures import PodFailure, find_failures
 from conveyor_operator.manifests.deployment import FETCH_CONTAINER
-from conveyor_operator.observed import DeploymentState, Observed, PodState
+from conveyor_operator.observed import DeploymentState, Observed
 from conveyor_operator.plan import Obstacle
+from conveyor_operator.pods import PodState
 from conveyor_operator.scaling import MetricsApi, judge_scaling
 
 _MODEL_REASONS = MODEL_FAILURES | {Reason.CLAIM_NOT_FOUND, Reason.SECRET_NOT_FOUND}
@@ -61,8 +62,8 @@ class Situation:
     @property
     def pods(self) -> list[PodState]:
         """The pods of the present template that are to stay; how others fare says nothing about this spec."""
-        wanted = {child.config_hash for child in self.observed.children.values() if child.kind == "Deployment"}
-        return [pod for pod in self.observed.pods if pod.config_hash in wanted and not pod.leaving]
+        wanted = self.deployment.config_hash
+        return [pod for pod in self.observed.pods if pod.config_hash == wanted and not pod.leaving]
 
     @property
     def failures(self) -> list[PodFailure]:

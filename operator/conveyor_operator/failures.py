@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from conveyor_api.conditions import ENGINE_FAILURES, MODEL_FAILURES, Reason
 from conveyor_api.status import clip
-from conveyor_operator.observed import ContainerState, PodState
+from conveyor_operator.pods import ContainerState, PodState
 
 _IMAGE_REASONS = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError",

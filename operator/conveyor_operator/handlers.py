@@ -27,9 +27,9 @@ from conveyor_operator.observed import (
     observe_autoscaler,
     observe_child,
     observe_deployment,
-    observe_pod,
     observe_ready_endpoints,
 )
+from conveyor_operator.pods import observe_pod
 from conveyor_operator.store import Store
 from conveyor_operator.workers import Key, Workers
 

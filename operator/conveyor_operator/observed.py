@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from conveyor_api import names
+from conveyor_operator.pods import PodState
 
 Object = Mapping[str, Any]
 
@@ -35,8 +36,6 @@ class Child:
     controller: str = ""
     """`Kind/name` of the controlling owner, empty without one."""
     controller_uid: str = ""
-    config_hash: str = ""
-    """ConfigMaps: the hash in their name. Deployments: the one their pods are asked to have."""
     access_mode: str = ""
     """Claims: how they may be mounted; cannot change any more."""
 
@@ -51,6 +50,8 @@ class DeploymentState:
     replicas_managers: frozenset[str] = frozenset()
     """Field managers that own spec.replicas; empty when it is only the API server's default."""
     template_hash: str = ""
+    config_hash: str = ""
+    """The configuration that its pods are asked to have."""
     held_replicas: str = ""
     replicas: int = 0
     updated_replicas: int = 0
@@ -83,43 +84,6 @@ class AutoscalerState:
     currents: Mapping[str, str] = field(default_factory=dict)
     """metric -> value per replica, as a quantity"""
     conditions: Mapping[str, tuple[str, str, str]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class ContainerState:
-    """One container of a pod: what it does now, and how it ended last."""
-
-    name: str
-    image: str = ""
-    initial: bool = False
-    ready: bool = False
-    running: bool = False
-    waiting_reason: str = ""
-    waiting_message: str = ""
-    ended: bool = False
-    """Ended now or before a restart; the four fields below say how."""
-    exit_code: int = 0
-    ended_reason: str = ""
-    ended_message: str = ""
-    ended_at: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class PodState:
-    """One engine pod."""
-
-    name: str
-    config_hash: str = ""
-    ready: bool = False
-    leaving: bool = False
-    phase: str = ""
-    reason: str = ""
-    message: str = ""
-    created_at: str = ""
-    unschedulable: str = ""
-    """The scheduler's sentence, empty when it found a node."""
-    unschedulable_at: str = ""
-    containers: tuple[ContainerState, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +127,6 @@ def observe_child(body: Object) -> Child:
         labels=dict(metadata.get("labels") or {}),
         controller=f"{controller['kind']}/{controller['name']}" if controller else "",
         controller_uid=str(controller.get("uid", "")),
-        config_hash=_config_hash(kind, body),
         access_mode=body["spec"]["accessModes"][0] if kind == "PersistentVolumeClaim" else "",
     )
 
@@ -193,13 +156,14 @@ def hash_of(value: Any) -> str:
 
 def observe_deployment(body: Object) -> DeploymentState:
     spec, status, metadata = body["spec"], body.get("status") or {}, body["metadata"]
-    annotations = metadata.get("annotations") or {}
+    annotations, template = metadata.get("annotations") or {}, spec["template"]["metadata"]
     return DeploymentState(
         generation=int(metadata.get("generation", 0)),
         observed_generation=int(status.get("observedGeneration", 0)),
         asked_replicas=int(spec.get("replicas", _DEFAULT_REPLICAS)),
         replicas_managers=_replicas_managers(metadata),
         template_hash=str(annotations.get(TEMPLATE_HASH_ANNOTATION, "")),
+        config_hash=str((template.get("annotations") or {}).get(names.CONFIG_HASH_ANNOTATION, "")),
         held_replicas=str(annotations.get(HELD_REPLICAS_ANNOTATION, "")),
         replicas=int(status.get("replicas", 0)),
         updated_replicas=int(status.get("updatedReplicas", 0)),
@@ -232,51 +196,10 @@ def observe_autoscaler(body: Object) -> AutoscalerState:
     )
 
 
-def observe_pod(body: Object) -> PodState:
-    metadata, status = body["metadata"], body.get("status") or {}
-    scheduled: Object = next((c for c in status.get("conditions") or () if c["type"] == "PodScheduled"), {})
-    unschedulable = scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable"
-    containers = [_observe_container(c, True) for c in status.get("initContainerStatuses") or ()]
-    containers += [_observe_container(c, False) for c in status.get("containerStatuses") or ()]
-    return PodState(
-        name=str(metadata["name"]),
-        config_hash=str((metadata.get("annotations") or {}).get(names.CONFIG_HASH_ANNOTATION, "")),
-        ready=any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions") or ()),
-        leaving="deletionTimestamp" in metadata,
-        phase=str(status.get("phase", "")),
-        reason=str(status.get("reason", "")),
-        message=str(status.get("message", "")),
-        created_at=str(metadata.get("creationTimestamp", "")),
-        unschedulable=str(scheduled.get("message", "Unschedulable")) if unschedulable else "",
-        unschedulable_at=str(scheduled.get("lastTransitionTime", "")) if unschedulable else "",
-        containers=tuple(containers),
-    )
-
-
 def observe_ready_endpoints(body: Object) -> int:
     """How many endpoints of an EndpointSlice are ready. An unset `ready` counts, as its API says."""
     endpoints = body.get("endpoints") or ()
     return sum(1 for e in endpoints if (e.get("conditions") or {}).get("ready") is not False)
-
-
-def _observe_container(body: Object, initial: bool) -> ContainerState:
-    state = body.get("state") or {}
-    waiting = state.get("waiting") or {}
-    ended = state.get("terminated") or (body.get("lastState") or {}).get("terminated") or {}
-    return ContainerState(
-        name=str(body["name"]),
-        image=str(body.get("image", "")),
-        initial=initial,
-        ready=bool(body.get("ready")),
-        running="running" in state,
-        waiting_reason=str(waiting.get("reason", "")),
-        waiting_message=str(waiting.get("message", "")),
-        ended=bool(ended),
-        exit_code=int(ended.get("exitCode", 0)),
-        ended_reason=str(ended.get("reason", "")),
-        ended_message=str(ended.get("message", "")),
-        ended_at=str(ended.get("finishedAt") or ""),
-    )
 
 
 def _conditions(status: Object) -> dict[str, tuple[str, str, str]]:
@@ -292,12 +215,3 @@ def _replicas_managers(metadata: Object) -> frozenset[str]:
         for entry in metadata.get("managedFields") or ()
         if "f:replicas" in (entry.get("fieldsV1") or {}).get("f:spec", {})
     )
-
-
-def _config_hash(kind: str, body: Object) -> str:
-    if kind == "ConfigMap":
-        return str(body["metadata"]["name"]).rpartition("-")[2]
-    if kind == "Deployment":
-        template = body["spec"]["template"]["metadata"]
-        return str((template.get("annotations") or {}).get(names.CONFIG_HASH_ANNOTATION, ""))
-    return ""

@@ -119,7 +119,7 @@ def plan_removals(owner: Owner, desired: Iterable[dict[str, Any]], observed: Obs
     deployment = observed.deployment
     settled = deployment is not None and deployment.complete
     used = {pod.config_hash for pod in observed.pods}
-    used |= {child.config_hash for child in observed.children.values() if child.kind == "Deployment"}
+    used |= {deployment.config_hash} if deployment is not None else set()
     return tuple(
         removal
         for removal in _unwanted(owner, desired, observed)

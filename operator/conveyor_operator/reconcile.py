@@ -206,7 +206,12 @@ class Reconciler:
             "metadata": {"name": metadata["name"], "namespace": metadata["namespace"], "uid": metadata["uid"]},
             "status": status,
         }
-        written = await self._cluster.apply(INFERENCE_SERVICE, patch, names.FIELD_MANAGER, subresource="status")
+        try:
+            written = await self._cluster.apply(INFERENCE_SERVICE, patch, names.FIELD_MANAGER, subresource="status")
+        except Refused as error:
+            if error.status == 404:
+                return  # it was deleted meanwhile
+            raise
         memory.status, memory.status_version = written.get("status") or {}, metadata["resourceVersion"]
         for transition in find_transitions(previous, status):
             try:

@@ -7,8 +7,10 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from conveyor_api import names
 from conveyor_operator.kinds import AUTOSCALER, CHILDREN, DEPLOYMENT, ENDPOINT_SLICE, INFERENCE_SERVICE, POD, Kind
-from conveyor_operator.observed import AutoscalerState, Child, DeploymentState, Observed, PodState
+from conveyor_operator.observed import AutoscalerState, Child, DeploymentState, Observed
+from conveyor_operator.pods import PodState
 from conveyor_operator.workers import Key
 
 Index = Mapping[Key, Iterable[Any]]
@@ -38,7 +40,8 @@ class Store:
         for kind in CHILDREN:
             for child, state in self._values(kind, key):
                 children[child.kind, child.name] = child
-                states[kind] = state
+                if child.name == names.engine_name(key[1]):  # not a copy that somebody made with our label
+                    states[kind] = state
         deployment: DeploymentState | None = states.get(DEPLOYMENT)
         autoscaler: AutoscalerState | None = states.get(AUTOSCALER)
         pods: list[PodState] = sorted(self._values(POD, key), key=lambda pod: pod.name)

@@ -6,7 +6,8 @@ from typing import Any
 from conveyor_api import names
 from conveyor_api.resource import InferenceService
 from conveyor_operator.manifests import Choices, Object, Owner, build_children
-from conveyor_operator.observed import Child, ContainerState, DeploymentState, Observed, PodState
+from conveyor_operator.observed import Child, DeploymentState, Observed
+from conveyor_operator.pods import ContainerState, PodState
 
 OWNER = Owner(namespace="default", name="qwen", uid="uid-1")
 CHOICES = Choices("example/engine:1", "conveyor-gateway.conveyor-system.svc.cluster.local", "ReadWriteMany")
@@ -37,6 +38,7 @@ def make_deployment(asked: int = 1, **changes: Any) -> DeploymentState:
         observed_generation=1,
         asked_replicas=asked,
         replicas_managers=frozenset({names.FIELD_MANAGER}),
+        config_hash="aaaaaaaa",
         replicas=asked,
         updated_replicas=asked,
         ready_replicas=asked,
@@ -54,7 +56,6 @@ def make_child(kind: str = "Deployment", name: str = "qwen-engine", **changes: A
         labels=names.child_labels(OWNER.name),
         controller=f"{names.KIND}/{OWNER.name}",
         controller_uid=OWNER.uid,
-        config_hash="aaaaaaaa" if kind == "Deployment" else name[-8:] if kind == "ConfigMap" else "",
     )
     return replace(child, **changes)
 

@@ -11,8 +11,9 @@ from tests.operator.builders import ended, make_child, make_deployment, make_obs
 
 from conveyor_api.conditions import REASONS_BY_CONDITION, ConditionType, Reason
 from conveyor_operator.conditions import Judged, Situation, judge_all
-from conveyor_operator.observed import ContainerState, DeploymentState, Observed, PodState, observe_pod
+from conveyor_operator.observed import DeploymentState, Observed
 from conveyor_operator.plan import Obstacle
+from conveyor_operator.pods import ContainerState, PodState, observe_pod
 
 LOADING = make_pod("pod", ended(code=0, reason="Completed", name="fetch"), ContainerState("engine", running=True))
 FETCHING = make_pod("pod", ContainerState("fetch", initial=True, running=True))

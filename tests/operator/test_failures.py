@@ -7,7 +7,7 @@ from tests.operator import kubelet
 from tests.operator.builders import ended, make_pod
 
 from conveyor_operator.failures import PodFailure, find_failure, find_failures, find_last_failure
-from conveyor_operator.observed import ContainerState, observe_pod
+from conveyor_operator.pods import ContainerState, observe_pod
 
 POD = {"metadata": {"name": "qwen-engine-1"}, "spec": {}}
 

@@ -129,8 +129,7 @@ def test_a_configuration_stays_while_a_pod_has_it() -> None:
 
 
 def test_the_configuration_that_the_deployment_names_stays() -> None:
-    deployment = make_child(config_hash="00000000")
-    observed = make_observed(deployment, OLD, deployment=make_deployment(1))
+    observed = make_observed(make_child(), OLD, deployment=make_deployment(1, config_hash="00000000"))
     assert plan_removals(OWNER, build().values(), observed) == ()
 
 

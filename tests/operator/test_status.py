@@ -7,7 +7,7 @@ from tests.operator.builders import ended, make_deployment, make_observed, make_
 
 from conveyor_api.status import MAX_MESSAGE_LENGTH, InferenceServiceStatus
 from conveyor_operator.conditions import Situation
-from conveyor_operator.observed import PodState
+from conveyor_operator.pods import PodState
 from conveyor_operator.status import Written, build_invalid_status, build_status, is_same
 
 EARLY = datetime(2026, 11, 21, 8, 0, 0, tzinfo=UTC)

@@ -1,0 +1,90 @@
+"""What the operator remembers of an engine pod. Pure: a pod's dictionary in, frozen values out.
+
+`handlers` projects every watched pod with `observe_pod`; `failures` and `conditions` judge by the result.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from conveyor_api import names
+
+Object = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerState:
+    """One container of a pod: what it does now, and how it ended last."""
+
+    name: str
+    image: str = ""
+    initial: bool = False
+    ready: bool = False
+    running: bool = False
+    waiting_reason: str = ""
+    waiting_message: str = ""
+    ended: bool = False
+    """Ended now or before a restart; the four fields below say how."""
+    exit_code: int = 0
+    ended_reason: str = ""
+    ended_message: str = ""
+    ended_at: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PodState:
+    """One engine pod."""
+
+    name: str
+    config_hash: str = ""
+    ready: bool = False
+    leaving: bool = False
+    phase: str = ""
+    reason: str = ""
+    message: str = ""
+    created_at: str = ""
+    unschedulable: str = ""
+    """The scheduler's sentence, empty when it found a node."""
+    unschedulable_at: str = ""
+    containers: tuple[ContainerState, ...] = ()
+
+
+def observe_pod(body: Object) -> PodState:
+    metadata, status = body["metadata"], body.get("status") or {}
+    scheduled: Object = next((c for c in status.get("conditions") or () if c["type"] == "PodScheduled"), {})
+    unschedulable = scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable"
+    containers = [_observe_container(c, True) for c in status.get("initContainerStatuses") or ()]
+    containers += [_observe_container(c, False) for c in status.get("containerStatuses") or ()]
+    return PodState(
+        name=str(metadata["name"]),
+        config_hash=str((metadata.get("annotations") or {}).get(names.CONFIG_HASH_ANNOTATION, "")),
+        ready=any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions") or ()),
+        leaving="deletionTimestamp" in metadata,
+        phase=str(status.get("phase", "")),
+        reason=str(status.get("reason", "")),
+        message=str(status.get("message", "")),
+        created_at=str(metadata.get("creationTimestamp", "")),
+        unschedulable=str(scheduled.get("message", "Unschedulable")) if unschedulable else "",
+        unschedulable_at=str(scheduled.get("lastTransitionTime", "")) if unschedulable else "",
+        containers=tuple(containers),
+    )
+
+
+def _observe_container(body: Object, initial: bool) -> ContainerState:
+    state = body.get("state") or {}
+    waiting = state.get("waiting") or {}
+    ended = state.get("terminated") or (body.get("lastState") or {}).get("terminated") or {}
+    return ContainerState(
+        name=str(body["name"]),
+        image=str(body.get("image", "")),
+        initial=initial,
+        ready=bool(body.get("ready")),
+        running="running" in state,
+        waiting_reason=str(waiting.get("reason", "")),
+        waiting_message=str(waiting.get("message", "")),
+        ended=bool(ended),
+        exit_code=int(ended.get("exitCode", 0)),
+        ended_reason=str(ended.get("reason", "")),
+        ended_message=str(ended.get("message", "")),
+        ended_at=str(ended.get("finishedAt") or ""),
+    )
