@@ -12,6 +12,7 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from conveyor_engine import machine
+from conveyor_engine.attention.backend import LayerShape
 from conveyor_engine.attention.interface import Paged, PagedStep, Probe
 from conveyor_engine.attention.select import select_backend
 from conveyor_engine.batch import BatchBuilder
@@ -41,27 +42,16 @@ class ModelRunner:
         dtype = machine.choose_dtype(config.dtype, self.device, model_config)
         max_model_len = _choose_max_model_len(config, model_config)
         max_num_seqs, max_num_batched_tokens = _choose_batch_limits(config, self.device)
-
-        started = time.monotonic()
-        progress(f"event=model_loading path={config.model} device={self.device} dtype={str(dtype)[6:]}")
-        self.model: PreTrainedModel = load_model(config.model, model_config, dtype, self.device)
-        if self.device.type == "cpu" and config.attention_backend != "torch":  # torch = the plain reference throughout
-            fused = fuse_model(self.model)
-            progress("event=model_fused " + " ".join(f"{kind}={count}" for kind, count in fused.items()))
-        layers = probe_layers(self.model, self.device)
-        progress(f"event=model_loaded layers={len(layers)} seconds={time.monotonic() - started:.1f}")
-
+        self.model, layers = self._load(config, model_config, dtype, progress)
         self.backend = select_backend(config.attention_backend, self.device, dtype, config.block_size)
         block_bytes = self.backend.block_bytes(layers, config.block_size, dtype)
-        free_bytes = machine.free_memory_bytes(self.device) - self._activation_bytes(
-            max_num_seqs, max_num_batched_tokens, max_model_len
-        )
+        activation_bytes = self._activation_bytes(max_num_seqs, max_num_batched_tokens, max_model_len)
         num_blocks = plan_num_blocks(
             config,
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
             block_bytes=block_bytes,
-            free_bytes=max(0, free_bytes),
+            free_bytes=max(0, machine.free_memory_bytes(self.device) - activation_bytes),
             is_cpu=self.device.type == "cpu",
         )
         self.backend.allocate(layers, num_blocks, config.block_size, dtype, self.device)
@@ -73,7 +63,7 @@ class ModelRunner:
             max_model_len=max_model_len,
             vocab_size=self.model.get_input_embeddings().num_embeddings,
             eos_token_ids=_eos_token_ids(self.model),
-            dtype=str(dtype)[6:],
+            dtype=_dtype_name(dtype),
             device=str(self.device),
             attention_backend=self.backend.name,
             num_kv_blocks=num_blocks,
@@ -84,6 +74,24 @@ class ModelRunner:
         max_blocks_per_seq = -(-max_model_len // config.block_size)
         self._batches = BatchBuilder(max_num_seqs, max_blocks_per_seq, config.block_size, self.device)
         self._sampler = Sampler(self.device)
+
+    def _load(
+        self,
+        config: EngineConfig,
+        model_config: PretrainedConfig,
+        dtype: torch.dtype,
+        progress: Callable[[str], None],
+    ) -> tuple[PreTrainedModel, list[LayerShape]]:
+        """The model, fused where the CPU kernels apply, and its layers' geometry."""
+        started = time.monotonic()
+        progress(f"event=model_loading path={config.model} device={self.device} dtype={_dtype_name(dtype)}")
+        model = load_model(config.model, model_config, dtype, self.device)
+        if self.device.type == "cpu" and config.attention_backend != "torch":  # torch = the plain reference throughout
+            fused = fuse_model(model)
+            progress("event=model_fused " + " ".join(f"{kind}={count}" for kind, count in fused.items()))
+        layers = probe_layers(model, self.device)
+        progress(f"event=model_loaded layers={len(layers)} seconds={time.monotonic() - started:.1f}")
+        return model, layers
 
     def execute(self, plan: StepPlan) -> Sampled:
         """One step: the tokens of `plan.sampling()`, in its order."""
@@ -118,6 +126,10 @@ class ModelRunner:
         peak = torch.cuda.max_memory_allocated(self.device) - before
         torch.cuda.empty_cache()
         return int(peak)
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _set_num_threads(num_threads: int | None) -> None:
