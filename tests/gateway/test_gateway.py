@@ -367,6 +367,10 @@ async def test_deleting_a_service_answers_those_who_wait_and_lets_the_running_en
     slow = SlowEngine()
     async with running_engine(slow.handle) as engine:
         await stack.add_engine(engine.port)
+        slow.gate.set()
+        await post(http, stack.completions)
+        assert stack.metric("queue_wait_seconds_count") == 1
+        slow.gate.clear()
         asking = [asyncio.create_task(post(http, stack.completions)) for _ in range(3)]
         await stack.wait_demand(dispatched=2, queued=1)
         await asyncio.to_thread(stack.cluster.delete_service, "qwen")
