@@ -322,3 +322,16 @@ def contains(whole: object, part: object) -> bool:
 
 def test_the_builder_makes_what_the_api_server_accepts(stage: Stage) -> None:
     assert stage.space.create("InferenceService", make_service("other"))["metadata"]["generation"] == 1
+
+
+def test_pods_wait_for_a_configuration_that_is_refused(stage: Stage) -> None:
+    quota = {"metadata": {"name": "no-more"}, "spec": {"hard": {"count/configmaps": "1"}}}  # Kubernetes' own
+    stage.space.create("ResourceQuota", quota)
+    with stage.operator():
+        stage.space.make_service()
+        condition = stage.space.wait_condition("qwen", "WorkloadReady", "False", "ChildRefused")
+        assert "ConfigMap qwen-engine-" in condition["message"]
+        stage.proxy.wait_quiet()
+        assert stage.space.get("Deployment", "qwen-engine") is None
+        stage.space.delete("ResourceQuota", "no-more")
+        wait_until("the Deployment", lambda: stage.space.get("Deployment", "qwen-engine"), 60)

@@ -13,13 +13,13 @@ def calls_but_watches(stage: Stage) -> list[str]:
 
 
 def test_an_idle_operator_makes_no_calls_not_even_on_resync(stage: Stage) -> None:
-    with stage.operator(resync_seconds=0.5), Kubelet(stage.space, ready):
-        for number in range(3):
+    with stage.operator(resync_seconds=0.2), Kubelet(stage.space, ready):
+        for number in range(2):
             stage.space.make_service(f"qwen-{number}")
             stage.space.wait_condition(f"qwen-{number}", "Ready", "True", "Ready", 60)
-        stage.proxy.wait_quiet(2)
+        stage.proxy.wait_quiet(1)
         before = calls_but_watches(stage)
-        time.sleep(5)  # ten resyncs
+        time.sleep(2)  # ten resyncs
         assert calls_but_watches(stage)[len(before) :] == []
 
 
@@ -29,7 +29,7 @@ def test_the_hpas_looks_cost_no_applies(stage: Stage) -> None:
         wait_until("the HPA", lambda: stage.space.get("HorizontalPodAutoscaler", "qwen-engine"))
         stage.space.wait_condition("qwen", "Ready", "True", "Ready", 60)
         stage.space.wait_condition("qwen", "ScalingReady", "False", "MetricsUnavailable")
-        stage.proxy.wait_quiet(2)
+        stage.proxy.wait_quiet(1)
         before = calls_but_watches(stage)
         for second in range(4):  # what its controller does
             status = {"lastScaleTime": f"2026-11-21T08:00:0{second}Z"}
