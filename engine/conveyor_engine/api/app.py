@@ -13,9 +13,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from conveyor_engine.api import status
 from conveyor_engine.api.chat import create_chat_completion
 from conveyor_engine.api.completions import create_completion
-from conveyor_engine.api.edge import Edge
+from conveyor_engine.api.edge import Edge, edge_of
 from conveyor_engine.api.failures import error_body, failure_response
-from conveyor_engine.errors import ConveyorEngineError
+from conveyor_engine.errors import ConveyorEngineError, Overloaded, Unavailable
 from conveyor_engine.metrics import EngineMetrics
 
 REQUEST_ID_HEADER = "X-Request-Id"
@@ -43,8 +43,10 @@ def build_app(edge: Edge) -> ASGIApp:
     return _Envelope(app, edge.metrics)
 
 
-async def _answer_failure(_: Request, error: Exception) -> Response:
+async def _answer_failure(request: Request, error: Exception) -> Response:
     assert isinstance(error, ConveyorEngineError)
+    if isinstance(error, Overloaded | Unavailable):
+        edge_of(request).metrics.count_rejection("queue_full" if isinstance(error, Overloaded) else "unavailable")
     return failure_response(error)
 
 

@@ -62,11 +62,6 @@ def failure_response(error: ConveyorEngineError) -> Response:
     return Response(failure_body(error), status, headers, media_type="application/json")
 
 
-def failure_status(error: ConveyorEngineError) -> int:
-    """Its HTTP status."""
-    return _find(error)[0]
-
-
 def _find(error: ConveyorEngineError) -> tuple[int, str, str]:
     for kind, status, type_name, code in _ANSWERS:
         if isinstance(error, kind):

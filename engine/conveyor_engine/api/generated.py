@@ -20,7 +20,7 @@ from conveyor_engine.api.choice import Choice, Delta
 from conveyor_engine.api.edge import Edge
 from conveyor_engine.api.failures import failure_body
 from conveyor_engine.api.prepare import Prepared
-from conveyor_engine.errors import ConveyorEngineError, Overloaded, Unavailable
+from conveyor_engine.errors import ConveyorEngineError
 from conveyor_engine.request import RequestOutput
 
 _log = logging.getLogger(__name__)
@@ -86,11 +86,7 @@ class GeneratedResponse(Response):
 
     async def _answer(self, send: Send) -> None:
         edge, prepared = self._edge, self._prepared
-        try:
-            generation = edge.engine.open_generation(prepared.requests, self._deadline - time.monotonic())
-        except (Overloaded, Unavailable) as error:
-            edge.metrics.count_rejection("queue_full" if isinstance(error, Overloaded) else "unavailable")
-            raise
+        generation = edge.engine.open_generation(prepared.requests, self._deadline - time.monotonic())
         for request in prepared.requests:
             edge.metrics.observe_prompt(len(request.prompt_token_ids), request.sampling_params.max_tokens)
         async with generation:
