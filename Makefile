@@ -74,7 +74,7 @@ demo-down: cluster-down ## Remove every trace of the demo
 
 bench: venv tools ## Measure the gateway, the operator and the engine
 	$(PY) bench/gateway.py
-	$(PY) bench/operator.py
+	$(PY) bench/reconcile.py
 	$(PY) -m conveyor_engine bench --compare hf-static
 
 clean: ## Remove what the build made in the checkout (the cache folder stays)
