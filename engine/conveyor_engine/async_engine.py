@@ -11,14 +11,14 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Self
 
 from conveyor_engine.cgroup import count_oom_kills
 from conveyor_engine.config import EngineConfig
 from conveyor_engine.errors import EngineDead, InvalidRequest, Overloaded, Unavailable
+from conveyor_engine.generation import Generation
 from conveyor_engine.messages import (
     Abort,
     Add,
@@ -37,7 +37,7 @@ from conveyor_engine.messages import (
     encode_frame,
     from_engine_decoder,
 )
-from conveyor_engine.request import EngineRequest, EngineStats, FinishReason, ModelFacts, RequestOutput
+from conveyor_engine.request import EngineRequest, EngineStats, ModelFacts
 
 HEARTBEAT_LATE_SECONDS = 20.0  # heartbeats come every second, from a thread that needs no device
 STEP_STUCK_SECONDS = 120.0  # no step of a healthy engine takes this long
@@ -61,57 +61,6 @@ class Death:
 
     reason: str
     message: str
-
-
-@dataclass(slots=True, eq=False)
-class Generation:
-    """The outputs of one HTTP request's prompts and choices. Use it in `async with`: leaving aborts what still runs."""
-
-    request_ids: list[str]
-    _engine: "AsyncEngine"
-    _open: set[str] = field(init=False)
-    _outputs: list[RequestOutput] = field(default_factory=list)
-    _error: Exception | None = None
-    _news: asyncio.Event = field(default_factory=asyncio.Event)
-    _timer: asyncio.TimerHandle | None = None
-
-    def __post_init__(self) -> None:
-        self._open = set(self.request_ids)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._engine.close_generation(self)
-
-    async def batches(self) -> AsyncIterator[list[RequestOutput]]:
-        """All outputs that are there, again and again, until every request has had its last one.
-
-        Raises Overloaded, InvalidRequest or EngineDead; after that nothing more comes.
-        """
-        while self._open or self._outputs or self._error:
-            await self._news.wait()
-            self._news.clear()
-            outputs, self._outputs = self._outputs, []
-            if outputs:
-                yield outputs
-            if self._error is not None:
-                raise self._error
-
-    def put(self, output: RequestOutput) -> None:
-        """Takes an output in; none after a request's last."""
-        if output.request_id not in self._open:
-            return
-        if output.finish_reason is not None:
-            self._open.discard(output.request_id)
-        self._outputs.append(output)
-        self._news.set()
-
-    def fail(self, error: Exception) -> None:
-        """Ends all of it with this error."""
-        self._open.clear()
-        self._error = error
-        self._news.set()
 
 
 class AsyncEngine:
@@ -156,18 +105,23 @@ class AsyncEngine:
 
     async def stop(self) -> None:
         """Ends the process: it leaves when its socket closes, and is killed if it does not."""
-        if self._process is None or self._writer is None or self._reading is None:
+        if self._writer is None or self._reading is None:
             return
         self._reading.cancel()  # from here on its end is no death
         with contextlib.suppress(asyncio.CancelledError):
             await self._reading
         self._writer.close()
+        await self._reap()
+
+    async def _reap(self) -> int:
+        """The process's exit code. It has no socket any more, so it leaves; if it does not, it is killed."""
+        assert self._process is not None
         try:
-            await asyncio.wait_for(self._process.wait(), _STOP_SECONDS)
+            return await asyncio.wait_for(self._process.wait(), _STOP_SECONDS)
         except TimeoutError:
             _log.warning("event=engine_process_killed pid=%d", self._process.pid)
             self._process.kill()
-            await self._process.wait()
+            return await self._process.wait()
 
     @property
     def is_alive(self) -> bool:
@@ -207,12 +161,10 @@ class AsyncEngine:
         Raises Unavailable, Overloaded, InvalidRequest or EngineDead.
         """
         self.check_admission(len(requests))
-        generation = Generation([r.request_id for r in requests], self)
+        generation = Generation([r.request_id for r in requests], timeout_seconds, self.abort)
         for request in requests:
             self._generations[request.request_id] = generation
         self.idle.clear()
-        loop = asyncio.get_running_loop()
-        generation._timer = loop.call_later(max(0.0, timeout_seconds), self._expire, generation)
         self._num_sent += len(requests)
         self._send(Add(requests))
         return generation
@@ -225,13 +177,6 @@ class AsyncEngine:
         for request_id in known:
             self._close(request_id)
 
-    def close_generation(self, generation: Generation) -> None:
-        """Aborts what of it still runs."""
-        if generation._timer is not None:
-            generation._timer.cancel()
-        generation._open.clear()
-        self.abort(generation.request_ids)
-
     def begin_drain(self) -> None:
         """No new requests; those that are here go on."""
         if self.state is State.READY:
@@ -242,14 +187,8 @@ class AsyncEngine:
     def fail_all(self, error: Exception) -> None:
         """Ends every open request with this error."""
         for generation in {id(g): g for g in self._generations.values()}.values():
-            open_ids = list(generation.request_ids)
             generation.fail(error)
-            self.abort(open_ids)
-
-    def _expire(self, generation: Generation) -> None:
-        for request_id in list(generation._open):
-            generation.put(RequestOutput(request_id=request_id, finish_reason=FinishReason.DEADLINE))
-        self.abort(generation.request_ids)
+            self.abort(generation.request_ids)
 
     def _close(self, request_id: str) -> None:
         self._generations.pop(request_id, None)
@@ -275,8 +214,7 @@ class AsyncEngine:
                     self._take(from_engine_decoder.decode(payload))
         except OSError:
             pass  # a reset is an end
-        assert self._process is not None
-        self._die(await self._process.wait())
+        self._die(await self._reap())
 
     def _take(self, message: FromEngine) -> None:
         match message:

@@ -5,7 +5,7 @@ import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from conveyor_engine.async_engine import AsyncEngine
 from conveyor_engine.config import EngineConfig
@@ -38,7 +38,7 @@ def edge_of(request: Request) -> Edge:
 
 
 async def read_body(request: Request) -> bytes:
-    """The whole body. Raises BodyTooLarge, BodyTooSlow or EncodedBody."""
+    """The whole body. Raises InvalidRequest, or one of its kinds for bodies."""
     encoding = request.headers.get("content-encoding", "identity")
     if encoding != "identity":
         raise EncodedBody(f"the body has Content-Encoding {encoding!r}; send it uncompressed")
@@ -55,6 +55,8 @@ async def read_body(request: Request) -> bytes:
                     raise too_large
     except TimeoutError:
         raise BodyTooSlow(f"the body did not arrive within {BODY_SECONDS_MAX:g} s") from None
+    except ClientDisconnect:
+        raise InvalidRequest("the connection ended before the body was complete") from None  # for the log only
     return bytes(body)
 
 

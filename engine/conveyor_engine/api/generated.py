@@ -150,7 +150,8 @@ class GeneratedResponse(Response):
     def _usage(self) -> Usage:
         prompt_tokens = self._prepared.num_prompt_tokens
         completion_tokens = sum(choice.num_tokens for choice in self._choices)
-        cached = max((choice.num_cached_tokens for choice in self._choices), default=0)
+        first_choices = self._choices[:: self._prepared.choices_per_prompt]
+        cached = sum(choice.num_cached_tokens for choice in first_choices)
         return Usage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, {"cached_tokens": cached})
 
 

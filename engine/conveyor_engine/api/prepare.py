@@ -30,6 +30,7 @@ class Prepared:
     include_usage: bool
     stop: tuple[str, ...]
     requests: list[EngineRequest]
+    choices_per_prompt: int
     num_prompt_tokens: int  # each prompt once
 
 
@@ -79,6 +80,7 @@ def prepare(
         include_usage=bool(fields.stream_options and fields.stream_options.include_usage),
         stop=fields.stop,
         requests=requests,
+        choices_per_prompt=fields.choices_per_prompt(),
         num_prompt_tokens=sum(map(len, prompts)),
     )
 

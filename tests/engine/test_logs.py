@@ -1,0 +1,30 @@
+import logging
+import re
+
+import pytest
+
+from conveyor_engine.logs import configure_logging, quote
+
+
+def test_every_line_is_key_value_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    handlers, level = logging.root.handlers[:], logging.root.level
+    configure_logging()
+    try:
+        logging.getLogger("conveyor_engine.x").info("event=ready port=%d", 8000)
+        try:
+            raise ValueError("a\nb")
+        except ValueError:
+            logging.getLogger("other").exception("went wrong")
+    finally:
+        logging.root.handlers[:] = handlers
+        logging.root.setLevel(level)
+    first, second = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"time=\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z level=info event=ready port=8000", first)
+    assert 'level=error event=log logger=other message="went wrong" traceback="Traceback' in second
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [("a", "a"), (5, "5"), ("", '""'), ("a b", '"a b"'), ('a"b', '"a\\"b"'), ("a=b", '"a=b"')]
+)
+def test_values_are_bare_words_or_json_strings(value: object, text: str) -> None:
+    assert quote(value) == text
