@@ -43,7 +43,7 @@ check: venv ## Lint, format, types, layers, generated files
 	$(UV) lock --check
 
 test: venv tools ## Every test that needs no pods
-	.venv/bin/pytest $(TESTS)
+	.venv/bin/pytest -n 2 --dist loadfile $(TESTS)
 
 images: venv ## Build the control and the engine image
 	$(PY) -m e2e.cluster images

@@ -1,11 +1,17 @@
 """Fixtures every test may ask for: a real control plane, started once per session or xdist worker, and a namespace."""
 
+import os
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
+
+if shutil.which("nvidia-smi") is None:
+    # Triton decides when it is first imported, by whichever test that is, whether its kernels are interpreted.
+    os.environ["TRITON_INTERPRET"] = "1"
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `e2e` is no installed package
 
