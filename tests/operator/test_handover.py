@@ -77,9 +77,12 @@ def switch_there_and_back(stage: Stage) -> None:
     stage.proxy.wait_quiet()
     assert replicas(stage) == 5
     assert managers_of_replicas(stage) == {"kube-controller-manager"}
+    before = len(stage.proxy.writes())
     stage.space.edit("qwen", autoscaling=None)
     wait_until("no HPA", lambda: hpa(stage) is None)
     stage.proxy.wait_quiet()
+    order = [(call.verb, call.resource) for call in stage.proxy.writes()[before:]]
+    assert order.index(("delete", "horizontalpodautoscalers")) < order.index(("patch", "deployments"))
     assert replicas(stage) == 5, "the live number is held"
     assert "conveyor" in managers_of_replicas(stage)
     assert "5 replicas are kept" in stage.space.condition("qwen", "ScalingReady")["message"]
