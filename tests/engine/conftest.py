@@ -1,11 +1,12 @@
 """Fixtures of the engine's tests. One thread: the cores are shared, and OpenMP's regions cost more than they give."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.engine.processes import EngineServer
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
 
@@ -26,3 +27,20 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> "Callable[[str], Refe
         return made[kind]
 
     return get
+
+
+@pytest.fixture(scope="session")
+def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with a tokenizer and a chat template, in a directory called `tiny`."""
+    from tests.engine.chat_model import write_chat_model
+
+    return write_chat_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def server(chat_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
+    """A ready engine server for all tests that leave it as it was: two places in the batch, two in the queue."""
+    folder = tmp_path_factory.mktemp("server")
+    with EngineServer(folder, chat_model, max_num_seqs=2, max_num_queued_requests=2) as started:
+        yield started.wait_ready()
+        assert started.process.poll() is None

@@ -12,16 +12,10 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.engine.chat_model import write_chat_model
 from tests.engine.processes import EngineServer, wait_until
 
 LONG = {"prompt": "a", "max_tokens": 8000, "ignore_eos": True}
 Start = Callable[..., EngineServer]
-
-
-@pytest.fixture(scope="module")
-def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_chat_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
 @pytest.fixture
@@ -75,66 +69,57 @@ def open_connection(server: EngineServer, body: dict[str, Any]) -> Iterator[sock
         yield connection
 
 
-@pytest.fixture(scope="module")
-def narrow(chat_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
-    """Two places in the batch and two in the queue."""
-    folder = tmp_path_factory.mktemp("narrow")
-    with EngineServer(folder, chat_model, max_num_seqs=2, max_num_queued_requests=2) as server:
-        yield server.wait_ready()
-        assert server.process.poll() is None
-
-
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_ends_its_request_streamed_or_not(narrow: EngineServer, stream: bool) -> None:
-    with open_connection(narrow, LONG | {"stream": stream, "n": 2}) as connection:
-        narrow.wait_load(running=2)
+def test_a_client_that_leaves_ends_its_request_streamed_or_not(server: EngineServer, stream: bool) -> None:
+    with open_connection(server, LONG | {"stream": stream, "n": 2}) as connection:
+        server.wait_load(running=2)
         if stream:
             assert connection.recv(1000).startswith(b"HTTP/1.1 200")
-    narrow.wait_load(running=0, waiting=0, kv_cache_usage=0.0)
+    server.wait_load(running=0, waiting=0, kv_cache_usage=0.0)
 
 
-def test_a_client_that_leaves_while_it_waits_is_forgotten(narrow: EngineServer) -> None:
-    with open_connection(narrow, LONG | {"n": 2}):
-        narrow.wait_load(running=2)
-        with open_connection(narrow, LONG):
-            narrow.wait_load(running=2, waiting=1)
-        narrow.wait_load(running=2, waiting=0)
-    narrow.wait_load(running=0, waiting=0)
+def test_a_client_that_leaves_while_it_waits_is_forgotten(server: EngineServer) -> None:
+    with open_connection(server, LONG | {"n": 2}):
+        server.wait_load(running=2)
+        with open_connection(server, LONG):
+            server.wait_load(running=2, waiting=1)
+        server.wait_load(running=2, waiting=0)
+    server.wait_load(running=0, waiting=0)
 
 
-def test_a_full_queue_answers_429_and_takes_requests_again(narrow: EngineServer) -> None:
-    with open_connection(narrow, LONG | {"n": 2}):
-        narrow.wait_load(running=2)
-        with open_connection(narrow, LONG | {"n": 2}):
-            narrow.wait_load(running=2, waiting=2)
+def test_a_full_queue_answers_429_and_takes_requests_again(server: EngineServer) -> None:
+    with open_connection(server, LONG | {"n": 2}):
+        server.wait_load(running=2)
+        with open_connection(server, LONG | {"n": 2}):
+            server.wait_load(running=2, waiting=2)
             for stream in (True, False):
-                refused = narrow.post("/v1/completions", LONG | {"stream": stream})
+                refused = server.post("/v1/completions", LONG | {"stream": stream})
                 assert (refused.status_code, refused.headers["Retry-After"]) == (429, "1")
                 assert refused.json()["error"]["code"] == "queue_full"
-    narrow.wait_load(running=0, waiting=0)
-    assert narrow.post("/v1/completions", {"prompt": "a", "max_tokens": 2}).status_code == 200
-    assert 'vllm:admission_rejections_total{model_name="tiny",reason="queue_full"} ' in narrow.get("/metrics").text
+    server.wait_load(running=0, waiting=0)
+    assert server.post("/v1/completions", {"prompt": "a", "max_tokens": 2}).status_code == 200
+    assert 'vllm:admission_rejections_total{model_name="tiny",reason="queue_full"} ' in server.get("/metrics").text
 
 
-def test_a_request_is_taken_whole_or_not_at_all(narrow: EngineServer) -> None:
-    with open_connection(narrow, LONG | {"n": 2}):
-        narrow.wait_load(running=2)
-        assert narrow.post("/v1/completions", LONG | {"n": 3}).status_code == 429
-        narrow.wait_load(running=2, waiting=0)
-    narrow.wait_load(running=0, waiting=0)
-    assert narrow.post("/v1/completions", {"prompt": "a", "max_tokens": 2, "n": 4}).status_code == 200
-    assert narrow.post("/v1/completions", LONG | {"n": 5}).status_code == 400  # it could never be taken
+def test_a_request_is_taken_whole_or_not_at_all(server: EngineServer) -> None:
+    with open_connection(server, LONG | {"n": 2}):
+        server.wait_load(running=2)
+        assert server.post("/v1/completions", LONG | {"n": 3}).status_code == 429
+        server.wait_load(running=2, waiting=0)
+    server.wait_load(running=0, waiting=0)
+    assert server.post("/v1/completions", {"prompt": "a", "max_tokens": 2, "n": 4}).status_code == 200
+    assert server.post("/v1/completions", LONG | {"n": 5}).status_code == 400  # it could never be taken
 
 
-def test_a_frozen_engine_is_not_alive_but_probes_answer(narrow: EngineServer) -> None:
-    os.kill(narrow.engine_pid, signal.SIGSTOP)
+def test_a_frozen_engine_is_not_alive_but_probes_answer(server: EngineServer) -> None:
+    os.kill(server.engine_pid, signal.SIGSTOP)
     try:
-        assert narrow.get("/livez").status_code == 200  # a heartbeat a little late is no reason
-        wait_until(lambda: narrow.get("/livez").status_code == 503, "not alive", narrow)
-        assert narrow.get("/readyz").json() == {"status": "stuck"}
+        assert server.get("/livez").status_code == 200  # a heartbeat a little late is no reason
+        wait_until(lambda: server.get("/livez").status_code == 503, "not alive", server)
+        assert server.get("/readyz").json() == {"status": "stuck"}
     finally:
-        os.kill(narrow.engine_pid, signal.SIGCONT)
-    wait_until(lambda: narrow.get("/readyz").status_code == 200, "ready again", narrow)
+        os.kill(server.engine_pid, signal.SIGCONT)
+    wait_until(lambda: server.get("/readyz").status_code == 200, "ready again", server)
 
 
 def test_sigterm_lets_running_requests_finish_and_refuses_new_ones(start: Start) -> None:
@@ -212,7 +197,6 @@ def test_probes_answer_while_the_engine_loads(chat_model: Path, tmp_path: Path) 
         ({"max_num_seqs": 0}, "InvalidConfig", "flag --max-num-seqs: max_num_seqs must be between", 2),
         ({"speed": 3}, "InvalidConfig", "--speed", 2),
         ({"device": "cuda"}, "NoDevice", "no CUDA device", 1),
-        ({"max_model_len": 100_000}, "InvalidConfig", "at most 8192 tokens", 1),
     ],
 )
 def test_what_cannot_start_says_why(

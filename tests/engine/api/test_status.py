@@ -27,7 +27,7 @@ def test_the_model_is_listed(server: EngineServer) -> None:
 
 
 def test_the_load_of_an_idle_engine_is_nothing(server: EngineServer) -> None:
-    server.wait_load(running=0, waiting=0, draining=False, max_num_seqs=4)
+    server.wait_load(running=0, waiting=0, draining=False, max_num_seqs=2)
     assert set(server.load()) == {"running", "waiting", "max_num_seqs", "kv_cache_usage", "draining"}
 
 
