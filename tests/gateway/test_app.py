@@ -35,9 +35,9 @@ async def test_one_model_is_found_by_each_of_its_names(
 ) -> None:
     assert (await get(http, f"{gateway.url}/v1/models/{stack.key}"))[1]["id"] == stack.key
     assert (await get(http, f"{stack.url}/models/qwen"))[1]["id"] == "qwen"
-    status, body = await get(http, f"{stack.url}/models/other")
+    status, body = await get(http, f"{stack.url}/models/unserved")
     assert (status, body["error"]["message"]) == (404, f"{stack.key} serves the model 'qwen'")
-    assert (await get(http, f"{gateway.url}/v1/models/other"))[0] == 404
+    assert (await get(http, f"{gateway.url}/v1/models/unserved"))[0] == 404
 
 
 def test_the_model_list_names_each_service_so_that_the_root_finds_it() -> None:
