@@ -10,19 +10,13 @@ the waiting.
 import asyncio
 import contextlib
 import logging
-import os
 import signal
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import Awaitable
 from dataclasses import dataclass
-from pathlib import Path
-
-from kubernetes.aio import config
-from kubernetes.aio.client import ApiClient, Configuration
 
 from conveyor_api.names import GROUP, INFERENCE_SERVICE_LABEL, PLURAL, VERSION
 from conveyor_gateway.app import PublicApp, build_admin_handler
 from conveyor_gateway.bodies import BodyReader
-from conveyor_gateway.errors import SettingsError
 from conveyor_gateway.gateway import Gateway
 from conveyor_gateway.listener import Listener
 from conveyor_gateway.metrics import Metrics, StateCollector
@@ -32,7 +26,7 @@ from conveyor_gateway.readiness import Readiness
 from conveyor_gateway.record import Recorder
 from conveyor_gateway.routing import OwnHosts
 from conveyor_gateway.settings import Settings
-from conveyor_gateway.watch import Collection, Sink, WatchState, watch_collection
+from conveyor_gateway.watch import Collection, Sink, WatchState, connect, watch_collection
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +66,7 @@ class Server:
         """Serves until `stop` is set, then drains; `hurry` ends the draining."""
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(self._engines.close)
-            client = await stack.enter_async_context(_connect(self._settings.kubeconfig))
+            client = await stack.enter_async_context(connect(self._settings.kubeconfig))
             for listener in (self._admin, self._public):
                 await listener.open()
                 stack.push_async_callback(listener.close)
@@ -145,24 +139,3 @@ async def serve(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end)
     await Server(settings).run(stop, hurry)
-
-
-@contextlib.asynccontextmanager
-async def _connect(kubeconfig: str) -> AsyncIterator[ApiClient]:
-    """A client of the API server: of `kubeconfig`, else of the pod, else of $KUBECONFIG or ~/.kube/config."""
-    configuration = Configuration()
-    _check_kubeconfig(kubeconfig)
-    try:
-        if not kubeconfig and "KUBERNETES_SERVICE_HOST" in os.environ:
-            config.load_incluster_config(client_configuration=configuration)
-        else:
-            await config.load_kube_config(kubeconfig or None, client_configuration=configuration)
-    except (config.ConfigException, OSError) as error:
-        raise SettingsError(f"no Kubernetes to talk to: {error}; set --kubeconfig") from error
-    async with ApiClient(configuration) as client:
-        yield client
-
-
-def _check_kubeconfig(kubeconfig: str) -> None:
-    if kubeconfig and not Path(kubeconfig).is_file():
-        raise SettingsError(f"no Kubernetes to talk to: {kubeconfig} is no file; set --kubeconfig")

@@ -1,6 +1,7 @@
 """The only calls to Kubernetes: list a collection, watch it, and list again whenever the watch ends. Reads only.
 
-Run by `server`, one `watch_collection` per resource and namespace; what it reads goes to a sink of `catalog`.
+Run by `server`, one `watch_collection` per resource and namespace; what it reads goes to a sink of `catalog`. The
+metrics server follows its collections the same way.
 A watch that was resumed can have lost an event (a DELETED lost this way keeps requests going to a dead address), so
 nothing is ever resumed: every end, also the regular one after a few minutes, leads to a new list that replaces all.
 Only the configuration and the transport of the `kubernetes` package are used: its typed models cost far more memory
@@ -10,6 +11,7 @@ and start time than plain JSON.
 import asyncio
 import json
 import logging
+import os
 import random
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
@@ -18,7 +20,10 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import aiohttp
-from kubernetes.aio.client import ApiClient
+from kubernetes.aio import config
+from kubernetes.aio.client import ApiClient, Configuration
+
+from conveyor_gateway.errors import SettingsError
 
 Json = dict[str, Any]
 
@@ -34,18 +39,26 @@ _WATCH_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """What is watched; an empty namespace means all of them."""
+    """What is watched; an empty namespace means all of them, an empty group the core API."""
 
     group: str
     version: str
     plural: str
     namespace: str = ""
     label_selector: str = ""
+    field_selector: str = ""
 
     @property
     def path(self) -> str:
+        root = f"/apis/{self.group}" if self.group else "/api"
         scope = f"/namespaces/{self.namespace}" if self.namespace else ""
-        return f"/apis/{self.group}/{self.version}{scope}/{self.plural}"
+        return f"{root}/{self.version}{scope}/{self.plural}"
+
+    @property
+    def selector(self) -> dict[str, str]:
+        """As query parameters."""
+        selectors = {"labelSelector": self.label_selector, "fieldSelector": self.field_selector}
+        return {parameter: selector for parameter, selector in selectors.items() if selector}
 
     @property
     def name(self) -> str:
@@ -77,6 +90,23 @@ class _WatchFailed(Exception):
     """The API server refused the list or the watch, or ended the watch with an error (410 among them)."""
 
 
+@asynccontextmanager
+async def connect(kubeconfig: str) -> AsyncIterator[ApiClient]:
+    """A client of the API server: of `kubeconfig`, else of the pod, else of $KUBECONFIG or ~/.kube/config."""
+    configuration = Configuration()
+    if kubeconfig and not os.path.isfile(kubeconfig):  # noqa: ASYNC240  once, before anything else runs
+        raise SettingsError(f"no Kubernetes to talk to: {kubeconfig} is no file; set --kubeconfig")
+    try:
+        if not kubeconfig and "KUBERNETES_SERVICE_HOST" in os.environ:
+            config.load_incluster_config(client_configuration=configuration)
+        else:
+            await config.load_kube_config(kubeconfig or None, client_configuration=configuration)
+    except (config.ConfigException, OSError) as error:
+        raise SettingsError(f"no Kubernetes to talk to: {error}; set --kubeconfig") from error
+    async with ApiClient(configuration) as client:
+        yield client
+
+
 async def watch_collection(client: ApiClient, collection: Collection, sink: Sink, state: WatchState) -> None:
     """Keeps `sink` equal to the collection, for ever; while the API server is silent it stays as it is."""
     shortest, longest = _BACKOFF_SECONDS
@@ -98,8 +128,7 @@ async def watch_collection(client: ApiClient, collection: Collection, sink: Sink
 
 async def _list_then_watch(client: ApiClient, collection: Collection, sink: Sink, state: WatchState) -> None:
     """Returns when the API server ends the watch at the time that was asked for."""
-    selector = {"labelSelector": collection.label_selector} if collection.label_selector else {}
-    bodies, version = await _list(client, collection.path, selector)
+    bodies, version = await _list(client, collection.path, collection.selector)
     sink.replace(bodies, collection.namespace)
     _heard(state)
     state.lists += 1
@@ -107,7 +136,7 @@ async def _list_then_watch(client: ApiClient, collection: Collection, sink: Sink
         state.synced = True
         logger.info("watch=%s synced objects=%d", state.name, len(bodies))
     query = {
-        **selector,
+        **collection.selector,
         "watch": "true",
         "allowWatchBookmarks": "true",
         "resourceVersion": version,
@@ -170,7 +199,7 @@ async def _get(
     async with response:
         if response.status != 200:
             text = (await response.text())[:500]
-            hint = "; grant it with the chart's gateway role" if response.status == 403 else ""
+            hint = "; grant it with the chart's roles" if response.status == 403 else ""
             raise _WatchFailed(f"GET {path}: {response.status}: {text}{hint}")
         yield response
 

@@ -5,7 +5,7 @@ import logging
 import os
 import sys
 
-from conveyor_metrics.errors import SettingsError
+from conveyor_gateway.errors import SettingsError
 from conveyor_metrics.server import serve
 from conveyor_metrics.settings import parse_settings
 

@@ -5,8 +5,8 @@ MetricsError
 ├── NotFound          404  no such resource, metric or InferenceService
 └── NotKnown          503  the value exists, but cannot be known now: the HorizontalPodAutoscaler holds
 
-InvalidTrust (the API server publishes no usable front proxy authority) and SettingsError (a wrong flag or variable)
-reach no client; they are logged, with what to do.
+InvalidTrust (the API server publishes no usable front proxy authority) and the gateway's SettingsError (a wrong flag or
+variable) reach no client; they are logged, with what to do.
 """
 
 
@@ -34,7 +34,3 @@ class NotKnown(MetricsError):
 
 class InvalidTrust(Exception):
     """ConfigMap kube-system/extension-apiserver-authentication does not say whom to trust."""
-
-
-class SettingsError(Exception):
-    """A flag or an environment variable has a value that cannot be used."""

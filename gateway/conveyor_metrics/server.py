@@ -5,25 +5,23 @@ the serving certificate and the front proxy's authority are there. Any task that
 """
 
 import asyncio
-import contextlib
 import logging
-import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import Callable
 
 import aiohttp
 from aiohttp import web
-from kubernetes.aio import config
-from kubernetes.aio.client import ApiClient, Configuration
+from kubernetes.aio.client import ApiClient
 
+from conveyor_gateway.watch import Collection, WatchState, connect, watch_collection
 from conveyor_metrics import auth
 from conveyor_metrics.app import build_api_app, build_health_app
 from conveyor_metrics.certificates import Certificates
-from conveyor_metrics.errors import InvalidTrust, SettingsError
+from conveyor_metrics.errors import InvalidTrust
 from conveyor_metrics.listener import Listener
 from conveyor_metrics.settings import Settings
 from conveyor_metrics.source import GatewaySource, Json
-from conveyor_metrics.watch import watch_objects
+from conveyor_metrics.watched_list import WatchedList
 
 logger = logging.getLogger(__name__)
 
@@ -56,8 +54,8 @@ class MetricsServer:
     async def _work(self, client: ApiClient, stop: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as tasks:
             running = [
-                tasks.create_task(self._watch_trust(client)),
-                tasks.create_task(self._watch_gateways(client)),
+                tasks.create_task(_follow(client, self._trust_source(), self._on_trust)),
+                tasks.create_task(_follow(client, self._gateway_slices(), self._source.set_slices)),
                 tasks.create_task(self._listener.serve(self._certificates.follow())),
             ]
             await stop.wait()
@@ -65,15 +63,13 @@ class MetricsServer:
             for task in running:
                 task.cancel()
 
-    async def _watch_trust(self, client: ApiClient) -> None:
-        path = f"/api/v1/namespaces/{auth.CONFIG_MAP_NAMESPACE}/configmaps"
-        await watch_objects(client, path, {"fieldSelector": f"metadata.name={auth.CONFIG_MAP_NAME}"}, self._on_trust)
+    def _trust_source(self) -> Collection:
+        name = f"metadata.name={auth.CONFIG_MAP_NAME}"
+        return Collection("", "v1", "configmaps", auth.CONFIG_MAP_NAMESPACE, field_selector=name)
 
-    async def _watch_gateways(self, client: ApiClient) -> None:
-        settings = self._settings
-        path = f"/apis/discovery.k8s.io/v1/namespaces/{settings.namespace}/endpointslices"
-        selector = f"kubernetes.io/service-name={settings.gateway_service}"
-        await watch_objects(client, path, {"labelSelector": selector}, self._source.set_slices)
+    def _gateway_slices(self) -> Collection:
+        selector = f"kubernetes.io/service-name={self._settings.gateway_service}"
+        return Collection("discovery.k8s.io", "v1", "endpointslices", self._settings.namespace, selector)
 
     def _on_trust(self, config_maps: list[Json]) -> None:
         """An authority that cannot be read is never replaced by none: what was trusted last stays."""
@@ -94,24 +90,13 @@ class MetricsServer:
         return [reason for reason, applies in reasons.items() if applies]
 
 
+async def _follow(client: ApiClient, collection: Collection, on_change: Callable[[list[Json]], None]) -> None:
+    await watch_collection(client, collection, WatchedList(on_change), WatchState(collection.name))
+
+
 async def serve(settings: Settings) -> None:
     """Runs until SIGTERM or SIGINT."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     await MetricsServer(settings).run(stop)
-
-
-@contextlib.asynccontextmanager
-async def connect(kubeconfig: str) -> AsyncIterator[ApiClient]:
-    """A client of the API server: of `kubeconfig`, else of the pod, else of $KUBECONFIG or ~/.kube/config."""
-    configuration = Configuration()
-    try:
-        if not kubeconfig and "KUBERNETES_SERVICE_HOST" in os.environ:
-            config.load_incluster_config(client_configuration=configuration)
-        else:
-            await config.load_kube_config(kubeconfig or None, client_configuration=configuration)
-    except (config.ConfigException, OSError) as error:
-        raise SettingsError(f"no Kubernetes to talk to: {error}; set --kubeconfig") from error
-    async with ApiClient(configuration) as client:
-        yield client

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from conveyor_api.names import GATEWAY_ADMIN_SERVICE, METRICS_ADMIN_PORT, METRICS_PORT, SYSTEM_NAMESPACE
-from conveyor_metrics.errors import SettingsError
+from conveyor_gateway.errors import SettingsError
 
 ENVIRONMENT_PREFIX = "CONVEYOR_METRICS_"
 
