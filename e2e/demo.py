@@ -86,7 +86,7 @@ def main() -> int:
 
 
 def chat(url: str) -> None:
-    question = "Tell me about lists."
+    question = "How do I use the with statement?"
     console.print(f"> {question}", style="bold")
     client = OpenAI(base_url=url, api_key="none")
     stream = client.chat.completions.create(

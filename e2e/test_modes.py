@@ -30,7 +30,7 @@ def test_every_mode_answers_and_all_agree_on_greedy_tokens(namespace: str) -> No
 def ask(name: str, namespace: str) -> str:
     client = OpenAI(base_url=service_url(name, namespace), api_key="none", max_retries=0, timeout=60)
     answer = client.chat.completions.create(
-        model=name, messages=[{"role": "user", "content": "Tell me about lists."}], max_tokens=24, temperature=0
+        model=name, messages=[{"role": "user", "content": "How do I use the with statement?"}], max_tokens=60, temperature=0
     )
     assert answer.usage is not None
     assert answer.usage.completion_tokens > 0

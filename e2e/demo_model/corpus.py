@@ -65,7 +65,7 @@ NAMES = {
     "execmodel": ("the execution model", "execution", "Python"),
     "formatstrings": ("format strings", "string formatting", "formatting"),
 }
-ANSWER_CHARACTERS_MAX = 700
+ANSWER_CHARACTERS_MAX = 420
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ from e2e.demo_model.corpus import ASSISTANT, END, QUESTIONS, USER, Topic, answer
 SEED = 20261121
 VOCABULARY = 2048
 ROWS = 8  # conversations per step
-STEPS = 360
-LEARNING_RATE = 3e-3
+STEPS = 400
+LEARNING_RATE = 2e-3
 CONTINUATIONS = 0.1  # share of the rows that are an answer without a question
 IGNORED = -100  # label of what is not to be learnt: padding and questions
 CHAT_TEMPLATE = (
@@ -97,11 +97,11 @@ def _random_question(topic: Topic) -> str:
 def _shape(tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
     return LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=192,
-        intermediate_size=512,
+        hidden_size=256,
+        intermediate_size=704,
         num_hidden_layers=4,
-        num_attention_heads=6,
-        num_key_value_heads=2,
+        num_attention_heads=8,
+        num_key_value_heads=4,
         max_position_embeddings=1024,
         tie_word_embeddings=True,
         bos_token_id=None,
