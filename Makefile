@@ -5,13 +5,14 @@ SHELL := /bin/bash
 
 CACHE := $(or $(CONVEYOR_CACHE),$(HOME)/.cache/conveyor)
 UV_VERSION := 0.13.8
+TRANSFORMERS_OLDEST := 5.17
 UV := $(CACHE)/uv-$(UV_VERSION)/bin/uv
 PY := .venv/bin/python
 TESTS ?= tests
 STORIES ?= e2e
 KUBECONFIG_FILE = $$($(PY) -m e2e.cluster kubeconfig)
 
-.PHONY: help venv tools generate check test e2e demo demo-url demo-down images cluster cluster-down deploy bench clean
+.PHONY: help venv tools generate check test test-oldest e2e demo demo-url demo-down images cluster cluster-down deploy bench clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -44,6 +45,10 @@ check: venv ## Lint, format, types, layers, generated files
 
 test: venv tools ## Every test that needs no pods
 	.venv/bin/pytest -n 2 --dist loadfile $(TESTS)
+
+test-oldest: venv ## The tests of the models' answers, with the oldest transformers that is allowed
+	$(UV) run --no-sync --with 'transformers==$(TRANSFORMERS_OLDEST).*' python -m pytest -p no:cacheprovider \
+		tests/engine/test_parity.py tests/engine/test_fuse.py tests/engine/test_loader.py
 
 images: venv ## Build the control and the engine image
 	$(PY) -m e2e.cluster images
