@@ -402,8 +402,10 @@ async def test_a_body_above_the_limit_is_answered_413(
     stack: Stack, http: aiohttp.ClientSession, is_announced: bool
 ) -> None:
     async def pieces() -> AsyncIterator[bytes]:
-        for _ in range(9):
+        """Only what the gateway reads: a socket that is still sending would outlive this test's event loop."""
+        for _ in range(0 if is_announced else 8):
             yield b" " * (1 << 20)
+        yield b" "
 
     headers = {"Content-Length": str(9 << 20)} if is_announced else {}
     async with http.post(stack.completions, data=pieces(), headers=headers) as answer:
