@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from conveyor_api.errors import InvalidResource
 from conveyor_api.names import ENGINE_PORT_NAME, INFERENCE_SERVICE_LABEL
@@ -19,6 +19,7 @@ Json = dict[str, Any]
 
 logger = logging.getLogger(__name__)
 
+_Parsed = TypeVar("_Parsed")
 _NO_ENGINES: Final[tuple[str, ...]] = ()
 
 
@@ -74,7 +75,8 @@ def parse_slice(body: Mapping[str, Any]) -> Slice:
     """
     metadata = body["metadata"]
     service = f"{metadata['namespace']}/{metadata['labels'][INFERENCE_SERVICE_LABEL]}"
-    ports = [port["port"] for port in body.get("ports") or [] if port.get("name") == ENGINE_PORT_NAME]
+    named = [port.get("port") for port in body.get("ports") or [] if port.get("name") == ENGINE_PORT_NAME]
+    ports = [port for port in named if port]  # a port may come without a number
     if not ports or body["addressType"] == "FQDN":
         return Slice(service, ())
     template = "[{}]:{}" if body["addressType"] == "IPv6" else "{}:{}"
@@ -138,12 +140,8 @@ class ServiceTable:
     def put(self, body: Json) -> str:
         """Takes a new or changed resource; one that cannot be read keeps what was known of it."""
         key = _key(body)
-        try:
-            service = parse_service(body)
-        except InvalidResource as error:
-            logger.warning("service=%s cannot be read, its last readable state is used: %s", key, error)
-            return key
-        if self._directory.services.get(key) != service:
+        service = _parse_or_skip("service", parse_service, body)
+        if service is not None and self._directory.services.get(key) != service:
             self._directory.put(service)
             self._on_change(key)
         return key
@@ -178,9 +176,10 @@ class SliceTable:
             self._remove(key)
 
     def put(self, body: Json) -> str:
-        key, piece = _key(body), parse_slice(body)
+        """As `ServiceTable.put`."""
+        key, piece = _key(body), _parse_or_skip("slice", parse_slice, body)
         known = self._slices.get(key)
-        if known != piece:
+        if piece is not None and known != piece:
             if known is not None and known.service != piece.service:  # its label was edited
                 self._remove(key)
             self._slices[key] = piece
@@ -198,6 +197,16 @@ class SliceTable:
             if not names:
                 del self._by_service[piece.service]
             self._on_change(piece.service)
+
+
+def _parse_or_skip(what: str, parse: Callable[[Json], _Parsed], body: Json) -> _Parsed | None:
+    """None for a body that cannot be read: one odd object must not end a process that serves all the others."""
+    try:
+        return parse(body)
+    except (InvalidResource, LookupError, TypeError, ValueError, AttributeError) as error:
+        kind = type(error).__name__
+        logger.warning("%s=%s cannot be read, its last readable state is used: %s: %s", what, _key(body), kind, error)
+        return None
 
 
 def _key(body: Json) -> str:

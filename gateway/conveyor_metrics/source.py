@@ -1,14 +1,17 @@
 """Where the values come from: every gateway, asked at the moment of the question.
 
 Called by `app` (questions) and `server` (who the gateways are). A value is the sum over all gateways, or nothing:
-one gateway that cannot be read makes every sum unknown. Knows no Kubernetes API but the shape of an EndpointSlice.
+one gateway that cannot be read makes every sum unknown, unless it cannot hold a request. Knows no Kubernetes API but
+the shape of an EndpointSlice.
 """
 
 import asyncio
+import errno
+import json
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import aiohttp
 from prometheus_client import Counter
@@ -21,6 +24,9 @@ Json = dict[str, Any]
 logger = logging.getLogger(__name__)
 
 ADMIN_PORT_NAME = "admin"
+
+# No process is there, or its node is gone. What fails on our own side (no file descriptor left, say) is not among them.
+_NOBODY_THERE: Final = {errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT}
 
 GATEWAY_READS = Counter("conveyor_metrics_gateway_reads", "Reads of a gateway's demand, by outcome.", ["outcome"])
 
@@ -71,12 +77,22 @@ def parse_gateways(slices: Iterable[Json]) -> tuple[Gateway, ...]:
     """
     found: dict[tuple[str, int], Gateway] = {}
     for piece in slices:
-        ports = [port["port"] for port in piece.get("ports") or [] if port.get("name") == ADMIN_PORT_NAME]
-        for endpoint in piece.get("endpoints") or []:
-            serving = (endpoint.get("conditions") or {}).get("serving") is not False
-            for host in endpoint["addresses"][:1]:
-                found |= {(host, port): Gateway(host, port, serving) for port in ports}
+        try:
+            found |= {(gateway.host, gateway.port): gateway for gateway in _parse_slice(piece)}
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            name = (piece.get("metadata") or {}).get("name")
+            logger.warning("slice=%s cannot be read and is left out: %s: %s", name, type(error).__name__, error)
     return tuple(found[key] for key in sorted(found))
+
+
+def _parse_slice(piece: Json) -> list[Gateway]:
+    named = [port.get("port") for port in piece.get("ports") or [] if port.get("name") == ADMIN_PORT_NAME]
+    gateways = []
+    for endpoint in piece.get("endpoints") or []:
+        serving = (endpoint.get("conditions") or {}).get("serving") is not False
+        host = endpoint["addresses"][0]
+        gateways += [Gateway(host, port, serving) for port in named if port]  # a port may come without a number
+    return gateways
 
 
 class GatewaySource:
@@ -84,7 +100,8 @@ class GatewaySource:
 
     def __init__(self, session: aiohttp.ClientSession, timeout_seconds: float) -> None:
         self._session = session
-        self._timeout = aiohttp.ClientTimeout(total=timeout_seconds)
+        # A lost node swallows what is sent to it; a gateway that is there takes a connection at once, also a busy one.
+        self._timeout = aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=timeout_seconds / 2)
         self.gateways: tuple[Gateway, ...] | None = None
         self._unreadable: set[Gateway] = set()
 
@@ -106,10 +123,14 @@ class GatewaySource:
                 raise NotKnown(f"a gateway cannot be read, so the sum is not known: {answer}")
             if isinstance(answer, BaseException):
                 raise answer
-            demands.append(answer)
+            if answer is not None:
+                demands.append(answer)
+        if not demands:
+            raise NotKnown("no gateway can be reached that has read the InferenceServices")
         return _sum_demand(service, demands)
 
-    async def _read(self, gateway: Gateway) -> Demand:
+    async def _read(self, gateway: Gateway) -> Demand | None:
+        """None: the gateway cannot hold a request. Raises _Unreadable."""
         try:
             demand = await self._fetch(gateway)
         except _Unreadable as error:
@@ -118,27 +139,41 @@ class GatewaySource:
                 logger.warning("unreadable gateway: %s", error)
             self._unreadable.add(gateway)
             raise
-        GATEWAY_READS.labels("read").inc()
+        GATEWAY_READS.labels("absent" if demand is None else "read").inc()
         self._unreadable.discard(gateway)
         return demand
 
-    async def _fetch(self, gateway: Gateway) -> Demand:
+    async def _fetch(self, gateway: Gateway) -> Demand | None:
         try:
             async with self._session.get(gateway.url, timeout=self._timeout, allow_redirects=False) as response:
                 body = await response.read()
-                if response.status != 200:
-                    raise _Unreadable(f"{gateway.url} answers {response.status}: {body[:200]!r}")
-            return Demand.model_validate_json(body)
-        except aiohttp.ClientConnectorError as error:
-            if isinstance(error.os_error, ConnectionRefusedError) and not gateway.serving:
-                # No process listens and Kubernetes agrees: it has not begun, or it has ended. Nothing is held there,
-                # and one gateway that cannot start must not stop the autoscaling of all services.
-                return Demand(services={}, synced=True)
+            if response.status == 200:
+                return Demand.model_validate_json(body)
+            if _says_not_synced(response.status, body):
+                return None
+            raise _Unreadable(f"{gateway.url} answers {response.status}: {body[:200]!r}")
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            # Kubernetes agrees that nobody is there: it has not begun, has ended, or its node is lost. One gateway in
+            # that state must not stop the autoscaling of all services.
+            if not gateway.serving and _is_nobody_there(error):
+                return None
             raise _Unreadable(f"{gateway.url}: {error}") from error
         except TimeoutError as error:
             raise _Unreadable(f"{gateway.url} does not answer within {self._timeout.total} s") from error
         except (aiohttp.ClientError, ValidationError) as error:
             raise _Unreadable(f"{gateway.url}: {error}") from error
+
+
+def _is_nobody_there(error: aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError) -> bool:
+    return isinstance(error, aiohttp.ConnectionTimeoutError) or error.os_error.errno in _NOBODY_THERE
+
+
+def _says_not_synced(status: int, body: bytes) -> bool:
+    """A gateway that has not read the InferenceServices yet takes no request."""
+    try:
+        return status == 503 and bool(json.loads(body)["error"]["code"] == "not_synced")
+    except (ValueError, LookupError, TypeError):
+        return False
 
 
 def _sum_demand(service: str, demands: list[Demand]) -> ServiceDemand:

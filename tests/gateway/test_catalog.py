@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from tests.gateway.cluster import make_endpoint, make_service, make_slice
 
+from conveyor_api.names import ENGINE_PORT_NAME
 from conveyor_gateway.catalog import Catalog, Service, parse_service, parse_slice
 
 CREATED = "2026-11-21T00:00:00Z"
@@ -62,7 +63,13 @@ def test_an_ipv6_address_gets_brackets() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"ports": [{"name": "metrics", "port": 1}]}, {"ports": None}, {"addressType": "FQDN"}]
+    "changes",
+    [
+        {"ports": [{"name": "metrics", "port": 1}]},
+        {"ports": [{"name": ENGINE_PORT_NAME}]},
+        {"ports": None},
+        {"addressType": "FQDN"},
+    ],
 )
 def test_a_slice_without_the_engines_port_or_with_names_has_no_engine(changes: dict[str, Any]) -> None:
     assert parse_slice(make_slice("s", "default", "qwen", 8000, make_endpoint("x"), **changes)).engines == ()
@@ -118,10 +125,22 @@ def test_a_service_that_cannot_be_read_keeps_its_last_readable_state(caplog: pyt
     changes = Changes()
     changes.catalog.services.put(make_service("qwen", "default", endpoint={"maxQueuedRequests": 7}))
     bad = make_service("qwen", "default", endpoint={"maxQueuedRequests": "many"})
-    changes.catalog.services.replace([bad, make_service("worse", "default", bathing={})], "")
+    changes.catalog.services.replace([bad, make_service("worse", "default", batching={"maxBatchSize": "many"})], "")
     assert set(changes.catalog.directory.services) == {"default/qwen"}
     assert changes.catalog.directory.services["default/qwen"].max_queued_requests == 7
     assert "default/worse cannot be read" in caplog.text
+
+
+@pytest.mark.parametrize("odd", [{"ports": [None]}, {"endpoints": [{}]}, {"endpoints": [{"addresses": []}]}])
+def test_a_slice_that_cannot_be_read_keeps_its_last_readable_state_and_harms_no_other(
+    odd: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    changes = Changes()
+    changes.catalog.slices.put(make_slice("one", "default", "qwen", 8000, make_endpoint("10.0.0.1")))
+    bad = make_slice("one", "default", "qwen", 8000, **odd)
+    changes.catalog.slices.replace([bad, make_slice("two", "default", "qwen", 8000, make_endpoint("10.0.0.2"))], "")
+    assert changes.catalog.engines("default/qwen") == ("10.0.0.1:8000", "10.0.0.2:8000")
+    assert "slice=default/one cannot be read" in caplog.text
 
 
 def test_a_changed_model_name_moves_the_service_in_the_index() -> None:

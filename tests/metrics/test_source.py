@@ -2,7 +2,8 @@
 
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import aiohttp
@@ -14,6 +15,9 @@ from conveyor_metrics.source import Gateway, GatewaySource, parse_gateways
 
 Json = dict[str, Any]
 Start = Callable[[Callable[[], web.StreamResponse]], Awaitable[Gateway]]
+Address = Callable[[], AbstractContextManager[tuple[str, int]]]
+
+NOT_SYNCED = {"error": {"message": "not synced: endpointslices", "code": "not_synced"}}
 
 
 def build_demand(in_flight: int, queue_depth: int, name: str = "default/qwen") -> Json:
@@ -112,28 +116,73 @@ async def test_an_outage_is_logged_once_and_again_after_a_recovery(
     assert caplog.text.count("unreadable gateway") == 2
 
 
-async def test_a_gateway_that_hangs_makes_the_sum_unknown_in_time(source: GatewaySource) -> None:
+@pytest.mark.parametrize("serving", [True, False], ids=["serving", "not serving: it may be draining"])
+async def test_a_gateway_that_hangs_makes_the_sum_unknown_in_time(source: GatewaySource, serving: bool) -> None:
     with socket.create_server(("127.0.0.1", 0)) as never_accepting:
         host, port = never_accepting.getsockname()
-        source.gateways = (Gateway(host, port, serving=True),)
+        source.gateways = (Gateway(host, port, serving),)
         with pytest.raises(NotKnown, match=r"does not answer within 1 s"):
             await source.read_demand("default/qwen")
 
 
-async def test_a_serving_gateway_that_refuses_the_connection_makes_the_sum_unknown(
-    source: GatewaySource, unused_tcp_port: int
-) -> None:
-    source.gateways = (Gateway("127.0.0.1", unused_tcp_port, serving=True),)
-    with pytest.raises(NotKnown, match="Connect call failed"):
-        await source.read_demand("default/qwen")
+@contextlib.contextmanager
+def silent_address() -> Iterator[tuple[str, int]]:
+    """An address that swallows what is sent to it, as that of a lost node: its queue of connections is full."""
+    with contextlib.ExitStack() as stack:
+        full = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(4):
+            filler = stack.enter_context(socket.socket())
+            filler.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                filler.connect(full.getsockname())
+        yield full.getsockname()
 
 
-async def test_a_gateway_that_has_not_begun_holds_nothing(
-    start: Start, source: GatewaySource, unused_tcp_port: int
+@contextlib.contextmanager
+def refusing_address() -> Iterator[tuple[str, int]]:
+    with socket.socket() as bound:  # and never listening
+        bound.bind(("127.0.0.1", 0))
+        yield bound.getsockname()
+
+
+ABSENT = pytest.mark.parametrize("absent", [refusing_address, silent_address])
+
+
+@ABSENT
+async def test_a_serving_gateway_that_takes_no_connection_makes_the_sum_unknown(
+    start: Start, source: GatewaySource, absent: Address
 ) -> None:
     begun = await start(lambda: web.json_response(build_demand(3, 1)))
-    source.gateways = (begun, Gateway("127.0.0.1", unused_tcp_port, serving=False))
+    with absent() as (host, port):
+        source.gateways = (begun, Gateway(host, port, serving=True))
+        with pytest.raises(NotKnown, match="a gateway cannot be read"):
+            await source.read_demand("default/qwen")
+
+
+@ABSENT
+async def test_a_gateway_that_is_not_there_and_not_serving_holds_nothing(
+    start: Start, source: GatewaySource, absent: Address
+) -> None:
+    begun = await start(lambda: web.json_response(build_demand(3, 1)))
+    with absent() as (host, port):
+        source.gateways = (begun, Gateway(host, port, serving=False))
+        assert (await source.read_demand("default/qwen")).in_flight == 3
+
+
+async def test_a_gateway_that_has_never_synced_holds_nothing(start: Start, source: GatewaySource) -> None:
+    begun = await start(lambda: web.json_response(build_demand(3, 1)))
+    source.gateways = (begun, await start(lambda: web.json_response(NOT_SYNCED, status=503)))
     assert (await source.read_demand("default/qwen")).in_flight == 3
+
+
+async def test_gateways_of_which_none_can_say_anything_make_the_sum_unknown(
+    start: Start, source: GatewaySource
+) -> None:
+    unsynced = await start(lambda: web.json_response(NOT_SYNCED, status=503))
+    with refusing_address() as (host, port):
+        source.gateways = (unsynced, Gateway(host, port, serving=False))
+        with pytest.raises(NotKnown, match="no gateway can be reached"):
+            await source.read_demand("default/qwen")
 
 
 def test_terminating_and_starting_gateways_are_asked_too() -> None:
@@ -159,3 +208,11 @@ def test_a_gateway_that_two_slices_name_is_asked_once() -> None:
 def test_only_the_admin_port_is_asked_and_ipv6_is_written_in_brackets() -> None:
     slices = [build_slice([{"addresses": ["fd00::1"]}]), build_slice([{"addresses": ["fd00::2"]}], 80, "http")]
     assert [gateway.url for gateway in parse_gateways(slices)] == ["http://[fd00::1]:8081/demand"]
+
+
+def test_a_slice_that_cannot_be_read_is_left_out_and_harms_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    odd = {"metadata": {"name": "odd"}, **build_slice([{}])}
+    without_number = {"ports": [{"name": "admin"}], "endpoints": [{"addresses": ["10.0.0.2"]}]}
+    gateways = parse_gateways([odd, without_number, build_slice([{"addresses": ["10.0.0.1"]}])])
+    assert [gateway.host for gateway in gateways] == ["10.0.0.1"]
+    assert "slice=odd cannot be read" in caplog.text
