@@ -16,34 +16,50 @@ from conveyor_engine.request_state import RequestState
 from conveyor_engine.step import Sampled
 
 TOP_P_CANDIDATES = 256  # top_p looks at these many tokens first, and sorts the vocabulary only if they are not enough
+_SORTED_AT_ONCE = 32  # rows; sorting takes several times the memory of what is sorted
+_GREEDY_BELOW = 1e-5  # temperature; vLLM's limit: float32 cannot divide by much less
+_LEAST_TOP_P = 1e-6  # keeps the best token alone, as any smaller one does, and is not 0 in float32
 _BLOCK = 128  # tokens; large vocabularies are searched block by block, which vectorises where torch's own does not
 _BELOW_ONE = 1 - 1e-6  # keeps rounding from choosing beyond the last token of the distribution
 
 
 @dataclass(slots=True)
 class _Cuts:
-    """Which part of the distribution each row may draw from."""
+    """Which part of the distribution each row of a draw may draw from."""
 
     top_k: torch.Tensor  # int64 (rows, 1), the vocabulary's size where off
     top_p: torch.Tensor  # float32 (rows, 1), 1 where off
-    uncut: torch.Tensor  # bool (rows, 1), both off
     reach: torch.Tensor  # int64 (rows, 1), how many of the best tokens suffice: top_k, or enough for most top_p
     num_candidates: int  # the largest reach
 
 
 @dataclass(slots=True)
+class _Draw:
+    """Rows that choose at random in one way: all from the whole distribution, or all from a part of it."""
+
+    indices: list[int]
+    rows: torch.Tensor | slice  # the same as an index of the logits; a slice, which copies nothing, if it is all rows
+    seeds: npt.NDArray[np.uint64]
+    temperature: torch.Tensor  # float32 (rows, 1)
+    cuts: _Cuts | None  # None: the whole distribution
+
+
+@dataclass(slots=True)
 class _Parameters:
-    """The sampling parameters of one set of rows, as tensors; None where no row needs it."""
+    """The sampling parameters of one set of rows, as tensors. Rows in no draw are greedy."""
 
     serials: list[int]
-    seeds: npt.NDArray[np.uint64]
-    all_greedy: bool
-    greedy: torch.Tensor | None  # bool (rows,), None if no row is
-    temperature: torch.Tensor  # float32 (rows, 1), 1 for greedy rows
-    cuts: _Cuts | None  # None if no row has top_k or top_p
+    draws: list[_Draw]
     logprob_rows: list[int]
     max_logprobs: int
     min_token_rows: list[int]
+
+
+def peak_bytes(max_num_seqs: int, vocab_size: int) -> int:
+    """Memory that `Sampler.sample` takes at most beside the logits it is given, at its most demanding parameters."""
+    weighed = max_num_seqs * 3 * 4  # per token of the vocabulary: a copy without the stop tokens, and two in float32
+    in_order = min(max_num_seqs, _SORTED_AT_ONCE) * 11 * 4  # copy, sorted with indices and the sort's own, cumulated
+    return (weighed + in_order) * vocab_size
 
 
 class Sampler:
@@ -67,9 +83,9 @@ class Sampler:
         ]:
             logits = _forbid_stopping(logits, rows, requests)
         best, tokens = _best(logits)
-        if not parameters.all_greedy:
-            drawn = _draw(logits, best, parameters, self._uniforms(parameters, requests))
-            tokens = drawn if parameters.greedy is None else torch.where(parameters.greedy, tokens, drawn)
+        for draw in parameters.draws:
+            uniforms = self._uniforms(draw, requests)
+            tokens[draw.rows] = _draw(logits[draw.rows], best[draw.rows], draw, uniforms)
         tokens = torch.where(torch.isfinite(best), tokens, -1)
         logprobs = _logprobs(raw, tokens, parameters, requests) if parameters.logprob_rows else None
         return Sampled(tokens.tolist(), logprobs)
@@ -80,9 +96,9 @@ class Sampler:
             self._last = _build_parameters(requests, serials, vocab_size, self._device)
         return self._last
 
-    def _uniforms(self, parameters: _Parameters, requests: list[RequestState]) -> torch.Tensor:
-        positions = np.array([len(request.token_ids) for request in requests], dtype=np.uint64)
-        uniforms = uniform_numbers(parameters.seeds, positions).astype(np.float32)
+    def _uniforms(self, draw: _Draw, requests: list[RequestState]) -> torch.Tensor:
+        positions = np.array([len(requests[index].token_ids) for index in draw.indices], dtype=np.uint64)
+        uniforms = uniform_numbers(draw.seeds, positions).astype(np.float32)
         return torch.from_numpy(uniforms).to(self._device)[:, None]
 
 
@@ -104,33 +120,41 @@ def _build_parameters(
     requests: list[RequestState], serials: list[int], vocab_size: int, device: torch.device
 ) -> _Parameters:
     params = [request.params for request in requests]
-    greedy = [p.temperature == 0 for p in params]
-    temperatures = [p.temperature or 1.0 for p in params]
+    uncut: list[int] = []
+    cut: list[int] = []
+    for index, p in enumerate(params):
+        if p.temperature >= _GREEDY_BELOW:
+            (cut if p.top_p < 1 or 0 < p.top_k < vocab_size else uncut).append(index)
     return _Parameters(
         serials=serials,
-        seeds=np.array([request.seed for request in requests], dtype=np.uint64),
-        all_greedy=all(greedy),
-        greedy=torch.tensor(greedy, device=device) if any(greedy) else None,
-        temperature=torch.tensor(temperatures, dtype=torch.float32, device=device)[:, None],
-        cuts=_build_cuts(params, vocab_size, device),
+        draws=[_build_draw(requests, indices, vocab_size, device) for indices in (uncut, cut) if indices],
         logprob_rows=[i for i, p in enumerate(params) if p.logprobs is not None],
         max_logprobs=min(vocab_size, max((p.logprobs or 0 for p in params), default=0)),
         min_token_rows=[i for i, r in enumerate(requests) if r.params.min_tokens and r.stop_ids],
     )
 
 
+def _build_draw(requests: list[RequestState], indices: list[int], vocab_size: int, device: torch.device) -> _Draw:
+    params = [requests[index].params for index in indices]
+    return _Draw(
+        indices=indices,
+        rows=slice(None) if len(indices) == len(requests) else torch.tensor(indices, device=device),
+        seeds=np.array([requests[index].seed for index in indices], dtype=np.uint64),
+        temperature=torch.tensor([p.temperature for p in params], dtype=torch.float32, device=device)[:, None],
+        cuts=_build_cuts(params, vocab_size, device),
+    )
+
+
 def _build_cuts(params: list[SamplingParams], vocab_size: int, device: torch.device) -> _Cuts | None:
-    random = [p.temperature > 0 for p in params]
-    top_k = [p.top_k if r and 0 < p.top_k < vocab_size else vocab_size for p, r in zip(params, random, strict=True)]
-    top_p = [p.top_p if r else 1.0 for p, r in zip(params, random, strict=True)]
-    uncut = [k == vocab_size and p >= 1 for k, p in zip(top_k, top_p, strict=True)]
-    if all(uncut):
+    """Of rows that are all cut or all uncut."""
+    top_k = [p.top_k if 0 < p.top_k < vocab_size else vocab_size for p in params]
+    top_p = [max(p.top_p, _LEAST_TOP_P) for p in params]
+    if top_k[0] == vocab_size and top_p[0] >= 1:
         return None
     reach = [k if k < vocab_size else min(TOP_P_CANDIDATES, vocab_size) for k in top_k]
     return _Cuts(
         top_k=torch.tensor(top_k, device=device)[:, None],
         top_p=torch.tensor(top_p, dtype=torch.float32, device=device)[:, None],
-        uncut=torch.tensor(uncut, device=device)[:, None],
         reach=torch.tensor(reach, device=device)[:, None],
         num_candidates=max(reach),
     )
@@ -154,19 +178,20 @@ def _best(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return value, block * _BLOCK + blocks[torch.arange(rows), block].argmax(-1)
 
 
-def _draw(logits: torch.Tensor, best: torch.Tensor, parameters: _Parameters, uniforms: torch.Tensor) -> torch.Tensor:
+def _draw(logits: torch.Tensor, best: torch.Tensor, draw: _Draw, uniforms: torch.Tensor) -> torch.Tensor:
     """One random token per row, int64 (rows,), by inverting its distribution at `uniforms` (rows, 1).
 
-    Which way a row goes depends on its own parameters and logits only, never on the rest of the batch.
+    All arguments are of the draw's rows only: logits (rows, vocabulary), best (rows,). Which way a row goes depends
+    on its own parameters and logits, never on the rest of the batch.
     """
-    weights = (logits.float() - best.float()[:, None]).div_(parameters.temperature).exp_()  # the best token has 1
-    cuts = parameters.cuts
+    weights = (logits.float() - best.float()[:, None]).div_(draw.temperature).exp_()  # the best token has 1
+    cuts = draw.cuts
     if cuts is None:
         return _invert(weights, uniforms)
     drawn, enough = _draw_among_the_best(weights, cuts, uniforms)
     if not bool(enough.all()):
-        rest = (~enough).nonzero().squeeze(1)
-        drawn[rest] = _draw_among_all(weights[rest], cuts.top_p[rest], cuts.uncut[rest], uniforms[rest])
+        for rest in torch.split((~enough).nonzero().squeeze(1), _SORTED_AT_ONCE):
+            drawn[rest] = _draw_among_all(weights[rest], cuts.top_p[rest], uniforms[rest])
     return drawn
 
 
@@ -182,23 +207,19 @@ def _draw_among_the_best(
     cumulative = best.cumsum(-1)
     cut_by_k = cuts.top_k < weights.shape[1]
     total = torch.where(cut_by_k, cumulative[:, -1:], weights.sum(-1, keepdim=True))
-    enough = cut_by_k | ((cumulative[:, -1:] >= cuts.top_p * total) & ~cuts.uncut)
+    enough = cut_by_k | (cumulative[:, -1:] >= cuts.top_p * total)
     kept = best.masked_fill(cumulative - best >= cuts.top_p * total, 0.0)
     choice = _invert(kept, uniforms)
     return token_ids.gather(1, choice[:, None]).squeeze(1), enough.squeeze(1)
 
 
-def _draw_among_all(
-    weights: torch.Tensor, top_p: torch.Tensor, uncut: torch.Tensor, uniforms: torch.Tensor
-) -> torch.Tensor:
+def _draw_among_all(weights: torch.Tensor, top_p: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """A token per row, for rows with no top_k. Tokens that tie with the last one that top_p keeps are kept too."""
-    if not bool(uncut.all()):
-        descending = _sort_descending(weights)
-        cumulative = descending.cumsum(-1)
-        kept = cumulative - descending < top_p * cumulative[:, -1:]
-        last = descending.gather(1, kept.sum(-1, keepdim=True).clamp_min(1) - 1)
-        weights = weights.masked_fill((weights < last) & ~uncut, 0.0)
-    return _invert(weights, uniforms)
+    descending = _sort_descending(weights)
+    cumulative = descending.cumsum(-1)
+    kept = cumulative - descending < top_p * cumulative[:, -1:]
+    last = descending.gather(1, kept.sum(-1, keepdim=True).clamp_min(1) - 1)
+    return _invert(weights.masked_fill(weights < last, 0.0), uniforms)
 
 
 def _sort_descending(values: torch.Tensor) -> torch.Tensor:

@@ -40,6 +40,13 @@ def test_temperature_zero_takes_the_best_token() -> None:
     assert sampler().sample(logits_of(0.2, 0.5, 0.3), [make_state(temperature=0)]).token_ids == [1]
 
 
+@pytest.mark.parametrize("params", [{"temperature": 1e-50}, {"temperature": 1e-5}, {"top_p": 1e-50}, {"top_p": 1e-9}])
+@pytest.mark.parametrize("top_k", [0, 3])
+def test_parameters_too_small_for_float32_take_the_best_token(params: dict[str, Any], top_k: int) -> None:
+    states = [make_state(seed=seed, top_k=top_k, **params) for seed in range(50)]
+    assert sampler().sample(logits_of(0.2, 0.3, 0.5, 0.0, rows=50), states).token_ids == [2] * 50
+
+
 @pytest.mark.parametrize("vocab_size", [128, 1024, 1000])
 def test_the_best_token_of_a_large_vocabulary_is_found_wherever_it_is(vocab_size: int) -> None:
     best = [0, 1, 127, vocab_size // 2, vocab_size - 2, vocab_size - 1]
@@ -106,6 +113,16 @@ def test_each_row_has_its_own_parameters() -> None:
             seen[row].add(token_id)
             rows[row].token_ids.append(token_id)
     assert seen == [{0}, {0}, {0, 1, 2, 3, 4}, {0}]
+
+
+def test_only_rows_that_choose_at_random_are_weighed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weighing is the costly part: exp over the vocabulary, in float32."""
+    weighed: list[int] = []
+    draw = sampler_module._draw
+    monkeypatch.setattr(sampler_module, "_draw", lambda *a: (weighed.append(len(a[0])), draw(*a))[1])
+    rows = [make_state(temperature=0) for _ in range(9)] + [make_state(top_p=0.3), make_state(), make_state()]
+    assert sampler().sample(logits_of(*PROBABILITIES, rows=12), rows).token_ids[:10] == [0] * 10
+    assert weighed == [2, 1], "those that draw from all tokens, then those that draw from some"
 
 
 @pytest.mark.parametrize("candidates", [1, 2, 256])
