@@ -80,6 +80,13 @@ def test_rope_that_depends_on_the_batch_is_refused(tmp_path: Path, rope_type: st
         ({"model_type": "nobody-knows-it"}, "nobody-knows-it"),
         ({"hidden_size": 96}, "cannot be loaded"),
         ({"num_hidden_layers": 4}, "not those of its config.json"),
+        ({"num_hidden_layers": 0}, "has 0 layers"),
+        ({"num_hidden_layers": None}, "config.json cannot be used: StrictDataclassFieldValidationError"),
+        ({"hidden_size": "abc"}, "'hidden_size' expected int"),
+        ({"layer_types": ["nope"] * 3}, "config.json cannot be used: StrictDataclassClassValidationError"),
+        ({"dtype": "nope"}, "config.json cannot be used: AttributeError"),
+        ({"num_key_value_heads": 0}, "cannot be loaded: ZeroDivisionError"),
+        ({"hidden_act": "nope"}, "cannot be loaded: KeyError: 'nope'"),
     ],
 )
 def test_a_config_that_does_not_fit_is_refused(tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:
@@ -132,6 +139,18 @@ def test_the_probe_sees_layers_of_different_geometry(tmp_path: Path) -> None:
         hidden_size_per_layer_input=0,
     )
     assert [shape.head_dim for shape in load(tmp_path)] == [16, 16, 32]
+
+
+@pytest.mark.parametrize("error", [AttributeError("no such thing"), KeyError("x"), IndexError("x")])
+def test_a_model_that_breaks_in_its_first_forward_is_refused(tmp_path: Path, error: Exception) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    save_tiny_model("llama", tmp_path)
+    model = load_model(str(tmp_path), load_config(str(tmp_path)), torch.float32, CPU)
+    model.model.layers[1].register_forward_pre_hook(fail)
+    with pytest.raises(ModelError, match=f"two tokens through LlamaForCausalLM failed: {type(error).__name__}"):
+        probe_layers(model, CPU)
 
 
 def test_a_model_that_skips_a_layer_is_refused(tmp_path: Path) -> None:

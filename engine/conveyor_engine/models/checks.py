@@ -7,14 +7,26 @@ packed batch does not give them. `loader` and `probe` call these. Raises ModelEr
 from collections.abc import Mapping
 from typing import Any
 
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from transformers import PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from conveyor_engine.errors import ModelError
 
+# What transformers raises over a config.json or weights that do not make sense.
+TRANSFORMERS_ERRORS = (
+    ArithmeticError, AssertionError, AttributeError, LookupError, OSError, RuntimeError, SafetensorError,
+    StrictDataclassError, TypeError, ValueError,
+)  # fmt: skip
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 # Their frequencies depend on the length of the batch's longest sequence, not on each request's own.
 _ROPE_TYPES_REFUSED = frozenset({"dynamic", "longrope"})
+
+
+def on_one_line(error: Exception) -> str:
+    """The error's type and text, for the end of a sentence."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def check_config(config: PretrainedConfig) -> None:

@@ -9,7 +9,6 @@ import warnings
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
@@ -26,8 +25,8 @@ def load_config(path: str) -> PretrainedConfig:
         raise ModelError(message, reason="ModelNotFound")
     try:
         config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ModelError(f"{path}/config.json cannot be used: {error}") from error
+    except checks.TRANSFORMERS_ERRORS as error:
+        raise ModelError(f"{path}/config.json cannot be used: {checks.on_one_line(error)}") from error
     checks.check_config(config)
     return config
 
@@ -56,7 +55,7 @@ def load_model(path: str, config: PretrainedConfig, dtype: torch.dtype, device: 
         raise ModelError(
             f"the weights do not fit into the memory of {device}: {error}", reason="OutOfMemory"
         ) from error
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise ModelError(f"the weights in {path} cannot be loaded: {error}") from error
+    except checks.TRANSFORMERS_ERRORS as error:
+        raise ModelError(f"the model in {path} cannot be loaded: {checks.on_one_line(error)}") from error
     checks.check_weights(path, info)
     return model

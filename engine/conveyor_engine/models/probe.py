@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from conveyor_engine.attention.backend import LayerShape
 from conveyor_engine.attention.interface import Probe
 from conveyor_engine.errors import ModelError
+from conveyor_engine.models import checks
 
 
 def probe_layers(model: PreTrainedModel, device: torch.device) -> list[LayerShape]:
@@ -24,11 +25,11 @@ def probe_layers(model: PreTrainedModel, device: torch.device) -> list[LayerShap
                 logits_to_keep=torch.tensor([1], device=device),
                 paged=probe,
             )
-    except (RuntimeError, TypeError, ValueError) as error:
-        raise ModelError(f"a forward of two tokens through {name} failed: {error}") from error
+    except checks.TRANSFORMERS_ERRORS as error:
+        raise ModelError(f"a forward of two tokens through {name} failed: {checks.on_one_line(error)}") from error
     num_layers = model.config.get_text_config().num_hidden_layers
     expected = dict.fromkeys(range(num_layers), 1)
-    if probe.calls != expected:
+    if probe.calls != expected or not expected:
         raise ModelError(
             f"{name} has {num_layers} layers, but called paged attention in layers {sorted(probe.calls)}, "
             f"{sum(probe.calls.values())} times in all: this engine cannot run it"
