@@ -43,7 +43,9 @@ class EngineConfig:
     max_num_queued_requests: Annotated[int, "requests that may wait for a place; one more is refused with 429"] = 256
     num_kv_blocks: Annotated[int | None, "blocks of the KV cache; default: from kv_memory_fraction"] = None
     kv_memory_fraction: Annotated[
-        float | None, "share of the memory left after loading that the KV cache takes; default: 0.85"
+        float | None,
+        "share of the memory that weights and the largest step leave to the KV cache; default: 0.85, on a CPU at most "
+        "4 GiB and what max_num_seqs requests fill",
     ] = None
     block_size: Annotated[int, "tokens of one KV block"] = 16
     prefix_caching: Annotated[bool, "share the KV blocks of identical prompt prefixes"] = True

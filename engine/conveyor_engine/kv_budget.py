@@ -4,33 +4,27 @@ from conveyor_engine.config import EngineConfig
 from conveyor_engine.errors import ConfigError
 
 DEFAULT_MEMORY_FRACTION = 0.85
+LARGEST_MEMORY_FRACTION = 0.95  # for num_kv_blocks: allocators and the driver need some of the rest
 CPU_DEFAULT_BYTES = 4 * 2**30  # a CPU's memory is shared with others: take no more unless told to
+CACHE_BLOCKS_MAX = 2**20  # more than the requests fill and than this cost the host more memory than prefixes are worth
 
 
 def plan_num_blocks(
     config: EngineConfig, *, max_num_seqs: int, max_model_len: int, block_bytes: int, free_bytes: int, is_cpu: bool
 ) -> int:
-    """Number of blocks, from num_kv_blocks or from the free memory.
+    """Number of blocks, from num_kv_blocks or from the free memory: what weights and the largest step leave.
 
     Raises ConfigError: KVBudgetTooSmall if one request of max_model_len tokens would not fit,
     KVBudgetTooLarge if the memory is not there.
     """
     needed = -(-max_model_len // config.block_size)
-    useful = needed * max_num_seqs  # more could never be used
     if config.num_kv_blocks is not None:
-        num_blocks, source = config.num_kv_blocks, "num_kv_blocks"
-        if num_blocks * block_bytes > free_bytes:
-            raise ConfigError(
-                f"{num_blocks} KV blocks take {_mib(num_blocks * block_bytes)}, but only {_mib(free_bytes)} are free "
-                f"after loading the model; lower num_kv_blocks to {free_bytes // block_bytes} or less",
-                reason="KVBudgetTooLarge",
-            )
+        num_blocks = config.num_kv_blocks
+        _check_free(num_blocks, block_bytes, free_bytes)
     else:
-        budget = int(free_bytes * (config.kv_memory_fraction or DEFAULT_MEMORY_FRACTION))
-        if is_cpu and config.kv_memory_fraction is None:
-            budget = min(budget, max(CPU_DEFAULT_BYTES, needed * block_bytes))
-        num_blocks, source = min(useful, budget // block_bytes), "the free memory"
+        num_blocks = _blocks_of(config, needed, max_num_seqs, block_bytes, free_bytes, is_cpu)
     if num_blocks < needed:
+        source = "the free memory" if config.num_kv_blocks is None else "num_kv_blocks"
         raise ConfigError(
             f"{source} gives {num_blocks} KV blocks of {config.block_size} tokens, but one request of max_model_len "
             f"{max_model_len} needs {needed} ({_mib(needed * block_bytes)}); set max_model_len to "
@@ -38,6 +32,30 @@ def plan_num_blocks(
             reason="KVBudgetTooSmall",
         )
     return num_blocks
+
+
+def _check_free(num_blocks: int, block_bytes: int, free_bytes: int) -> None:
+    most = int(free_bytes * LARGEST_MEMORY_FRACTION) // block_bytes
+    if num_blocks > most:
+        raise ConfigError(
+            f"{num_blocks} KV blocks take {_mib(num_blocks * block_bytes)}, but only {_mib(free_bytes)} are free "
+            f"beside the model and its largest step, of which the KV cache may have {LARGEST_MEMORY_FRACTION:.0%}; "
+            f"lower num_kv_blocks to {most} or less",
+            reason="KVBudgetTooLarge",
+        )
+
+
+def _blocks_of(
+    config: EngineConfig, needed: int, max_num_seqs: int, block_bytes: int, free_bytes: int, is_cpu: bool
+) -> int:
+    """As many as the share of the memory holds, and can be of use: blocks that no request fills are prefix cache."""
+    budget = int(free_bytes * (config.kv_memory_fraction or DEFAULT_MEMORY_FRACTION))
+    most = needed * max_num_seqs
+    if is_cpu and config.kv_memory_fraction is None:
+        budget = min(budget, max(CPU_DEFAULT_BYTES, needed * block_bytes))
+    elif config.prefix_caching:
+        most = max(most, CACHE_BLOCKS_MAX)
+    return min(most, budget // block_bytes)
 
 
 def _mib(num_bytes: int) -> str:

@@ -21,9 +21,10 @@ from conveyor_engine.errors import ConfigError, ModelError
 from conveyor_engine.kv_budget import plan_num_blocks
 from conveyor_engine.models.fuse import fuse_model
 from conveyor_engine.models.loader import load_config, load_model
+from conveyor_engine.models.packed_linear import PackedLinear
 from conveyor_engine.models.probe import probe_layers
 from conveyor_engine.request import ModelFacts
-from conveyor_engine.sampler import Sampler
+from conveyor_engine.sampler import Sampler, peak_bytes
 from conveyor_engine.step import Sampled, StepPlan
 
 # Tokens of one step: enough to saturate the device's matrix units, few enough that decodes do not wait long.
@@ -45,13 +46,15 @@ class ModelRunner:
         self.model, layers = self._load(config, model_config, dtype, progress)
         self.backend = select_backend(config.attention_backend, self.device, dtype, config.block_size)
         block_bytes = self.backend.block_bytes(layers, config.block_size, dtype)
-        activation_bytes = self._activation_bytes(max_num_seqs, max_num_batched_tokens, max_model_len)
+        vocab_size = self.model.get_input_embeddings().num_embeddings
+        step_bytes = self._forward_bytes(max_num_seqs, max_num_batched_tokens, max_model_len, vocab_size)
+        step_bytes += peak_bytes(max_num_seqs, vocab_size)
         num_blocks = plan_num_blocks(
             config,
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
             block_bytes=block_bytes,
-            free_bytes=max(0, machine.free_memory_bytes(self.device) - activation_bytes),
+            free_bytes=max(0, machine.free_memory_bytes(self.device) - step_bytes),
             is_cpu=self.device.type == "cpu",
         )
         self.backend.allocate(layers, num_blocks, config.block_size, dtype, self.device)
@@ -61,7 +64,7 @@ class ModelRunner:
         )
         self.facts = ModelFacts(
             max_model_len=max_model_len,
-            vocab_size=self.model.get_input_embeddings().num_embeddings,
+            vocab_size=vocab_size,
             eos_token_ids=_eos_token_ids(self.model),
             dtype=_dtype_name(dtype),
             device=str(self.device),
@@ -110,10 +113,13 @@ class ModelRunner:
         ).logits
         return logits[0]
 
-    def _activation_bytes(self, max_num_seqs: int, num_tokens: int, max_model_len: int) -> int:
-        """CUDA memory the largest step needs besides weights and KV, measured. 0 on a CPU: its fraction leaves room."""
+    def _forward_bytes(self, max_num_seqs: int, num_tokens: int, max_model_len: int, vocab_size: int) -> int:
+        """Memory the largest forward needs besides weights and KV cache: measured on CUDA, estimated on a CPU."""
         if self.device.type == "cpu":
-            return 0
+            linears = [m for m in self.model.modules() if isinstance(m, PackedLinear | torch.nn.Linear)]
+            head = self.model.get_output_embeddings()
+            widest = max((m.in_features + m.out_features for m in linears if m is not head), default=0)
+            return 4 * (2 * widest * num_tokens + max_num_seqs * vocab_size)  # two layers' inputs and outputs, logits
         torch.cuda.reset_peak_memory_stats(self.device)
         before = torch.cuda.memory_allocated(self.device)
         positions = torch.arange(num_tokens, device=self.device)[None] % max_model_len

@@ -22,7 +22,6 @@ DEFAULT_WINDOW_SECONDS: Final[dict[BatchingMode, float]] = {
 }
 WINDOWED_MODES: Final = ("Static", "Dynamic")
 MAX_WINDOW_SECONDS: Final = 3600.0
-DEFAULT_KV_MEMORY_FRACTION: Final = 0.85
 
 _FRACTION_PATTERN: Final = r"^0[.][0-9]{1,4}$"
 
@@ -130,7 +129,5 @@ class KVCache(ApiModel):
 
     @property
     def memory_fraction_value(self) -> float | None:
-        """The share of memory to take; None when `block_budget` counts blocks instead."""
-        if self.block_budget is not None:
-            return None
-        return DEFAULT_KV_MEMORY_FRACTION if self.memory_fraction is None else float(self.memory_fraction)
+        """The share of memory to take; None leaves it to the engine, which takes less of a CPU's memory."""
+        return None if self.memory_fraction is None else float(self.memory_fraction)

@@ -39,7 +39,7 @@ def test_the_window_is_the_modes_own_unless_said(batching: dict[str, str], secon
 
 
 def test_block_budget_and_memory_fraction_exclude_each_other() -> None:
-    assert parse_spec().kv_cache.memory_fraction_value == 0.85
+    assert parse_spec().kv_cache.memory_fraction_value is None
     assert parse_spec(kvCache={"memoryFraction": "0.5"}).kv_cache.memory_fraction_value == 0.5
     budget = parse_spec(kvCache={"blockBudget": 10}).kv_cache
     assert (budget.memory_fraction_value, budget.capacity_tokens) == (None, 160)
