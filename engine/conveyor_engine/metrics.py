@@ -94,10 +94,12 @@ class EngineMetrics:
         return generate_latest(self._registry)
 
     def observe_step(self, step: Step) -> None:
-        """After each engine step."""
+        """After each engine step, also one that ran nothing but told of aborts."""
+        ran = step.stats.num_steps > self.stats.num_steps
         self.stats = step.stats
-        self._step_tokens.observe(step.stats.step_num_tokens)
-        self._step_seqs.observe(step.stats.step_num_seqs)
+        if ran:
+            self._step_tokens.observe(step.stats.step_num_tokens)
+            self._step_seqs.observe(step.stats.step_num_seqs)
 
     def observe_prompt(self, num_tokens: int, max_tokens: int) -> None:
         """When a request was admitted."""
