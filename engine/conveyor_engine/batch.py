@@ -61,8 +61,6 @@ class BatchBuilder:
             num_seqs=num_seqs,
             num_decodes=num_decodes,
             num_tokens=num_tokens,
-            max_query_len=int(lengths.max(initial=0)),
-            max_seq_len=int(seq_lens.max(initial=0)),
             query_start_loc_host=starts,
             seq_lens_host=seq_lens,
         )
@@ -105,7 +103,7 @@ def _token_ids(plan: StepPlan) -> Int64:
 def _sample_rows(plan: StepPlan, starts: Int32) -> Int64:
     """The last token of each request that samples."""
     num_decodes = len(plan.decodes)
-    complete = np.array([r.num_computed_tokens + n == len(r.token_ids) for r, n in plan.prefills], dtype=np.bool_)
+    complete = np.array([n == r.num_pending_tokens for r, n in plan.prefills], dtype=np.bool_)
     prefill_ends = starts[num_decodes + 1 :][complete] - 1
     return np.concatenate([np.arange(num_decodes), prefill_ends]).astype(np.int64)
 

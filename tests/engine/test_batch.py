@@ -52,7 +52,6 @@ def test_the_metadata_describes_the_rows() -> None:
     assert metadata.block_tables[:, :2].tolist()[:2] == [[7, 3], [1, 5]]
     assert metadata.block_tables[2, 0] == 2
     assert (metadata.num_seqs, metadata.num_decodes, metadata.num_tokens) == (3, 1, 6)
-    assert (metadata.max_query_len, metadata.max_seq_len) == (3, 6)
     assert metadata.query_start_loc.dtype == metadata.seq_lens.dtype == metadata.block_tables.dtype == torch.int32
     assert metadata.block_tables.is_contiguous()
     assert np.array_equal(metadata.seq_lens_host, metadata.seq_lens.numpy())

@@ -37,8 +37,6 @@ def make_metadata(lengths: list[tuple[int, int]], padding: int = 0) -> Attention
         num_seqs=len(lengths),
         num_decodes=sum(q == 1 for q, _ in lengths),
         num_tokens=int(starts[-1]),
-        max_query_len=int(queries.max()),
-        max_seq_len=int(totals.max()),
         query_start_loc_host=starts,
         seq_lens_host=totals,
     )

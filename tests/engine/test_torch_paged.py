@@ -33,8 +33,6 @@ def metadata_of(query_lens: list[int], seq_lens: list[int], num_blocks: int) -> 
         num_seqs=len(seq_lens),
         num_decodes=sum(n == 1 for n in query_lens),
         num_tokens=int(starts[-1]),
-        max_query_len=max(query_lens),
-        max_seq_len=max(seq_lens),
         query_start_loc_host=starts,
         seq_lens_host=lengths,
     )
@@ -97,7 +95,7 @@ def test_padding_tokens_are_neither_written_nor_attended() -> None:
     backend.write_kv(0, torch.ones(5, 2, 8), torch.ones(5, 2, 8), metadata)
     features: dict[str, Any] = {"scaling": 1.0, "sliding_window": None, "softcap": None}
     assert backend.attend(0, torch.ones(5, 2, 8), metadata, **features).shape == (5, 2, 8)
-    assert int((backend._keys[0] != 0).any(-1).any(-1).sum()) == 3
+    assert int((backend._caches[0][0] != 0).any(-1).any(-1).sum()) == 3
 
 
 def test_a_block_counts_keys_and_values_of_all_layers() -> None:

@@ -43,8 +43,6 @@ class AttentionMetadata:
     num_seqs: int
     num_decodes: int
     num_tokens: int  # without padding
-    max_query_len: int
-    max_seq_len: int
     query_start_loc_host: npt.NDArray[np.int32]  # the same on the host, so that no backend has to sync
     seq_lens_host: npt.NDArray[np.int32]
 
@@ -53,6 +51,7 @@ class AttentionBackend(Protocol):
     """Paged KV caches of all layers, and attention over them."""
 
     name: str
+    long_decode_tokens: int  # a lone decode over so many tokens runs code that no other does, for warm-up; 0: none
 
     def block_bytes(self, layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> int:
         """Bytes one block takes in all layers together, paddings of the layout included."""

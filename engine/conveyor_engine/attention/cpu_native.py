@@ -25,6 +25,7 @@ class CpuNative:
     """AttentionBackend over the compiled kernels."""
 
     name = "native"
+    long_decode_tokens = 0
 
     def __init__(self) -> None:
         self._caches: list[tuple[torch.Tensor, torch.Tensor]] = []

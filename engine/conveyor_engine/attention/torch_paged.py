@@ -1,45 +1,27 @@
 """Paged attention in plain torch: right everywhere, fast nowhere. The reference and the fallback.
 
 Used on devices without a backend of their own, and by the tests of all others as their oracle.
-Caches are (num_blocks * block_size, Hkv, D) per layer. Sequences are attended one by one, over
-gathered keys and values; a decode folds its query heads onto the kv heads, so K and V are read once.
+Sequences are attended one by one, over gathered keys and values; a decode folds its query heads onto the kv heads,
+so K and V are read once.
 """
-
-from collections.abc import Sequence
 
 import torch
 from torch.nn import functional
 
-from conveyor_engine.attention.backend import AttentionMetadata, LayerShape
+from conveyor_engine.attention.backend import AttentionMetadata
+from conveyor_engine.attention.slot_caches import SlotCaches
 
 
-class TorchPaged:
+class TorchPaged(SlotCaches):
     """AttentionBackend over plain tensors."""
 
     name = "torch"
-
-    def __init__(self) -> None:
-        self._keys: list[torch.Tensor] = []
-        self._values: list[torch.Tensor] = []
-        self._block_size = 0
-
-    def block_bytes(self, layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> int:
-        per_token = sum(layer.num_kv_heads * (layer.head_dim + layer.value_dim) for layer in layers)
-        return per_token * block_size * dtype.itemsize
-
-    def allocate(
-        self, layers: Sequence[LayerShape], num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        self._block_size = block_size
-        for layer in layers:
-            shape = (num_blocks * block_size, layer.num_kv_heads)
-            self._keys.append(torch.zeros((*shape, layer.head_dim), dtype=dtype, device=device))
-            self._values.append(torch.zeros((*shape, layer.value_dim), dtype=dtype, device=device))
+    long_decode_tokens = 0
 
     def write_kv(self, layer: int, key: torch.Tensor, value: torch.Tensor, metadata: AttentionMetadata) -> None:
         slots = metadata.slot_mapping[: metadata.num_tokens]
-        self._keys[layer].index_copy_(0, slots, key[: metadata.num_tokens])
-        self._values[layer].index_copy_(0, slots, value[: metadata.num_tokens])
+        for source, cache in zip((key, value), self._caches[layer], strict=True):
+            cache.index_copy_(0, slots, source[: metadata.num_tokens])
 
     def attend(
         self,
@@ -51,7 +33,7 @@ class TorchPaged:
         sliding_window: int | None,
         softcap: float | None,
     ) -> torch.Tensor:
-        keys, values = self._keys[layer], self._values[layer]
+        keys, values = self._caches[layer]
         out = query.new_zeros((query.shape[0], query.shape[1], values.shape[2]))
         starts = metadata.query_start_loc_host.tolist()
         seq_lens = metadata.seq_lens_host.tolist()

@@ -1,42 +1,32 @@
-"""Paged attention on CUDA by the kernels of `kernels`. Chosen by `select`.
-
-Caches are (num_blocks * block_size, Hkv, D) per layer: a token's head is one contiguous row, and any block size goes.
-"""
+"""Paged attention on CUDA by the kernels of `kernels`. Chosen by `select`."""
 
 from collections.abc import Sequence
 
 import torch
 
 from conveyor_engine.attention.backend import AttentionMetadata, LayerShape
+from conveyor_engine.attention.slot_caches import SlotCaches
 from conveyor_engine.kernels.kv_store import store
-from conveyor_engine.kernels.paged_attention import choose_splits, paged_attention
+from conveyor_engine.kernels.paged_attention import KEYS_PER_SPLIT, choose_splits, paged_attention
 
 
-class TritonPaged:
+class TritonPaged(SlotCaches):
     """AttentionBackend over the Triton kernels."""
 
     name = "triton"
+    long_decode_tokens = 2 * KEYS_PER_SPLIT  # from here on its keys are split among programs
 
     def __init__(self, num_processors: int | None = None) -> None:
         """num_processors: multiprocessors to keep busy; default: the device's."""
-        self._caches: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._block_size = 0
+        super().__init__()
         self._num_processors = num_processors
-
-    def block_bytes(self, layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> int:
-        per_token = sum(layer.num_kv_heads * (layer.head_dim + layer.value_dim) for layer in layers)
-        return per_token * block_size * dtype.itemsize
 
     def allocate(
         self, layers: Sequence[LayerShape], num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self._block_size = block_size
+        super().allocate(layers, num_blocks, block_size, dtype, device)
         if self._num_processors is None:
             self._num_processors = torch.cuda.get_device_properties(device).multi_processor_count
-        for layer in layers:
-            shape = (num_blocks * block_size, layer.num_kv_heads)
-            keys = torch.zeros((*shape, layer.head_dim), dtype=dtype, device=device)
-            self._caches.append((keys, torch.zeros((*shape, layer.value_dim), dtype=dtype, device=device)))
 
     def write_kv(self, layer: int, key: torch.Tensor, value: torch.Tensor, metadata: AttentionMetadata) -> None:
         for source, cache in zip((key, value), self._caches[layer], strict=True):

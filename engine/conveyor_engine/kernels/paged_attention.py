@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 _MIN_ROWS = 16  # the smallest M of the tensor cores' products; the interpreter would take less
-_KEYS_PER_SPLIT = 512  # at least; fewer are not worth a second kernel
+KEYS_PER_SPLIT = 512  # at least; fewer are not worth a second kernel
 _MAX_SPLITS = 16
 
 
@@ -67,7 +67,12 @@ def _find_sequence(query_start, tile, num_seqs, first_token, BLOCK_Q: tl.constex
     return low - 1
 
 
-@triton.jit(do_not_specialize=["num_seqs", "table_stride"])
+# Nothing that changes from step to step may be part of a kernel's specialisation, or Triton compiles anew while
+# requests wait: not the counts, and not the alignment of what is cut at the number of decodes.
+@triton.jit(
+    do_not_specialize=["num_seqs", "table_stride", "num_rows"],
+    do_not_specialize_on_alignment=["query_start", "seq_lens", "block_tables", "partial_sum"],
+)
 def _attend(
     out, partial_out, partial_highest, partial_sum,
     query, key_cache, value_cache, query_start, seq_lens, block_tables,
@@ -76,7 +81,7 @@ def _attend(
     GROUP: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
     DIM: tl.constexpr, DIM_PADDED: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, NUM_SPLITS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -109,8 +114,8 @@ def _attend(
     begin = 0
     if WINDOW > 0:
         begin = tl.maximum(seq_len - num_queries + first_query - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
-    if NUM_SPLITS > 1:
-        share = tl.cdiv(tl.cdiv(end - begin, NUM_SPLITS), BLOCK_N) * BLOCK_N
+    if SPLIT:
+        share = tl.cdiv(tl.cdiv(end - begin, tl.num_programs(2)), BLOCK_N) * BLOCK_N
         begin = begin + split * share
         end = tl.minimum(end, begin + share)
 
@@ -147,30 +152,33 @@ def _attend(
 
     real_out = real_row[:, None] & (value_dims[None, :] < VALUE_DIM)
     row = tokens * NUM_HEADS + heads
-    if NUM_SPLITS == 1:
-        result = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # rows past the queries may have seen nothing
-        tl.store(out + row[:, None] * VALUE_DIM + value_dims[None, :], result.to(out.dtype.element_ty), mask=real_out)
-    else:
+    if SPLIT:
         row = split.to(tl.int64) * num_rows + row
         tl.store(partial_out + row[:, None] * VALUE_DIM + value_dims[None, :], acc, mask=real_out)
         tl.store(partial_highest + row, highest, mask=real_row)
         tl.store(partial_sum + row, total, mask=real_row)
+    else:
+        result = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # rows past the queries may have seen nothing
+        tl.store(out + row[:, None] * VALUE_DIM + value_dims[None, :], result.to(out.dtype.element_ty), mask=real_out)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "num_splits"], do_not_specialize_on_alignment=["partial_sum"])
 def _join(
-    out, partial_out, partial_highest, partial_sum, num_rows,
-    VALUE_DIM: tl.constexpr, VALUE_PADDED: tl.constexpr, NUM_SPLITS: tl.constexpr,
+    out, partial_out, partial_highest, partial_sum, num_rows, num_splits,
+    VALUE_DIM: tl.constexpr, VALUE_PADDED: tl.constexpr, MAX_SPLITS: tl.constexpr,
 ):  # fmt: skip
     """One row of `out` from the splits' unnormalised sums, each relative to its own highest score."""
     row = tl.program_id(0).to(tl.int64)
-    splits = tl.arange(0, NUM_SPLITS) * num_rows + row
+    splits = tl.arange(0, MAX_SPLITS)
+    real = splits < num_splits
+    rows = splits * num_rows + row
     dims = tl.arange(0, VALUE_PADDED)
-    highest = tl.load(partial_highest + splits)
+    highest = tl.load(partial_highest + rows, mask=real, other=float("-inf"))
     factor = tl.exp2(highest - tl.max(highest, axis=0))
-    total = tl.sum(tl.load(partial_sum + splits) * factor, axis=0)
+    total = tl.sum(tl.load(partial_sum + rows, mask=real, other=0.0) * factor, axis=0)
     parts = tl.load(
-        partial_out + splits[:, None] * VALUE_DIM + dims[None, :], mask=dims[None, :] < VALUE_DIM, other=0.0
+        partial_out + rows[:, None] * VALUE_DIM + dims[None, :],
+        mask=real[:, None] & (dims[None, :] < VALUE_DIM), other=0.0,
     )  # fmt: skip
     result = tl.sum(parts * factor[:, None], axis=0) / total
     tl.store(out + row * VALUE_DIM + dims, result.to(out.dtype.element_ty), mask=dims < VALUE_DIM)
@@ -179,7 +187,7 @@ def _join(
 def choose_splits(num_seqs: int, num_kv_heads: int, max_keys: int, num_processors: int) -> int:
     """Programs that share one decode's keys: a power of two, enough to fill the GPU about twice."""
     wanted = 2 * num_processors // max(1, num_seqs * num_kv_heads)
-    splits = min(wanted, max_keys // _KEYS_PER_SPLIT, _MAX_SPLITS)
+    splits = min(wanted, max_keys // KEYS_PER_SPLIT, _MAX_SPLITS)
     return 1 << max(0, splits.bit_length() - 1)
 
 
@@ -203,7 +211,7 @@ def paged_attention(
 
     caches: K (blocks * block_size, Hkv, D), V (..., Dv); query_start (B + 1,), seq_lens (B,), block_tables (B, W)
     int32; num_queries = query_start[-1] - query_start[0], known on the host; decode = one query token each.
-    num_splits: a power of two, more than 1 for decodes only.
+    num_splits: at most _MAX_SPLITS, more than 1 for decodes only.
     """
     keys, values = caches
     num_heads, dim = query.shape[1:]
@@ -231,11 +239,11 @@ def paged_attention(
         GROUP=group, NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads,
         DIM=dim, DIM_PADDED=max(16, triton.next_power_of_2(dim)), VALUE_DIM=value_dim, VALUE_PADDED=value_padded,
         BLOCK_SIZE=block_size, WINDOW=sliding_window or 0, HAS_SOFTCAP=softcap is not None,
-        BLOCK_M=tile.rows, BLOCK_Q=tokens_per_tile, BLOCK_N=tile.keys, NUM_SPLITS=num_splits,
+        BLOCK_M=tile.rows, BLOCK_Q=tokens_per_tile, BLOCK_N=tile.keys, SPLIT=num_splits > 1,
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     if num_splits > 1:
         _join[(num_rows,)](
-            out, partial_out, partial_highest, partial_sum, num_rows,
-            VALUE_DIM=value_dim, VALUE_PADDED=value_padded, NUM_SPLITS=num_splits,
+            out, partial_out, partial_highest, partial_sum, num_rows, num_splits,
+            VALUE_DIM=value_dim, VALUE_PADDED=value_padded, MAX_SPLITS=_MAX_SPLITS,
         )  # fmt: skip
