@@ -40,7 +40,8 @@ from conveyor_engine.messages import (
 from conveyor_engine.request import EngineRequest, EngineStats, ModelFacts
 
 HEARTBEAT_LATE_SECONDS = 20.0  # heartbeats come every second, from a thread that needs no device
-STEP_STUCK_SECONDS = 120.0  # no step of a healthy engine takes this long
+STEP_STUCK_SECONDS = 120.0  # no step of a healthy engine takes this long ...
+STEP_STUCK_TIMES = 5  # ... nor this many times as long as the longest of the warm-up, which is of the largest size
 _STOP_SECONDS = 5.0
 _READ_BYTES = 1 << 20
 _log = logging.getLogger(__name__)
@@ -81,6 +82,7 @@ class AsyncEngine:
         self._num_sent = self._num_added = 0
         self._last_heartbeat = time.monotonic()
         self._step_seconds = 0.0
+        self._stuck_seconds = STEP_STUCK_SECONDS
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -127,7 +129,7 @@ class AsyncEngine:
     def is_alive(self) -> bool:
         """Whether the loop process lives and moves. True while the model loads."""
         beating = time.monotonic() - self._last_heartbeat < HEARTBEAT_LATE_SECONDS
-        return self.state is not State.DEAD and beating and self._step_seconds < STEP_STUCK_SECONDS
+        return self.state is not State.DEAD and beating and self._step_seconds < self._stuck_seconds
 
     # --- requests ---
 
@@ -166,7 +168,7 @@ class AsyncEngine:
             self._generations[request.request_id] = generation
         self.idle.clear()
         self._num_sent += len(requests)
-        self._send(Add(requests))
+        self._send(Add.of(requests))
         return generation
 
     def abort(self, request_ids: list[str]) -> None:
@@ -226,8 +228,9 @@ class AsyncEngine:
                 self._take_refusal(message)
             case Progress(line):
                 _log.info(line)
-            case Ready(facts):
+            case Ready(facts, longest_warmup_step_seconds):
                 self.facts = facts
+                self._stuck_seconds = max(STEP_STUCK_SECONDS, STEP_STUCK_TIMES * longest_warmup_step_seconds)
                 if self.state is State.STARTING:
                     self.state = State.READY
                 _log.info(

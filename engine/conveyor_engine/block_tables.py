@@ -11,7 +11,7 @@ class BlockTables:
     """Block tables of the admitted requests.
 
     Blocks become findable when they are scheduled, so that requests of the same step may share them (each layer
-    writes all keys before any row attends); what was scheduled but never computed is forgotten at `release`.
+    writes all keys before any row attends). What is scheduled is computed: nothing happens between the two.
     """
 
     def __init__(self, blocks: BlockManager, block_size: int, *, prefix_caching: bool) -> None:
@@ -62,9 +62,8 @@ class BlockTables:
         request.num_registered_blocks = num_full
 
     def release(self, request: RequestState) -> None:
-        """Gives its blocks back; those that are computed stay findable until they are needed."""
-        for index in range(request.num_computed_tokens // self._block_size, request.num_registered_blocks):
-            self._blocks.unregister(request.block_table[index])
+        """Gives its blocks back; the full ones stay findable until they are needed."""
+        assert request.num_registered_blocks * self._block_size <= request.num_computed_tokens
         request.num_registered_blocks = 0
         self._blocks.free(request.block_table)
         request.block_table = []

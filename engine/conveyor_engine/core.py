@@ -11,11 +11,11 @@ from dataclasses import replace
 from random import Random
 
 from conveyor_engine.config import EngineConfig
+from conveyor_engine.errors import ModelError
 from conveyor_engine.model_runner import ModelRunner
 from conveyor_engine.request import (
     EngineRequest,
     EngineStats,
-    FinishReason,
     ModelFacts,
     RequestOutput,
     SamplingParams,
@@ -38,6 +38,7 @@ class EngineCore:
         self.runner = ModelRunner(config, progress)
         self.facts: ModelFacts = self.runner.facts
         self.scheduler = Scheduler(config, self.facts)
+        self.longest_warmup_step_seconds = 0.0
         if config.warmup:
             started = time.monotonic()
             self._warm_up(config)
@@ -47,20 +48,16 @@ class EngineCore:
         """Puts the request into the waiting queue. Raises Overloaded or InvalidRequest; then it never was."""
         self.scheduler.add_request(request)
 
-    def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> None:
+    def abort(self, request_id: str) -> None:
         """Ends the request now and frees its blocks; the next `step` gives its last output. Unknown ids are ignored."""
-        self.scheduler.abort(request_id, reason)
-
-    def abort_all(self, reason: FinishReason = FinishReason.ABORT) -> None:
-        """Ends every request, as at the end of a drain's time."""
-        self.scheduler.abort_all(reason)
+        self.scheduler.abort(request_id)
 
     def drain(self) -> None:
         """No more requests will come: batches start at once with what waits. `has_unfinished` says when it is over."""
         self.scheduler.drain()
 
     def step(self, now: float) -> list[RequestOutput]:
-        """Expires deadlines, schedules, runs the model once, and returns what became known for each request.
+        """Schedules, runs the model once, and returns what became known for each request.
 
         `now` is time.monotonic() seconds. With nothing due it returns at once, perhaps with aborted requests' outputs.
         """
@@ -82,17 +79,39 @@ class EngineCore:
         return self.scheduler.stats()
 
     def _warm_up(self, config: EngineConfig) -> None:
-        """Two steps at the largest size, so that no request pays for first-time allocations and page faults."""
+        """Steps of the largest size, so that no request pays for first-time allocations, page faults and compilation.
+
+        Raises ModelError if no row's logits are finite: such an engine could answer nobody.
+        """
         facts = self.facts
         scheduler = Scheduler(replace(config, batching_mode="continuous", max_num_queued_requests=sys.maxsize), facts)
-        max_tokens = min(2, facts.max_model_len - 1)
-        length = max(1, min(facts.max_num_batched_tokens // facts.max_num_seqs, facts.max_model_len - max_tokens))
-        random = Random(0)
-        for number in range(facts.max_num_seqs):
+        longest = max(1, facts.max_model_len - 2)
+        length = min(longest, max(1, facts.max_num_batched_tokens // facts.max_num_seqs))
+        self._run_random(scheduler, facts.max_num_seqs, length)
+        if long_decode_tokens := self.runner.backend.long_decode_tokens:
+            self._run_random(scheduler, 1, min(longest, long_decode_tokens))
+
+    def _run_random(self, scheduler: Scheduler, num_requests: int, length: int) -> None:
+        """Prompts of `length` random tokens, every second one greedy, two tokens of output where they fit."""
+        random, facts = Random(0), self.facts
+        for number in range(num_requests):
             prompt = [random.randrange(facts.vocab_size) for _ in range(length)]
-            params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, temperature=number % 2, top_p=0.9)
-            request = EngineRequest(request_id=str(number), prompt_token_ids=prompt, sampling_params=params)
-            scheduler.add_request(request)
+            params = SamplingParams(
+                max_tokens=min(2, facts.max_model_len - length), ignore_eos=True, temperature=number % 2, top_p=0.9
+            )
+            scheduler.add_request(
+                EngineRequest(request_id=str(number), prompt_token_ids=prompt, sampling_params=params)
+            )
         while scheduler.requests:
+            started = time.monotonic()
             plan = scheduler.schedule(0.0)
-            scheduler.update(plan, self.runner.execute(plan))
+            sampled = self.runner.execute(plan)
+            self.longest_warmup_step_seconds = max(self.longest_warmup_step_seconds, time.monotonic() - started)
+            if sampled.token_ids and max(sampled.token_ids) < 0:
+                raise ModelError(_not_finite(facts.dtype))
+            scheduler.update(plan, sampled)
+
+
+def _not_finite(dtype: str) -> str:
+    advice = "the weights are damaged" if dtype == "float32" else "set dtype to float32, or mend the weights"
+    return f"computed in {dtype}, the model's logits are not finite (NaN or infinity) for any prompt: {advice}"

@@ -106,11 +106,11 @@ class EngineLoop:
 
     def _handle(self, message: ToEngine) -> None:
         match message:
-            case Add(requests):
-                self._add(requests)
-            case Abort(request_ids, reason):
+            case Add():
+                self._add(message.requests())
+            case Abort(request_ids):
                 for request_id in request_ids:
-                    self._core.abort(request_id, reason)
+                    self._core.abort(request_id)
             case _:
                 self._core.drain()
 
@@ -164,7 +164,7 @@ def run(channel: Channel) -> int:
     pulse = Pulse(channel)
     try:
         core = _load(start.config, channel)
-        channel.send(Ready(core.facts))
+        channel.send(Ready(core.facts, core.longest_warmup_step_seconds))
         EngineLoop(core, channel, pulse).run()
     except Disconnected:
         return 0

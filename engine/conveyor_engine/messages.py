@@ -7,11 +7,13 @@ Used by `async_engine` (asyncio side) and `engine_process` (blocking side).
 
 import struct
 from collections.abc import Iterator
+from itertools import groupby
+from typing import Self
 
 import msgspec
 
 from conveyor_engine.config import EngineConfig
-from conveyor_engine.request import EngineRequest, EngineStats, FinishReason, ModelFacts, RequestOutput
+from conveyor_engine.request import EngineRequest, EngineStats, ModelFacts, RequestOutput, SamplingParams
 
 _LENGTH = struct.Struct("!I")
 
@@ -26,17 +28,56 @@ class Start(_Message):
     config: EngineConfig
 
 
-class Add(_Message):
-    """The requests of one HTTP request: all are taken or none."""
+class Prompt(msgspec.Struct, array_like=True):
+    """One prompt and its choices: (request id, how to sample) each."""
 
-    requests: list[EngineRequest]
+    token_ids: list[int]
+    arrival_time: float
+    choices: list[tuple[str, SamplingParams]]
+
+
+class Add(_Message):
+    """The requests of one HTTP request: all are taken or none. A prompt travels once, however many choices it has."""
+
+    prompts: list[Prompt]
+
+    @classmethod
+    def of(cls, requests: list[EngineRequest]) -> Self:
+        """Neighbours that share their prompt's list are choices of one prompt."""
+        groups = [list(group) for _, group in groupby(requests, lambda request: id(request.prompt_token_ids))]
+        return cls(
+            [
+                Prompt(
+                    group[0].prompt_token_ids,
+                    group[0].arrival_time,
+                    [(request.request_id, request.sampling_params) for request in group],
+                )
+                for group in groups
+            ]
+        )
+
+    def requests(self) -> list[EngineRequest]:
+        """What `of` was given."""
+        requests = []
+        for prompt in self.prompts:
+            hashes: list[bytes] = []
+            requests += [
+                EngineRequest(
+                    request_id=request_id,
+                    prompt_token_ids=prompt.token_ids,
+                    sampling_params=params,
+                    arrival_time=prompt.arrival_time,
+                    prompt_hashes=hashes,
+                )
+                for request_id, params in prompt.choices
+            ]
+        return requests
 
 
 class Abort(_Message):
     """End these requests now."""
 
     request_ids: list[str]
-    reason: FinishReason = FinishReason.ABORT
 
 
 class Drain(_Message):
@@ -56,6 +97,7 @@ class Ready(_Message):
     """Loaded and warm."""
 
     facts: ModelFacts
+    longest_warmup_step_seconds: float
 
 
 class StartFailed(_Message):

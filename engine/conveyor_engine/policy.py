@@ -2,7 +2,7 @@
 
 A policy answers four questions: when may a batch start and with whom (`candidates`, `due_at`), may
 others join it (`joins`), how is KV reserved (`reserves_output`), when does a row leave (`holds_finished`).
-Everything else (token budget, chunked prefill, blocks, deadlines) is the scheduler's and shared, so that
+Everything else (token budget, chunked prefill, blocks) is the scheduler's and shared, so that
 the modes differ in nothing but these answers. After TensorRT-LLM's capacity policies and Triton's queue policies.
 """
 

@@ -34,13 +34,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One prompt to continue. `n > 1` is n of these, made at the edge."""
+    """One prompt to continue. `n > 1` is n of these, made at the edge; they share the prompt's list."""
 
     request_id: str
     prompt_token_ids: list[int]
     sampling_params: SamplingParams
-    deadline: float | None = None  # time.monotonic() seconds (one clock on one host); None = none
-    arrival_time: float = 0.0  # time.monotonic() seconds
+    arrival_time: float = 0.0  # time.monotonic() seconds (one clock on one host)
+    prompt_hashes: list[bytes] = msgspec.field(default_factory=list)  # of its full blocks so far; choices share it too
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):
@@ -84,8 +84,6 @@ class EngineStats(msgspec.Struct, kw_only=True):
     num_running: int = 0
     num_waiting: int = 0
     kv_cache_usage: float = 0.0  # 0..1, blocks that some request holds
-    num_kv_blocks: int = 0
-    block_size: int = 0
     step_num_seqs: int = 0  # requests that took part in the newest step
     step_num_tokens: int = 0  # tokens of the newest step, padding included
     # counters
@@ -96,8 +94,6 @@ class EngineStats(msgspec.Struct, kw_only=True):
     prompt_tokens: int = 0  # prompt tokens computed or found in the prefix cache
     generation_tokens: int = 0
     padding_tokens: int = 0  # dummy tokens stepped (padding: real)
-    iteration_tokens: int = 0  # tokens stepped, padding included
     kv_live_token_steps: int = 0  # sum over steps of tokens held in the KV cache ...
     kv_allocated_token_steps: int = 0  # ... and of the room allocated for them; waste = 1 - live / allocated
     batch_close_reasons: dict[str, int] = msgspec.field(default_factory=dict)  # full, window, idle, drain
-    finish_reasons: dict[str, int] = msgspec.field(default_factory=dict)

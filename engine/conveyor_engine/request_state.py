@@ -24,7 +24,6 @@ class RequestState:
         "arrival_time",
         "block_hashes",
         "block_table",
-        "deadline",
         "finished",
         "held_output",
         "max_total_tokens",
@@ -34,6 +33,7 @@ class RequestState:
         "num_registered_blocks",
         "padding_left",
         "params",
+        "prompt_hashes",
         "request_id",
         "row",
         "seed",
@@ -48,7 +48,6 @@ class RequestState:
         self.request_id = request.request_id
         self.params = params
         self.arrival_time = request.arrival_time
-        self.deadline = request.deadline
         self.serial = next(_serials)  # never reused, unlike rows and request ids
         self.token_ids = list(request.prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
@@ -62,6 +61,7 @@ class RequestState:
         self.row = -1  # its place in the persistent batch arrays while it is admitted
         self.block_table: list[int] = []  # a new list at each admission
         self.block_hashes: list[bytes] = []
+        self.prompt_hashes = request.prompt_hashes
         self.num_registered_blocks = 0
         self.was_admitted = False
         self.finished: FinishReason | None = None
@@ -81,13 +81,18 @@ class RequestState:
         """Chained hashes of the full blocks within the first `num_tokens` tokens, at least (cached).
 
         Each hash covers its block and all before it, so equal hashes mean equal prefixes (vLLM's
-        automatic prefix caching; 128 bits of a cryptographic hash, so that nobody can forge a hit).
+        automatic prefix caching; 128 bits of a cryptographic hash, so that nobody can forge a hit). Those of the
+        prompt are computed once for all its choices.
         """
-        hashes = self.block_hashes
-        for start in range(len(hashes) * block_size, num_tokens // block_size * block_size, block_size):
+        hashes, shared = self.block_hashes, self.prompt_hashes
+        num_blocks = num_tokens // block_size
+        hashes += shared[len(hashes) : num_blocks]
+        for start in range(len(hashes) * block_size, num_blocks * block_size, block_size):
             parent = hashes[-1] if hashes else b""
             tokens = array("I", self.token_ids[start : start + block_size]).tobytes()
             hashes.append(blake2b(parent + tokens, digest_size=16).digest())
+            if start + block_size <= self.num_prompt_tokens:
+                shared.append(hashes[-1])
         return hashes
 
     def finish_reason_after(self, token_id: int) -> FinishReason | None:

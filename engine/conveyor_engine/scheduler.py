@@ -5,7 +5,6 @@ scheduler). `core` calls `schedule`, runs the plan and calls `update`; `policy` 
 Pure Python: knows neither torch nor threads nor the clock (`now` is an argument).
 """
 
-import heapq
 from collections import Counter, OrderedDict
 
 import msgspec
@@ -52,12 +51,10 @@ class Scheduler:
         self.running: list[RequestState] = []
         self.held: list[RequestState] = []  # finished, but their batch is not (static)
         self._free_rows = list(range(facts.max_num_seqs - 1, -1, -1))
-        self._deadlines: list[tuple[float, str]] = []  # heap; entries of finished requests are dropped when met
         self._outputs: list[RequestOutput] = []
         self._draining = False
         self._counters = EngineStats()
         self._close_reasons: Counter[str] = Counter()
-        self._finish_reasons: Counter[str] = Counter()
 
     def add_request(self, request: EngineRequest) -> None:
         """Appends to the waiting queue. Raises Overloaded or InvalidRequest.
@@ -70,11 +67,9 @@ class Scheduler:
         state = RequestState(request, self._facts.eos_token_ids)
         self.requests[state.request_id] = state
         self.waiting[state.request_id] = state
-        if state.deadline is not None:
-            heapq.heappush(self._deadlines, (state.deadline, state.request_id))
 
-    def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> None:
-        """Ends the request wherever it is and frees what it holds. Unknown ids are ignored."""
+    def abort(self, request_id: str) -> None:
+        """Ends the request wherever it is and frees what it holds. Unknown ids are ignored. Not while a step runs."""
         request = self.requests.get(request_id)
         if request is None:
             return
@@ -84,12 +79,7 @@ class Scheduler:
             self.held.remove(request)
         else:
             self.running.remove(request)
-        self._finish(request, reason)
-
-    def abort_all(self, reason: FinishReason = FinishReason.ABORT) -> None:
-        """Ends every request."""
-        for request_id in list(self.requests):
-            self.abort(request_id, reason)
+        self._finish(request, FinishReason.ABORT)
 
     def drain(self) -> None:
         """Batches no longer wait to fill."""
@@ -105,10 +95,7 @@ class Scheduler:
             return now
         if not self.waiting:
             return None
-        due = now if self._draining else self._policy.due_at(self.waiting.values())
-        if (deadline := self._next_deadline()) is not None:
-            due = min(due, deadline)
-        return max(now, due)
+        return now if self._draining else max(now, self._policy.due_at(self.waiting.values()))
 
     def take_outputs(self) -> list[RequestOutput]:
         """The outputs since the last call."""
@@ -122,15 +109,11 @@ class Scheduler:
             num_running=len(self.running) + len(self.held),
             num_waiting=len(self.waiting),
             kv_cache_usage=1 - self.blocks.num_free / self.blocks.num_blocks,
-            num_kv_blocks=self.blocks.num_blocks,
-            block_size=self._block_size,
             batch_close_reasons=dict(self._close_reasons),
-            finish_reasons=dict(self._finish_reasons),
         )
 
     def schedule(self, now: float) -> StepPlan:
         """The next step. Running requests go first, oldest first; then waiting ones, as the policy lets them in."""
-        self._expire(now)
         self._release_batch()
         plan = StepPlan()
         if self._pads:
@@ -161,7 +144,7 @@ class Scheduler:
             request.padding_left -= padding
             self._pad(plan, padding)
             budget -= padding
-        return min(len(request.token_ids) - request.num_computed_tokens, budget)
+        return min(request.num_pending_tokens, budget)
 
     def _make_room(self, request: RequestState, num_tokens: int) -> bool:
         """Blocks for its next tokens, by preempting the newest requests if need be. False if that was itself."""
@@ -183,13 +166,12 @@ class Scheduler:
     def _plan_tokens(self, plan: StepPlan, request: RequestState, num_tokens: int) -> None:
         if num_tokens <= 0:
             return
-        computed = request.num_computed_tokens
-        if computed + 1 == len(request.token_ids):
+        if request.num_pending_tokens == 1:
             plan.decodes.append(request)
         else:
             plan.prefills.append((request, num_tokens))
         plan.num_tokens += num_tokens
-        self._tables.register(request, computed + num_tokens)
+        self._tables.register(request, request.num_computed_tokens + num_tokens)
 
     def _pad(self, plan: StepPlan, num_tokens: int) -> None:
         plan.num_padding_tokens += num_tokens
@@ -242,7 +224,7 @@ class Scheduler:
             request.padding_left = longest - request.num_prompt_tokens
 
     def update(self, plan: StepPlan, sampled: Sampled) -> None:
-        """Takes the step's result in. Requests aborted since `schedule` are passed over."""
+        """Takes the step's result in. Nothing was added or aborted since `schedule`."""
         receivers = plan.sampling()
         for request in plan.decodes:
             request.num_computed_tokens += 1
@@ -250,8 +232,7 @@ class Scheduler:
             request.num_computed_tokens += num_tokens
         logprobs = sampled.logprobs or [None] * len(receivers)
         for request, token_id, token_logprobs in zip(receivers, sampled.token_ids, logprobs, strict=True):
-            if request.finished is None:
-                self._take_token(request, token_id, token_logprobs)
+            self._take_token(request, token_id, token_logprobs)
         self.running = [r for r in self.running if r.finished is None]
         self._count_step(plan)
         self._release_batch()
@@ -296,7 +277,6 @@ class Scheduler:
         del self.requests[request.request_id]
         if request.row >= 0:
             self._leave_batch(request)
-        self._finish_reasons[reason.value] += 1
         output = output or request.held_output or request.output([])
         output.finish_reason = reason
         output.message = message
@@ -307,7 +287,6 @@ class Scheduler:
         counters.num_steps += 1
         counters.step_num_seqs = len(plan.decodes) + len(plan.prefills)
         counters.step_num_tokens = plan.num_tokens
-        counters.iteration_tokens += plan.num_tokens
         counters.padding_tokens += plan.num_padding_tokens
         counters.kv_live_token_steps += sum(r.num_computed_tokens for r in self.running)
         num_blocks = sum(len(r.block_table) for r in self.running) + sum(len(r.block_table) for r in self.held)
@@ -320,36 +299,13 @@ class Scheduler:
         request.row = -1
 
     def _check(self, request: EngineRequest) -> None:
-        """Refuses what could never be run. The edge checks too; this is what keeps the engine alive if it errs."""
-        prompt, params = request.prompt_token_ids, request.sampling_params
+        """Refuses what could never be run. The edge checks too, and it alone looks at every token."""
+        num_tokens, max_tokens = len(request.prompt_token_ids), request.sampling_params.max_tokens
         limit = self._facts.max_model_len
         if request.request_id in self.requests:
             raise InvalidRequest(f"request id {request.request_id!r} is in use", param="request_id")
-        if not prompt:
-            raise InvalidRequest("the prompt is empty; send at least one token", param="prompt")
-        if min(prompt) < 0 or max(prompt) >= self._facts.vocab_size:
-            raise InvalidRequest(f"prompt token ids must be in 0..{self._facts.vocab_size - 1}", param="prompt")
-        if params.max_tokens < 1:
-            raise InvalidRequest("max_tokens must be at least 1", param="max_tokens")
-        if len(prompt) + params.max_tokens > limit:
-            message = (
-                f"the prompt has {len(prompt)} tokens and max_tokens is {params.max_tokens}: together more than "
-                f"the {limit} tokens of this model's context; shorten the prompt or lower max_tokens"
-            )
+        if num_tokens < 1 or max_tokens < 1:
+            raise InvalidRequest("a request needs a token of prompt and one of output, at least", param="prompt")
+        if num_tokens + max_tokens > limit:
+            message = f"{num_tokens} tokens of prompt and {max_tokens} of output are more than the context of {limit}"
             raise InvalidRequest(message, param="max_tokens", code="context_length_exceeded")
-
-    def _expire(self, now: float) -> None:
-        """Ends the requests whose deadline has passed, wherever they are."""
-        while (deadline := self._next_deadline()) is not None and deadline <= now:
-            self.abort(heapq.heappop(self._deadlines)[1], FinishReason.DEADLINE)
-
-    def _next_deadline(self) -> float | None:
-        """The earliest deadline of a live request; drops the entries of finished ones on the way."""
-        heap = self._deadlines
-        while heap:
-            deadline, request_id = heap[0]
-            request = self.requests.get(request_id)
-            if request is not None and request.deadline == deadline:
-                return deadline
-            heapq.heappop(heap)
-        return None

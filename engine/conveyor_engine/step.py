@@ -18,7 +18,7 @@ class StepPlan:
 
     def sampling(self) -> list[RequestState]:
         """The requests that get a token from this step, in the order of the sampled tokens."""
-        finished = [r for r, n in self.prefills if r.num_computed_tokens + n == len(r.token_ids)]
+        finished = [r for r, n in self.prefills if n == r.num_pending_tokens]
         return self.decodes + finished
 
 

@@ -1,13 +1,22 @@
 """The engine as its process drives it: what it says of itself, what it refuses, what one step does."""
 
+import math
+import shutil
 from collections.abc import Callable
+from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from tests.engine.references import Reference, add, run, tokens_of
+from tests.engine.tiny_models import VOCAB_SIZE
 
+from conveyor_engine import machine
+from conveyor_engine.attention.backend import LayerShape
 from conveyor_engine.core import EngineCore
-from conveyor_engine.errors import InvalidRequest, Overloaded, StartError
+from conveyor_engine.errors import InvalidRequest, ModelError, Overloaded, StartError
 from conveyor_engine.request import FinishReason
 
 GetReference = Callable[[str], Reference]
@@ -44,6 +53,40 @@ def test_what_cannot_be_is_refused_with_a_reason(
     assert caught.value.reason == reason
 
 
+def test_the_largest_step_is_left_its_room_beside_the_kv_cache(
+    reference: GetReference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref, free = reference("llama"), 64 * 2**20
+    block_bytes = ref.make_core().runner.backend.block_bytes([LayerShape(4, 2, 12, 12)] * 3, 16, torch.float32)
+    monkeypatch.setattr(machine, "free_memory_bytes", lambda _: free)
+    ref.make_core(num_kv_blocks=int(free * 0.85) // block_bytes)
+    with pytest.raises(StartError, match="lower num_kv_blocks"):
+        ref.make_core(num_kv_blocks=int(free * 0.85) // block_bytes, max_num_seqs=1024, max_num_batched_tokens=16384)
+
+
+def break_weights(directory: Path, name: str, row: slice | int) -> None:
+    path = directory / "model.safetensors"
+    weights = load_file(path)
+    weights[name][row] = math.nan
+    save_file(weights, path, metadata={"format": "pt"})
+
+
+def test_a_model_that_could_answer_nobody_does_not_start(reference: GetReference, tmp_path: Path) -> None:
+    directory = shutil.copytree(reference("llama").directory, tmp_path / "broken")
+    break_weights(directory, "model.norm.weight", slice(None))
+    with pytest.raises(ModelError, match="computed in float32, the model's logits are not finite") as caught:
+        reference("llama").make_core(model=str(directory), warmup=True)
+    assert caught.value.reason == "UnsupportedModel"
+
+
+def test_one_broken_token_does_not_condemn_a_model(reference: GetReference, tmp_path: Path) -> None:
+    directory = shutil.copytree(reference("llama").directory, tmp_path / "broken")
+    break_weights(directory, "model.embed_tokens.weight", Random(0).randrange(VOCAB_SIZE))  # warm-up's first token
+    core = reference("llama").make_core(model=str(directory), warmup=True)
+    add(core, "a", [1, 2, 3], max_tokens=3)
+    assert run(core)["a"][-1].finish_reason == FinishReason.LENGTH
+
+
 def test_progress_is_told_as_key_value_lines(reference: GetReference) -> None:
     lines: list[str] = []
     ref = reference("llama")
@@ -58,6 +101,7 @@ def test_warm_up_leaves_no_trace(reference: GetReference) -> None:
     stats = core.stats()
     assert (stats.num_steps, stats.kv_cache_usage, core.has_unfinished()) == (0, 0.0, False)
     assert core.next_wakeup(0.0) is None
+    assert core.longest_warmup_step_seconds > 0
 
 
 def test_warm_up_does_not_disturb_the_first_answers(reference: GetReference) -> None:
@@ -71,7 +115,7 @@ def test_warm_up_does_not_disturb_the_first_answers(reference: GetReference) -> 
 
 def test_a_request_that_cannot_fit_is_refused_and_the_queue_is_bounded(reference: GetReference) -> None:
     core = reference("llama").make_core(max_num_queued_requests=1, max_num_seqs=2)
-    with pytest.raises(InvalidRequest, match="together more than the 96"):
+    with pytest.raises(InvalidRequest, match="more than the context of 96"):
         add(core, "long", [5] * 90, max_tokens=7)
     for name in ("two", "places", "one waits"):
         add(core, name, [5])
@@ -88,15 +132,6 @@ def test_an_abort_frees_everything_and_the_next_step_says_so(reference: GetRefer
     (output,) = core.step(0.0)
     assert output.finish_reason == FinishReason.ABORT
     assert not core.has_unfinished()
-
-
-def test_aborting_all_ends_everybody_with_the_given_reason(reference: GetReference) -> None:
-    core = reference("llama").make_core()
-    for name in ("a", "b", "c", "d", "e"):
-        add(core, name, [5, 6])
-    core.step(0.0)
-    core.abort_all(FinishReason.ERROR)
-    assert [output.finish_reason for output in core.step(0.0)] == [FinishReason.ERROR] * 5
 
 
 def test_a_drain_starts_a_batch_that_was_waiting_to_fill(reference: GetReference) -> None:

@@ -24,17 +24,17 @@ from conveyor_engine.messages import (
     from_engine_decoder,
     to_engine_decoder,
 )
-from conveyor_engine.request import EngineStats, FinishReason, RequestOutput, TokenLogprobs
+from conveyor_engine.request import EngineRequest, EngineStats, RequestOutput, TokenLogprobs
 
 TO_ENGINE: list[ToEngine] = [
     Start(EngineConfig(model="/m", kv_memory_fraction=0.5)),
-    Add([make_request("é", 5, seed=2**64 - 1, logprobs=2, stop_token_ids=(1, 2)), make_request("b", deadline=1.5)]),
-    Abort(["a"], FinishReason.DEADLINE),
+    Add.of([make_request("é", 5, seed=2**64 - 1, logprobs=2, stop_token_ids=(1, 2)), make_request("b")]),
+    Abort(["a"]),
     Drain(),
 ]
 FROM_ENGINE: list[FromEngine] = [
     Progress("event=x"),
-    Ready(make_facts()),
+    Ready(make_facts(), 0.5),
     StartFailed("NoDevice", "none"),
     Refused(["a"], "full", overloaded=True),
     Refused(["a"], "bad", overloaded=False, param="prompt", code="c"),
@@ -53,6 +53,25 @@ def test_every_message_arrives_as_it_was_sent(message: msgspec.Struct) -> None:
     decoder = to_engine_decoder if message in TO_ENGINE else from_engine_decoder
     (payload,) = FrameReader().feed(encode_frame(message))  # type: ignore[arg-type]
     assert decoder.decode(payload) == message
+
+
+def test_a_prompt_travels_once_however_many_choices_it_has() -> None:
+    def add(num_choices: int) -> tuple[Add, list[EngineRequest]]:
+        requests = []
+        for prompt in (list(range(1000)), list(range(1000))):
+            requests += [
+                make_request(f"{len(requests) + i}", prompt, arrival_time=7.0, seed=i) for i in range(num_choices)
+            ]
+        return Add.of(requests), requests
+
+    message, sent = add(9)
+    assert len(encode_frame(message)) < 1.5 * len(encode_frame(add(1)[0]))
+    (payload,) = FrameReader().feed(encode_frame(message))
+    received = to_engine_decoder.decode(payload)
+    assert isinstance(received, Add)
+    assert received.requests() == sent
+    hashes = {id(request.prompt_hashes) for request in received.requests()}
+    assert len(hashes) == 2, "choices of one prompt share its hashes, and nobody else does"
 
 
 @settings(deadline=None)

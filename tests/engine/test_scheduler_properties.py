@@ -34,7 +34,7 @@ PROMPTS = ([5], HEAD[:4], HEAD, [*HEAD, 6], [*HEAD, *range(200, 208)], list(rang
 
 
 class History(RuleBasedStateMachine):
-    """add, abort, abort in the middle of a step, step, let time pass; in one mode. At the end perhaps drain."""
+    """add, abort, step, let time pass; in one mode. At the end perhaps drain."""
 
     mode = "continuous"
     padding = "none"
@@ -70,19 +70,17 @@ class History(RuleBasedStateMachine):
     @rule(
         prompts=st.lists(st.sampled_from(PROMPTS), min_size=1, max_size=4),
         max_tokens=st.sampled_from((1, 2, 7, 18)),
-        patience=st.sampled_from((None, None, None, 0.0, 2.0)),
+        num_choices=st.sampled_from((1, 1, 1, 3)),
     )
-    def add(self, prompts: list[list[int]], max_tokens: int, patience: float | None) -> None:
+    def add(self, prompts: list[list[int]], max_tokens: int, num_choices: int) -> None:
         for prompt in prompts:
-            self._add_one(prompt, max_tokens, patience)
+            hashes: list[bytes] = []
+            for _ in range(num_choices):
+                self._add_one(prompt, max_tokens, hashes)
 
-    def _add_one(self, prompt: list[int], max_tokens: int, patience: float | None) -> None:
+    def _add_one(self, prompt: list[int], max_tokens: int, hashes: list[bytes]) -> None:
         request = make_request(
-            f"r{len(self.asked)}",
-            prompt,
-            max_tokens=max_tokens,
-            arrival_time=self.now,
-            deadline=None if patience is None else self.now + patience,
+            f"r{len(self.asked)}", prompt, max_tokens=max_tokens, arrival_time=self.now, prompt_hashes=hashes
         )
         full = len(self.scheduler.waiting) >= MAX_QUEUED + len(self.scheduler._free_rows)
         try:
@@ -96,7 +94,10 @@ class History(RuleBasedStateMachine):
 
     @rule(choice=st.integers(0, 1000))
     def abort(self, choice: int) -> None:
-        self._abort_one(choice)
+        if live := list(self.scheduler.requests):
+            request = self.scheduler.requests[live[choice % len(live)]]
+            self.scheduler.abort(request.request_id)
+            assert request.block_table == [], "an abort frees the blocks at once"
 
     @rule(seconds=st.floats(0.0, 1.0))
     def wait(self, seconds: float) -> None:
@@ -105,35 +106,15 @@ class History(RuleBasedStateMachine):
     @rule(count=st.integers(1, 6))
     def steps(self, count: int) -> None:
         for _ in range(count):
-            self._step(None)
+            self._step()
 
-    @rule(choice=st.integers(0, 1000))
-    def step_with_an_abort_while_the_model_runs(self, choice: int) -> None:
-        self._step(choice)
-
-    @rule()
-    def step_that_never_runs(self) -> None:
-        """The whole batch is ended with it. Nothing of it was written, so nobody may find those blocks later."""
-        self._check_plan(self.scheduler.schedule(self.now))
-        for request in list(self.scheduler.running):
-            self.scheduler.abort(request.request_id, FinishReason.ERROR)
-
-    def _abort_one(self, choice: int) -> None:
-        if live := list(self.scheduler.requests):
-            request = self.scheduler.requests[live[choice % len(live)]]
-            self.scheduler.abort(request.request_id)
-            assert request.block_table == [], "an abort frees the blocks at once"
-
-    def _step(self, abort: int | None) -> None:
+    def _step(self) -> None:
         scheduler = self.scheduler
         wakeup = scheduler.next_wakeup(self.now)
         plan = scheduler.schedule(self.now)
         self._check_plan(plan)
         if plan.num_tokens:
-            sampled = self.model.execute(plan)
-            if abort is not None:
-                self._abort_one(abort)
-            scheduler.update(plan, sampled)
+            scheduler.update(plan, self.model.execute(plan))
         outputs = scheduler.take_outputs()
         for output in outputs:
             self._take(output)
@@ -203,7 +184,7 @@ class History(RuleBasedStateMachine):
             wakeup = self.scheduler.next_wakeup(self.now)
             assert wakeup is not None, "unfinished requests, and nothing will ever happen"
             self.now = max(self.now, wakeup)
-            self._step(None)
+            self._step()
         assert set(self.ended) == set(self.asked), "everybody gets exactly one last output"
         assert self.scheduler.blocks.num_free == self.scheduler.blocks.num_blocks
         assert self.scheduler.next_wakeup(self.now) is None

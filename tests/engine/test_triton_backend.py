@@ -4,6 +4,10 @@ The interpreter computes bfloat16 wrongly, so that type is tried on a GPU only.
 """
 
 import os
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -13,13 +17,22 @@ if not HAVE_GPU:
     os.environ["TRITON_INTERPRET"] = "1"  # read when triton and the kernels are first imported
 
 import triton  # noqa: E402
+from tests.engine.references import add, run  # noqa: E402
 from tests.engine.test_cpu_native import LAYERS, make_metadata  # noqa: E402
+from tests.engine.tiny_models import save_tiny_model  # noqa: E402
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import make_backend  # noqa: E402
+from triton.runtime.jit import JITFunction, create_function_from_signature  # noqa: E402
 
+from conveyor_engine import model_runner  # noqa: E402
 from conveyor_engine.attention.backend import AttentionBackend, LayerShape  # noqa: E402
 from conveyor_engine.attention.select import select_backend  # noqa: E402
 from conveyor_engine.attention.torch_paged import TorchPaged  # noqa: E402
 from conveyor_engine.attention.triton_backend import TritonPaged  # noqa: E402
+from conveyor_engine.config import EngineConfig  # noqa: E402
+from conveyor_engine.core import EngineCore  # noqa: E402
 from conveyor_engine.errors import ConfigError  # noqa: E402
+from conveyor_engine.kernels import kv_store  # noqa: E402
 from conveyor_engine.kernels import paged_attention as kernels  # noqa: E402
 from conveyor_engine.kernels.kv_store import store  # noqa: E402
 
@@ -113,6 +126,50 @@ def test_the_number_of_splits_follows_the_idle_part_of_the_gpu() -> None:
     assert kernels.choose_splits(num_seqs=1, num_kv_heads=8, max_keys=100_000, num_processors=132) == 16
     assert kernels.choose_splits(num_seqs=64, num_kv_heads=8, max_keys=100_000, num_processors=132) == 1
     assert kernels.choose_splits(num_seqs=1, num_kv_heads=8, max_keys=600, num_processors=132) == 1
+
+
+class Compilations:
+    """What Triton would compile for a GPU, told apart as its own launcher does it: `seen` is (kernel, its key)."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seen: set[tuple[str, str]] = set()
+        watched: tuple[tuple[ModuleType, str], ...] = ((kernels, "_attend"), (kernels, "_join"), (kv_store, "_store"))
+        for module, name in watched:
+            monkeypatch.setattr(module, name, self._watch(name, getattr(module, name)))
+
+    def _watch(self, name: str, kernel: Any) -> Any:
+        compiled = kernel if isinstance(kernel, JITFunction) else JITFunction(kernel.fn, **kernel.kwargs)
+        target = make_backend(GPUTarget("cuda", 90, 32))
+        bind = create_function_from_signature(compiled.signature, compiled.params, target)
+
+        class Watched:
+            def __getitem__(_, grid: tuple[int, ...]) -> Callable[..., None]:
+                def launch(*args: Any, **options: Any) -> None:
+                    self.seen.add((name, str(bind(*args, **options)[1:])))
+                    kernel[grid](*args, **options)
+
+                return launch
+
+        return Watched()
+
+
+def test_warm_up_compiles_all_that_serving_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_tiny_model("llama", tmp_path, num_hidden_layers=1, hidden_size=64)
+    monkeypatch.setattr(model_runner, "select_backend", lambda *_: TritonPaged(num_processors=16))
+    monkeypatch.setattr(kernels, "KEYS_PER_SPLIT", 16)
+    monkeypatch.setattr(TritonPaged, "long_decode_tokens", 32)
+    compilations = Compilations(monkeypatch)
+    config = EngineConfig(
+        model=str(tmp_path), device="auto", dtype="float32", attention_backend="torch",
+        max_num_seqs=5, max_num_batched_tokens=40, num_kv_blocks=64, prefix_caching=False,
+    )  # fmt: skip
+    core = EngineCore(config)
+    warm = set(compilations.seen)
+    assert sorted(name for name, _ in warm) == ["_attend", "_attend", "_attend", "_join", "_store"]
+    for number, (length, max_tokens) in enumerate([(1, 9), (70, 5), (20, 8), (5, 7), (37, 3), (50, 3), (33, 2)]):
+        add(core, str(number), list(range(1, 1 + length)), max_tokens=max_tokens)
+    run(core)
+    assert compilations.seen == warm
 
 
 def test_a_tile_is_never_shorter_than_the_hardware_takes_nor_than_a_group() -> None:

@@ -113,16 +113,16 @@ async def create_chat_completion(request: Request) -> GeneratedResponse:
     timeout = timeout_seconds(request, edge.config.request_timeout_seconds)
     body = await read_body(request)
     edge.engine.check_admission(1)
-    fields, prepared = await asyncio.get_running_loop().run_in_executor(edge.threads, _prepare, edge, body, timeout)
+    fields, prepared = await asyncio.get_running_loop().run_in_executor(edge.threads, _prepare, edge, body)
     return GeneratedResponse(edge, prepared, ChatFormat(edge, prepared, with_logprobs=bool(fields.logprobs)), timeout)
 
 
-def _prepare(edge: Edge, body: bytes, timeout: float) -> tuple[ChatRequest, Prepared]:
+def _prepare(edge: Edge, body: bytes) -> tuple[ChatRequest, Prepared]:
     fields = parse_body(edge, ChatRequest, body)
     messages = [message.for_template() for message in fields.messages]
     prompt = edge.tokenizer.encode_chat(messages, model_facts(edge).max_model_len)
     prepared = prepare(
         edge, fields, [prompt], max_tokens=fields.max_completion_tokens or fields.max_tokens,
-        top_logprobs=fields.top_logprobs_wanted(), timeout_seconds=timeout, id_prefix="chatcmpl",
+        top_logprobs=fields.top_logprobs_wanted(), id_prefix="chatcmpl",
     )  # fmt: skip
     return fields, prepared

@@ -76,17 +76,17 @@ async def create_completion(request: Request) -> GeneratedResponse:
     timeout = timeout_seconds(request, edge.config.request_timeout_seconds)
     body = await read_body(request)
     edge.engine.check_admission(1)
-    fields, prepared = await asyncio.get_running_loop().run_in_executor(edge.threads, _prepare, edge, body, timeout)
+    fields, prepared = await asyncio.get_running_loop().run_in_executor(edge.threads, _prepare, edge, body)
     return GeneratedResponse(edge, prepared, CompletionFormat(edge, prepared, fields.logprobs), timeout)
 
 
-def _prepare(edge: Edge, body: bytes, timeout: float) -> tuple[CompletionRequest, Prepared]:
+def _prepare(edge: Edge, body: bytes) -> tuple[CompletionRequest, Prepared]:
     fields = parse_body(edge, CompletionRequest, body)
     longest = model_facts(edge).max_model_len
     edge.engine.check_admission(len(fields.prompt) * fields.choices_per_prompt())
     prompts = [edge.tokenizer.encode(p, longest) if isinstance(p, str) else p for p in fields.prompt]
     prepared = prepare(
         edge, fields, prompts, max_tokens=fields.max_tokens or MAX_TOKENS_DEFAULT, top_logprobs=fields.logprobs,
-        timeout_seconds=timeout, id_prefix="cmpl",
+        id_prefix="cmpl",
     )  # fmt: skip
     return fields, prepared

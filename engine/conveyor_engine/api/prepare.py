@@ -54,7 +54,7 @@ def model_facts(edge: Edge) -> ModelFacts:
 
 def prepare(
     edge: Edge, fields: SamplingFields, prompts: list[list[int]], *, max_tokens: int | None, top_logprobs: int | None,
-    timeout_seconds: float, id_prefix: str,
+    id_prefix: str,
 ) -> Prepared:  # fmt: skip
     """Engine requests for every prompt and choice; `max_tokens` None = what the context leaves. InvalidRequest."""
     facts = model_facts(edge)
@@ -70,7 +70,6 @@ def prepare(
                     request_id=f"{request_id}-{len(requests)}",
                     prompt_token_ids=prompt,
                     sampling_params=_for_choice(params, choice),
-                    deadline=now + timeout_seconds,
                     arrival_time=now,
                 )
             )
