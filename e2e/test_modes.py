@@ -29,9 +29,8 @@ def test_every_mode_answers_and_all_agree_on_greedy_tokens(namespace: str) -> No
 
 def ask(name: str, namespace: str) -> str:
     client = OpenAI(base_url=service_url(name, namespace), api_key="none", max_retries=0, timeout=60)
-    answer = client.chat.completions.create(
-        model=name, messages=[{"role": "user", "content": "How do I use the with statement?"}], max_tokens=60, temperature=0
-    )
+    question = [{"role": "user", "content": "How do I use the with statement?"}]
+    answer = client.chat.completions.create(model=name, messages=question, max_tokens=60, temperature=0)
     assert answer.usage is not None
     assert answer.usage.completion_tokens > 0
     text = answer.choices[0].message.content
