@@ -20,6 +20,7 @@ from conveyor_gateway.answers import build_error, build_stopping, find_request_i
 from conveyor_gateway.bodies import BodyReader, parse_body, rename_model
 from conveyor_gateway.catalog import Service
 from conveyor_gateway.errors import EngineFailed, GatewayError, InvalidRequest, NotFound, TimedOut
+from conveyor_gateway.memory import Holding, Memory
 from conveyor_gateway.proxy import (
     Answer,
     EngineBroke,
@@ -41,10 +42,13 @@ MAX_LOST: Final = 3
 class Gateway:
     """All requests for engines that this process holds."""
 
-    def __init__(self, queues: Queues, engines: EngineClient, bodies: BodyReader, recorder: Recorder) -> None:
+    def __init__(
+        self, queues: Queues, engines: EngineClient, bodies: BodyReader, memory: Memory, recorder: Recorder
+    ) -> None:
         self._queues = queues
         self._engines = engines
         self._bodies = bodies
+        self._memory = memory
         self._recorder = recorder
         self._running: set[asyncio.Task[object]] = set()
         self._stopped = False
@@ -87,19 +91,27 @@ class Gateway:
         return build_error(error, record.request_id)
 
     async def _answer(self, request: BaseRequest, route: Route, record: Record) -> StreamResponse:
-        async with self._bodies.read(request) as body:
-            service, body = self._find_service(request, route, body)
-            record.service = service.key
+        with self._memory.hold(route.service or "") as holding:
+            service, engine_request = await self._read(request, route, record, holding)
             timeout_seconds = _timeout_seconds(request, service) - record.age_seconds()
-            query = request.rel_url.raw_query_string
-            path = f"{route.path}?{query}" if query else route.path
-            engine_request = EngineRequest(path, build_engine_headers(request.headers, record.request_id), body)
             ticket = self._queues[service.key].admit(asyncio.get_running_loop().time() + timeout_seconds)
             try:
                 answer = await self._ask(engine_request, ticket, record)
+                engine_request.release_body()  # nothing is tried again any more
                 return await self._send(request, answer, ticket, record, service.request_timeout_seconds)
             finally:
                 ticket.close()
+
+    async def _read(
+        self, request: BaseRequest, route: Route, record: Record, holding: Holding
+    ) -> tuple[Service, EngineRequest]:
+        body = await self._bodies.read(request, holding, is_routed=route.service is None)
+        service, body = self._find_service(request, route, body)
+        record.service = service.key
+        holding.assign(service.key, len(body))
+        query = request.rel_url.raw_query_string
+        path = f"{route.path}?{query}" if query else route.path
+        return service, EngineRequest(path, build_engine_headers(request.headers, record.request_id), body, holding)
 
     def _find_service(self, request: BaseRequest, route: Route, body: bytes) -> tuple[Service, bytes]:
         """The service, and the body as its engines understand it."""

@@ -18,7 +18,7 @@ from prometheus_client import (
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from conveyor_gateway.bodies import BodyReader
+from conveyor_gateway.memory import Memory
 from conveyor_gateway.queues import Queues
 from conveyor_gateway.readiness import Readiness
 
@@ -94,10 +94,10 @@ class Metrics:
 class StateCollector(Collector):
     """What the gateway holds at the moment of the scrape. Register it with `Metrics.registry`."""
 
-    def __init__(self, queues: Queues, readiness: Readiness, bodies: BodyReader) -> None:
+    def __init__(self, queues: Queues, readiness: Readiness, memory: Memory) -> None:
         self._queues = queues
         self._readiness = readiness
-        self._bodies = bodies
+        self._memory = memory
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         queued = _gauge("queued_requests", "Requests that wait for an engine.", _SERVICE)
@@ -115,8 +115,8 @@ class StateCollector(Collector):
         for name, seconds in self._readiness.silences():
             silence.add_metric((name,), seconds)
         yield silence
-        held = _gauge("held_body_bytes", "Request bodies in memory.", ())
-        held.add_metric((), self._bodies.held_bytes)
+        held = _gauge("held_body_bytes", "Request bodies and collected answers in memory.", ())
+        held.add_metric((), self._memory.held_bytes)
         yield held
 
 

@@ -2,8 +2,8 @@
 
 Called by `gateway` with a request's bytes and an engine's address. Bodies pass as they are read: nothing here knows
 JSON, tokens or events. An answer is handed over when its first byte is there, so that until then the request can go
-to another engine; an answer that is no stream is handed over whole, if it is not huge, so that a broken one becomes a
-502 instead of half a document.
+to another engine; an answer that is no stream is handed over whole, if it is small and there is memory for it, so that
+a broken one becomes a 502 instead of half a document.
 """
 
 import socket
@@ -16,12 +16,14 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from conveyor_api.names import REQUEST_ID_HEADER, REQUEST_TIMEOUT_HEADER
+from conveyor_gateway.memory import Holding
 
 # Answers that are no event stream are collected up to this size, then passed on as they come.
-MAX_COLLECTED_BYTES: Final = 8 << 20
+MAX_COLLECTED_BYTES: Final = 1 << 20
 _CONNECT_SECONDS: Final = 3.0
 _IDLE_SECONDS: Final = 60.0  # below the engine's own 75 s: whoever closes first must not be the one who is asked
-_PIECE_BYTES: Final = 256 << 10
+_PIECE_BYTES: Final = 256 << 10  # of a request
+_BUFFER_BYTES: Final = 16 << 10  # of an answer whose client is slower than its engine; in the kernel too
 # RFC 9110 section 7.6.1, and those that describe the connection to the gateway rather than the message.
 _HOP_BY_HOP: Final = frozenset(
     [
@@ -58,13 +60,19 @@ class EngineBroke(Exception):
     """The connection broke in the middle of the answer: nobody may try again."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EngineRequest:
     """What goes to whichever engine takes the request."""
 
     path: str  # with the query, as the client sent it
     headers: CIMultiDict[str]
     body: bytes
+    holding: Holding  # where the body is counted, and what is collected of the answer
+
+    def release_body(self) -> None:
+        """Once an answer has begun."""
+        self.holding.shrink(self.holding.size_bytes - len(self.body))
+        self.body = b""
 
 
 def build_engine_headers(headers: CIMultiDictProxy[str], request_id: str) -> CIMultiDict[str]:
@@ -75,8 +83,7 @@ def build_engine_headers(headers: CIMultiDictProxy[str], request_id: str) -> CIM
 
 
 def _end_to_end(headers: CIMultiDictProxy[str], dropped: frozenset[str]) -> CIMultiDict[str]:
-    named = headers.get("Connection")
-    if named is not None:
+    for named in headers.getall("Connection", ()):
         dropped = dropped | {name.strip().lower() for name in named.split(",")}
     return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in dropped)
 
@@ -98,7 +105,7 @@ class Answer:
     async def read(self) -> bytes:
         """What comes next after `first`, as it is read; empty at the end. Raises EngineBroke."""
         try:
-            return await self._response.content.readany()
+            return await self._response.content.read(_BUFFER_BYTES)
         except (aiohttp.ClientError, OSError) as error:
             raise EngineBroke(_describe(error)) from error
 
@@ -118,7 +125,7 @@ class EngineClient:
             auto_decompress=False,
             skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
-            read_bufsize=_PIECE_BYTES,
+            read_bufsize=_BUFFER_BYTES,
         )
 
     async def close(self) -> None:
@@ -143,45 +150,48 @@ class EngineClient:
             raise EngineRefused(_describe(error)) from error
         except (aiohttp.ClientError, OSError) as error:
             raise EngineLost(_describe(error)) from error
+        held_bytes = request.holding.size_bytes
         try:
-            return await _begin(response)
+            return await _begin(response, request.holding)
         except BaseException:
             response.close()
+            request.holding.shrink(held_bytes)
             raise
 
 
-async def _begin(response: aiohttp.ClientResponse) -> Answer:
+async def _begin(response: aiohttp.ClientResponse, holding: Holding) -> Answer:
     try:
         if response.status in (429, 503):
-            await response.read()
+            # Its body is of no interest. One that has come with the headers leaves the connection open.
             raise EngineRefused(f"it answered {response.status}")
         if _is_event_stream(response):
-            first = await response.content.readany()
+            first = await response.content.read(_BUFFER_BYTES)
             return Answer(response, first, is_whole=False)
-        return Answer(response, *await _collect(response.content))
+        return Answer(response, *await _collect(response.content, holding))
     except (aiohttp.ClientError, OSError) as error:
         raise EngineLost(_describe(error)) from error
 
 
-async def _collect(content: aiohttp.StreamReader) -> tuple[bytes, bool]:
-    """The body up to the limit, and whether that is all."""
-    pieces: list[bytes] = []
-    size = 0
-    while size < MAX_COLLECTED_BYTES:
+async def _collect(content: aiohttp.StreamReader, holding: Holding) -> tuple[bytes, bool]:
+    """The body, as far as the limit and the memory let it, and whether that is all."""
+    collected = bytearray()
+    while len(collected) < MAX_COLLECTED_BYTES:
         try:
             piece = await content.readany()
         except (aiohttp.ClientError, OSError) as error:
-            raise (EngineBroke if pieces else EngineLost)(_describe(error)) from error
+            raise (EngineBroke if collected else EngineLost)(_describe(error)) from error
         if not piece:
-            return b"".join(pieces), True
-        pieces.append(piece)
-        size += len(piece)
-    return b"".join(pieces), False
+            return bytes(collected), True
+        collected += piece
+        if not holding.take(len(piece)):
+            break
+    return bytes(collected), False
 
 
 def _open_socket(address: aiohttp.AddrInfoType) -> socket.socket:
     """With keep-alive probes: an engine whose node has gone, without a word, is noticed in half a minute."""
     opened = socket.socket(*address[:3])
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15)
     opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
@@ -194,12 +204,15 @@ def _payload(request: EngineRequest) -> bytes | AsyncIterator[bytes]:
     if len(request.body) <= _PIECE_BYTES:
         return request.body
     request.headers["Content-Length"] = str(len(request.body))
-    return _pieces(request.body)
+    return _pieces(request)
 
 
-async def _pieces(body: bytes) -> AsyncIterator[bytes]:
-    for start in range(0, len(body), _PIECE_BYTES):
-        yield body[start : start + _PIECE_BYTES]
+async def _pieces(request: EngineRequest) -> AsyncIterator[bytes]:
+    for start in range(0, len(request.body), _PIECE_BYTES):
+        piece = request.body[start : start + _PIECE_BYTES]
+        if not piece:
+            raise ConnectionAbortedError("the engine answered before it had the whole request, which is not kept")
+        yield piece
 
 
 def _is_event_stream(response: aiohttp.ClientResponse) -> bool:

@@ -131,7 +131,9 @@ def find_model(model: str, directory: Directory) -> Service:
             "ambiguous_model",
             "model",
         )
-    raise NotFound(f"the model {model!r} does not exist; GET /v1/models lists the models", "model_not_found", "model")
+    raise NotFound(
+        f"the model {model[:100]!r} does not exist; GET /v1/models lists the models", "model_not_found", "model"
+    )
 
 
 def model_id(service: Service, directory: Directory) -> str:

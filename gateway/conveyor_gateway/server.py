@@ -10,6 +10,7 @@ the waiting.
 import asyncio
 import contextlib
 import logging
+import resource
 import signal
 from collections.abc import Awaitable
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from conveyor_gateway.app import PublicApp, build_admin_handler
 from conveyor_gateway.bodies import BodyReader
 from conveyor_gateway.gateway import Gateway
 from conveyor_gateway.listener import Listener
+from conveyor_gateway.memory import Memory
 from conveyor_gateway.metrics import Metrics, StateCollector
 from conveyor_gateway.proxy import EngineClient
 from conveyor_gateway.queues import Queues
@@ -32,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 _STALE_LOG_SECONDS = 30.0
 _LAST_ANSWERS_SECONDS = 2.0
+_MAX_ADMIN_CONNECTIONS = 256  # the kubelet's, Prometheus's and the metrics servers'
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +52,18 @@ class Server:
         metrics = Metrics()
         queues = Queues(asyncio.get_running_loop(), on_gone=metrics.forget)
         directory = queues.catalog.directory
-        bodies = BodyReader(settings.max_request_bytes, settings.max_held_bytes, settings.body_timeout_seconds)
+        memory = Memory(settings.max_held_bytes)
+        bodies = BodyReader(settings.max_request_bytes, settings.body_timeout_seconds)
         self._watches = _plan_watches(settings.watch_namespaces, queues)
         self._readiness = Readiness([watch.state for watch in self._watches], settings.stale_after_seconds)
-        metrics.registry.register(StateCollector(queues, self._readiness, bodies))
+        metrics.registry.register(StateCollector(queues, self._readiness, memory))
         self._engines = EngineClient()
-        self._gateway = Gateway(queues, self._engines, bodies, Recorder(metrics, directory))
+        self._gateway = Gateway(queues, self._engines, bodies, memory, Recorder(metrics, directory))
         own_hosts = OwnHosts(settings.system_namespace, settings.public_hosts)
         public = PublicApp(self._gateway, directory, self._readiness, metrics, own_hosts)
-        self._public = Listener(public.handle, settings.host, settings.port)
-        self._admin = Listener(
-            build_admin_handler(queues, self._readiness, metrics), settings.host, settings.admin_port
-        )
+        self._public = Listener(public.handle, settings.host, settings.port, settings.max_connections)
+        admin = build_admin_handler(queues, self._readiness, metrics)
+        self._admin = Listener(admin, settings.host, settings.admin_port, _MAX_ADMIN_CONNECTIONS)
 
     async def run(self, stop: asyncio.Event, hurry: asyncio.Event) -> None:
         """Serves until `stop` is set, then drains; `hurry` ends the draining."""
@@ -129,8 +132,15 @@ def _plan_watches(namespaces: tuple[str, ...], queues: Queues) -> list[_Watch]:
     return watches
 
 
+def allow_open_files() -> None:
+    """As many as the system lets this process have: a stream takes two, and many systems begin with 1024."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 async def serve(settings: Settings) -> None:
     """Runs until SIGTERM or SIGINT."""
+    allow_open_files()
     stop, hurry, loop = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
 
     def end() -> None:

@@ -27,6 +27,9 @@ class Settings:
     watch_namespaces: tuple[str, ...] = ()
     system_namespace: str = SYSTEM_NAMESPACE
     public_hosts: tuple[str, ...] = ()
+    # One takes 0.1 MiB with the longest headers, 0.25 MiB more with a stream that its client does not read: all of them
+    # and max_held_bytes fit in the 1 GiB that the chart allows.
+    max_connections: int = 2048
     max_request_bytes: int = 8 * _MIB
     max_held_bytes: int = 256 * _MIB
     body_timeout_seconds: float = 60.0
@@ -45,8 +48,10 @@ _HELP = {
     "system_namespace": "namespace that the gateway itself runs in: the gateway's own host name is no InferenceService",
     "public_hosts": "host names of the gateway (of an ingress, say), with commas between; needed only for names with "
     "one or two parts, which would be read as <name>.<namespace>",
-    "max_request_bytes": "longest request body",
-    "max_held_bytes": "request bodies of all services that are kept in memory at a time; beyond it, 503",
+    "max_connections": "clients' connections at a time; one more is answered 503",
+    "max_request_bytes": "longest request body; where only its model names the service, 1 MiB at most",
+    "max_held_bytes": "bytes of requests and collected answers that are kept in memory at a time, at most half of them "
+    "for one service; beyond it, 503",
     "body_timeout_seconds": "how long a request body may take to arrive",
     "drain_delay_seconds": "after SIGTERM: how long new connections are still taken, until no one knows the address",
     "drain_timeout_seconds": "after that: how long requests that are queued or running may take to end",
@@ -89,6 +94,7 @@ def _check(values: Mapping[str, str]) -> Settings:
         watch_namespaces=_list("watch_namespaces", values, r"[a-z0-9]([a-z0-9-]*[a-z0-9])?"),
         system_namespace=values["system_namespace"],
         public_hosts=_list("public_hosts", values, r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?"),
+        max_connections=_integer("max_connections", values, 1, 1_000_000),
         max_request_bytes=_integer("max_request_bytes", values, 1, 1 << 30),
         max_held_bytes=_integer("max_held_bytes", values, 1, 1 << 40),
         body_timeout_seconds=_seconds("body_timeout_seconds", values),
@@ -97,8 +103,11 @@ def _check(values: Mapping[str, str]) -> Settings:
         stale_after_seconds=_seconds("stale_after_seconds", values),
         log_level=level,
     )
-    if settings.max_held_bytes < settings.max_request_bytes:
-        raise SettingsError("max_held_bytes is below max_request_bytes: the longest request could never be taken")
+    if settings.max_held_bytes < 2 * settings.max_request_bytes:
+        raise SettingsError(
+            "max_held_bytes is below twice max_request_bytes: one service may have half, "
+            "and its longest request could never be taken"
+        )
     return settings
 
 

@@ -211,6 +211,30 @@ async def test_an_engine_that_refuses_is_left_out_and_another_one_answers(
     assert stack.metric("retries_total", reason="refused") == len(refusing.requests)
 
 
+async def test_a_refusal_without_end_is_not_read_to_its_end(stack: Stack, http: aiohttp.ClientSession) -> None:
+    sent_bytes = 0
+
+    async def refuse(request: web.Request) -> web.StreamResponse:
+        nonlocal sent_bytes
+        answer = web.StreamResponse(status=503)
+        await answer.prepare(request)
+        while sent_bytes < 100 << 20:
+            await answer.write(b"x" * (1 << 20))
+            sent_bytes += 1 << 20
+        return answer
+
+    async with (
+        running_engine(refuse) as refusing,
+        running_engine(answering(web.json_response, data={"from": "the other"})) as other,
+    ):
+        await stack.add_engine(refusing.port)
+        await stack.add_engine(other.port)
+        for _ in range(2):
+            assert (await post(http, stack.completions))[:2] == (200, {"from": "the other"})
+    assert len(refusing.requests) == 1
+    assert sent_bytes < 50 << 20
+
+
 async def test_an_only_engine_that_refuses_is_asked_again_until_it_takes_the_request(
     stack: Stack, http: aiohttp.ClientSession
 ) -> None:
@@ -397,20 +421,24 @@ async def test_the_request_id_goes_to_the_engine_and_back_and_is_made_if_there_i
     await stack.wait(lambda: any(f"id={made} service={stack.key}" in line for line in gateway.log))
 
 
+@pytest.mark.parametrize(("path", "max_mib"), [("/{key}/v1/completions", 8), ("/v1/completions", 1)])
 @pytest.mark.parametrize("is_announced", [True, False])
 async def test_a_body_above_the_limit_is_answered_413(
-    stack: Stack, http: aiohttp.ClientSession, is_announced: bool
+    stack: Stack, http: aiohttp.ClientSession, is_announced: bool, path: str, max_mib: int
 ) -> None:
     async def pieces() -> AsyncIterator[bytes]:
         """Only what the gateway reads: a socket that is still sending would outlive this test's event loop."""
-        for _ in range(0 if is_announced else 8):
+        for _ in range(0 if is_announced else max_mib):
             yield b" " * (1 << 20)
         yield b" "
 
-    headers = {"Content-Length": str(9 << 20)} if is_announced else {}
-    async with http.post(stack.completions, data=pieces(), headers=headers) as answer:
+    headers = {"Content-Length": str((max_mib << 20) + 1)} if is_announced else {}
+    url = stack.gateway.url + path.format(key=stack.key)
+    async with http.post(url, data=pieces(), headers=headers) as answer:
         assert answer.status == 413
-        assert (await answer.json())["error"]["code"] == "request_too_large"
+        error = (await answer.json())["error"]
+    assert error["code"] == "request_too_large"
+    assert ("at /<namespace>/<name>/v1/... it may have 8388608" in error["message"]) is (max_mib == 1)
 
 
 async def test_a_client_without_a_body_for_the_root_is_answered_400(

@@ -1,13 +1,20 @@
 """What reaches the port and is no proper request."""
 
 import asyncio
+import contextlib
 import json
+from collections.abc import AsyncIterator
 
 import pytest
+from aiohttp import web
 from tests.gateway.process import GatewayProcess
+
+from conveyor_gateway import listener
+from conveyor_gateway.listener import Listener
 
 COMPLETIONS = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
 MANY_HEADERS = b"".join(b"X-%d: 1\r\n" % number for number in range(200))
+LONG_HEADERS = b"".join(b"X-%d: %s\r\n" % (number, b"a" * 7_000) for number in range(6))
 
 
 async def talk(gateway: GatewayProcess, sent: bytes) -> tuple[int, dict[str, str]]:
@@ -38,7 +45,10 @@ async def talk(gateway: GatewayProcess, sent: bytes) -> tuple[int, dict[str, str
         (b"OPTIONS * HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 404, "path_not_found"),
         (b"GET /v1/models HTTP/1.1\r\nHost: \xff\r\nConnection: close\r\n\r\n", 421, "host_without_namespace"),
         (COMPLETIONS + b"X-Long: " + b"a" * 20_000 + b"\r\n\r\n", 431, "headers_too_large"),
+        (COMPLETIONS + b"X-Long: " + b"a" * 9_000 + b"\r\n\r\n", 431, "headers_too_large"),
         (b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\n\r\n", 431, "headers_too_large"),
+        (COMPLETIONS + LONG_HEADERS + b"\r\n", 431, "headers_too_large"),
+        (COMPLETIONS + LONG_HEADERS, 431, "headers_too_large"),  # and no end of them
     ],
     ids=lambda value: value[:40].decode("latin-1") if isinstance(value, bytes) else None,
 )
@@ -47,6 +57,81 @@ async def test_what_is_malformed_is_answered_in_openais_form_and_the_connection_
 ) -> None:
     answered, error = await talk(gateway, sent)
     assert (answered, error["code"]) == (status, code)
+
+
+@pytest.mark.parametrize("piece_bytes", [1_000, 40_000, 1_000_000])
+async def test_requests_behind_each_other_are_answered_in_order_however_they_are_cut(
+    gateway: GatewayProcess, piece_bytes: int
+) -> None:
+    """A body is no part of a head, and each head has its own limit."""
+    get = b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Pad: " + b"a" * 7_000 + b"\r\n\r\n"
+    post = b"POST /a/b/v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n" + b" " * 100_000
+    sent = get + post + get * 5 + post + get.replace(b"Host: x", b"Host: x\r\nConnection: close")
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    for start in range(0, len(sent), piece_bytes):
+        writer.write(sent[start : start + piece_bytes])
+        await writer.drain()
+        await asyncio.sleep(0)
+    received = await asyncio.wait_for(reader.read(), 20)
+    writer.close()
+    statuses = [int(part[:3]) for part in received.split(b"HTTP/1.1 ")[1:]]
+    assert statuses == [200, 404, 200, 200, 200, 200, 200, 404, 200]
+
+
+@contextlib.asynccontextmanager
+async def listening(max_connections: int = 10) -> AsyncIterator[Listener]:
+    """A port of this process that answers every request at once."""
+
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        return web.Response(text="ok")
+
+    opened = Listener(handle, "127.0.0.1", 0, max_connections)
+    await opened.open()
+    try:
+        yield opened
+    finally:
+        await opened.close()
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET / HTTP/1.1\r\nHo"])
+async def test_a_connection_whose_headers_do_not_come_is_closed_in_time(
+    begun: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "HEAD_SECONDS", 0.2)
+    async with listening() as opened:
+        for before in (b"", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", opened.port)
+            writer.write(before)
+            if before:
+                assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200 ")
+            writer.write(begun)
+            if before and not begun:  # between two requests there is time
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(reader.read(), 0.5)
+            else:
+                assert await asyncio.wait_for(reader.read(), 20) == b""
+            writer.close()
+
+
+async def test_one_connection_too_many_is_answered_503_until_another_one_ends() -> None:
+    async with listening(max_connections=2) as opened:
+        held = [await asyncio.open_connection("127.0.0.1", opened.port) for _ in range(2)]
+        reader, writer = await asyncio.open_connection("127.0.0.1", opened.port)
+        head, _, body = (await asyncio.wait_for(reader.read(), 20)).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 503 ")
+        assert b"Connection: close" in head
+        assert json.loads(body)["error"]["code"] == "too_many_connections"
+        writer.close()
+        held[0][1].close()
+        await held[0][1].wait_closed()
+        answer = b"HTTP/1.1 503 "
+        while answer == b"HTTP/1.1 503 ":  # the end is noticed a moment later
+            reader, writer = await asyncio.open_connection("127.0.0.1", opened.port)
+            writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            answer = await asyncio.wait_for(reader.read(13), 20)
+            writer.close()
+        assert answer == b"HTTP/1.1 200 "
+        held[1][1].close()
 
 
 async def test_a_client_that_says_nothing_harms_nobody(gateway: GatewayProcess) -> None:

@@ -99,11 +99,32 @@ async def test_an_answers_bytes_pass_exactly(
 
 
 async def test_a_large_answer_that_is_no_stream_passes_exactly(stack: Stack, http: aiohttp.ClientSession) -> None:
-    body = bytes(range(256)) * (10 << 12)  # 10 MiB: more than the gateway collects
+    body = bytes(range(256)) * (3 << 12)  # 3 MiB: more than the gateway collects
     async with running_engine(answering(web.Response, body=body)) as engine:
         await stack.add_engine(engine.port)
         async with http.post(stack.completions, data=b"{}") as answer:
             assert await answer.read() == body
+
+
+async def test_an_answer_too_large_to_be_collected_begins_before_it_ends(
+    stack: Stack, http: aiohttp.ClientSession
+) -> None:
+    seen = asyncio.Event()
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await answer.prepare(request)
+        await answer.write(b"1" * (2 << 20))
+        await seen.wait()
+        await answer.write(b"2")
+        return answer
+
+    async with running_engine(handle) as engine:
+        await stack.add_engine(engine.port)
+        async with http.post(stack.completions, data=b"{}") as answer:
+            assert set(await answer.content.readany()) == set(b"1")
+            seen.set()
+            assert (await answer.content.read()).endswith(b"12")
 
 
 async def test_status_and_end_to_end_headers_pass_and_hop_by_hop_ones_do_not(
@@ -111,6 +132,7 @@ async def test_status_and_end_to_end_headers_pass_and_hop_by_hop_ones_do_not(
 ) -> None:
     head = (
         b"HTTP/1.1 418 I'm a teapot\r\nContent-Length: 2\r\nX-Twice: 1\r\nX-Twice: 2\r\nRetry-After: 7\r\n"
+        b"X-Next: 1\r\nConnection: X-Next\r\n"
         b"Connection: close, X-Hop\r\nX-Hop: 1\r\nKeep-Alive: timeout=5\r\nX-Request-Id: of-the-engine\r\n\r\n"
     )
     status, headers, _ = await ask_raw(stack, http, head, [b"{}"])
@@ -118,6 +140,7 @@ async def test_status_and_end_to_end_headers_pass_and_hop_by_hop_ones_do_not(
     assert headers.getall("X-Twice") == ["1", "2"]
     assert headers["Retry-After"] == "7"
     assert "X-Hop" not in headers
+    assert "X-Next" not in headers
     assert "Keep-Alive" not in headers
     assert len(headers.getall("X-Request-Id")) == 1
     assert headers["X-Request-Id"] != "of-the-engine"
@@ -196,6 +219,8 @@ def test_the_engine_gets_the_clients_headers_but_not_those_of_the_connection() -
             ("Authorization", "Bearer x"),
             ("Connection", "keep-alive, X-Hop"),
             ("X-Hop", "1"),
+            ("Connection", "X-Next"),
+            ("X-Next", "1"),
             ("Transfer-Encoding", "chunked"),
             ("Expect", "100-continue"),
             ("Upgrade", "h2c"),

@@ -127,6 +127,9 @@ def test_an_unknown_model_is_not_found() -> None:
     with pytest.raises(NotFound, match="GET /v1/models lists") as caught:
         find_model("gpt-9", DIRECTORY)
     assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+    with pytest.raises(NotFound, match="'xxx") as caught:
+        find_model("x" * 1_000_000, DIRECTORY)
+    assert len(str(caught.value)) < 200
 
 
 def test_the_id_that_a_service_is_listed_with_leads_to_it() -> None:

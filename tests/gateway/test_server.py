@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import resource
 import socket
 import time
 from collections.abc import AsyncIterator
@@ -17,18 +18,19 @@ from tests.gateway.process import GatewayProcess
 from tests.gateway.stack import Stack
 
 from conveyor_gateway.__main__ import main
+from conveyor_gateway.server import allow_open_files
 
 
 @pytest.fixture
 async def ending(request: pytest.FixtureRequest, kubeconfig: Path, cluster: Cluster) -> AsyncIterator[Stack]:
-    """A stack whose gateway the test may end. It waits 1 s for a body, holds 1500 bytes, drains for 0.5 s + 3 s."""
+    """A stack whose gateway the test may end. It waits 1 s for a body, holds 2000 bytes, drains for 0.5 s + 3 s."""
     drain_timeout_seconds = getattr(request, "param", 3)
     times = (
         "--drain-delay-seconds=0.5",
         f"--drain-timeout-seconds={drain_timeout_seconds}",
         "--body-timeout-seconds=1",
     )
-    sizes = ("--max-request-bytes=1000", "--max-held-bytes=1500")
+    sizes = ("--max-request-bytes=1000", "--max-held-bytes=2000")
     gateway = GatewayProcess(kubeconfig, "--watch-namespaces", cluster.namespace, *times, *sizes)
     try:
         await asyncio.to_thread(gateway.start)
@@ -137,24 +139,66 @@ async def test_an_idle_kept_alive_connection_does_not_delay_the_end(ending: Stac
     assert await asyncio.to_thread(ending.gateway.wait_ended) == 0
 
 
-async def test_bodies_beyond_what_the_gateway_may_hold_are_answered_503(
+async def ask_with_900_bytes(http: aiohttp.ClientSession, url: str) -> tuple[int, bytes]:
+    async with http.post(url, data=b" " * 900) as answer:
+        return answer.status, await answer.read()
+
+
+def held_bytes(stack: Stack) -> float:
+    return stack.gateway.metric("conveyor_gateway_held_body_bytes")
+
+
+async def test_a_service_whose_requests_fill_its_half_of_the_memory_is_answered_503_and_others_are_not(
     ending: Stack, http: aiohttp.ClientSession
 ) -> None:
-    async def ask_with_900_bytes() -> tuple[int, bytes]:
-        async with http.post(ending.completions, data=b" " * 900) as answer:
-            return answer.status, await answer.read()
-
-    holding = asyncio.create_task(ask_with_900_bytes())
+    other = f"{ending.cluster.namespace}/other"
+    await asyncio.to_thread(ending.cluster.apply_service, "other")
+    await ending.wait(lambda: ending.gateway.demand(other) is not None)
+    holding = [asyncio.create_task(ask_with_900_bytes(http, ending.completions))]
     await ending.wait_demand(queued=1)
-    assert ending.gateway.metric("conveyor_gateway_held_body_bytes") == 900
-    status, body = await ask_with_900_bytes()
+    status, body = await ask_with_900_bytes(http, ending.completions)
     assert (status, json.loads(body)["error"]["code"]) == (503, "gateway_memory_full")
-    holding.cancel()
-    await ending.wait_demand(queued=0)
-    assert ending.gateway.metric("conveyor_gateway_held_body_bytes") == 0
-    holding = asyncio.create_task(ask_with_900_bytes())
+    url = ending.completions.replace(ending.key, other)
+    holding.append(asyncio.create_task(ask_with_900_bytes(http, url)))
+    await ending.wait(lambda: held_bytes(ending) == 1800)
+    for task in holding:
+        task.cancel()
+    await ending.wait(lambda: held_bytes(ending) == 0)
+
+
+async def test_a_body_is_held_until_an_engine_has_answered(ending: Stack, http: aiohttp.ClientSession) -> None:
+    streams = Streams()
+    asking = asyncio.create_task(ask_with_900_bytes(http, ending.completions))
     await ending.wait_demand(queued=1)
-    holding.cancel()
+    assert held_bytes(ending) == 900
+    async with running_engine(streams.handle) as engine:
+        await ending.add_engine(engine.port)
+        await ending.wait(lambda: held_bytes(ending) == 0)
+        assert not asking.done()
+        streams.gate.set()
+        assert (await asking)[1] == b"data: 1\n\ndata: 2\n\n"
+
+
+async def test_an_answer_for_which_there_is_no_memory_passes_as_it_comes(
+    ending: Stack, http: aiohttp.ClientSession
+) -> None:
+    seen = asyncio.Event()
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await answer.prepare(request)
+        await answer.write(b"1" * 1001)  # of 1000 that one service may have
+        await seen.wait()
+        await answer.write(b"2")
+        return answer
+
+    async with running_engine(handle) as engine:
+        await ending.add_engine(engine.port)
+        async with http.post(ending.completions, data=b"{}") as answer:
+            assert set(await answer.content.readany()) == set(b"1")
+            assert held_bytes(ending) == 0
+            seen.set()
+            assert (await answer.content.read()).endswith(b"2")
 
 
 async def test_a_body_that_does_not_arrive_in_time_or_turns_to_nonsense_is_answered_408(ending: Stack) -> None:
@@ -188,6 +232,16 @@ def test_an_api_server_that_is_away_at_the_start_is_waited_for(tmp_path: Path, k
         assert gateway.wait_ended() == 0
     finally:
         gateway.kill()
+
+
+def test_the_process_may_open_as_many_files_as_the_system_allows() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before[1] - 1, before[1]))
+    try:
+        allow_open_files()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 @pytest.mark.parametrize(

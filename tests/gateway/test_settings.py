@@ -34,7 +34,7 @@ def test_empty_lists_are_all_and_none() -> None:
         (["--port=65536"], "from 0 to 65535"),
         (["--admin-port=-1"], "admin_port is '-1'"),
         (["--max-request-bytes=0"], "max_request_bytes is '0'"),
-        (["--max-request-bytes=1000", "--max-held-bytes=999"], "could never be taken"),
+        (["--max-request-bytes=1000", "--max-held-bytes=1999"], "could never be taken"),
         (["--drain-delay-seconds=soon"], "drain_delay_seconds is 'soon'"),
         (["--drain-timeout-seconds=nan"], "drain_timeout_seconds is 'nan'"),
         (["--stale-after-seconds=-1"], "stale_after_seconds is '-1'"),
