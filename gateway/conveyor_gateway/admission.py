@@ -2,7 +2,7 @@
 
     admit -> QUEUED --place()--> DISPATCHED --close()--> CLOSED
                 ^                    |
-                +----- give_back ----+          (the engine did not take it: to the head of the queue)
+                +----- give_back ----+          (the engine did not take it: to its old place in the queue)
 
 Called by `queues` (one queue per service, configured from the catalog) and `gateway` (one ticket per request).
 Binding is late: a request gets its engine when an engine has a place, not when it arrives. Everything runs on one
@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
+from itertools import takewhile
 
 from conveyor_gateway.dispatch import Engine, EnginePool
 from conveyor_gateway.errors import GatewayError, QueueFull, TimedOut
@@ -44,12 +45,14 @@ class Ticket:
         "admitted_at",
         "deadline",
         "engine",
+        "number",
         "state",
         "waited_seconds",
     )
 
-    def __init__(self, queue: "ServiceQueue", deadline: float) -> None:
+    def __init__(self, queue: "ServiceQueue", number: int, deadline: float) -> None:
         self._queue = queue
+        self.number = number  # those who came earlier have lower ones
         self._grant: asyncio.Future[None] | None = None
         self.admitted_at = queue.loop.time()
         self.deadline = deadline  # on the loop's clock
@@ -102,15 +105,15 @@ class Ticket:
     def blame(self) -> None:
         """The engine failed: it is left out for a while."""
         assert self.engine is not None, "only a dispatched request has an engine"
-        self._queue.leave_out(self.engine)
+        self._queue.pool.leave_out(self.engine, self._queue.loop.time())
 
     def praise(self) -> None:
         """The engine answered."""
         assert self.engine is not None, "only a dispatched request has an engine"
-        self._queue.praise(self.engine)
+        self._queue.pool.praise(self.engine)
 
     def give_back(self) -> None:
-        """The engine did not take the request: queue again, at the head."""
+        """The engine did not take the request: queue again, before all who came later."""
         self._queue.take_back(self)
 
     def close(self) -> None:
@@ -123,10 +126,11 @@ class ServiceQueue:
 
     def __init__(self, limits: QueueLimits, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self._pool = EnginePool()
+        self.pool = EnginePool()
         self._waiting: OrderedDict[Ticket, None] = OrderedDict()
         self._closed_by: GatewayError | None = None
         self._wake_up: asyncio.TimerHandle | None = None
+        self._admitted = 0
         self.dispatched = 0
         self.configure(limits)
 
@@ -136,7 +140,7 @@ class ServiceQueue:
 
     @property
     def num_engines(self) -> int:
-        return self._pool.num_ready
+        return self.pool.num_ready
 
     def count_waiting_beyond(self, window_seconds: float) -> int:
         """Queued requests that were admitted more than `window_seconds` ago; a window of 0 counts all."""
@@ -148,12 +152,12 @@ class ServiceQueue:
     def configure(self, limits: QueueLimits) -> None:
         """Takes changed limits. Those who wait already stay, even above a lowered limit."""
         self.limits = limits
-        self._pool.place_limit = limits.place_limit
+        self.pool.place_limit = limits.place_limit
         self._match()
 
     def set_engines(self, addresses: Iterable[str]) -> None:
         """`addresses` (`host:port`) take new requests from now on; requests already at others go on there."""
-        self._pool.set_ready(addresses)
+        self.pool.set_ready(addresses)
         self._match()
 
     def admit(self, deadline: float) -> Ticket:
@@ -162,7 +166,8 @@ class ServiceQueue:
         `deadline` is on the loop's clock. Also raises the error that the queue was closed with.
         """
         self.check_open()
-        ticket = Ticket(self, deadline)
+        self._admitted += 1
+        ticket = Ticket(self, self._admitted, deadline)
         self._waiting[ticket] = None
         self._match()
         if ticket.state is TicketState.QUEUED and self.queued > self.limits.max_queued_requests:
@@ -178,8 +183,10 @@ class ServiceQueue:
         assert ticket.state is TicketState.DISPATCHED, "only a dispatched request comes back"
         self._release(ticket)
         ticket.state = TicketState.QUEUED
+        earlier = list(takewhile(lambda waiting: waiting.number < ticket.number, self._waiting))
         self._waiting[ticket] = None
-        self._waiting.move_to_end(ticket, last=False)
+        for first in (ticket, *reversed(earlier)):
+            self._waiting.move_to_end(first, last=False)
         self._match()
 
     def finish(self, ticket: Ticket) -> None:
@@ -190,14 +197,6 @@ class ServiceQueue:
             self._release(ticket)
         ticket.state = TicketState.CLOSED
         self._match()
-
-    def leave_out(self, engine: Engine) -> None:
-        """See `Ticket.blame`."""
-        self._pool.leave_out(engine, self.loop.time())
-
-    def praise(self, engine: Engine) -> None:
-        """See `Ticket.praise`."""
-        self._pool.praise(engine)
 
     def check_open(self) -> None:
         """Raises the error that the queue was closed with."""
@@ -214,7 +213,7 @@ class ServiceQueue:
 
     def _release(self, ticket: Ticket) -> None:
         assert ticket.engine is not None
-        self._pool.release(ticket.engine)
+        self.pool.release(ticket.engine)
         ticket.engine = None
         self.dispatched -= 1
 
@@ -223,12 +222,12 @@ class ServiceQueue:
         if self._closed_by is not None:
             return
         now = self.loop.time()
-        while self._waiting and (engine := self._pool.choose(now)) is not None:
+        while self._waiting and (engine := self.pool.choose(now)) is not None:
             ticket, _ = self._waiting.popitem(last=False)
             self.dispatched += 1
             ticket.grant(engine)
         if self._waiting:
-            self._match_again_at(self._pool.next_return_seconds(now))
+            self._match_again_at(self.pool.next_return_seconds(now))
 
     def _match_again_at(self, when: float | None) -> None:
         """An engine that was left out comes back without an event; look then."""

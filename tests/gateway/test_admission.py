@@ -148,6 +148,15 @@ async def test_a_request_that_comes_back_goes_to_the_head_and_its_engine_is_left
     assert other is not refused
 
 
+async def test_requests_that_come_back_wait_in_the_order_in_which_they_came() -> None:
+    queue = make_queue("a:1", place_limit=3)
+    tickets = [queue.admit(FAR) for _ in range(4)]
+    for ticket in (tickets[1], tickets[0], tickets[2]):
+        ticket.blame()
+        ticket.give_back()
+    assert list(queue._waiting) == tickets
+
+
 async def test_an_engine_that_was_left_out_is_asked_again_without_any_event() -> None:
     queue = make_queue("a:1")
     ticket = queue.admit(FAR)
@@ -222,7 +231,7 @@ class AnySequenceOfEvents(RuleBasedStateMachine):
                 ticket.close()
             assert (self.queue.queued, self.queue.dispatched) == (0, 0)
             self.queue.set_engines([])
-            assert self.queue._pool._engines == {}
+            assert self.queue.pool._engines == {}
             self.loop.close()
 
     def of_state(self, state: TicketState) -> list[Ticket]:
@@ -259,7 +268,7 @@ class AnySequenceOfEvents(RuleBasedStateMachine):
 
     @rule()
     def left_out_engines_come_back(self) -> None:
-        for engine in self.queue._pool._engines.values():
+        for engine in self.queue.pool._engines.values():
             engine.left_out_until = 0.0
         self.queue._match()
 
@@ -269,18 +278,18 @@ class AnySequenceOfEvents(RuleBasedStateMachine):
             return
         queued, dispatched = self.of_state(TicketState.QUEUED), self.of_state(TicketState.DISPATCHED)
         assert (self.queue.queued, self.queue.dispatched) == (len(queued), len(dispatched))
-        assert set(self.queue._waiting) == set(queued)
-        loads = {engine.address: engine.load for engine in self.queue._pool._engines.values()}
+        assert list(self.queue._waiting) == sorted(queued, key=lambda ticket: ticket.number)
+        loads = {engine.address: engine.load for engine in self.queue.pool._engines.values()}
         assert sum(loads.values()) == len(dispatched)
         for ticket in dispatched:
             assert ticket.engine is not None
-            assert ticket.engine is self.queue._pool._engines[ticket.engine.address]
+            assert ticket.engine is self.queue.pool._engines[ticket.engine.address]
         assert all(ticket.engine is None for ticket in queued)
 
     @invariant()
     def nobody_waits_beside_a_free_place(self) -> None:
         if hasattr(self, "queue") and self.queue.queued:
-            engine = self.queue._pool.choose(self.loop.time())
+            engine = self.queue.pool.choose(self.loop.time())
             assert engine is None
 
 
