@@ -76,7 +76,7 @@ def build_admin_handler(queues: Queues, readiness: Readiness, metrics: Metrics) 
     def demand(request: BaseRequest) -> Response:
         if not readiness.synced:
             raise Unavailable("; ".join(readiness.problems()), "not_synced")
-        return build_json(build_demand(queues), find_request_id(request))
+        return build_json(build_demand(queues, request.query.get("service")), find_request_id(request))
 
     def render_metrics(request: BaseRequest) -> Response:
         return Response(body=metrics.render(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})

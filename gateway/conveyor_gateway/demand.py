@@ -1,7 +1,8 @@
 """What `GET /demand` says: how many requests this gateway holds for each service.
 
-Asked by the metrics server whenever the HorizontalPodAutoscaler asks it, and summed there over all gateways. Every
-known service is listed, zeros included, so that "no demand" and "not known" are never confused.
+Asked by the metrics server whenever the HorizontalPodAutoscaler asks it, and summed there over all gateways. A known
+service is listed, zeros included, so that "no demand" and "not known" are never confused. `?service=<namespace>/<name>`
+asks for that one, as the metrics server does: there are as many questions as services.
 """
 
 from typing import TypedDict
@@ -18,11 +19,10 @@ class ServiceDemand(TypedDict):
 
 class Demand(TypedDict):
     services: dict[str, ServiceDemand]
-    synced: bool
 
 
-def build_demand(queues: Queues) -> Demand:
-    """The counts of this moment, for a gateway that has synced."""
+def build_demand(queues: Queues, only: str | None) -> Demand:
+    """The counts of this moment, of all services or of `only` one, which may not be known."""
     services: dict[str, ServiceDemand] = {
         service.key: {
             "in_flight": queue.queued + queue.dispatched,
@@ -30,6 +30,6 @@ def build_demand(queues: Queues) -> Demand:
             "queued": queue.queued,
             "dispatched": queue.dispatched,
         }
-        for service, queue in queues.items()
+        for service, queue in queues.items(only)
     }
-    return {"services": services, "synced": True}
+    return {"services": services}

@@ -24,10 +24,11 @@ class Queues:
     def __getitem__(self, key: str) -> ServiceQueue:
         return self._queues[key]
 
-    def items(self) -> list[tuple[Service, ServiceQueue]]:
-        """Every known service and its queue, by `namespace/name`."""
+    def items(self, only: str | None = None) -> list[tuple[Service, ServiceQueue]]:
+        """Every known service and its queue, by `namespace/name`, or `only` one of them."""
         services = self.catalog.directory.services
-        return [(services[key], self._queues[key]) for key in sorted(services)]
+        keys = sorted(services) if only is None else [only] * (only in services)
+        return [(services[key], self._queues[key]) for key in keys]
 
     def _on_service(self, key: str) -> None:
         service = self.catalog.directory.services.get(key)

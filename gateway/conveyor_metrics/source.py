@@ -11,7 +11,7 @@ import json
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import aiohttp
 from prometheus_client import Counter
@@ -41,12 +41,14 @@ class ServiceDemand(BaseModel):
 
 
 class Demand(BaseModel):
-    """A gateway's answer to `GET /demand`; fields that it has beyond these are of no interest here."""
+    """A gateway's answer to `GET /demand?service=<namespace>/<name>`: a service that it does not know is not listed.
+
+    Fields that it has beyond these are of no interest here.
+    """
 
     model_config = ConfigDict(frozen=True)
 
     services: dict[str, ServiceDemand]
-    synced: Literal[True]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,7 @@ class GatewaySource:
         """The sum over all gateways for `namespace/name`. Raises NotKnown, or NotFound if no gateway knows it."""
         if not self.gateways:
             raise NotKnown("no gateway is known: is the Deployment conveyor-gateway running?")
-        answers = await asyncio.gather(*map(self._read, self.gateways), return_exceptions=True)
+        answers = await asyncio.gather(*(self._read(each, service) for each in self.gateways), return_exceptions=True)
         demands = []
         for answer in answers:
             if isinstance(answer, _Unreadable):
@@ -129,10 +131,10 @@ class GatewaySource:
             raise NotKnown("no gateway can be reached that has read the InferenceServices")
         return _sum_demand(service, demands)
 
-    async def _read(self, gateway: Gateway) -> Demand | None:
+    async def _read(self, gateway: Gateway, service: str) -> Demand | None:
         """None: the gateway cannot hold a request. Raises _Unreadable."""
         try:
-            demand = await self._fetch(gateway)
+            demand = await self._fetch(gateway, service)
         except _Unreadable as error:
             GATEWAY_READS.labels("failed").inc()
             if gateway not in self._unreadable:  # once, not for every question until it is readable again
@@ -143,9 +145,10 @@ class GatewaySource:
         self._unreadable.discard(gateway)
         return demand
 
-    async def _fetch(self, gateway: Gateway) -> Demand | None:
+    async def _fetch(self, gateway: Gateway, service: str) -> Demand | None:
+        options: Json = {"params": {"service": service}, "timeout": self._timeout, "allow_redirects": False}
         try:
-            async with self._session.get(gateway.url, timeout=self._timeout, allow_redirects=False) as response:
+            async with self._session.get(gateway.url, **options) as response:
                 body = await response.read()
             if response.status == 200:
                 return Demand.model_validate_json(body)

@@ -1,7 +1,9 @@
 """What a gateway says of its demand is what the metrics server reads: both real, over HTTP."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -9,6 +11,7 @@ import yaml
 from tests.gateway.process import GatewayProcess
 
 from conveyor_api.names import API_VERSION, CRD_NAME, KIND, PLURAL
+from conveyor_metrics.errors import NotFound, NotKnown
 from conveyor_metrics.source import Gateway, GatewaySource, ServiceDemand
 from e2e.cluster.api import Api, wait_until
 from e2e.cluster.control_plane import ControlPlane
@@ -64,6 +67,51 @@ async def test_waiting_requests_of_all_gateways_are_summed_also_while_one_drains
         for task in asked:
             task.cancel()
         await asyncio.gather(*asked, return_exceptions=True)
+
+
+async def test_a_gateway_is_asked_for_one_service_and_says_nothing_of_the_others(
+    gateways: list[GatewayProcess], source: GatewaySource, namespace: str, api: Api
+) -> None:
+    other = {"metadata": {"name": "other"}, "spec": {"model": {"uri": "pvc://models/tiny"}}}
+    services = f"/apis/{API_VERSION}/namespaces/{namespace}/{PLURAL}"
+    api.create(services, {"apiVersion": API_VERSION, "kind": KIND, **other})
+    await eventually(ServiceDemand(in_flight=0, queue_depth=0), lambda: read_if_known(source, f"{namespace}/other"))
+    _, text = await asyncio.to_thread(gateways[0].admin, f"/demand?service={namespace}/other")
+    assert list(json.loads(text)["services"]) == [f"{namespace}/other"]
+    with pytest.raises(NotFound):
+        await source.read_demand(f"{namespace}/nobody")
+
+
+@pytest.fixture
+def unsynced(kubeconfig: Path, tmp_path: Path) -> Iterator[GatewayProcess]:
+    """A gateway that cannot reach an API server."""
+    config = yaml.safe_load(kubeconfig.read_text())
+    config["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:9"
+    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
+    gateway = GatewayProcess(tmp_path / "kubeconfig")
+    try:
+        with pytest.raises(TimeoutError):
+            gateway.start(timeout_seconds=0)
+        yield gateway
+    finally:
+        gateway.kill()
+
+
+async def test_a_gateway_that_has_never_synced_holds_nothing(
+    source: GatewaySource, unsynced: GatewayProcess, namespace: str
+) -> None:
+    synced, source.gateways = source.gateways or (), (Gateway("127.0.0.1", unsynced.admin_port, serving=False),)
+    with pytest.raises(NotKnown, match="no gateway can be reached"):
+        await source.read_demand(f"{namespace}/qwen")
+    source.gateways += synced
+    assert (await source.read_demand(f"{namespace}/qwen")).in_flight == 0
+
+
+async def read_if_known(source: GatewaySource, service: str) -> ServiceDemand | None:
+    try:
+        return await source.read_demand(service)
+    except NotFound:
+        return None
 
 
 async def ask(session: aiohttp.ClientSession, gateway: GatewayProcess, namespace: str) -> int:

@@ -44,7 +44,7 @@ class _DemandHandler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         time.sleep(self.server.delay_seconds)
-        body = json.dumps({"services": self.server.services, "synced": self.server.status == 200}).encode()
+        body = json.dumps({"services": self.server.services}).encode()
         self.send_response(self.server.status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()

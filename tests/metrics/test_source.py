@@ -22,7 +22,7 @@ NOT_SYNCED = {"error": {"message": "not synced: endpointslices", "code": "not_sy
 
 def build_demand(in_flight: int, queue_depth: int, name: str = "default/qwen") -> Json:
     more = {"queued": in_flight, "dispatched": 0}
-    return {"services": {name: {"in_flight": in_flight, "queue_depth": queue_depth, **more}}, "synced": True}
+    return {"services": {name: {"in_flight": in_flight, "queue_depth": queue_depth, **more}}}
 
 
 def build_slice(endpoints: list[Json], port: int = 8081, name: str = "admin") -> Json:
@@ -30,11 +30,18 @@ def build_slice(endpoints: list[Json], port: int = 8081, name: str = "admin") ->
 
 
 @pytest.fixture
-async def start() -> AsyncIterator[Start]:
+def asked() -> list[str]:
+    """The services that gateways were asked for."""
+    return []
+
+
+@pytest.fixture
+async def start(asked: list[str]) -> AsyncIterator[Start]:
     runners = []
 
     async def begin(answer: Callable[[], web.StreamResponse]) -> Gateway:
-        async def handle(_request: web.Request) -> web.StreamResponse:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            asked.append(request.query["service"])
             return answer()
 
         app = web.Application()
@@ -67,10 +74,13 @@ async def test_the_value_is_the_sum_of_all_gateways(start: Start, source: Gatewa
     assert (demand.in_flight, demand.queue_depth) == (7, 3)
 
 
-async def test_every_question_asks_again(start: Start, source: GatewaySource) -> None:
+async def test_every_question_asks_again_and_for_one_service(
+    start: Start, source: GatewaySource, asked: list[str]
+) -> None:
     values = iter([1, 5])
     source.gateways = (await start(lambda: web.json_response(build_demand(next(values), 0))),)
     assert [(await source.read_demand("default/qwen")).in_flight for _ in range(2)] == [1, 5]
+    assert asked == ["default/qwen"] * 2
 
 
 async def test_a_service_that_no_gateway_knows_does_not_exist(start: Start, source: GatewaySource) -> None:
@@ -89,9 +99,8 @@ async def test_without_a_gateway_nothing_is_known(source: GatewaySource, gateway
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (lambda: web.json_response({"services": {}, "synced": False}, status=503), "answers 503"),
-        (lambda: web.json_response({"services": {}, "synced": False}), "synced"),
-        (lambda: web.json_response({"synced": True}), "services"),
+        (lambda: web.json_response({"services": {}}, status=503), "answers 503"),
+        (lambda: web.json_response({}), "services"),
         (lambda: web.json_response(build_demand(-1, 0)), "greater than or equal to 0"),
         (lambda: web.Response(text="<html>"), "JSON"),
         (lambda: web.Response(status=302, headers={"Location": "http://127.0.0.1:1/"}), "answers 302"),
