@@ -146,7 +146,7 @@ class AsyncEngine:
     def check_admission(self, num_requests: int) -> None:
         """Raises what `open_generation` would raise now; to be asked before the work of tokenizing."""
         if self.state is State.DEAD:
-            raise EngineDead("the engine has stopped; this server is about to exit")
+            raise Unavailable("the engine has stopped; this server is about to exit")
         if self.state is not State.READY:
             raise Unavailable(f"the engine is {self.state}")
         limit = self._config.max_num_queued_requests + self._max_num_seqs
@@ -160,7 +160,7 @@ class AsyncEngine:
     def open_generation(self, requests: list[EngineRequest], timeout_seconds: float) -> Generation:
         """Hands the requests to the engine, all or none. After the timeout they end with DEADLINE, whatever it does.
 
-        Raises Unavailable, Overloaded, InvalidRequest or EngineDead.
+        Raises Unavailable, Overloaded or InvalidRequest.
         """
         self.check_admission(len(requests))
         generation = Generation([r.request_id for r in requests], timeout_seconds, self.abort)

@@ -12,9 +12,9 @@
     │   │   └── EncodedBody           415
     │   ├── Overloaded            the waiting queue is full: 429 + Retry-After
     │   ├── GenerationFailed      the engine could not go on with this request: 500
-    │   ├── Unavailable           starting, draining or going away: 503 + Retry-After
+    │   ├── Unavailable           starting, draining, going away or dead: 503 + Retry-After
     │   └── DeadlineExceeded      504
-    └── EngineDead            the engine loop has ended; every open request fails: 500
+    └── EngineDead            the engine loop ended while it worked on this request: 502
 
 Raised by core, models and the HTTP edge; `__main__` turns StartErrors into exit messages and
 `api/` turns RequestErrors into answers. Imports nothing.
@@ -87,7 +87,7 @@ class GenerationFailed(RequestError):
 
 
 class Unavailable(RequestError):
-    """The engine takes no requests now, or ends those it has: it is starting, draining or going away."""
+    """The engine takes no requests now, or ends those it has: it is starting, draining, going away or dead."""
 
 
 class DeadlineExceeded(RequestError):
@@ -95,4 +95,4 @@ class DeadlineExceeded(RequestError):
 
 
 class EngineDead(ConveyorEngineError):
-    """The engine loop has ended; nothing will be answered any more."""
+    """The engine loop ended while it worked on this request, which may be why. Every open request fails with it."""

@@ -53,7 +53,7 @@ class EngineRefused(Exception):
 
 
 class EngineLost(Exception):
-    """The connection broke before the answer's first byte: another engine may try, a few times."""
+    """The engine died before the answer's first byte (the connection broke, or 502): another may try, a few times."""
 
 
 class EngineBroke(Exception):
@@ -164,6 +164,8 @@ async def _begin(response: aiohttp.ClientResponse, holding: Holding) -> Answer:
         if response.status in (429, 503):
             # Its body is of no interest. One that has come with the headers leaves the connection open.
             raise EngineRefused(f"it answered {response.status}")
+        if response.status == 502:
+            raise EngineLost("it answered 502")
         if _is_event_stream(response):
             first = await response.content.read(_BUFFER_BYTES)
             return Answer(response, first, is_whole=False)

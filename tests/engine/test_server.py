@@ -165,7 +165,8 @@ def test_when_the_engine_is_killed_every_request_is_answered_and_the_server_exit
     os.kill(server.engine_pid, signal.SIGKILL)
     assert stream.finish().last["error"]["code"] == "engine_dead"
     for call in (whole.finish(), waiting.finish()):
-        assert call.status == 500
+        assert call.status == 502
+        assert call.last["error"]["code"] == "engine_dead"
         assert "SIGKILL" in call.last["error"]["message"]
     assert server.wait_exit() == 1
     assert server.termination() == {"reason": "EngineError", "message": "the engine process was ended by SIGKILL"}

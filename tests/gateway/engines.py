@@ -10,6 +10,7 @@ from aiohttp import web
 from tests.gateway.cluster import own_address
 
 Handle = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @dataclass(slots=True)
@@ -44,9 +45,7 @@ async def running_engine(handle: Handle, port: int = 0) -> AsyncIterator[Engine]
 
 
 @contextlib.asynccontextmanager
-async def running_raw_engine(
-    talk: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
-) -> AsyncIterator[int]:
+async def running_raw_engine(talk: Talk) -> AsyncIterator[int]:
     """A TCP server that reads one request per connection, then lets `talk` write what it likes; yields its port."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

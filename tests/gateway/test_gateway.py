@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 from openai import APIError, AsyncOpenAI
 from tests.gateway.cluster import own_address
-from tests.gateway.engines import answering, running_engine, running_raw_engine
+from tests.gateway.engines import Talk, answering, running_engine, running_raw_engine
 from tests.gateway.process import GatewayProcess
 from tests.gateway.stack import Stack
 
@@ -265,11 +265,19 @@ async def break_off(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) 
     writer.transport.abort()
 
 
+DEAD = b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 2\r\n\r\n{}"  # from a server whose engine process has died
+
+
+async def say_dead(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(DEAD)
+    await writer.drain()
+
+
 async def test_a_request_whose_engine_dies_before_the_first_byte_is_sent_again(
     stack: Stack, http: aiohttp.ClientSession
 ) -> None:
     head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-    answers = [b"", head, head + b"9\r\ndata: 1\n\n\r\n0\r\n\r\n"]
+    answers = [DEAD, head, head + b"9\r\ndata: 1\n\n\r\n0\r\n\r\n"]
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(answers.pop(0))
@@ -282,10 +290,11 @@ async def test_a_request_whose_engine_dies_before_the_first_byte_is_sent_again(
     assert stack.metric("retries_total", reason="lost") == 2
 
 
+@pytest.mark.parametrize("die", [break_off, say_dead])
 async def test_a_request_that_kills_engines_kills_three_of_them_at_most(
-    stack: Stack, http: aiohttp.ClientSession
+    stack: Stack, http: aiohttp.ClientSession, die: Talk
 ) -> None:
-    async with running_raw_engine(break_off) as port:
+    async with running_raw_engine(die) as port:
         await stack.add_engine(port)
         status, body, _ = await post(http, stack.completions)
     assert (status, body["error"]["code"]) == (502, "engine_lost")

@@ -31,7 +31,7 @@ _ANSWERS: tuple[tuple[type[ConveyorEngineError], int, str, str], ...] = (
     (Unavailable, 503, "server_error", "unavailable"),
     (DeadlineExceeded, 504, "server_error", "deadline_exceeded"),
     (GenerationFailed, 500, "server_error", "generation_failed"),
-    (EngineDead, 500, "server_error", "engine_dead"),
+    (EngineDead, 502, "server_error", "engine_dead"),
 )
 
 

@@ -1,0 +1,48 @@
+"""What an engine answers when it cannot is what the gateway understands: the engine's words, the gateway's client."""
+
+import pytest
+from aiohttp import web
+from multidict import CIMultiDict
+from tests.gateway.cluster import own_address
+from tests.gateway.engines import answering, running_engine
+
+from conveyor_engine.api.failures import failure_response
+from conveyor_engine.errors import (
+    ConveyorEngineError,
+    DeadlineExceeded,
+    EngineDead,
+    GenerationFailed,
+    InvalidRequest,
+    Overloaded,
+    Unavailable,
+)
+from conveyor_gateway.memory import Holding, Memory
+from conveyor_gateway.proxy import Answer, EngineClient, EngineLost, EngineRefused, EngineRequest
+
+
+async def ask(error: ConveyorEngineError) -> Answer:
+    """The gateway's view of an engine that fails like this."""
+    response = failure_response(error)
+    handle = answering(web.Response, status=response.status_code, body=bytes(response.body))
+    client = EngineClient()
+    try:
+        async with running_engine(handle) as engine:
+            holding = Holding(Memory(1 << 20), "default/qwen")
+            request = EngineRequest("/v1/completions", CIMultiDict(), b"{}", holding)
+            return await client.ask(f"{own_address()}:{engine.port}", request, 10)
+    finally:
+        await client.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "means"),
+    [(Overloaded(""), EngineRefused), (Unavailable(""), EngineRefused), (EngineDead(""), EngineLost)],
+)
+async def test_an_engine_that_cannot_sends_the_request_back(error: ConveyorEngineError, means: type[Exception]) -> None:
+    with pytest.raises(means):
+        await ask(error)
+
+
+@pytest.mark.parametrize("error", [InvalidRequest(""), GenerationFailed(""), DeadlineExceeded("")])
+async def test_an_engines_verdict_on_a_request_is_the_clients(error: ConveyorEngineError) -> None:
+    assert (await ask(error)).status == failure_response(error).status_code
