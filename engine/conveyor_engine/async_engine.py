@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import cast
 
 from conveyor_engine.cgroup import count_oom_kills
 from conveyor_engine.config import EngineConfig
@@ -85,6 +86,7 @@ class AsyncEngine:
         self._stuck_seconds = STEP_STUCK_SECONDS
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
+        self._reader_end: asyncio.StreamWriter | None = None  # never written to
         self._reading: asyncio.Task[None] | None = None
         self._oom_kills_before = count_oom_kills()
 
@@ -100,24 +102,30 @@ class AsyncEngine:
                 start_new_session=True,  # a terminal's Ctrl-C is for the server, which then drains
             )  # fmt: skip
         _log.info("event=engine_process_started pid=%d", self._process.pid)
-        reader, self._writer = await asyncio.open_connection(sock=ours)
+        # Two transports for the one socket: a write that fails closes its own, and the last words can still be read.
+        _, self._writer = await asyncio.open_connection(sock=ours)
+        cast(asyncio.ReadTransport, self._writer.transport).pause_reading()
+        reader, self._reader_end = await asyncio.open_connection(sock=ours.dup())
         self._send(Start(self._config))
         self._last_heartbeat = time.monotonic()
         self._reading = asyncio.create_task(self._read(reader))
 
     async def stop(self) -> None:
         """Ends the process: it leaves when its socket closes, and is killed if it does not."""
-        if self._writer is None or self._reading is None:
+        if self._reading is None:
             return
         self._reading.cancel()  # from here on its end is no death
         with contextlib.suppress(asyncio.CancelledError):
             await self._reading
-        self._writer.close()
         await self._reap()
 
     async def _reap(self) -> int:
-        """The process's exit code. It has no socket any more, so it leaves; if it does not, it is killed."""
+        """The process's exit code. It leaves when it has no socket any more; if it does not, it is killed."""
         assert self._process is not None
+        assert self._writer is not None
+        assert self._reader_end is not None
+        self._writer.close()
+        self._reader_end.close()
         try:
             return await asyncio.wait_for(self._process.wait(), _STOP_SECONDS)
         except TimeoutError:
@@ -205,18 +213,26 @@ class AsyncEngine:
 
     def _send(self, message: ToEngine) -> None:
         assert self._writer is not None
-        self._writer.write(encode_frame(message))
+        if not self._writer.is_closing():  # else it is dying, and everybody will hear of it
+            self._writer.write(encode_frame(message))
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        """Takes in what the engine says, to the end: then it is dead."""
-        frames = FrameReader()
+        """Takes in what the engine says. However that ends, the engine is dead then."""
         try:
-            while data := await reader.read(_READ_BYTES):
-                for payload in frames.feed(data):
-                    self._take(from_engine_decoder.decode(payload))
+            await self._take_all(reader)
         except OSError:
             pass  # a reset is an end
+        except Exception as error:
+            _log.exception("event=engine_not_understood")
+            self.death = Death("EngineError", f"the engine was not understood: {type(error).__name__}: {error}")
+        self.state = State.DEAD
         self._die(await self._reap())
+
+    async def _take_all(self, reader: asyncio.StreamReader) -> None:
+        frames = FrameReader()
+        while data := await reader.read(_READ_BYTES):
+            for payload in frames.feed(data):
+                self._take(from_engine_decoder.decode(payload))
 
     def _take(self, message: FromEngine) -> None:
         match message:
@@ -264,7 +280,6 @@ class AsyncEngine:
         """Every open request fails now."""
         if self.death is None:
             self.death = self._explain(exit_code)
-        self.state = State.DEAD
         self.fail_all(EngineDead(f"the engine stopped while working on this request: {self.death.message}"))
         self.dead.set()
 

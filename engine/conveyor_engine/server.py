@@ -53,12 +53,14 @@ async def serve(config: EngineConfig, tokenizer: Tokenizer, model_name: str) -> 
     stopping = _catch_signals()
     await engine.start()
     serving = asyncio.create_task(server.serve([listener]))
+    served = asyncio.Event()
+    serving.add_done_callback(lambda _: served.set())
     _log.info("event=listening host=%s port=%d model=%s", config.host, listener.getsockname()[1], model_name)
     try:
-        await _until_stopped(engine, stopping, config.drain_timeout_seconds)
-    finally:
+        await _until_stopped(engine, stopping, served, config.drain_timeout_seconds)
         server.should_exit = True
         await serving
+    finally:
         await engine.stop()
         threads.shutdown(wait=False, cancel_futures=True)
     return engine.death
@@ -93,14 +95,16 @@ def _catch_signals() -> _Stopping:
     return stopping
 
 
-async def _until_stopped(engine: AsyncEngine, stopping: _Stopping, drain_seconds: float) -> None:
+async def _until_stopped(
+    engine: AsyncEngine, stopping: _Stopping, served: asyncio.Event, drain_seconds: float
+) -> None:
     """Returns when nothing is left to wait for; open requests have had their last word by then."""
-    if await _first(stopping.asked, engine.dead) is engine.dead:
+    if await _first(stopping.asked, engine.dead, served) is not stopping.asked:
         return
     _log.info("event=draining open=%d timeout_seconds=%g", engine.num_open, drain_seconds)
     engine.begin_drain()
-    first = await _first(engine.idle, stopping.insisted, engine.dead, timeout_seconds=drain_seconds)
-    if first is not engine.idle and first is not engine.dead:
+    first = await _first(engine.idle, stopping.insisted, engine.dead, served, timeout_seconds=drain_seconds)
+    if first is None or first is stopping.insisted:
         _log.warning("event=drain_ended_early open=%d", engine.num_open)
         engine.fail_all(Unavailable("the engine is going away and ended this request; send it again"))
     _log.info("event=drained")

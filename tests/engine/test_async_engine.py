@@ -1,11 +1,58 @@
-"""What the HTTP side makes of the engine process's word, without the process."""
+"""The engine as the HTTP side sees it: a real engine process or its words alone, without a server."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 import pytest
-from tests.engine.builders import make_facts
+from tests.engine.builders import make_facts, make_request
 
-from conveyor_engine.async_engine import STEP_STUCK_SECONDS, AsyncEngine
+from conveyor_engine.async_engine import STEP_STUCK_SECONDS, AsyncEngine, State
 from conveyor_engine.config import EngineConfig
-from conveyor_engine.messages import Heartbeat, Ready
+from conveyor_engine.errors import EngineDead, Unavailable
+from conveyor_engine.messages import Drain, Heartbeat, Ready, Step
+
+
+@asynccontextmanager
+async def running(
+    model: Path, on_step: Callable[[Step], None] = lambda _: None, device: str = "cpu"
+) -> AsyncIterator[AsyncEngine]:
+    """A started engine; it loads yet."""
+    config = EngineConfig(model=str(model), device=device, dtype="float32", num_kv_blocks=1024, warmup=False)  # type: ignore[arg-type]
+    engine = AsyncEngine(config, on_step)
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.stop()
+
+
+async def test_an_engine_that_is_not_understood_is_dead_and_its_requests_hear_it(chat_model: Path) -> None:
+    def fail(_: Step) -> None:
+        raise ValueError("who could have known")
+
+    async with running(chat_model, fail) as engine:
+        while engine.state is State.STARTING:  # noqa: ASYNC110  a state has no event
+            await asyncio.sleep(0.05)
+        async with engine.open_generation([make_request(max_tokens=1000)], 100) as generation:
+            with pytest.raises(EngineDead, match="who could have known"):
+                _ = [batch async for batch in generation.batches()]
+        assert engine.dead.is_set()
+        with pytest.raises(Unavailable, match="has stopped"):
+            engine.check_admission(1)
+
+
+async def test_what_a_dying_engine_says_is_heard_although_nobody_listens_to_it(chat_model: Path) -> None:
+    async with running(chat_model, device="cuda") as engine:
+        assert engine._process is not None
+        with suppress(ChildProcessError):  # asyncio was faster
+            os.waitid(os.P_PID, engine._process.pid, os.WEXITED | os.WNOWAIT)  # blocks the event loop
+        engine._send(Drain())
+        await engine.dead.wait()
+        assert engine.death is not None
+        assert engine.death.reason == "NoDevice"
 
 
 @pytest.mark.parametrize(
