@@ -1,7 +1,8 @@
 """`serve`: the HTTP server and the engine process from start to exit code. Called by `__main__`.
 
-SIGTERM: not ready any more, running requests go on for up to drain_timeout_seconds, then exit 0. A second SIGTERM
-(or SIGINT) ends them at once. When the engine dies, every open request is answered, then the exit code is 1.
+SIGTERM: not ready any more, running requests go on for up to drain_timeout_seconds, the reading of their answers
+included, then exit 0. A second SIGTERM (or SIGINT) ends them at once. When the engine dies, every open request is
+answered, then the exit code is 1.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ from conveyor_engine.errors import ConfigError, Unavailable
 from conveyor_engine.metrics import EngineMetrics
 from conveyor_engine.tokenizer import Tokenizer
 
-_FLUSH_SECONDS = 5  # for answers that are complete to reach their clients
+_FLUSH_SECONDS = 5.0  # for last words to reach their clients
 _TOKENIZER_THREADS = 2
 _log = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ async def serve(config: EngineConfig, tokenizer: Tokenizer, model_name: str) -> 
     server = _Server(
         uvicorn.Config(
             build_app(edge), http="httptools", loop="uvloop", lifespan="off", log_config=None, access_log=False,
-            server_header=False, timeout_keep_alive=75, timeout_graceful_shutdown=_FLUSH_SECONDS,
+            server_header=False, timeout_keep_alive=75,
         )
     )  # fmt: skip
     stopping = _catch_signals()
@@ -57,8 +58,7 @@ async def serve(config: EngineConfig, tokenizer: Tokenizer, model_name: str) -> 
     serving.add_done_callback(lambda _: served.set())
     _log.info("event=listening host=%s port=%d model=%s", config.host, listener.getsockname()[1], model_name)
     try:
-        await _until_stopped(engine, stopping, served, config.drain_timeout_seconds)
-        server.should_exit = True
+        await _until_stopped(engine, server, served, stopping, config.drain_timeout_seconds)
         await serving
     finally:
         await engine.stop()
@@ -96,15 +96,29 @@ def _catch_signals() -> _Stopping:
 
 
 async def _until_stopped(
-    engine: AsyncEngine, stopping: _Stopping, served: asyncio.Event, drain_seconds: float
+    engine: AsyncEngine, server: _Server, served: asyncio.Event, stopping: _Stopping, drain_seconds: float
 ) -> None:
-    """Returns when nothing is left to wait for; open requests have had their last word by then."""
-    if await _first(stopping.asked, engine.dead, served) is not stopping.asked:
-        return
+    """Returns when the server has ended, or will: open requests have had their last word, and no client is left."""
+    if await _first(stopping.asked, engine.dead, served) is stopping.asked:
+        await _drain(engine, server, served, stopping, drain_seconds)
+    server.should_exit = True
+    await _first(served, timeout_seconds=_FLUSH_SECONDS)
+    for connection in list(server.server_state.connections):
+        connection.transport.abort()
+
+
+async def _drain(
+    engine: AsyncEngine, server: _Server, served: asyncio.Event, stopping: _Stopping, drain_seconds: float
+) -> None:
+    """Returns when every client has its answer, or when the time is over and the requests still open have failed."""
     _log.info("event=draining open=%d timeout_seconds=%g", engine.num_open, drain_seconds)
+    end = time.monotonic() + drain_seconds
     engine.begin_drain()
     first = await _first(engine.idle, stopping.insisted, engine.dead, served, timeout_seconds=drain_seconds)
-    if first is None or first is stopping.insisted:
+    if first is engine.idle:
+        server.should_exit = True  # what remains is for clients that read slowly
+        await _first(served, stopping.insisted, timeout_seconds=max(0.0, end - time.monotonic()))
+    elif first is None or first is stopping.insisted:
         _log.warning("event=drain_ended_early open=%d", engine.num_open)
         engine.fail_all(Unavailable("the engine is going away and ended this request; send it again"))
     _log.info("event=drained")
