@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import cast
@@ -80,7 +80,7 @@ class AsyncEngine:
         self.idle = asyncio.Event()  # no generation is open
         self.idle.set()
         self._generations: dict[str, Generation] = {}  # by request id, while the engine owes outputs
-        self._num_sent = self._num_added = 0
+        self._num_sent = self._num_added = self._num_held = 0
         self._last_heartbeat = time.monotonic()
         self._step_seconds = 0.0
         self._stuck_seconds = STEP_STUCK_SECONDS
@@ -151,8 +151,18 @@ class AsyncEngine:
         """Requests without a place in the batch, those on their way to the engine included."""
         return self.stats.num_waiting + max(0, self._num_sent - self._num_added)
 
+    @contextlib.contextmanager
+    def hold_place(self) -> Iterator[None]:
+        """A place for a request that is still being read: it counts as open. Raises as `check_admission`."""
+        self._num_held += 1
+        try:
+            self.check_admission(1)
+            yield
+        finally:
+            self._num_held -= 1
+
     def check_admission(self, num_requests: int) -> None:
-        """Raises what `open_generation` would raise now; to be asked before the work of tokenizing."""
+        """Raises what `open_generation` would raise now. For the holder of a place, before the work of tokenizing."""
         if self.state is State.DEAD:
             raise Unavailable("the engine has stopped; this server is about to exit")
         if self.state is not State.READY:
@@ -162,11 +172,12 @@ class AsyncEngine:
             raise InvalidRequest(
                 f"prompts x n is {num_requests}, more than the {limit} this engine ever takes at once", param="n"
             )
-        if len(self._generations) + num_requests > limit:
-            raise Overloaded(f"{len(self._generations)} requests are running or waiting already; try again later")
+        others = len(self._generations) + self._num_held - 1
+        if others + num_requests > limit:
+            raise Overloaded(f"{others} requests are arriving, waiting or running already; try again later")
 
     def open_generation(self, requests: list[EngineRequest], timeout_seconds: float) -> Generation:
-        """Hands the requests to the engine, all or none. After the timeout they end with DEADLINE, whatever it does.
+        """Hands a place's requests to the engine, all or none. After the timeout they end with DEADLINE in any case.
 
         Raises Unavailable, Overloaded or InvalidRequest.
         """

@@ -61,6 +61,7 @@ async def serve(config: EngineConfig, tokenizer: Tokenizer, model_name: str) -> 
         await _until_stopped(engine, server, served, stopping, config.drain_timeout_seconds)
         await serving
     finally:
+        listener.close()
         await engine.stop()
         threads.shutdown(wait=False, cancel_futures=True)
     return engine.death

@@ -36,12 +36,14 @@ async def test_an_engine_that_is_not_understood_is_dead_and_its_requests_hear_it
     async with running(chat_model, fail) as engine:
         while engine.state is State.STARTING:  # noqa: ASYNC110  a state has no event
             await asyncio.sleep(0.05)
-        async with engine.open_generation([make_request(max_tokens=1000)], 100) as generation:
+        with engine.hold_place():
+            generation = engine.open_generation([make_request(max_tokens=1000)], 100)
+        async with generation:
             with pytest.raises(EngineDead, match="who could have known"):
                 _ = [batch async for batch in generation.batches()]
         assert engine.dead.is_set()
-        with pytest.raises(Unavailable, match="has stopped"):
-            engine.check_admission(1)
+        with pytest.raises(Unavailable, match="has stopped"), engine.hold_place():
+            pass
 
 
 async def test_what_a_dying_engine_says_is_heard_although_nobody_listens_to_it(chat_model: Path) -> None:

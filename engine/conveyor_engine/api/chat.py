@@ -1,6 +1,5 @@
 """POST /v1/chat/completions."""
 
-import asyncio
 import time
 
 import msgspec
@@ -8,8 +7,8 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 
 from conveyor_engine.api.choice import Delta
-from conveyor_engine.api.edge import Edge, edge_of, read_body, timeout_seconds
-from conveyor_engine.api.generated import GeneratedResponse, Usage
+from conveyor_engine.api.edge import Edge
+from conveyor_engine.api.generated import GeneratedResponse, Usage, generate
 from conveyor_engine.api.logprobs import ChatLogprobs, chat_logprobs
 from conveyor_engine.api.prepare import Prepared, model_facts, parse_body, prepare
 from conveyor_engine.api.schemas import ChatRequest
@@ -109,20 +108,15 @@ class ChatFormat:
 
 async def create_chat_completion(request: Request) -> GeneratedResponse:
     """Answers the conversation, `n` times."""
-    edge = edge_of(request)
-    timeout = timeout_seconds(request, edge.config.request_timeout_seconds)
-    body = await read_body(request)
-    edge.engine.check_admission(1)
-    fields, prepared = await asyncio.get_running_loop().run_in_executor(edge.threads, _prepare, edge, body)
-    return GeneratedResponse(edge, prepared, ChatFormat(edge, prepared, with_logprobs=bool(fields.logprobs)), timeout)
+    return await generate(request, _prepare)
 
 
-def _prepare(edge: Edge, body: bytes) -> tuple[ChatRequest, Prepared]:
+def _prepare(edge: Edge, body: bytes, arrival: float) -> tuple[Prepared, ChatFormat]:
     fields = parse_body(edge, ChatRequest, body)
     messages = [message.for_template() for message in fields.messages]
     prompt = edge.tokenizer.encode_chat(messages, model_facts(edge).max_model_len)
     prepared = prepare(
         edge, fields, [prompt], max_tokens=fields.max_completion_tokens or fields.max_tokens,
-        top_logprobs=fields.top_logprobs_wanted(), id_prefix="chatcmpl",
+        top_logprobs=fields.top_logprobs_wanted(), arrival=arrival, id_prefix="chatcmpl",
     )  # fmt: skip
-    return fields, prepared
+    return prepared, ChatFormat(edge, prepared, with_logprobs=bool(fields.logprobs))

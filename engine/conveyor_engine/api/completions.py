@@ -1,6 +1,5 @@
 """POST /v1/completions."""
 
-import asyncio
 import time
 
 import msgspec
@@ -8,8 +7,8 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 
 from conveyor_engine.api.choice import Delta
-from conveyor_engine.api.edge import Edge, edge_of, read_body, timeout_seconds
-from conveyor_engine.api.generated import GeneratedResponse, Usage
+from conveyor_engine.api.edge import Edge
+from conveyor_engine.api.generated import GeneratedResponse, Usage, generate
 from conveyor_engine.api.logprobs import CompletionLogprobs, completion_logprobs
 from conveyor_engine.api.prepare import Prepared, model_facts, parse_body, prepare
 from conveyor_engine.api.schemas import CompletionRequest
@@ -72,21 +71,16 @@ class CompletionFormat:
 
 async def create_completion(request: Request) -> GeneratedResponse:
     """Continues each prompt, `n` times."""
-    edge = edge_of(request)
-    timeout = timeout_seconds(request, edge.config.request_timeout_seconds)
-    body = await read_body(request)
-    edge.engine.check_admission(1)
-    fields, prepared = await asyncio.get_running_loop().run_in_executor(edge.threads, _prepare, edge, body)
-    return GeneratedResponse(edge, prepared, CompletionFormat(edge, prepared, fields.logprobs), timeout)
+    return await generate(request, _prepare)
 
 
-def _prepare(edge: Edge, body: bytes) -> tuple[CompletionRequest, Prepared]:
+def _prepare(edge: Edge, body: bytes, arrival: float) -> tuple[Prepared, CompletionFormat]:
     fields = parse_body(edge, CompletionRequest, body)
     longest = model_facts(edge).max_model_len
     edge.engine.check_admission(len(fields.prompt) * fields.choices_per_prompt())
     prompts = [edge.tokenizer.encode(p, longest) if isinstance(p, str) else p for p in fields.prompt]
     prepared = prepare(
         edge, fields, prompts, max_tokens=fields.max_tokens or MAX_TOKENS_DEFAULT, top_logprobs=fields.logprobs,
-        id_prefix="cmpl",
+        arrival=arrival, id_prefix="cmpl",
     )  # fmt: skip
-    return fields, prepared
+    return prepared, CompletionFormat(edge, prepared, fields.logprobs)

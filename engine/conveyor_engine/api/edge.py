@@ -9,11 +9,12 @@ from starlette.requests import ClientDisconnect, Request
 
 from conveyor_engine.async_engine import AsyncEngine
 from conveyor_engine.config import EngineConfig
-from conveyor_engine.errors import BodyTooLarge, BodyTooSlow, EncodedBody, InvalidRequest
+from conveyor_engine.errors import BodyTooLarge, BodyTooSlow, EncodedBody, InvalidRequest, UnknownModel
 from conveyor_engine.metrics import EngineMetrics
 from conveyor_engine.tokenizer import Tokenizer
 
-BODY_BYTES_MAX = 16 * 2**20
+BODY_BYTES_PER_TOKEN = 32  # of the context: ample for ids and for text in any script, even escaped
+BODY_BYTES_FLOOR = 2**20  # in a short context too there is room for many messages, or prompts
 BODY_SECONDS_MAX = 60.0
 TIMEOUT_HEADER = "X-Request-Timeout-Seconds"
 
@@ -37,21 +38,32 @@ def edge_of(request: Request) -> Edge:
     return edge
 
 
-async def read_body(request: Request) -> bytes:
+def check_model(edge: Edge, name: str) -> None:
+    """Raises UnknownModel if requests call this engine's model otherwise."""
+    if name != edge.model_name:
+        raise UnknownModel(f"the model {name!r} is not served here; {edge.model_name!r} is", param="model")
+
+
+def body_bytes_max(max_model_len: int) -> int:
+    """The longest body worth reading: reading and validating one takes memory and time in proportion to it."""
+    return max(BODY_BYTES_FLOOR, BODY_BYTES_PER_TOKEN * max_model_len)
+
+
+async def read_body(request: Request, max_bytes: int) -> bytes:
     """The whole body. Raises InvalidRequest, or one of its kinds for bodies."""
     encoding = request.headers.get("content-encoding", "identity")
     if encoding != "identity":
         raise EncodedBody(f"the body has Content-Encoding {encoding!r}; send it uncompressed")
     declared = request.headers.get("content-length", "0")
-    too_large = BodyTooLarge(f"the body is longer than {BODY_BYTES_MAX} bytes")
-    if declared.isdigit() and int(declared) > BODY_BYTES_MAX:
+    too_large = BodyTooLarge(f"the body is longer than {max_bytes} bytes, the most that this model's context needs")
+    if declared.isdigit() and int(declared) > max_bytes:
         raise too_large
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_SECONDS_MAX):
             async for piece in request.stream():
                 body += piece
-                if len(body) > BODY_BYTES_MAX:
+                if len(body) > max_bytes:
                     raise too_large
     except TimeoutError:
         raise BodyTooSlow(f"the body did not arrive within {BODY_SECONDS_MAX:g} s") from None

@@ -1,26 +1,28 @@
-"""The response to a generating request: hands it to the engine, then answers whole or as server-sent events.
+"""A generating request from its arrival to its answer, whole or as server-sent events.
 
-Used by `completions` and `chat`, whose Format makes the JSON. Whatever happens, exactly one answer ends: a whole
-body, a stream that closes with [DONE], an error status, or an error event in a stream that had begun. A client
-that leaves ends its request in the engine, streamed or not.
+Used by `completions` and `chat`, which make engine requests of a body and JSON of what comes back. Whatever happens,
+exactly one answer ends: a whole body, a stream that closes with [DONE], an error status, or an error event in a stream
+that had begun. A client that leaves ends its request in the engine, streamed or not.
 """
 
 import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
 import msgspec
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from conveyor_engine.api.choice import Choice, Delta
-from conveyor_engine.api.edge import Edge
+from conveyor_engine.api.edge import Edge, body_bytes_max, edge_of, read_body, timeout_seconds
 from conveyor_engine.api.failures import failure_body
-from conveyor_engine.api.prepare import Prepared
+from conveyor_engine.api.prepare import Prepared, model_facts
 from conveyor_engine.errors import ConveyorEngineError
+from conveyor_engine.generation import Generation
 from conveyor_engine.request import RequestOutput
 
 _log = logging.getLogger(__name__)
@@ -54,15 +56,34 @@ class Format(Protocol):
         """The one body; `deltas[i]` are choice i's."""
 
 
+async def generate(
+    request: Request, prepare: Callable[[Edge, bytes, float], tuple[Prepared, Format]]
+) -> "GeneratedResponse":
+    """Hands the request to the engine. `prepare` gets the body and time.monotonic() at its arrival, in a thread.
+
+    From before its body is read the request holds a place: so many bodies at most are here at a time. Its time runs
+    from then on too.
+    """
+    arrival = time.monotonic()
+    edge = edge_of(request)
+    timeout = timeout_seconds(request, edge.config.request_timeout_seconds)
+    with edge.engine.hold_place():
+        body = await read_body(request, body_bytes_max(model_facts(edge).max_model_len))
+        work = asyncio.get_running_loop().run_in_executor(edge.threads, prepare, edge, body, arrival)
+        prepared, answer_format = await work
+        generation = edge.engine.open_generation(prepared.requests, arrival + timeout - time.monotonic())
+    return GeneratedResponse(edge, prepared, answer_format, generation)
+
+
 class GeneratedResponse(Response):
     """An answer that is made while it is sent."""
 
-    def __init__(self, edge: Edge, prepared: Prepared, answer_format: Format, timeout_seconds: float) -> None:
+    def __init__(self, edge: Edge, prepared: Prepared, answer_format: Format, generation: Generation) -> None:
         super().__init__()
         self._edge = edge
         self._prepared = prepared
         self._format = answer_format
-        self._deadline = time.monotonic() + timeout_seconds
+        self._generation = generation
         self._choices = [
             Choice(index, request, prepared.stop, edge.tokenizer, edge.metrics)
             for index, request in enumerate(prepared.requests)
@@ -70,6 +91,10 @@ class GeneratedResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Errors before the first byte are raised, for the app's handlers to answer."""
+        async with self._generation:
+            await self._answer_or_leave(receive, send)
+
+    async def _answer_or_leave(self, receive: Receive, send: Send) -> None:
         work = asyncio.create_task(self._answer(send))
         watch = asyncio.create_task(_client_left(receive))
         try:
@@ -85,16 +110,13 @@ class GeneratedResponse(Response):
                     await task
 
     async def _answer(self, send: Send) -> None:
-        edge, prepared = self._edge, self._prepared
-        generation = edge.engine.open_generation(prepared.requests, self._deadline - time.monotonic())
-        for request in prepared.requests:
-            edge.metrics.observe_prompt(len(request.prompt_token_ids), request.sampling_params.max_tokens)
-        async with generation:
-            deltas = self._deltas(generation.batches())
-            if prepared.stream:
-                await self._send_stream(deltas, send)
-            else:
-                await self._send_whole(deltas, send)
+        for request in self._prepared.requests:
+            self._edge.metrics.observe_prompt(len(request.prompt_token_ids), request.sampling_params.max_tokens)
+        deltas = self._deltas(self._generation.batches())
+        if self._prepared.stream:
+            await self._send_stream(deltas, send)
+        else:
+            await self._send_whole(deltas, send)
 
     async def _deltas(self, batches: AsyncIterator[list[RequestOutput]]) -> AsyncIterator[list[Delta]]:
         """What is new, batch by batch, until every choice is finished."""

@@ -3,7 +3,6 @@
 Used by `completions` and `chat`, which differ only in how they get the prompts. No I/O, no asyncio.
 """
 
-import time
 import uuid
 from dataclasses import dataclass
 from typing import TypeVar
@@ -11,10 +10,10 @@ from typing import TypeVar
 import msgspec
 from pydantic import ValidationError
 
-from conveyor_engine.api.edge import Edge
+from conveyor_engine.api.edge import Edge, check_model
 from conveyor_engine.api.failures import invalid_request
 from conveyor_engine.api.schemas import SamplingFields
-from conveyor_engine.errors import InvalidRequest, Unavailable, UnknownModel
+from conveyor_engine.errors import InvalidRequest, Unavailable
 from conveyor_engine.request import EngineRequest, ModelFacts, SamplingParams
 from conveyor_engine.tokenizer import too_long
 
@@ -40,8 +39,8 @@ def parse_body(edge: Edge, schema: type[Fields], body: bytes) -> Fields:
         fields = schema.model_validate_json(body)
     except ValidationError as error:
         raise invalid_request(error) from None
-    if fields.model is not None and fields.model != edge.model_name:
-        raise UnknownModel(f"the model {fields.model!r} is not served here; {edge.model_name!r} is", param="model")
+    if fields.model is not None:
+        check_model(edge, fields.model)
     return fields
 
 
@@ -54,11 +53,10 @@ def model_facts(edge: Edge) -> ModelFacts:
 
 def prepare(
     edge: Edge, fields: SamplingFields, prompts: list[list[int]], *, max_tokens: int | None, top_logprobs: int | None,
-    id_prefix: str,
+    arrival: float, id_prefix: str,
 ) -> Prepared:  # fmt: skip
     """Engine requests for every prompt and choice; `max_tokens` None = what the context leaves. InvalidRequest."""
     facts = model_facts(edge)
-    now = time.monotonic()
     request_id = f"{id_prefix}-{uuid.uuid4().hex}"
     requests: list[EngineRequest] = []
     for prompt in prompts:
@@ -70,7 +68,7 @@ def prepare(
                     request_id=f"{request_id}-{len(requests)}",
                     prompt_token_ids=prompt,
                     sampling_params=_for_choice(params, choice),
-                    arrival_time=now,
+                    arrival_time=arrival,
                 )
             )
     return Prepared(

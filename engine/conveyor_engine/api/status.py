@@ -4,9 +4,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from conveyor_engine.api.edge import Edge, edge_of
+from conveyor_engine.api.edge import Edge, check_model, edge_of
 from conveyor_engine.async_engine import State
-from conveyor_engine.errors import UnknownModel
 
 
 def _json(content: object, status: int = 200) -> Response:
@@ -21,9 +20,7 @@ async def list_models(request: Request) -> Response:
 async def get_model(request: Request) -> Response:
     """GET /v1/models/{id}; ids may contain slashes. Raises UnknownModel."""
     edge = edge_of(request)
-    name = request.path_params["model"]
-    if name != edge.model_name:
-        raise UnknownModel(f"the model {name!r} is not served here; {edge.model_name!r} is", param="model")
+    check_model(edge, request.path_params["model"])
     return _json(_model(edge))
 
 
