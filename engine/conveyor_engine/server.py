@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 import uvicorn
 
 from conveyor_engine.api.app import build_app
+from conveyor_engine.api.connection import Connection
 from conveyor_engine.api.edge import Edge
 from conveyor_engine.async_engine import AsyncEngine, Death
 from conveyor_engine.config import EngineConfig
@@ -47,7 +48,7 @@ async def serve(config: EngineConfig, tokenizer: Tokenizer, model_name: str) -> 
     edge = Edge(config, model_name, engine, tokenizer, metrics, threads, int(time.time()))
     server = _Server(
         uvicorn.Config(
-            build_app(edge), http="httptools", loop="uvloop", lifespan="off", log_config=None, access_log=False,
+            build_app(edge), http=Connection, loop="uvloop", lifespan="off", log_config=None, access_log=False,
             server_header=False, timeout_keep_alive=75,
         )
     )  # fmt: skip

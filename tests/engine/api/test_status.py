@@ -1,7 +1,9 @@
 """Probes, metrics, models and what surrounds every answer, on a real server."""
 
 import re
+import socket
 
+import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.engine.processes import EngineServer
@@ -72,15 +74,40 @@ def test_an_unknown_path_and_a_wrong_method_are_errors_in_openais_form(server: E
 
 
 def test_a_body_too_long_is_refused(server: EngineServer) -> None:
-    response = server.post("/v1/completions", b" " * (16 * 2**20 + 1))
+    response = server.post("/v1/completions", b" " * (2**20 + 1))
     assert response.status_code == 413
     assert response.json()["error"]["code"] == "request_too_large"
 
 
 def test_a_body_too_long_that_does_not_say_so_is_refused(server: EngineServer) -> None:
-    pieces = (b" " * 2**20 for _ in range(17))
+    pieces = (b" " * 2**16 for _ in range(17))
     response = server.client.post(server.url + "/v1/completions", content=pieces)
     assert response.status_code == 413
+
+
+def test_headers_too_long_are_refused(server: EngineServer) -> None:
+    response = httpx.get(server.url + "/livez", headers={"X-A": "a" * 2**16})
+    assert (response.status_code, response.json()["error"]["code"]) == (431, "headers_too_large")
+
+
+def test_headers_without_an_end_are_refused(server: EngineServer) -> None:
+    with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=60) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nX-A: ")
+        for _ in range(2):
+            connection.sendall(b"a" * 2**15)
+        assert connection.recv(1000).startswith(b"HTTP/1.1 431 ")
+
+
+def test_what_is_no_http_is_told_so(server: EngineServer) -> None:
+    with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=60) as connection:
+        connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+        assert connection.recv(1000).startswith(b"HTTP/1.1 400 ")
+
+
+def test_long_bodies_on_one_connection_are_no_headers(server: EngineServer) -> None:
+    for _ in range(2):
+        assert server.post("/v1/completions", b"{" + b" " * 2**19).status_code == 400
+    assert server.get("/livez").status_code == 200
 
 
 def test_a_compressed_body_is_refused(server: EngineServer) -> None:
