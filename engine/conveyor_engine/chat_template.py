@@ -32,7 +32,9 @@ class ChatTemplate:
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """The prompt that asks for the next assistant message. Raises InvalidRequest if the template refuses."""
         try:
-            return self._template.render(**self._special_tokens, messages=messages, add_generation_prompt=True)
+            return self._template.render(
+                **self._special_tokens, messages=messages, tools=None, documents=None, add_generation_prompt=True
+            )
         except (jinja2.TemplateError, TypeError, ValueError, KeyError, IndexError) as error:
             raise InvalidRequest(
                 f"the model's chat template refuses these messages: {error}", param="messages"
