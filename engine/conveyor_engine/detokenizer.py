@@ -35,9 +35,13 @@ class Detokenizer:
         self._search_from = 0
 
     @property
-    def starts(self) -> list[int]:
-        """Where each token's text begins, in characters of the answer."""
-        return [0, *self._ends[:-1]] if self._ends else []
+    def num_tokens(self) -> int:
+        """Tokens taken, up to the one that completed a stop string."""
+        return len(self._ends)
+
+    def start(self, index: int) -> int:
+        """Where a token's text begins, in characters of the answer."""
+        return self._ends[index - 1] if index else 0
 
     def push(self, token_ids: Sequence[int]) -> Piece:
         """Takes the next tokens; after a stop string was found the rest of them is ignored."""
@@ -51,8 +55,10 @@ class Detokenizer:
         return self._show(len(self._text) - self._held_back())
 
     def finish(self) -> Piece:
-        """All that was held back: no more tokens will come. An unfinished character is left out."""
-        return self._show(len(self._text))
+        """All that was held back: no more tokens will come. An unfinished character is a replacement character."""
+        self._text += self._stream.finish()
+        cut = self._find_stop()
+        return self._show(len(self._text)) if cut is None else self._show(cut, stopped=True)
 
     def _find_stop(self) -> int | None:
         """Where the first stop string begins."""
@@ -76,7 +82,7 @@ class Detokenizer:
         text, before = self._text[self._shown : end], self._shown_tokens
         while self._shown_tokens < len(self._ends) and self._ends[self._shown_tokens] <= end:
             self._shown_tokens += 1
-        if stopped and self._shown_tokens < len(self._ends) and self.starts[self._shown_tokens] < end:
+        if stopped and self._shown_tokens < len(self._ends) and self.start(self._shown_tokens) < end:
             self._shown_tokens += 1  # the stop string begins within this token
         self._shown = end
         return Piece(text, self._shown_tokens - before, stopped)

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as _FastTokenizer
-from tokenizers.decoders import DecodeStream
 
 from conveyor_engine.chat_template import ChatTemplate
 from conveyor_engine.errors import InvalidRequest, ModelError
 
 _PROMPT_TAIL_TOKENS = 6  # enough left context for a decoder to tell whether a space or a byte continues
+_UNFINISHED_TOKENS_MAX = 3  # a character has at most four bytes, and each token of it at least one
+_REPLACEMENT = "\ufffd"  # what bytes that are no text, or not yet, decode to
 
 
 class Tokenizer:
@@ -76,19 +77,49 @@ class Tokenizer:
 
 
 class TextStream:
-    """One answer's tokens to text, piece by piece, never half a character. Special tokens are left out."""
+    """One answer's tokens to text, piece by piece, never half a character. Special tokens are left out.
+
+    As `tokenizers.decoders.DecodeStream` does it: the new text is what tokens add to the text of those before them.
+    But what cannot become a character any more is not waited for: no more than three tokens are ever pending.
+    """
 
     def __init__(self, fast: _FastTokenizer, prompt_tail: Sequence[int]) -> None:
         self._fast = fast
-        self._stream = DecodeStream(ids=list(prompt_tail), skip_special_tokens=True)
+        self._context = list(prompt_tail)
+        while self._context and self._decode(self._context).startswith(_REPLACEMENT):
+            del self._context[0]  # the tail begins within a character
+        self._context_text = self._decode(self._context)
+        self._pending: list[int] = []
 
     def push(self, token_id: int) -> str:
-        """The text that this token completes; empty while a character is unfinished."""
-        try:
-            return self._stream.step(self._fast, token_id) or ""
-        except Exception:  # `tokenizers` raises bare Exception: bytes that are no text changed what came before
-            self._stream = DecodeStream(skip_special_tokens=True)
-            return self._stream.step(self._fast, token_id) or ""
+        """The text that this token completes; empty while a character may be unfinished."""
+        self._pending.append(token_id)
+        shown = ""
+        while True:
+            text = self._text_of(self._pending)
+            if text and not text.endswith(_REPLACEMENT):
+                self._context, self._pending = self._pending, []
+                self._context_text = self._decode(self._context)
+                return shown + text
+            if len(self._pending) <= _UNFINISHED_TOKENS_MAX:
+                return shown
+            shown += self._text_of([self._pending.pop(0)])
+
+    def finish(self) -> str:
+        """The text of what is pending: no more tokens will come."""
+        pending, self._pending = self._pending, []
+        return self._text_of(pending)
+
+    def _text_of(self, token_ids: list[int]) -> str:
+        """What these tokens add to the context."""
+        text = self._decode(self._context + token_ids)
+        if text.startswith(self._context_text):
+            return text[len(self._context_text) :]
+        return self._decode(token_ids)  # bytes that are no text have changed what came before them
+
+    def _decode(self, token_ids: list[int]) -> str:
+        text: str = self._fast.decode(token_ids, skip_special_tokens=True)
+        return text
 
 
 def too_long(num_tokens: int | str, max_model_len: int) -> InvalidRequest:

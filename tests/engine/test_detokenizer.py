@@ -64,18 +64,23 @@ def test_a_stop_string_within_the_first_tokens_does_not_count(tokenizer: Tokeniz
     assert ("".join(pieces), stopped) == ("END and ", True)
 
 
-def test_an_unfinished_character_at_the_end_is_left_out(tokenizer: Tokenizer) -> None:
+def test_an_unfinished_character_at_the_end_is_replaced(tokenizer: Tokenizer) -> None:
     detokenizer = Detokenizer(tokenizer, [])
     half = ids_of(tokenizer, "aé")[:-1]
     assert detokenizer.push(half).text == "a"
-    assert detokenizer.finish().text == ""
+    assert detokenizer.finish().text == "\ufffd"
+
+
+def test_a_replacement_character_of_the_models_own_is_shown(tokenizer: Tokenizer) -> None:
+    pieces, _ = show(tokenizer, "a\ufffdb\ufffd")
+    assert "".join(pieces) == "a\ufffdb\ufffd"
 
 
 def test_tokens_are_counted_when_their_text_is_shown(tokenizer: Tokenizer) -> None:
     detokenizer = Detokenizer(tokenizer, [], ["xyz"])
     counts = [detokenizer.push([i]).num_tokens for i in ids_of(tokenizer, "axyb")]
     assert counts == [1, 0, 0, 3]
-    assert detokenizer.starts == [0, 1, 2, 3]
+    assert [detokenizer.start(index) for index in range(detokenizer.num_tokens)] == [0, 1, 2, 3]
 
 
 def test_all_at_once_is_cut_as_byte_by_byte(tokenizer: Tokenizer) -> None:

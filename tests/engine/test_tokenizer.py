@@ -53,6 +53,31 @@ def test_no_piece_holds_half_a_character(tokenizer: Tokenizer) -> None:
     assert [stream.push(i) for i in ids] == [""] * (len(ids) - 1) + ["🙂"]
 
 
+def test_bytes_that_are_no_text_are_not_waited_for(tokenizer: Tokenizer) -> None:
+    """Whatever waits is decoded again with each further token."""
+    (first_half,) = (i for i in range(VOCABULARY) if tokenizer.token_bytes(i) == b"\xc3")
+    for prompt in ([], [first_half]):
+        stream = tokenizer.decode_stream(prompt)
+        assert [stream.push(first_half) for _ in range(6)] == ["", "", "", *["\ufffd"] * 3]
+        assert stream.finish() == "\ufffd" * 3
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from(["a", "é", "日", "🙂", b"\xc3", b"\xf0\x9f", b"\xff"])))
+def test_characters_among_bytes_that_are_no_text_are_kept(tokenizer: Tokenizer, pieces: list[str | bytes]) -> None:
+    data = b"".join(piece.encode() if isinstance(piece, str) else piece for piece in pieces)
+    id_of = {tokenizer.token_bytes(i): i for i in range(VOCABULARY)}
+    stream = tokenizer.decode_stream([])
+    text = "".join(stream.push(id_of[bytes([byte])]) for byte in data) + stream.finish()
+    assert text.replace("\ufffd", "") == data.decode(errors="ignore")
+
+
+def test_special_tokens_without_text_are_not_waited_for(tokenizer: Tokenizer) -> None:
+    stream = tokenizer.decode_stream([])
+    assert {stream.push(0) for _ in range(10)} == {""}
+    assert len(stream._pending) <= 3
+
+
 @settings(deadline=None)
 @given(st.lists(st.integers(0, VOCABULARY - 1), max_size=40))
 def test_any_ids_stream_without_an_error(tokenizer: Tokenizer, ids: list[int]) -> None:
@@ -101,6 +126,20 @@ def test_a_template_may_name_special_tokens_and_mark_generations(directory: Path
     assert tokenizer.encode_chat([{"role": "user", "content": "<é>"}], 100) == tokenizer.encode(
         f'{USER}"<é>"{END}', 100
     )
+
+
+def test_a_template_may_ask_for_tools_that_are_not_there(directory: Path, tmp_path: Path) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    template = "".join(
+        f"{{% if {name} is defined %}}{name} {{% if {name} is not none %}}are some{{% else %}}are none{{% endif %}}"
+        "{% endif %}"
+        for name in ("tools", "documents", "add_generation_prompt", "continue_final_message", "eos_token")
+    )
+    tokenizer = with_config(directory, tmp_path, chat_template=template)
+    theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    rendered = theirs.apply_chat_template(MESSAGES, add_generation_prompt=True, tokenize=False)
+    assert tokenizer.encode_chat(MESSAGES, 1000) == tokenizer.encode(rendered, 1000)
 
 
 def test_named_templates_use_the_default(directory: Path, tmp_path: Path) -> None:

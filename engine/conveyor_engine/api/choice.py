@@ -61,11 +61,13 @@ class Choice:
             token_ids = token_ids[:-1]  # the token that ended it is no text
             del self._logprobs[-1:]
         piece = self._detokenizer.push(token_ids)
+        if output.finish_reason is not None and not piece.stopped:
+            rest = self._detokenizer.finish()
+            piece = Piece(piece.text + rest.text, piece.num_tokens + rest.num_tokens, rest.stopped)
         if piece.stopped:
             self.finish_reason = "stop"
+            self.num_tokens = self._detokenizer.num_tokens  # static batching gives those after it too
         elif output.finish_reason is not None:
-            rest = self._detokenizer.finish()
-            piece = Piece(piece.text + rest.text, piece.num_tokens + rest.num_tokens)
             self.finish_reason = output.finish_reason.value
         if self.finish_reason is not None:
             self._clock.observe_end(self.finish_reason, self.num_tokens)
@@ -73,9 +75,8 @@ class Choice:
 
     def _delta(self, piece: Piece) -> Delta | None:
         shown, self._logprobs = self._logprobs[: piece.num_tokens], self._logprobs[piece.num_tokens :]
-        starts = self._detokenizer.starts[self._num_shown :] if shown else []
+        tokens = [Token(logprobs, self._detokenizer.start(i)) for i, logprobs in enumerate(shown, self._num_shown)]
         self._num_shown += piece.num_tokens
-        tokens = [Token(logprobs, start) for logprobs, start in zip(shown, starts, strict=False)]
         if not (piece.text or tokens or self.finish_reason):
             return None
         return Delta(self.index, piece.text, tokens, self.finish_reason)

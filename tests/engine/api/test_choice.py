@@ -1,0 +1,26 @@
+"""One choice of an answer, without an engine."""
+
+from pathlib import Path
+
+import pytest
+
+from conveyor_engine.api.choice import Choice
+from conveyor_engine.metrics import EngineMetrics
+from conveyor_engine.request import EngineRequest, FinishReason, RequestOutput, SamplingParams
+from conveyor_engine.tokenizer import Tokenizer
+
+
+@pytest.mark.parametrize("tokens_at_a_time", [1, 3, 100])
+def test_tokens_are_counted_up_to_the_one_that_completes_a_stop_string(chat_model: Path, tokens_at_a_time: int) -> None:
+    """Static batching gives a whole answer at once, with what the model went on to say after the stop string."""
+    tokenizer = Tokenizer(chat_model)
+    ids = [tokenizer.encode(character, 100)[0] for character in "one END two three"]
+    request = EngineRequest(request_id="a", prompt_token_ids=[5], sampling_params=SamplingParams())
+    choice = Choice(0, request, ("END",), tokenizer, EngineMetrics("tiny"))
+    text = ""
+    while choice.finish_reason is None:
+        now, ids = ids[:tokens_at_a_time], ids[tokens_at_a_time:]
+        end = None if ids else FinishReason.LENGTH
+        delta = choice.take(RequestOutput(request_id="a", new_token_ids=now, finish_reason=end))
+        text += delta.text if delta is not None else ""
+    assert (text, choice.finish_reason, choice.num_tokens) == ("one ", "stop", 7)
