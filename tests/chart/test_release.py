@@ -10,6 +10,7 @@ from tests.chart.installation import (
     CHART,
     RELEASE,
     AuditedControlPlane,
+    HelmFailed,
     Json,
     helm,
     path_of,
@@ -22,6 +23,8 @@ from conveyor_api.names import CRD_NAME, METRICS_TLS_SECRET, METRICS_VERSIONS, S
 from e2e.cluster.api import Api, ApiError, wait_until
 
 CRD = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{CRD_NAME}"
+API_SERVICES = "/apis/apiregistration.k8s.io/v1/apiservices"
+KEEP = {"op": "add", "path": "/metadata/annotations/helm.sh~1resource-policy", "value": "keep"}
 SERVICES = "/apis/conveyor.dev/v1alpha1/namespaces/default/inferenceservices"
 
 
@@ -173,6 +176,41 @@ def test_another_owner_of_the_metrics_api_keeps_it_until_it_goes(release: Releas
         found = release.api_service(version)
         assert found is not None
         assert found["spec"]["service"]["name"] == "conveyor-metrics"
+
+
+def take_over(release: Release, version: str) -> None:
+    """As `kubectl apply` of another adapter's manifest does."""
+    name = f"{version}.custom.metrics.k8s.io"
+    body = {
+        "apiVersion": "apiregistration.k8s.io/v1",
+        "kind": "APIService",
+        "metadata": {"name": name},
+        "spec": {"service": {"name": "prometheus-adapter", "namespace": "monitoring"}},
+    }
+    release.api.apply(f"{API_SERVICES}/{name}", body)
+
+
+@pytest.mark.parametrize("versions", [METRICS_VERSIONS[:1], METRICS_VERSIONS], ids=["one", "both"])
+@pytest.mark.parametrize("values", [(), ("metrics.apiService.create=false",)], ids=["registered", "turned off"])
+def test_an_upgrade_deletes_nothing_that_another_adapter_has_taken_over(
+    release: Release, versions: tuple[str, ...], values: tuple[str, ...]
+) -> None:
+    release.upgrade()
+    try:
+        for version in versions:
+            take_over(release, version)
+        with pytest.raises(HelmFailed, match=r"of this release now points at somebody else.*resource-policy=keep"):
+            release.upgrade(*values)
+        for version in versions:
+            release.api.patch_json(f"{API_SERVICES}/{version}.custom.metrics.k8s.io", [KEEP])
+        for _ in range(2):
+            release.upgrade(*values)
+            left = {version for version in METRICS_VERSIONS if release.api_service(version) is not None}
+            assert left == set(versions)
+    finally:
+        for version in METRICS_VERSIONS:
+            if release.api_service(version) is not None:
+                release.api.delete(f"{API_SERVICES}/{version}.custom.metrics.k8s.io")
 
 
 def test_kubernetes_own_roles_for_people_cover_inference_services(release: Release) -> None:
