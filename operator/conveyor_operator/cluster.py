@@ -30,6 +30,8 @@ _WATCH_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=10, sock_read=_WATCH_
 _PAUSE_SECONDS = 0.2  # between two watches, should the server end them at once
 _MERGE_PATCH = "application/merge-patch+json"
 _APPLY_PATCH = "application/apply-patch+yaml"
+_JSON = "application/json"
+_METADATA_LIST = f"{_JSON};as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
 
 async def load_configuration(kubeconfig: str | None) -> Any:
@@ -78,6 +80,13 @@ class Cluster:
                 return None
             raise
 
+    async def list_uids(self, kind: Kind, namespace: str | None, label: str) -> set[str]:
+        """The uids of the objects that are there now and carry `label`, of all if it is empty."""
+        query = [("labelSelector", label)] if label else []
+        path = kind.path(namespace)
+        listed = await self._request("get", kind, path, query=query, label="list", accept=_METADATA_LIST)
+        return {item["metadata"]["uid"] for item in listed["items"] or ()}
+
     async def apply(
         self, kind: Kind, body: Object, manager: str, *, force: bool = True, subresource: str | None = None
     ) -> Object:
@@ -93,13 +102,13 @@ class Cluster:
         return await self._call("patch", kind, path, patch, _MERGE_PATCH, [("fieldManager", manager)])
 
     async def create(self, kind: Kind, body: Object) -> Object:
-        return await self._call("post", kind, kind.path(body["metadata"]["namespace"]), body, "application/json")
+        return await self._call("post", kind, kind.path(body["metadata"]["namespace"]), body, _JSON)
 
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
         """Delete exactly the object with that uid; one that is gone or replaced is left alone."""
         options = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
         try:
-            await self._call("delete", kind, kind.path(namespace, name), options, "application/json")
+            await self._call("delete", kind, kind.path(namespace, name), options, _JSON)
         except (Refused, Conflict) as error:
             if error.status not in (404, 409):
                 raise
@@ -172,6 +181,7 @@ class Cluster:
         content_type: str | None = None,
         query: list[tuple[str, str]] | None = None,
         label: str = "",
+        accept: str = _JSON,
         limits: aiohttp.ClientTimeout = _TIMEOUT,
         serialize: bool = True,
     ) -> Any:
@@ -183,7 +193,7 @@ class Cluster:
                 body=body,
                 content_type=content_type,
                 query_params=list(query or ()),
-                header_params={"Accept": "application/json"},
+                header_params={"Accept": accept},
                 serialize=serialize,
                 serializer=lambda _, content: content,
                 _request_timeout=limits,

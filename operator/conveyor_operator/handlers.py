@@ -1,8 +1,10 @@
-"""Everything Kopf calls: indexes remember, events mark a key dirty, nothing else happens here.
+"""Everything Kopf calls: index functions remember, events mark a key dirty, nothing else happens here.
 
 `build_registry` is called once by `process`. No change handlers, timers or daemons: they would write annotations and
-finalizers onto the resource (docs/adr/0003). Kopf fills an index before it calls the event handler of the same
-object, and lists everything before the first event.
+finalizers onto the resource (docs/adr/0003). Kopf's indexes are used for their order alone: it calls the index
+function before the event handler of the same object, and those of everything that exists before the first event.
+What they remember is kept in our `store`, since Kopf's own indexes never lose what `resync` finds to be gone. An
+event without a type is an object from a list.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -30,10 +32,12 @@ from conveyor_operator.observed import (
     observe_ready_endpoints,
 )
 from conveyor_operator.pods import observe_pod
+from conveyor_operator.resync import Resync
 from conveyor_operator.store import Store
 from conveyor_operator.workers import Key, Workers
 
 _Projection = Callable[[Any], Any]
+_Handler = Callable[..., Awaitable[None]]
 
 _PROJECTIONS: dict[Kind, _Projection] = {
     DEPLOYMENT: lambda body: (observe_child(body), observe_deployment(body)),
@@ -43,15 +47,14 @@ _PROJECTIONS: dict[Kind, _Projection] = {
 }
 
 
-def build_registry(store: Store, workers: Workers, kubeconfig: str | None) -> kopf.OperatorRegistry:
+def build_registry(store: Store, workers: Workers, resync: Resync, kubeconfig: str | None) -> kopf.OperatorRegistry:
     """All handlers of the operator."""
     registry = kopf.OperatorRegistry()
     kopf.on.login(registry=registry)(_build_login(kubeconfig))
-    kopf.on.startup(registry=registry)(_build_startup(store))
     kopf.on.cleanup(registry=registry)(_build_cleanup(workers))
-    _watch_resource(registry, workers)
+    _register(registry, INFERENCE_SERVICE, *build_resource_handlers(store, workers, resync.hear_list), labels=None)
     for kind in (*CHILDREN, *GRANDCHILDREN):
-        _watch_belongings(registry, workers, kind)
+        _watch_belongings(registry, store, workers, resync.hear_list, kind)
     return registry
 
 
@@ -67,29 +70,43 @@ def configure(settings: kopf.OperatorSettings) -> None:
         settings.watching.label_selectors[kind.group, kind.version, kind.plural] = names.INFERENCE_SERVICE_LABEL
 
 
-def _watch_resource(registry: kopf.OperatorRegistry, workers: Workers) -> None:
-    async def remember(**event: Any) -> dict[Key, Any]:
+def build_resource_handlers(store: Store, workers: Workers, hear_list: Callable[[], None]) -> tuple[_Handler, _Handler]:
+    """The index function and the event handler of InferenceServices; called by `build_registry`, and by their test."""
+
+    async def remember(**event: Any) -> None:
         body = event["body"]
         metadata = {key: value for key, value in body["metadata"].items() if key != "managedFields"}
-        return {(event["namespace"], event["name"]): {**body, "metadata": metadata}}
+        key = (event["namespace"], event["name"])
+        store.put(INFERENCE_SERVICE, event["uid"], key, {**body, "metadata": metadata})
 
     async def mark(**event: Any) -> None:
         key = (event["namespace"], event["name"])
         if event["type"] == "DELETED":
-            workers.cancel(key)
-        else:
-            workers.mark(key, generation=int(event["meta"].get("generation", 0)))
+            store.drop(INFERENCE_SERVICE, event["uid"])
+            if store.resource(key) is None:
+                workers.cancel(key)
+                return
+        elif event["type"] is None:
+            hear_list()
+        # Another one may have come under this name already: Kopf's order is that of one uid.
+        workers.mark(key, generation=int(event["meta"].get("generation", 0)))
 
-    _register(registry, INFERENCE_SERVICE, remember, mark, labels=None)
+    return remember, mark
 
 
-def _watch_belongings(registry: kopf.OperatorRegistry, workers: Workers, kind: Kind) -> None:
+def _watch_belongings(
+    registry: kopf.OperatorRegistry, store: Store, workers: Workers, hear_list: Callable[[], None], kind: Kind
+) -> None:
     project: _Projection = _PROJECTIONS.get(kind, _project_child)
 
-    async def remember(**event: Any) -> dict[Key, Any]:
-        return {_owner_key(event): project({**event["body"], "kind": kind.kind})}
+    async def remember(**event: Any) -> None:
+        store.put(kind, event["uid"], _owner_key(event), project({**event["body"], "kind": kind.kind}))
 
     async def mark(**event: Any) -> None:
+        if event["type"] == "DELETED":
+            store.drop(kind, event["uid"])
+        elif event["type"] is None:
+            hear_list()
         workers.mark(_owner_key(event))
 
     _register(registry, kind, remember, mark, labels={names.INFERENCE_SERVICE_LABEL: kopf.PRESENT})
@@ -106,8 +123,8 @@ def _owner_key(event: Mapping[str, Any]) -> Key:
 def _register(
     registry: kopf.OperatorRegistry,
     kind: Kind,
-    remember: Callable[..., Any],
-    mark: Callable[..., Any],
+    remember: _Handler,
+    mark: _Handler,
     labels: Mapping[str, Any] | None,
 ) -> None:
     group, version, plural = kind.group, kind.version, kind.plural
@@ -131,15 +148,6 @@ def _build_login(kubeconfig: str | None) -> Callable[..., Awaitable[kopf.Connect
         )
 
     return login
-
-
-def _build_startup(store: Store) -> Callable[..., Awaitable[None]]:
-    kinds = (INFERENCE_SERVICE, *CHILDREN, *GRANDCHILDREN)
-
-    async def bind(**kwargs: Any) -> None:
-        store.bind({kind: kwargs[kind.plural] for kind in kinds})
-
-    return bind
 
 
 def _build_cleanup(workers: Workers) -> Callable[..., Awaitable[None]]:

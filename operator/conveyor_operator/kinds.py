@@ -50,8 +50,10 @@ ENDPOINT_SLICE = Kind("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices
 # Made by controllers for our children; read for the status.
 GRANDCHILDREN = (POD, ENDPOINT_SLICE)
 
+WATCHED = (INFERENCE_SERVICE, *CHILDREN, *GRANDCHILDREN)
+
 EVENT = Kind("events.k8s.io", "v1", "Event", "events")
 SECRET = Kind("", "v1", "Secret", "secrets")
 API_SERVICE = Kind("apiregistration.k8s.io", "v1", "APIService", "apiservices", namespaced=False)
 
-BY_NAME = {kind.kind: kind for kind in (*CHILDREN, *GRANDCHILDREN, INFERENCE_SERVICE)}
+BY_NAME = {kind.kind: kind for kind in WATCHED}

@@ -18,6 +18,7 @@ from conveyor_operator.health import Health, HealthServer
 from conveyor_operator.kinds import INFERENCE_SERVICE
 from conveyor_operator.metrics import Metrics
 from conveyor_operator.reconcile import Reconciler
+from conveyor_operator.resync import Resync
 from conveyor_operator.settings import Settings
 from conveyor_operator.store import Store
 from conveyor_operator.workers import Workers
@@ -40,6 +41,7 @@ class Operator:
         )
         self.reconciler = Reconciler(cluster, self.store, settings, lambda: self.keeper.metrics_api)
         self.workers = Workers(self.reconciler.reconcile, metrics, settings.workers)
+        self.resync = Resync(cluster, self.store, self.workers.mark, settings.namespaces, settings.resync_seconds)
         self.health = Health(self.workers.longest_run_seconds)
 
     def _mark_all(self) -> None:
@@ -73,11 +75,11 @@ class Operator:
         configure(kopf_settings)
         async with asyncio.TaskGroup() as tasks:
             # Started before Kopf, which cancels every task that is younger than itself when it ends.
-            beside = [tasks.create_task(self._resync()), tasks.create_task(self._tell_ready(ready))]
+            beside = [tasks.create_task(self.resync.run()), tasks.create_task(self._tell_ready(ready))]
             if settings.metrics_api:
                 beside.append(tasks.create_task(self.keeper.run()))
             await kopf.operator(
-                registry=build_registry(self.store, self.workers, settings.kubeconfig),
+                registry=build_registry(self.store, self.workers, self.resync, settings.kubeconfig),
                 settings=kopf_settings,
                 clusterwide=not settings.namespaces,
                 namespaces=settings.namespaces,
@@ -93,11 +95,6 @@ class Operator:
         await ready.wait()
         self.health.waiting_for = ""
         logger.info("ready namespaces=%s", ",".join(self.settings.namespaces) or "all")
-
-    async def _resync(self) -> None:
-        while True:
-            await asyncio.sleep(self.settings.resync_seconds)
-            self._mark_all()
 
 
 async def run_operator(settings: Settings, stop: asyncio.Event) -> None:

@@ -1,10 +1,12 @@
-"""What is known of the cluster, read by key: a view on Kopf's indexes.
+"""What is known of the cluster, read by key.
 
-`handlers` makes the indexes and binds them here at start-up; `reconcile` reads. The values in the indexes are what
-`observed` makes of the objects, so this module only collects them.
+`handlers` puts in what Kopf tells, as `observed` makes it; `resync` takes out what Kopf could not tell; `reconcile`
+reads. Objects are told apart by uid: for a moment there may be two of one name, of which the later known one counts.
 """
 
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
 from typing import Any
 
 from conveyor_api import names
@@ -13,25 +15,59 @@ from conveyor_operator.observed import AutoscalerState, Child, DeploymentState, 
 from conveyor_operator.pods import PodState
 from conveyor_operator.workers import Key
 
-Index = Mapping[Key, Iterable[Any]]
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Entry:
+    """One object as it was told last, and the InferenceService that it belongs to."""
+
+    key: Key
+    value: Any
 
 
 class Store:
-    """Empty until `bind`. Every index maps (namespace, InferenceService) to the values of its objects."""
+    """Every object by kind and uid, and the same by key, in the order in which they became known."""
 
     def __init__(self) -> None:
-        self._indexes: dict[Kind, Index] = {}
+        self._objects: defaultdict[Kind, dict[str, Entry]] = defaultdict(dict)
+        self._by_key: defaultdict[Kind, dict[Key, dict[str, Entry]]] = defaultdict(dict)
 
-    def bind(self, indexes: Mapping[Kind, Index]) -> None:
-        self._indexes = dict(indexes)
+    def put(self, kind: Kind, uid: str, key: Key, value: Any) -> None:
+        """The object is there, with this value; a former one, also under another key, is replaced."""
+        former = self._objects[kind].get(uid)
+        if former is not None and former.key != key:
+            self.drop(kind, uid)
+        entry = Entry(key, value)
+        self._objects[kind][uid] = entry
+        self._by_key[kind].setdefault(key, {})[uid] = entry
+
+    def drop(self, kind: Kind, uid: str) -> None:
+        """The object is gone, if it was known."""
+        entry = self._objects[kind].pop(uid, None)
+        if entry is None:
+            return
+        of_key = self._by_key[kind][entry.key]
+        del of_key[uid]
+        if not of_key:
+            del self._by_key[kind][entry.key]
+
+    def entries(self, kind: Kind, namespace: str | None) -> dict[str, Entry]:
+        """All that is known of a kind by uid, in one namespace or in all."""
+        return {uid: e for uid, e in self._objects[kind].items() if namespace in (None, e.key[0])}
+
+    def forget(self, kind: Kind, before: Mapping[str, Entry], alive: Set[str]) -> set[Key]:
+        """Drops what was known `before` a list that shows only `alive`, unless it was told since; returns its keys."""
+        gone = {u: e for u, e in before.items() if u not in alive and self._objects[kind].get(u) is e}
+        for uid in gone:
+            self.drop(kind, uid)
+        return {entry.key for entry in gone.values()}
 
     def services(self) -> list[Key]:
         """All InferenceServices."""
-        return list(self._indexes.get(INFERENCE_SERVICE, {}))
+        return list(self._by_key[INFERENCE_SERVICE])
 
     def resource(self, key: Key) -> dict[str, Any] | None:
         """The InferenceService's body, as the API server sent it last."""
-        return next(iter(self._values(INFERENCE_SERVICE, key)), None)
+        return next(reversed(self._values(INFERENCE_SERVICE, key)), None)
 
     def observe(self, key: Key) -> Observed:
         """Everything that is labelled as belonging to this InferenceService."""
@@ -49,5 +85,4 @@ class Store:
         return Observed(children, deployment, autoscaler, tuple(pods), ready_endpoints)
 
     def _values(self, kind: Kind, key: Key) -> list[Any]:
-        index = self._indexes.get(kind, {})
-        return list(index[key]) if key in index else []
+        return [entry.value for entry in self._by_key[kind].get(key, {}).values()]

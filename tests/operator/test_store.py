@@ -1,10 +1,10 @@
-"""What is known of a service, collected from the indexes."""
+"""What is known of a service, collected from what was told of its objects."""
 
 from typing import Any
 
 from tests.operator.builders import make_child, make_deployment, make_pod
 
-from conveyor_operator.kinds import CHILDREN, GRANDCHILDREN, INFERENCE_SERVICE
+from conveyor_operator.kinds import BY_NAME, DEPLOYMENT, INFERENCE_SERVICE, POD
 from conveyor_operator.store import Store
 
 KEY = ("default", "qwen")
@@ -12,19 +12,24 @@ KEY = ("default", "qwen")
 
 def make_store(**values: list[Any]) -> Store:
     store = Store()
-    kinds = (INFERENCE_SERVICE, *CHILDREN, *GRANDCHILDREN)
-    store.bind({kind: {KEY: values[kind.kind]} if kind.kind in values else {} for kind in kinds})
+    for kind, found in values.items():
+        for number, value in enumerate(found):
+            store.put(BY_NAME[kind], f"{kind}-{number}", KEY, value)
     return store
 
 
-def test_an_unbound_store_knows_nothing() -> None:
+def make_body(uid: str) -> dict[str, Any]:
+    return {"metadata": {"name": "qwen", "uid": uid}}
+
+
+def test_an_empty_store_knows_nothing() -> None:
     assert Store().resource(KEY) is None
     assert Store().services() == []
 
 
 def test_everything_of_one_service_is_collected() -> None:
     store = make_store(
-        InferenceService=[{"metadata": {}}],
+        InferenceService=[make_body("1")],
         Deployment=[(make_child(), make_deployment(2))],
         Service=[(make_child("Service", "qwen"), None), (make_child("Service", "qwen-engine"), None)],
         Pod=[make_pod("b"), make_pod("a")],
@@ -48,3 +53,36 @@ def test_other_services_are_not_mixed_in() -> None:
     store = make_store(Deployment=[(make_child(), make_deployment())], Pod=[make_pod()], EndpointSlice=[1])
     observed = store.observe(("default", "other"))
     assert (observed.children, observed.deployment, observed.pods, observed.ready_endpoints) == ({}, None, (), 0)
+
+
+def test_of_two_objects_of_one_name_the_later_one_counts() -> None:
+    store = make_store(InferenceService=[make_body("old"), make_body("new")])
+    store.put(INFERENCE_SERVICE, "InferenceService-0", KEY, make_body("old, told again"))
+    assert store.resource(KEY) == make_body("new")
+    store.drop(INFERENCE_SERVICE, "InferenceService-0")
+    assert store.resource(KEY) == make_body("new")
+    store.drop(INFERENCE_SERVICE, "InferenceService-1")
+    assert (store.resource(KEY), store.services()) == (None, [])
+
+
+def test_an_object_that_changes_hands_leaves_its_former_service() -> None:
+    store = make_store(Pod=[make_pod("a")])
+    store.put(POD, "Pod-0", ("default", "other"), make_pod("a"))
+    assert store.observe(KEY).pods == ()
+    assert len(store.observe(("default", "other")).pods) == 1
+
+
+def test_what_a_list_does_not_show_is_forgotten_unless_it_was_told_meanwhile() -> None:
+    store = make_store(Pod=[make_pod("alive"), make_pod("gone"), make_pod("told-again")])
+    before = store.entries(POD, None)
+    store.put(POD, "Pod-2", KEY, make_pod("told-again"))
+    store.put(POD, "Pod-3", KEY, make_pod("new"))
+    assert store.forget(POD, before, {"Pod-0"}) == {KEY}
+    assert [pod.name for pod in store.observe(KEY).pods] == ["alive", "new", "told-again"]
+
+
+def test_entries_are_those_of_a_namespace() -> None:
+    store = make_store(Pod=[make_pod()])
+    assert set(store.entries(POD, None)) == set(store.entries(POD, "default")) == {"Pod-0"}
+    assert store.entries(POD, "other") == {}
+    assert store.entries(DEPLOYMENT, None) == {}

@@ -1,0 +1,49 @@
+"""What is remembered and marked when events come in another order than things happened: Kopf's is that of one uid."""
+
+import asyncio
+from typing import Any
+
+from conveyor_operator.handlers import build_resource_handlers
+from conveyor_operator.metrics import Metrics
+from conveyor_operator.store import Store
+from conveyor_operator.workers import Key, Workers
+
+
+def make_event(type: str, uid: str) -> dict[str, Any]:
+    metadata = {"name": "qwen", "namespace": "default", "uid": uid, "generation": 1}
+    return {"type": type, "uid": uid, "name": "qwen", "namespace": "default", "meta": metadata} | {
+        "body": {"metadata": metadata}
+    }
+
+
+async def reconciled_uids(*events: dict[str, Any]) -> list[str]:
+    """Of the resources that were there when a reconcile came to its end."""
+    store, done = Store(), []
+
+    async def reconcile(key: Key) -> bool:
+        await asyncio.sleep(0.01)
+        resource = store.resource(key)
+        done.append(resource["metadata"]["uid"] if resource else "none")
+        return True
+
+    workers = Workers(reconcile, Metrics(), limit=1)
+    remember, mark = build_resource_handlers(store, workers, lambda: None)
+    for event in events:
+        if event["type"] != "DELETED":
+            await remember(**event)
+        await mark(**event)
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.1)
+    await workers.stop()
+    return done
+
+
+async def test_the_work_on_a_service_that_is_gone_is_cancelled() -> None:
+    assert await reconciled_uids(make_event("ADDED", "old"), make_event("DELETED", "old")) == []
+
+
+async def test_the_end_of_the_former_service_does_not_cancel_the_work_on_its_successor() -> None:
+    events = make_event("MODIFIED", "old"), make_event("ADDED", "new"), make_event("DELETED", "old")
+    done = await reconciled_uids(*events)
+    assert done
+    assert set(done) == {"new"}
