@@ -79,7 +79,10 @@ def add_rules(schema: JsonSchemaValue, rules: tuple[Rule, ...]) -> JsonSchemaVal
 
 
 class ApiModel(BaseModel):
-    """A frozen object of the resource. Unknown fields and loosely typed values are refused, as the API server does."""
+    """A frozen object of the resource. Loosely typed values are refused, as the API server does.
+
+    So are unknown fields, unless the reader says otherwise (`InferenceService.parse`).
+    """
 
     model_config = ConfigDict(
         alias_generator=to_camel,

@@ -3,7 +3,7 @@
     ConveyorApiError
     └── InvalidResource      an InferenceService does not say what it may say; carries every problem found
 
-Raised by `InferenceService.parse`; the operator turns it into a condition, the gateway leaves the service out.
+Raised by `InferenceService.parse`; the operator turns it into a condition, the gateway keeps to what it read last.
 """
 
 from dataclasses import dataclass

@@ -44,7 +44,6 @@ LIVENESS_PATH: Final = "/livez"
 READINESS_PATH: Final = "/readyz"
 GATEWAY_HEALTH_PATH: Final = "/healthz"
 PROMETHEUS_PATH: Final = "/metrics"
-LOAD_PATH: Final = "/load"
 DEMAND_PATH: Final = "/demand"
 
 # HTTP headers that travel from client to engine.
@@ -69,7 +68,6 @@ VOLUME_MODELS_PATH: Final = f"{MODELS_PATH}/pvc"
 TERMINATION_LOG_ENV: Final = "TERMINATION_LOG"
 TERMINATION_LOG_PATH: Final = "/dev/termination-log"
 HUB_TOKEN_ENV: Final = "HF_TOKEN"
-HUB_ENDPOINT_ENV: Final = "HF_ENDPOINT"
 
 # Custom metrics API.
 METRICS_GROUP: Final = "custom.metrics.k8s.io"
@@ -130,10 +128,3 @@ def gateway_host(system_namespace: str = SYSTEM_NAMESPACE, cluster_domain: str =
 def gateway_path(namespace: str, service: str) -> str:
     """Path on the gateway under which `service` speaks its API, without a trailing slash."""
     return f"/{namespace}/{service}/v1"
-
-
-def service_url(
-    namespace: str, service: str, system_namespace: str = SYSTEM_NAMESPACE, cluster_domain: str = CLUSTER_DOMAIN
-) -> str:
-    """What `status.url` says: the base URL for an OpenAI client inside the cluster."""
-    return f"http://{gateway_host(system_namespace, cluster_domain)}{gateway_path(namespace, service)}"

@@ -26,11 +26,7 @@ class Metadata(ApiModel):
     namespace: str = "default"
     uid: str = ""
     generation: int = 0
-    resource_version: str = ""
     creation_timestamp: str | None = None
-    deletion_timestamp: str | None = None
-    labels: dict[str, str] = Field(default_factory=dict)
-    annotations: dict[str, str] = Field(default_factory=dict)
 
 
 class InferenceService(ApiModel):
@@ -67,10 +63,14 @@ class InferenceService(ApiModel):
     status: InferenceServiceStatus = InferenceServiceStatus()
 
     @classmethod
-    def parse(cls, body: Mapping[str, Any]) -> Self:
-        """The resource that `body` (JSON from the API server) is. InvalidResource names every field that is wrong."""
+    def parse(cls, body: Mapping[str, Any], *, known_only: bool = False) -> Self:
+        """The resource that `body` (JSON from the API server) is. InvalidResource names every field that is wrong.
+
+        A field that is not known here is ignored: the CRD refuses or drops what nobody knows, so it is that of a
+        newer release, in the middle of an upgrade or after a way back. `known_only` refuses it, as the CRD does.
+        """
         try:
-            return cls.model_validate(dict(body), by_alias=True, by_name=False)
+            return cls.model_validate(dict(body), by_alias=True, by_name=False, extra=None if known_only else "ignore")
         except ValidationError as error:
             problems = tuple(_problem(details) for details in error.errors(include_url=False))
             raise InvalidResource(problems) from error
@@ -94,11 +94,6 @@ class InferenceService(ApiModel):
     def served_model_name(self) -> str:
         """The name that clients put in `model`."""
         return self.spec.model.name or self.name
-
-    @property
-    def gateway_path(self) -> str:
-        """Path on the gateway under which this service speaks its API, without a trailing slash."""
-        return names.gateway_path(self.namespace, self.name)
 
 
 def _problem(details: ErrorDetails) -> Problem:

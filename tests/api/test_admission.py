@@ -34,7 +34,7 @@ def build_status() -> InferenceServiceStatus:
         ready_replicas=2,
         desired_replicas=4,
         selector=names.pod_selector_string("qwen"),
-        url=names.service_url("default", "qwen"),
+        url="http://conveyor-gateway/default/qwen/v1",
         last_failure=LastFailure(reason="OOMKilled", pod_name="qwen-engine-0", exit_code=137, time=NOW),
     )
 

@@ -39,7 +39,7 @@ def build_changed_body(path: Path, value: Any) -> Json:
 
 def accepted_by_parser(body: Json) -> bool:
     try:
-        InferenceService.parse(body)
+        InferenceService.parse(body, known_only=True)
     except InvalidResource:
         return False
     return True

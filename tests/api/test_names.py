@@ -24,9 +24,6 @@ def test_the_selector_is_among_the_labels_in_both_forms() -> None:
     assert names.pod_selector_string("qwen") == "=".join(*selector.items())
 
 
-def test_the_url_is_the_gateways_with_the_path_of_the_service() -> None:
+def test_a_service_has_a_path_on_the_gateway() -> None:
     assert names.gateway_path("team", "qwen") == "/team/qwen/v1"
-    assert (
-        names.service_url("team", "qwen", "llm", "example.org")
-        == "http://conveyor-gateway.llm.svc.example.org/team/qwen/v1"
-    )
+    assert names.gateway_host("llm", "example.org") == "conveyor-gateway.llm.svc.example.org"

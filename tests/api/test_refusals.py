@@ -39,7 +39,7 @@ def test_the_api_server_refuses_with_the_sentence(bad: Bad, services_in_default:
 @each_bad_service
 def test_the_parser_refuses_it_too(bad: Bad) -> None:
     with pytest.raises(InvalidResource) as caught:
-        InferenceService.parse(bad.body)
+        InferenceService.parse(bad.body, known_only=True)
     assert [problem for problem in caught.value.problems if problem.path == _path(bad)], str(caught.value)
     if any(bad.sentence in sentence for sentence in sentences(build_schema())):
         assert bad.sentence in str(caught.value)
@@ -61,5 +61,5 @@ def test_every_rule_refuses_something() -> None:
 def test_all_problems_are_named_at_once() -> None:
     body = {"metadata": {"name": "x"}, "spec": {"model": {"uri": "?"}, "replicas": -1, "drain": {"x": 1}}}
     with pytest.raises(InvalidResource) as caught:
-        InferenceService.parse(body)
+        InferenceService.parse(body, known_only=True)
     assert {problem.path for problem in caught.value.problems} == {"spec.model.uri", "spec.replicas", "spec.drain.x"}

@@ -1,4 +1,4 @@
-"""Reading a body: lenient about what Kubernetes adds, strict about what people write."""
+"""Reading a body: lenient about what Kubernetes and newer releases add, strict about what people write."""
 
 import json
 
@@ -30,8 +30,7 @@ def problems_of(body: Json) -> tuple[Problem, ...]:
 def test_what_kubernetes_adds_to_metadata_is_ignored() -> None:
     body = build_body()
     body["metadata"] |= {"namespace": "team", "uid": "1", "managedFields": [{}], "finalizers": ["x"]}
-    service = InferenceService.parse(body)
-    assert (service.key, service.gateway_path) == ("team/qwen", "/team/qwen/v1")
+    assert InferenceService.parse(body).key == "team/qwen"
 
 
 def test_an_item_of_a_list_needs_no_kind() -> None:
@@ -50,6 +49,17 @@ def test_a_newer_status_is_read_as_far_as_it_is_known() -> None:
     assert InferenceService.parse(body).status.replicas == 2
 
 
+def test_a_field_of_a_newer_release_is_ignored_unless_only_known_ones_may_be_there() -> None:
+    model = {"uri": "hf://org/name", "signature": "x"}
+    body = build_body(model=model, endpoint={"apiKeyRequired": False}, sharing={"mode": "None"})
+    assert InferenceService.parse(body) == InferenceService.parse(build_body(model={"uri": "hf://org/name"}))
+    with pytest.raises(InvalidResource) as caught:
+        InferenceService.parse(body, known_only=True)
+    assert {problem.path for problem in caught.value.problems} == {
+        "spec.model.signature", "spec.endpoint.apiKeyRequired", "spec.sharing"
+    }  # fmt: skip
+
+
 def test_the_served_name_is_the_resources_unless_said() -> None:
     assert InferenceService.parse(build_body()).served_model_name == "qwen"
     named = build_body(model={"uri": "hf://a/b", "name": "Qwen/Qwen3"})
@@ -58,7 +68,7 @@ def test_the_served_name_is_the_resources_unless_said() -> None:
 
 def test_snake_case_is_for_python_only() -> None:
     with pytest.raises(InvalidResource, match=r"spec\.kv_cache: unknown field"):
-        InferenceService.parse(build_body(kv_cache={}))
+        InferenceService.parse(build_body(kv_cache={}), known_only=True)
 
 
 @pytest.mark.parametrize(("field", "value"), [("replicas", True), ("replicas", "1"), ("replicas", 1.5)])
