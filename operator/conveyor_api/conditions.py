@@ -20,7 +20,10 @@ class ConditionType(StrEnum):
 
 
 CONDITION_MEANINGS: Final[dict[ConditionType, str]] = {
-    ConditionType.READY: "Requests are answered. False carries the reason of the first condition that is missing.",
+    ConditionType.READY: (
+        "Requests are answered, also while pods are replaced. "
+        "False carries the reason of the first condition that is missing."
+    ),
     ConditionType.PROGRESSING: "Something is on its way to the wanted state: pods are made, replaced or loading.",
     ConditionType.MODEL_AVAILABLE: "The model was found, fetched and loaded by at least one engine.",
     ConditionType.WORKLOAD_READY: "As many engines are ready as are wanted.",
@@ -83,7 +86,7 @@ class Reason(StrEnum):
 
 
 REASON_MEANINGS: Final[dict[Reason, str]] = {
-    Reason.READY: "Everything that the spec asks for is there.",
+    Reason.READY: "At least one engine answers requests.",
     Reason.UP_TO_DATE: "All pods run the present spec.",
     Reason.MODEL_LOADED: "At least one engine has loaded the model.",
     Reason.REPLICAS_READY: "All wanted engines are ready.",
@@ -99,7 +102,7 @@ REASON_MEANINGS: Final[dict[Reason, str]] = {
     Reason.NO_READY_ENDPOINTS: "No engine is ready; requests wait in the gateway.",
     Reason.WAITING_FOR_AUTOSCALER: "The autoscaler has not decided yet.",
     Reason.INVALID_SPEC: "The spec says what it may not; the message names the fields.",
-    Reason.CHILD_REFUSED: "The API server refused a child object; the message is its answer.",
+    Reason.CHILD_REFUSED: "The API server refused a child object, or failed to take it; the message is its answer.",
     Reason.CHILD_NOT_OWNED: "An object with a child's name belongs to something else; rename one of the two.",
     Reason.CLAIM_NOT_FOUND: "The PersistentVolumeClaim that the spec names does not exist.",
     Reason.SECRET_NOT_FOUND: "The Secret that the spec names does not exist, or lacks the key.",
@@ -151,6 +154,7 @@ REASONS_BY_CONDITION: Final[dict[ConditionType, tuple[Reason, ...]]] = {
         Reason.PROGRESS_DEADLINE_EXCEEDED,
         Reason.INVALID_SPEC,
         Reason.CHILD_REFUSED,
+        Reason.CHILD_NOT_OWNED,
     ),
     ConditionType.MODEL_AVAILABLE: (
         Reason.MODEL_LOADED,

@@ -1,11 +1,12 @@
 """Each condition of an InferenceService, judged from what was observed. Pure; assembled by `status`.
 
-Which reasons there are, and what they mean, stands in `conveyor_api.conditions`. A message never contains what
-changes by itself (a time, a retry count), so that a status is written only when something happened.
+Which reasons there are, and what they mean, stands in `conveyor_api.conditions`. A message contains no time and no
+count of tries, so that a status is written only when something happened.
 """
 
 from dataclasses import dataclass, field
 
+from conveyor_api import names
 from conveyor_api.conditions import MODEL_FAILURES, ConditionType, Reason
 from conveyor_api.spec import InferenceServiceSpec
 from conveyor_operator.failures import PodFailure, find_failures
@@ -70,6 +71,15 @@ class Situation:
         """What keeps those pods from being ready now, the latest first."""
         return find_failures(self.pods)
 
+    @property
+    def serving_obstacle(self) -> Obstacle | None:
+        """What stands in the way of the engines of this spec, or of finding them."""
+        return self.obstacle(*_POD_KINDS) or self.engine_service_obstacle
+
+    @property
+    def engine_service_obstacle(self) -> Obstacle | None:
+        return next((o for o in self.obstacles if o.kind == "Service" and o.name.endswith(names.ENGINE_SUFFIX)), None)
+
     def obstacle(self, *kinds: str) -> Obstacle | None:
         return next((o for o in self.obstacles if not kinds or o.kind in kinds), None)
 
@@ -88,20 +98,21 @@ def judge_all(situation: Situation) -> list[Judged]:
 
 
 def judge_ready(situation: Situation, parts: list[Judged]) -> Judged:
-    """The spec that is there is what runs, and at least one engine of it answers.
+    """At least one engine answers, and the API server lets the spec through to the engines.
 
-    Not that all replicas are there: a service that is scaling up, or has lost one of three pods, answers.
+    Not that all replicas are there, nor that all run the present spec: a service that scales, rolls out, or has lost
+    one of three pods answers.
     """
     by_type = {part.type: part for part in parts}
-    obstacle = situation.obstacle()
-    if obstacle is not None:
+    answers = by_type[ConditionType.ENDPOINT_READY].is_true
+    obstacle = situation.serving_obstacle if answers else situation.serving_obstacle or situation.obstacle()
+    if obstacle is not None and not (obstacle.temporary and answers):
         return Judged(ConditionType.READY, "False", obstacle.reason, obstacle.message)
     if situation.wants_none:
         return Judged(ConditionType.READY, "False", Reason.SCALED_TO_ZERO, "replicas is 0: no engine is wanted")
-    rolled_out = situation.deployment.rolled_out
-    if rolled_out and by_type[ConditionType.ENDPOINT_READY].is_true:
+    if answers:
         return Judged(ConditionType.READY, "True", Reason.READY, _count_message(situation))
-    blamed = _first_to_blame(by_type, rolled_out)
+    blamed = _first_to_blame(by_type, situation.deployment.rolled_out)
     return Judged(ConditionType.READY, "False", blamed.reason, blamed.message)
 
 
@@ -118,10 +129,11 @@ def _first_to_blame(by_type: dict[ConditionType, Judged], rolled_out: bool) -> J
 
 
 def judge_progressing(situation: Situation) -> Judged:
+    """Obstacles last, but for those of the pods: what is under way is told first, then what never gets under way."""
     deployment, type = situation.deployment, ConditionType.PROGRESSING
     obstacle = situation.obstacle(*_POD_KINDS)
     if obstacle is not None and not obstacle.temporary:
-        return Judged(type, "False", Reason.CHILD_REFUSED, obstacle.message)
+        return Judged(type, "False", obstacle.reason, obstacle.message)
     if deployment.conditions.get("Progressing", ("", "", ""))[1] == "ProgressDeadlineExceeded":
         message = deployment.conditions["Progressing"][2]
         return Judged(type, "False", Reason.PROGRESS_DEADLINE_EXCEEDED, message)
@@ -135,6 +147,9 @@ def judge_progressing(situation: Situation) -> Judged:
         return Judged(type, "True", Reason.SCALING, told)
     if deployment.available_replicas < deployment.asked_replicas:
         return Judged(type, "True", Reason.PODS_STARTING, _count_message(situation))
+    obstacle = situation.obstacle()
+    if obstacle is not None:
+        return Judged(type, "True" if obstacle.temporary else "False", obstacle.reason, obstacle.message)
     return Judged(type, "False", Reason.UP_TO_DATE, "all pods run the present spec")
 
 
@@ -182,7 +197,7 @@ def judge_endpoint(situation: Situation) -> Judged:
     count, type = situation.observed.ready_endpoints, ConditionType.ENDPOINT_READY
     if count > 0:
         return Judged(type, "True", Reason.ENDPOINTS_AVAILABLE, "the gateway has engines to send requests to")
-    obstacle = situation.obstacle("Service")
+    obstacle = situation.engine_service_obstacle
     if obstacle is not None:
         return Judged(type, "False", obstacle.reason, obstacle.message)
     if situation.wants_none:

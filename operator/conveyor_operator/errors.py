@@ -1,21 +1,16 @@
 """Every error the operator raises on purpose, in one tree.
 
-    OperatorError
-    └── ApiError            a call to the API server failed
-        ├── Refused         it will be refused again until somebody changes something: 400, 403, 422, ...
-        ├── Conflict        somebody was faster; look again and retry: 409
-        └── Unavailable     nobody's fault: 401, 429, 5xx, no connection, no answer in time
+    ApiError            a call to the API server failed
+    ├── Refused         it will be refused again until somebody changes something: 400, 403, 422, ...
+    ├── Conflict        somebody was faster; look again and retry: 409
+    └── Unavailable     nobody's fault: 401, 429, 5xx, no connection, no answer in time
 
-`cluster` raises the ApiErrors, `reconcile` turns Refused into a condition, `workers` retries the rest. A resource
+`cluster` raises them, `reconcile` tells them in a condition, `workers` retries. A resource
 that cannot be parsed is `conveyor_api.errors.InvalidResource`. Must not know Kopf or the client library.
 """
 
 
-class OperatorError(Exception):
-    """Base of the tree."""
-
-
-class ApiError(OperatorError):
+class ApiError(Exception):
     """`reason` is the API's CamelCase reason ("Invalid", "Forbidden"), `message` its own sentence."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
@@ -23,6 +18,11 @@ class ApiError(OperatorError):
         self.status = status
         self.reason = reason
         self.message = message
+
+    @property
+    def wants_silence(self) -> bool:
+        """Another call now would only be one more: nobody answers, we are not known, or less was asked for."""
+        return False
 
 
 class Refused(ApiError):
@@ -39,3 +39,7 @@ class Unavailable(ApiError):
     def __init__(self, status: int, reason: str, message: str, retry_after_seconds: float | None = None) -> None:
         super().__init__(status, reason, message)
         self.retry_after_seconds = retry_after_seconds
+
+    @property
+    def wants_silence(self) -> bool:
+        return self.status in (0, 401, 429) or self.retry_after_seconds is not None

@@ -21,6 +21,8 @@ _IMAGE_REASONS = frozenset(
 _START_REASONS = frozenset(
     {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "PreStartHookError"}
 )
+# Between two tries the kubelet says this, and then what the last one said: nothing new.
+_BACK_OFF = re.compile(r'^Back-off pulling image "[^"]*"(?:: \w+: |$)')
 _GPU = re.compile(r"Insufficient \S*gpu", re.IGNORECASE)
 _NO_CLAIM = re.compile(r'persistentvolumeclaim "[^"]*" not found', re.IGNORECASE)
 _NO_SECRET = re.compile(r"secret \"[^\"]*\" not found|couldn't find key .* in Secret", re.IGNORECASE)
@@ -74,7 +76,8 @@ def _judge_scheduler(sentence: str) -> Reason:
 def _container_failure(pod: PodState, container: ContainerState, also_past: bool) -> PodFailure | None:
     said = container.waiting_message
     if container.waiting_reason in _IMAGE_REASONS:
-        message = f"image {container.image} cannot be pulled: {said}"
+        cause = _BACK_OFF.sub("", said)
+        message = f"image {container.image} cannot be pulled" + (f": {cause}" if cause else "")
         return PodFailure(Reason.IMAGE_PULL_FAILED, _tidy(message), pod.name, pod.created_at)
     if container.waiting_reason in _START_REASONS:
         reason = Reason.SECRET_NOT_FOUND if _NO_SECRET.search(said) else Reason.CONTAINER_CONFIG_INVALID

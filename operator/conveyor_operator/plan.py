@@ -10,7 +10,7 @@ from typing import Any
 
 from conveyor_api import names
 from conveyor_api.conditions import Reason
-from conveyor_operator.kinds import AUTOSCALER, CHILDREN, CLAIM, CONFIG_MAP
+from conveyor_operator.kinds import AUTOSCALER, CHILDREN, CLAIM, CONFIG_MAP, DEPLOYMENT
 from conveyor_operator.manifests.metadata import Owner
 from conveyor_operator.observed import Child, Observed, hash_of
 
@@ -104,6 +104,14 @@ def find_obstacle(owner: Owner, child: Child) -> Obstacle | None:
         f"{child.kind} {child.name} exists and {whose}. Give the InferenceService another name, or remove that object."
     )
     return Obstacle(child.kind, child.name, Reason.CHILD_NOT_OWNED, message)
+
+
+def without_aimless_autoscaler(owner: Owner, desired: list[dict[str, Any]], observed: Observed) -> list[dict[str, Any]]:
+    """Without the HPA while the Deployment that it would scale is not ours."""
+    deployment = observed.children.get((DEPLOYMENT.kind, names.engine_name(owner.name)))
+    if deployment is None or find_obstacle(owner, deployment) is None:
+        return desired
+    return [body for body in desired if body["kind"] != AUTOSCALER.kind]
 
 
 def plan_early_removals(owner: Owner, desired: Iterable[dict[str, Any]], observed: Observed) -> tuple[Delete, ...]:

@@ -7,8 +7,9 @@ What it remembers between calls only saves work: which apply led to which child 
 call) and the status it wrote last (until the watch has brought it back). Nothing of it is needed to be right.
 """
 
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -20,7 +21,7 @@ from conveyor_api.resource import InferenceService
 from conveyor_operator.apiservice import utc_now
 from conveyor_operator.cluster import Cluster
 from conveyor_operator.conditions import Situation
-from conveyor_operator.errors import Refused
+from conveyor_operator.errors import ApiError, Refused
 from conveyor_operator.events import build_event, find_transitions
 from conveyor_operator.image import choose_engine_image
 from conveyor_operator.kinds import BY_NAME, CLAIM, DEPLOYMENT, EVENT, INFERENCE_SERVICE
@@ -36,6 +37,7 @@ from conveyor_operator.plan import (
     plan_applies,
     plan_early_removals,
     plan_removals,
+    without_aimless_autoscaler,
 )
 from conveyor_operator.replicas import Hold, plan_hold, plan_replicas
 from conveyor_operator.scaling import MetricsApi
@@ -58,6 +60,10 @@ class _Memory:
     status: Object | None = None
     """Written while the resource had `status_version`, so newer than what the store says at that version."""
     status_version: str = ""
+    failing: bool = False
+    """The call before ended with an ApiError."""
+    generation: int = 0
+    """Of the Deployment, as a call of ours saw it last; the watches may not have told of it yet."""
 
 
 @dataclass(slots=True)
@@ -67,8 +73,20 @@ class _Work:
     service: InferenceService
     owner: Owner
     observed: Observed
+    image: str
     memory: _Memory
     obstacles: list[Obstacle] = field(default_factory=list)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the Deployment was seen newer than it was told: its replicas would be planned by an old number."""
+        return self.observed.deployment is not None and self.observed.deployment.generation < self.memory.generation
+
+    def see(self, child: Object) -> None:
+        """A call of ours has brought this child."""
+        self.observed = self.observed.with_child(child)
+        if child["kind"] == DEPLOYMENT.kind:
+            self.memory.generation = int(child["metadata"]["generation"])
 
 
 class Reconciler:
@@ -101,24 +119,38 @@ class Reconciler:
         except InvalidResource as error:
             await self._write_invalid(body, memory, str(error))
             return True
-        owner = Owner(service.namespace, service.name, service.metadata.uid)
-        work = _Work(service, owner, self._store.observe(key), memory)
-        image = await self._bring_about(work)
-        await self._write_status(body, work, image)
+        work = self._begin(key, service, memory)
+        try:
+            await self._bring_about(work)
+        except ApiError as error:
+            # A first failure is tried again at once. One that stays is told, to whom the API server still listens.
+            if memory.failing and not error.wants_silence:
+                await self._write_status(body, work)
+            memory.failing = True
+            raise
+        memory.failing = False
+        await self._write_status(body, work)
         return not work.obstacles
 
-    async def _bring_about(self, work: _Work) -> str:
-        """Children as the spec wants them; returns the engine image that was chosen."""
+    def _begin(self, key: Key, service: InferenceService, memory: _Memory) -> _Work:
+        owner = Owner(service.namespace, service.name, service.metadata.uid)
+        observed, default = self._store.observe(key), self._settings.engine_image
+        image = choose_engine_image(owner, service.spec, default, service.status.engine_image, observed.deployment)
+        return _Work(service, owner, observed, image, memory)
+
+    async def _bring_about(self, work: _Work) -> None:
+        """Children as the spec wants them. Every failed call is an obstacle; all but a refused apply also raise."""
         spec, owner = work.service.spec, work.owner
-        image = choose_engine_image(
-            owner, spec, self._settings.engine_image, work.service.status.engine_image, work.observed.deployment
-        )
-        choices = Choices(image, self._settings.gateway_host, _choose_access_mode(work))
+        choices = Choices(work.image, self._settings.gateway_host, _choose_access_mode(work))
         desired = build_children(owner, spec, choices)
         await self._look_up_unknown(work, desired)
+        if work.is_behind:
+            await self._look_up(work, DEPLOYMENT.kind, names.engine_name(owner.name))
+        desired = without_aimless_autoscaler(owner, desired, work.observed)
         autoscaled = work.observed.autoscaler is not None
         for removal in plan_early_removals(owner, desired, work.observed):
             await self._delete(work, removal)
+            await self._look_up(work, DEPLOYMENT.kind, names.engine_name(owner.name))  # the HPA's last word
         replicas = plan_replicas(spec, work.observed.deployment, autoscaled)
         desired = [
             with_replicas(child, replicas.count, replicas.held) if child["kind"] == DEPLOYMENT.kind else child
@@ -131,16 +163,19 @@ class Reconciler:
         if not work.obstacles:
             for removal in plan_removals(owner, desired, work.observed):
                 await self._delete(work, removal)
-        return image
 
     async def _look_up_unknown(self, work: _Work, desired: list[Object]) -> None:
         """A name that no labelled object of ours has may still be taken: look before applying over it."""
         for child in desired:
             kind, name = child["kind"], child["metadata"]["name"]
             if (kind, name) not in work.observed.children:
-                found = await self._cluster.get(BY_NAME[kind], work.owner.namespace, name)
-                if found is not None:
-                    work.observed = work.observed.with_child(found)
+                await self._look_up(work, kind, name)
+
+    async def _look_up(self, work: _Work, kind: str, name: str) -> None:
+        with _told_as_obstacle(work, kind, name):
+            found = await self._cluster.get(BY_NAME[kind], work.owner.namespace, name)
+        if found is not None:
+            work.see(found)
 
     async def _apply(self, work: _Work, apply: Apply) -> None:
         """One child; a refusal is an obstacle, and the Deployment waits for what its pods need."""
@@ -148,17 +183,15 @@ class Reconciler:
         if kind == DEPLOYMENT.kind and any(obstacle.kind in _POD_NEEDS for obstacle in work.obstacles):
             return
         logger.info("apply key=%s kind=%s name=%s reason=%s", work.service.key, *apply.id, apply.reason)
-        try:
+        with contextlib.suppress(Refused), _told_as_obstacle(work, kind, name):
+            work.memory.applied.pop(apply.id, None)
             if kind == DEPLOYMENT.kind:
                 await self._hold_replicas(work)
             found = await self._cluster.apply(BY_NAME[kind], apply.body, names.FIELD_MANAGER)
-            work.observed = work.observed.with_child(found)
+            work.see(found)
             work.memory.applied[apply.id] = Applied(hash_of(apply.body), observe_child(found).fingerprint)
             if kind == DEPLOYMENT.kind:
                 await self._hold_replicas(work)
-        except Refused as error:
-            work.memory.applied.pop(apply.id, None)
-            work.obstacles.append(Obstacle(kind, name, Reason.CHILD_REFUSED, f"{kind} {name}: {error.message}"))
 
     async def _hold_replicas(self, work: _Work) -> None:
         """Keep the number of replicas while the field changes hands."""
@@ -173,20 +206,21 @@ class Reconciler:
         }
         logger.info("hold replicas key=%s count=%s", work.service.key, hold.count)
         found = await self._cluster.apply(DEPLOYMENT, body, names.REPLICAS_FIELD_MANAGER, force=hold.force)
-        work.observed = work.observed.with_child(found)
+        work.see(found)
 
     async def _delete(self, work: _Work, removal: Delete) -> None:
         logger.info("delete key=%s kind=%s name=%s", work.service.key, removal.kind, removal.name)
-        await self._cluster.delete(BY_NAME[removal.kind], work.owner.namespace, removal.name, removal.uid)
+        with _told_as_obstacle(work, removal.kind, removal.name):
+            await self._cluster.delete(BY_NAME[removal.kind], work.owner.namespace, removal.name, removal.uid)
         work.observed = work.observed.without_child(removal.kind, removal.name)
         work.memory.applied.pop((removal.kind, removal.name), None)
 
-    async def _write_status(self, body: Object, work: _Work, image: str) -> None:
+    async def _write_status(self, body: Object, work: _Work) -> None:
         service = work.service
         url = self._settings.service_url(service.namespace, service.name)
         situation = Situation(service.spec, work.observed, tuple(work.obstacles), self._metrics_api())
         previous = self._previous_status(body, work.memory)
-        status = build_status(service, situation, Written(url, image), previous, self._now())
+        status = build_status(service, situation, Written(url, work.image), previous, self._now())
         await self._write(body, work.memory, previous, status)
 
     async def _write_invalid(self, body: Object, memory: _Memory, message: str) -> None:
@@ -234,6 +268,17 @@ class Reconciler:
         if memory is None or memory.uid != uid:
             memory = self._memories[key] = _Memory(uid)
         return memory
+
+
+@contextlib.contextmanager
+def _told_as_obstacle(work: _Work, kind: str, name: str) -> Iterator[None]:
+    """An ApiError within, in the API's own words; it is raised all the same."""
+    try:
+        yield
+    except ApiError as error:
+        temporary, message = not isinstance(error, Refused), f"{kind} {name}: {error.message}"
+        work.obstacles.append(Obstacle(kind, name, Reason.CHILD_REFUSED, message, temporary))
+        raise
 
 
 def _choose_access_mode(work: _Work) -> str:

@@ -219,6 +219,35 @@ def test_an_object_of_somebody_else_is_not_adopted(stage: Stage) -> None:
         wait_until("ours", lambda: (stage.space.get("Service", "qwen") or {}).get("spec", {}).get("externalName"), 40)
 
 
+def make_foreign_deployment(stage: Stage) -> None:
+    labels = {"app": "theirs"}
+    pod = {"containers": [{"name": "web", "image": "example/web:1"}]}
+    spec = {"replicas": 2, "selector": {"matchLabels": labels}}
+    spec |= {"template": {"metadata": {"labels": labels}, "spec": pod}}
+    stage.space.create("Deployment", {"metadata": {"name": "qwen-engine"}, "spec": spec})
+
+
+def test_a_deployment_of_somebody_else_is_not_scaled(stage: Stage) -> None:
+    make_foreign_deployment(stage)
+    with stage.operator():
+        stage.space.make_service(autoscaling=AUTOSCALING)
+        stage.space.wait_condition("qwen", "Ready", "False", "ChildNotOwned")
+        stage.proxy.wait_quiet()
+        assert stage.space.get("HorizontalPodAutoscaler", "qwen-engine") is None
+
+
+def test_an_autoscaler_leaves_a_deployment_that_somebody_else_took_over(stage: Stage) -> None:
+    with stage.operator():
+        stage.space.make_service(autoscaling=AUTOSCALING)
+        wait_until("the HPA", lambda: stage.space.get("HorizontalPodAutoscaler", "qwen-engine"))
+        stage.proxy.wait_quiet()
+    stage.space.delete("Deployment", "qwen-engine")
+    wait_until("no Deployment", lambda: stage.space.get("Deployment", "qwen-engine") is None)
+    make_foreign_deployment(stage)
+    with stage.operator():
+        wait_until("no HPA", lambda: stage.space.get("HorizontalPodAutoscaler", "qwen-engine") is None)
+
+
 def test_a_child_of_another_controller_is_not_adopted(stage: Stage) -> None:
     other = stage.space.create("ConfigMap", {"metadata": {"name": "other"}})
     owner = {

@@ -79,11 +79,12 @@ def test_a_service_that_lost_one_pod_of_three_stays_ready_and_says_what_it_lost(
     assert "(pod broken)" in found["WorkloadReady"].message
 
 
-def test_a_spec_that_is_not_rolled_out_is_not_ready_although_old_pods_answer() -> None:
+def test_a_service_stays_ready_in_a_rollout_as_long_as_an_engine_answers() -> None:
     for deployment in (make_deployment(2, updated_replicas=1), make_deployment(2, generation=2)):
-        found = judge(deployment, READY, endpoints=1)
-        assert said(found["Ready"]) == ("False", "RollingOut")
-        assert said(found["Progressing"]) == ("True", "RollingOut")
+        for endpoints, ready in ((1, ("True", "Ready")), (0, ("False", "RollingOut"))):
+            found = judge(deployment, READY, endpoints=endpoints)
+            assert said(found["Ready"]) == ready
+            assert said(found["Progressing"]) == ("True", "RollingOut")
 
 
 @pytest.mark.parametrize(
@@ -117,12 +118,37 @@ def test_a_refused_child_is_the_reason_and_its_words_are_the_message() -> None:
         assert found[type].message == "Deployment qwen-engine: bad nodeSelector"
 
 
-def test_a_refused_autoscaler_does_not_make_the_workload_unready() -> None:
-    obstacle = Obstacle("HorizontalPodAutoscaler", "qwen-engine", Reason.CHILD_REFUSED, "no")
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("HorizontalPodAutoscaler", "qwen-engine"), ("PodDisruptionBudget", "qwen-engine"), ("Service", "qwen")],
+)
+def test_a_refused_child_that_no_request_needs_is_told_by_a_service_that_is_ready(kind: str, name: str) -> None:
+    obstacle = Obstacle(kind, name, Reason.CHILD_REFUSED, "no")
     found = judge(make_deployment(1), READY, endpoints=1, obstacles=(obstacle,))
-    assert said(found["ScalingReady"]) == ("False", "ChildRefused")
-    assert said(found["Ready"]) == ("False", "ChildRefused")
+    assert said(found["Ready"]) == ("True", "Ready")
     assert said(found["WorkloadReady"]) == ("True", "ReplicasReady")
+    assert said(found["EndpointReady"]) == ("True", "EndpointsAvailable")
+    assert said(found["Progressing"]) == ("False", "ChildRefused")
+    assert said(found["ScalingReady"])[0] == ("False" if kind == "HorizontalPodAutoscaler" else "True")
+
+
+def test_while_no_engine_answers_every_obstacle_is_told_at_once() -> None:
+    obstacle = Obstacle("Service", "qwen", Reason.CHILD_NOT_OWNED, "taken")
+    assert said(judge(None, obstacles=(obstacle,))["Ready"]) == ("False", "ChildNotOwned")
+
+
+def test_a_refused_engine_service_is_why_no_engine_is_found() -> None:
+    obstacle = Obstacle("Service", "qwen-engine", Reason.CHILD_NOT_OWNED, "taken")
+    found = judge(make_deployment(1), READY, obstacles=(obstacle,))
+    assert said(found["EndpointReady"]) == said(found["Ready"]) == ("False", "ChildNotOwned")
+
+
+def test_what_passes_by_itself_does_not_make_a_service_that_answers_unready() -> None:
+    passing = replace(REFUSED, temporary=True)
+    found = judge(make_deployment(1), READY, endpoints=1, obstacles=(passing,))
+    assert said(found["Ready"]) == ("True", "Ready")
+    assert said(found["Progressing"]) == ("True", "ChildRefused")
+    assert said(judge(None, obstacles=(passing,))["Ready"]) == ("False", "ChildRefused")
 
 
 def test_zero_replicas_are_no_failure() -> None:
@@ -162,8 +188,11 @@ pods = st.lists(
     max_size=4,
 )  # fmt: skip
 obstacles = st.sampled_from(
-    [(), (REFUSED,), (Obstacle("Service", "qwen", Reason.CHILD_NOT_OWNED, "taken", temporary=True),)]
-)
+    [
+        (), (REFUSED,), (replace(REFUSED, temporary=True),),
+        (Obstacle("Service", "qwen", Reason.CHILD_NOT_OWNED, "taken", temporary=True),),
+    ]
+)  # fmt: skip
 
 
 @given(counts, counts, counts, counts, st.booleans(), pods, counts, obstacles)
@@ -185,4 +214,4 @@ def test_every_situation_has_all_conditions_with_documented_reasons(
         assert part.status in ("True", "False", "Unknown")
         assert part.message
     ready = judged[0]
-    assert ready.is_true == (not obstacles and deployment.rolled_out and endpoints > 0 and asked + there > 0)
+    assert ready.is_true == (obstacles != (REFUSED,) and endpoints > 0 and asked + there > 0)

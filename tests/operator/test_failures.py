@@ -67,6 +67,14 @@ def test_the_schedulers_sentence_becomes_a_reason(sentence: str, reason: str) ->
     assert (failure.reason, failure.message) == (reason, sentence)
 
 
+def test_an_image_that_cannot_be_pulled_is_told_alike_while_it_is_tried_and_between_the_tries() -> None:
+    cause = "failed to resolve reference: example/engine:1: not found"
+    between = f'Back-off pulling image "example/engine:1": ErrImagePull: {cause}'
+    for waiting, message in (("ErrImagePull", cause), ("ImagePullBackOff", between)):
+        state = ContainerState("engine", "example/engine:1", waiting_reason=waiting, waiting_message=message)
+        assert find(state).message == f"image example/engine:1 cannot be pulled: {cause}"
+
+
 @pytest.mark.parametrize(
     ("waiting", "message", "reason"),
     [

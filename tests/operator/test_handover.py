@@ -88,6 +88,23 @@ def switch_there_and_back(stage: Stage) -> None:
     assert "5 replicas are kept" in stage.space.condition("qwen", "ScalingReady")["message"]
 
 
+def test_the_hpas_last_word_is_held_although_no_watch_has_told_of_it(stage: Stage) -> None:
+    with stage.operator():
+        stage.space.make_service(replicas=1, autoscaling=AUTOSCALING)
+        wait_until("the HPA", lambda: hpa(stage))
+        stage.proxy.wait_quiet()
+        deaf = stage.proxy.fail(lambda call: (call.verb, call.resource) == ("watch", "deployments"), 0, times=10**6)
+        stage.proxy.sever()
+        stage.proxy.severed = False
+        wait_until("no word of Deployments", lambda: deaf.hits)
+        scale_as_the_hpa(stage, 4)
+        stage.space.edit("qwen", autoscaling=None)
+        wait_until("no HPA", lambda: hpa(stage) is None)
+        stage.proxy.wait_quiet()
+        assert replicas(stage) == 4
+        deaf.times = 0
+
+
 def test_a_held_number_goes_when_the_spec_names_another(stage: Stage) -> None:
     with stage.operator():
         stage.space.make_service(replicas=1, autoscaling=AUTOSCALING)

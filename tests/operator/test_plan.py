@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 from tests.operator.builders import OWNER, build, make_child, make_deployment, make_observed, make_pod
 
 from conveyor_operator.observed import Observed, hash_of
-from conveyor_operator.plan import Applied, ChildId, Delete, plan_applies, plan_early_removals, plan_removals
+from conveyor_operator.plan import (
+    Applied,
+    ChildId,
+    Delete,
+    plan_applies,
+    plan_early_removals,
+    plan_removals,
+    without_aimless_autoscaler,
+)
 
 AUTOSCALING = {"maxReplicas": 4}
 
@@ -95,6 +103,15 @@ def test_an_unwanted_autoscaler_goes_before_anything_is_applied() -> None:
     observed = make_observed(hpa, make_child("ConfigMap", "qwen-engine-00000000"))
     assert plan_early_removals(OWNER, build().values(), observed) == (Delete(hpa.kind, hpa.name, hpa.uid),)
     assert plan_early_removals(OWNER, build(autoscaling=AUTOSCALING).values(), observed) == ()
+
+
+def test_a_deployment_of_somebody_else_is_not_scaled() -> None:
+    desired, ours = list(build(autoscaling=AUTOSCALING).values()), make_observed(make_child())
+    theirs = make_observed(make_child(labels={}, controller="", controller_uid=""))
+    left = without_aimless_autoscaler(OWNER, desired, theirs)
+    assert [b["kind"] for b in desired if b not in left] == ["HorizontalPodAutoscaler"]
+    assert without_aimless_autoscaler(OWNER, desired, ours) == desired
+    assert without_aimless_autoscaler(OWNER, desired, Observed()) == desired
 
 
 def test_somebody_elses_autoscaler_stays() -> None:

@@ -76,7 +76,7 @@ def test_a_mended_service_is_ready_and_remembers_its_failure(stage: Stage) -> No
 
 
 def test_events_come_with_transitions_only(stage: Stage) -> None:
-    with stage.operator(resync_seconds=0.5), Kubelet(stage.space, kubelet.oom_killed) as node:
+    with stage.operator(resync_seconds=3), Kubelet(stage.space, kubelet.oom_killed) as node:
         stage.space.make_service()
         stage.space.wait_condition("qwen", "Ready", "False", "OOMKilled")
         stage.proxy.wait_quiet()
@@ -125,18 +125,20 @@ def test_an_autoscaler_without_metrics_is_told_in_the_hpas_words(stage: Stage) -
     assert "inference_in_flight" in condition["message"]
 
 
-def test_a_rollout_is_told_from_beginning_to_end(stage: Stage) -> None:
+def test_a_rollout_is_told_from_beginning_to_end_by_a_service_that_stays_ready(stage: Stage) -> None:
     with stage.operator(), Kubelet(stage.space, kubelet.ready) as node:
-        stage.space.make_service(replicas=2)
+        stage.space.make_service(replicas=2, rollout={"maxUnavailable": 0, "maxSurge": 1})
         stage.space.wait_condition("qwen", "Progressing", "False", "UpToDate")
+        stage.proxy.wait_quiet()
+        before = [event for event in events(stage) if event[2] == "Ready"]
         node.decide = lambda pod: None
         stage.space.edit("qwen", batching={"maxBatchSize": 8})
         condition = stage.space.wait_condition("qwen", "Progressing", "True", "RollingOut")
         assert condition["observedGeneration"] == 2
-        stage.space.wait_condition("qwen", "Ready", "False", "RollingOut")
+        assert stage.space.condition("qwen", "Ready")["status"] == "True"
         node.decide = kubelet.ready
         stage.space.wait_condition("qwen", "Progressing", "False", "UpToDate")
-        stage.space.wait_condition("qwen", "Ready", "True", "Ready")
+        assert [event for event in events(stage) if event[2] == "Ready"] == before, "it was never unready"
 
 
 def test_a_resource_that_this_operator_cannot_read_is_told_and_its_pods_stay(stage: Stage) -> None:
@@ -167,6 +169,29 @@ def set_mode(stage: Stage, mode: str) -> bool:
     except ApiError:
         return False
     return True
+
+
+@pytest.mark.parametrize("status", [409, 500])
+def test_a_child_that_the_api_server_fails_to_take_is_told_until_it_is_taken(stage: Stage, status: int) -> None:
+    """As when an admission webhook is broken: no refusal, but no end either."""
+    fault = stage.proxy.fail(lambda call: call.is_write and call.resource == "deployments", status, times=10**6)
+    with stage.operator(), Kubelet(stage.space, kubelet.ready):
+        stage.space.make_service()
+        condition = stage.space.wait_condition("qwen", "WorkloadReady", "False", "ChildRefused")
+        assert condition["message"] == f"Deployment qwen-engine: injected {status}"
+        assert stage.space.condition("qwen", "Ready")["reason"] == "ChildRefused"
+        assert stage.space.condition("qwen", "Progressing")["status"] == "True"
+        fault.times = 0
+        stage.space.wait_condition("qwen", "Ready", "True", "Ready", 60)
+
+
+def test_a_failure_that_is_over_at_once_is_not_told(stage: Stage) -> None:
+    stage.proxy.fail(lambda call: call.is_write and call.resource == "deployments", 500)
+    with stage.operator(), Kubelet(stage.space, kubelet.ready):
+        stage.space.make_service()
+        stage.space.wait_condition("qwen", "Ready", "True", "Ready")
+        stage.proxy.wait_quiet()
+    assert not [event for event in events(stage) if event[0] == "Warning"]
 
 
 def test_two_services_with_one_refused_do_not_disturb_each_other(stage: Stage) -> None:
