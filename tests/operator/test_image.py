@@ -38,6 +38,10 @@ def test_an_image_in_the_spec_wins() -> None:
     assert choose(OLD, live(), engine={"image": "mine/engine:7"}) == "mine/engine:7"
 
 
+def test_an_image_that_leaves_the_spec_leaves_the_pods() -> None:
+    assert choose("mine/engine:7", live(engine={"image": "mine/engine:7"})) == NEW
+
+
 def test_a_service_without_a_deployment_or_a_kept_image_gets_the_default() -> None:
     assert choose(None, None) == NEW
     assert choose(OLD, None) == NEW

@@ -2,6 +2,7 @@
 
 One initContainer fetches or checks the model, one container serves it. The pods meet the "restricted" Pod Security
 standard. No label or annotation in the template names a version: an upgrade of the operator must not restart GPUs.
+For the same reason a test holds the rendered template, so that only a deliberate change alters it.
 """
 
 from typing import Any
@@ -32,7 +33,7 @@ def build_deployment(owner: Owner, spec: InferenceServiceSpec, image: str, confi
     """Without `spec.replicas`: `with_replicas` adds them where they are ours."""
     template = build_pod_template(owner, spec, image, config)
     metadata = build_metadata(owner, names.engine_name(owner.name))
-    metadata["annotations"] = {TEMPLATE_HASH_ANNOTATION: hash_of(template)}
+    metadata["annotations"] = {TEMPLATE_HASH_ANNOTATION: hash_template(owner, spec, config)}
     rollout = {"maxSurge": spec.rollout.max_surge, "maxUnavailable": spec.rollout.max_unavailable}
     return {
         "apiVersion": "apps/v1",
@@ -56,6 +57,11 @@ def with_replicas(deployment: Object, replicas: int | None, held: str = "") -> O
     if held:
         metadata["annotations"] = {**metadata["annotations"], HELD_REPLICAS_ANNOTATION: held}
     return {**deployment, "metadata": metadata, "spec": {"replicas": replicas, **deployment["spec"]}}
+
+
+def hash_template(owner: Owner, spec: InferenceServiceSpec, config: EngineConfig) -> str:
+    """Of what the spec asks of the pods: with the image that it names, not with the one that was found for it."""
+    return hash_of(build_pod_template(owner, spec, spec.engine.image or "", config))
 
 
 def build_pod_template(owner: Owner, spec: InferenceServiceSpec, image: str, config: EngineConfig) -> Object:
