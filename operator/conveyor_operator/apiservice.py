@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 API_SERVICES = tuple(f"{version}.{names.METRICS_GROUP}" for version in names.METRICS_VERSIONS)
 
 _CERTIFICATE_KEY, _PRIVATE_KEY, _BUNDLE_KEY = "tls.crt", "tls.key", "ca.crt"
+_OLD_AUTHORITIES = 2  # a rotation that was interrupted by another one leaves that many in use
 _LONGEST_SLEEP = timedelta(hours=6)  # a clock that is set forward is noticed; waking up costs no call
 
 
@@ -69,10 +70,6 @@ class MetricsApiKeeper:
             for name in API_SERVICES:
                 tasks.create_task(self._follow_api_service(name), name=f"follow APIService {name}")
             tasks.create_task(self._keep(), name="keep the metrics server's certificate")
-
-    def wake(self) -> None:
-        """Look again now; for a clock that was changed."""
-        self._changed.set()
 
     async def _follow_secret(self) -> None:
         async for found in _follow(self._cluster, SECRET, self._namespace, names.METRICS_TLS_SECRET):
@@ -120,13 +117,13 @@ class MetricsApiKeeper:
                 await asyncio.sleep(backoff_seconds(1))  # what fails is not hurried by what it changes
 
     async def step(self) -> datetime:
-        """Does what the state asks for; returns when to look again."""
-        while self._secret is not None:
+        """Does what the state asks for, once all of it is known; returns when to look again."""
+        while self._secret is not None and len(self._api_services) == len(API_SERVICES):
             serving = read_serving(self._secret)
             action = certificates.plan_certificate(serving, self._hosts, self._now())
             match action:
                 case Issue():
-                    await self._issue(action, serving)
+                    await self._issue(action.reason)
                 case DropOld(bundle):
                     logger.info("metrics certificate: dropping the old authority")
                     await self._write_secret({_BUNDLE_KEY: bundle})
@@ -137,14 +134,22 @@ class MetricsApiKeeper:
                     return until
         return self._now() + _LONGEST_SLEEP
 
-    async def _issue(self, action: Issue, old: Serving | None) -> None:
-        logger.info("metrics certificate: issuing a new one because %s", action.reason)
+    async def _issue(self, reason: str) -> None:
+        """Announced together with the old authorities: the server has the old pair until the kubelet brings the new."""
+        logger.info("metrics certificate: issuing a new one because %s", reason)
         new = certificates.issue(self._hosts, self._now())
-        bundle = new.bundle
-        if action.announce and old is not None:
-            bundle += certificates.newest_authority(old.bundle)
-            await self._announce(bundle)
+        bundle = b"".join([new.bundle, *self._find_old_authorities()])
+        await self._announce(bundle)
         await self._write_secret({_CERTIFICATE_KEY: new.certificate, _PRIVATE_KEY: new.key, _BUNDLE_KEY: bundle})
+
+    def _find_old_authorities(self) -> list[bytes]:
+        """The newest of the Secret; of a Secret without any, the oldest announced: newer ones were never served."""
+        found = certificates.read_authorities(_decode(self._secret or {}, _BUNDLE_KEY))
+        if found:
+            return found[:_OLD_AUTHORITIES]
+        ours = [found for found in self._api_services.values() if found is not None and self._is_ours(found)]
+        bundles = [base64.b64decode(found["spec"].get("caBundle") or "") for found in ours]
+        return next(filter(None, map(certificates.read_authorities, bundles)), [])[-_OLD_AUTHORITIES:]
 
     async def _announce(self, bundle: bytes) -> None:
         wanted = base64.b64encode(bundle).decode()
@@ -169,12 +174,16 @@ class MetricsApiKeeper:
 
 def read_serving(secret: Object) -> Serving | None:
     """The pair in a Secret; None if a part is missing or is no base64."""
-    data: dict[str, Any] = secret.get("data") or {}
-    try:
-        parts = [base64.b64decode(data.get(key, "")) for key in (_CERTIFICATE_KEY, _PRIVATE_KEY, _BUNDLE_KEY)]
-    except ValueError:
-        return None
+    parts = [_decode(secret, key) for key in (_CERTIFICATE_KEY, _PRIVATE_KEY, _BUNDLE_KEY)]
     return Serving(*parts) if all(parts) else None
+
+
+def _decode(secret: Object, key: str) -> bytes:
+    """A value of the Secret; empty if it is missing or no base64."""
+    try:
+        return base64.b64decode((secret.get("data") or {}).get(key, ""))
+    except ValueError:
+        return b""
 
 
 async def _follow(cluster: Cluster, kind: Any, namespace: str | None, name: str) -> Any:

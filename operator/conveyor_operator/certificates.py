@@ -1,8 +1,8 @@
 """The metrics server's serving certificate: making one, judging the one that is there, and what to do next. Pure.
 
 Every certificate has an authority of its own, whose key is thrown away: there is nothing to steal and nothing to
-renew but the pair. Rotation (tried on a real API server, kubernetes_decisions 6): announce the new authority beside
-the old one in the APIServices' caBundle, then write the new leaf, then, an hour later, drop the old authority.
+renew but the pair. Replacing one, for its age or for a fault (tried on a real API server): announce the new authority
+beside the old one in the APIServices' caBundle, then write the new leaf, then, an hour later, drop the old authority.
 `ca.crt` of the Secret is that bundle, newest first, so the Secret alone says how far a rotation got.
 
 Used by `apiservice`. The clock is the caller's.
@@ -43,10 +43,9 @@ class Serving:
 
 @dataclass(frozen=True, slots=True)
 class Issue:
-    """Make a new leaf. `announce`: the present one is in use, so its clients learn of the new authority first."""
+    """Make a new leaf."""
 
     reason: str
-    announce: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +65,13 @@ class Keep:
 def plan_certificate(serving: Serving | None, hosts: tuple[str, ...], now: datetime) -> Issue | DropOld | Keep:
     """What the state of the Secret asks for. `serving` is None if the Secret has no complete pair."""
     if serving is None:
-        return Issue("there is none", announce=False)
+        return Issue("there is none")
     fault = find_fault(serving, hosts, now)
     if fault:
-        return Issue(fault, announce=False)
+        return Issue(fault)
     renew_at = serving.issued_at + RENEW_AFTER
     if now >= renew_at:
-        return Issue("two thirds of its life are over", announce=True)
+        return Issue("two thirds of its life are over")
     authorities = x509.load_pem_x509_certificates(serving.bundle)
     drop_at = serving.issued_at + KEEP_OLD_AUTHORITY
     if len(authorities) == 1:
@@ -126,9 +125,12 @@ def issue(hosts: tuple[str, ...], now: datetime) -> Serving:
     return Serving(_pem(leaf), key, _pem(authority))
 
 
-def newest_authority(bundle: bytes) -> bytes:
-    """The first certificate of a bundle: the one that signed the present leaf."""
-    return _pem(x509.load_pem_x509_certificates(bundle)[0])
+def read_authorities(bundle: bytes) -> list[bytes]:
+    """The certificates of a bundle, newest first; none if it cannot be read."""
+    try:
+        return [_pem(authority) for authority in x509.load_pem_x509_certificates(bundle)]
+    except ValueError:
+        return []
 
 
 def _builder(

@@ -105,10 +105,12 @@ def make_api_services(space: Space, service: Json, names: tuple[str, ...] = API_
 
 
 @asynccontextmanager
-async def keeping(stage: Stage, clock: Callable[[], datetime]) -> AsyncIterator[MetricsApiKeeper]:
+async def keeping(
+    stage: Stage, clock: Callable[[], datetime], domain: str = "cluster.local"
+) -> AsyncIterator[MetricsApiKeeper]:
     metrics = Metrics()
     async with Cluster(await load_configuration(stage.settings.kubeconfig), metrics) as cluster:
-        keeper = MetricsApiKeeper(cluster, metrics, stage.space.namespace, "cluster.local", lambda: None, clock)
+        keeper = MetricsApiKeeper(cluster, metrics, stage.space.namespace, domain, lambda: None, clock)
         task = asyncio.create_task(keeper.run())
         yield keeper
         task.cancel()
@@ -133,6 +135,11 @@ def availability(space: Space) -> list[str]:
     return [next((c["status"] for c in conditions if c["type"] == "Available"), "?") for conditions in found]
 
 
+def look_again(space: Space) -> None:
+    """The keeper does not see that the clock was set; it does see a change of the Secret."""
+    space.patch("Secret", SECRET, {"metadata": {"annotations": {"changed": str(datetime.now(UTC))}}})
+
+
 async def until(what: str, probe: Callable[[], Any], seconds: float = 30) -> Any:
     return await asyncio.to_thread(wait_until, what, probe, seconds)
 
@@ -152,12 +159,12 @@ async def test_a_rotation_never_loses_the_api_servers_trust(
     stage: Stage, installed: Space, server: MetricsServer
 ) -> None:
     clock = Clock(AGED)
-    async with keeping(stage, clock) as keeper:
+    async with keeping(stage, clock):
         old = await until("a pair", lambda: serving_of(installed))
         server.serve(old)
         await until("trust", lambda: availability(installed) == ["True", "True"], 60)
         clock.ahead = timedelta()
-        keeper.wake()
+        look_again(installed)
         new = await until("another pair", lambda: other_than(serving_of(installed), old))
         assert authorities(new.bundle) == 2
         await until("both bundles", lambda: set(bundles(installed)) == {new.bundle})
@@ -168,7 +175,7 @@ async def test_a_rotation_never_loses_the_api_servers_trust(
         await asyncio.sleep(5)
         assert availability(installed) == ["True", "True"]
         clock.ahead += KEEP_OLD_AUTHORITY
-        keeper.wake()
+        look_again(installed)
         await until("one authority", lambda: [authorities(b) for b in bundles(installed)] == [1, 1])
         assert serving_of(installed).certificate == new.certificate
         await asyncio.sleep(5)
@@ -181,12 +188,12 @@ def other_than(found: Serving | None, old: Serving) -> Serving | None:
 
 async def test_the_new_authority_is_announced_before_the_new_leaf_is_written(stage: Stage, installed: Space) -> None:
     clock = Clock(AGED)
-    async with keeping(stage, clock) as keeper:
+    async with keeping(stage, clock):
         await until("both bundles", lambda: all(bundles(installed)))
         await asyncio.to_thread(stage.proxy.wait_quiet)
         before = len(stage.proxy.writes())
         clock.ahead = timedelta()
-        keeper.wake()
+        look_again(installed)
         await until("three writes", lambda: len(stage.proxy.writes()) >= before + 3)
         await asyncio.to_thread(stage.proxy.wait_quiet)
     order = [call.resource for call in stage.proxy.writes()[before:]]
@@ -218,6 +225,24 @@ async def test_what_somebody_breaks_is_mended(stage: Stage, installed: Space) ->
         installed.patch("Secret", SECRET, {"data": {"tls.key": None}})
         second = await until("another pair", lambda: other_than(serving_of(installed), first))
         await until("its bundle", lambda: set(bundles(installed)) == {second.bundle})
+
+
+async def test_a_replacement_for_a_fault_never_loses_the_api_servers_trust(
+    stage: Stage, installed: Space, server: MetricsServer
+) -> None:
+    async with keeping(stage, Clock()):
+        first = await until("a pair", lambda: serving_of(installed))
+        server.serve(first)
+        await until("trust", lambda: availability(installed) == ["True", "True"], 60)
+        installed.patch("Secret", SECRET, {"data": None})
+        second = await until("another pair", lambda: other_than(serving_of(installed), first))
+        assert second.bundle.endswith(first.bundle), "as the APIServices knew it"
+    async with keeping(stage, Clock(), domain="example.org"):
+        third = await until("another pair", lambda: other_than(serving_of(installed), second))
+        assert third.bundle.endswith(second.bundle), "as the Secret knew it"
+        await until("both bundles", lambda: set(bundles(installed)) == {third.bundle})
+        await asyncio.sleep(5)  # the server still has the first pair
+        assert availability(installed) == ["True", "True"]
 
 
 async def test_a_kept_certificate_costs_no_calls(stage: Stage, installed: Space) -> None:

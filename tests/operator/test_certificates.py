@@ -17,8 +17,8 @@ from conveyor_operator.certificates import (
     Serving,
     find_fault,
     issue,
-    newest_authority,
     plan_certificate,
+    read_authorities,
 )
 
 HOSTS = ("conveyor-metrics.conveyor-system.svc", "conveyor-metrics.conveyor-system.svc.cluster.local")
@@ -36,28 +36,19 @@ def test_a_new_pair_is_without_fault_and_kept_for_two_thirds_of_its_life(serving
     assert serving.expires_at == START + LIFETIME
 
 
-def test_without_a_pair_one_is_issued_and_nothing_announced() -> None:
-    assert plan_certificate(None, HOSTS, START) == Issue("there is none", announce=False)
-
-
-def test_a_pair_past_two_thirds_of_its_life_is_replaced_with_an_announcement(serving: Serving) -> None:
-    action = plan_certificate(serving, HOSTS, START + RENEW_AFTER)
-    assert isinstance(action, Issue)
-    assert action.announce
+def test_a_pair_that_is_missing_old_or_faulty_is_replaced(serving: Serving) -> None:
+    assert plan_certificate(None, HOSTS, START) == Issue("there is none")
+    assert plan_certificate(serving, HOSTS, START + RENEW_AFTER) == Issue("two thirds of its life are over")
+    assert plan_certificate(serving, HOSTS, START + LIFETIME) == Issue("the present one has ended")
+    assert plan_certificate(serving, ("elsewhere.svc",), START) == Issue("the present one is for another name")
 
 
 def test_the_old_authority_is_dropped_after_an_hour(serving: Serving) -> None:
     later = START + RENEW_AFTER
     new = issue(HOSTS, later)
-    both = replace(new, bundle=new.bundle + newest_authority(serving.bundle))
+    both = replace(new, bundle=new.bundle + serving.bundle)
     assert plan_certificate(both, HOSTS, later) == Keep(later + KEEP_OLD_AUTHORITY)
     assert plan_certificate(both, HOSTS, later + KEEP_OLD_AUTHORITY) == DropOld(new.bundle)
-
-
-def test_an_ended_pair_is_replaced_without_an_announcement(serving: Serving) -> None:
-    action = plan_certificate(serving, HOSTS, START + LIFETIME)
-    assert isinstance(action, Issue)
-    assert not action.announce
 
 
 def test_what_is_wrong_with_a_pair_is_found(serving: Serving) -> None:
@@ -68,6 +59,12 @@ def test_what_is_wrong_with_a_pair_is_found(serving: Serving) -> None:
     assert "not that of the certificate" in find_fault(replace(serving, key=other.key), HOSTS, START)
     assert "another name" in find_fault(serving, ("elsewhere.svc",), START)
     assert "ended" in find_fault(serving, HOSTS, START + LIFETIME)
+
+
+def test_the_authorities_of_a_bundle_are_read_one_by_one(serving: Serving) -> None:
+    other = issue(HOSTS, START)
+    assert read_authorities(other.bundle + serving.bundle) == [other.bundle, serving.bundle]
+    assert read_authorities(b"nonsense") == read_authorities(b"") == []
 
 
 def test_strict_clients_accept_the_chain(serving: Serving, tmp_path) -> None:
