@@ -32,7 +32,7 @@ class Settings:
     admin_port: int = names.OPERATOR_ADMIN_PORT
     workers: int = 8
     resync_seconds: float = 600.0
-    """How often every service is compared with memory anew; makes no calls when nothing is different."""
+    """How often every service is compared anew; costs one list of names per kind."""
     log_level: str = "info"
 
     @property
@@ -49,9 +49,11 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str] = os
     """Exits with a message and code 2 if a flag or variable is wrong."""
     parser = build_parser()
     flags = [action.option_strings[0] for action in parser._actions if action.dest != "help"]
-    given_by_environment = [
-        f"{flag}={environment[variable]}" for flag in flags if (variable := variable_of(flag)) in environment
-    ]
+    flag_of = {variable_of(flag): flag for flag in flags}
+    ours = {variable: value for variable, value in environment.items() if variable.startswith(_PREFIX)}
+    if unknown := sorted(ours.keys() - flag_of.keys()):
+        parser.error(f"unknown environment variable {unknown[0]}")
+    given_by_environment = [f"{flag_of[variable]}={value}" for variable, value in ours.items()]
     given = parser.parse_args([*given_by_environment, *arguments])
     if given.workers < 1 or given.resync_seconds <= 0 or not 0 <= given.admin_port <= 65535:
         parser.error("--workers must be at least 1, --resync-seconds more than 0, --admin-port between 0 and 65535")

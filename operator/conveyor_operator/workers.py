@@ -73,10 +73,6 @@ class Workers:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    @property
-    def idle(self) -> bool:
-        return not self._workers
-
     def longest_run_seconds(self) -> float:
         """How long the slowest reconcile of this moment has been running; 0 if none runs."""
         now = time.monotonic()

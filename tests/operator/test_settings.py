@@ -55,6 +55,8 @@ def test_a_wrong_variable_ends_with_code_2(variable: str, value: str) -> None:
         parse_settings([], {f"CONVEYOR_OPERATOR_{variable}": value})
 
 
-def test_the_variables_that_kubernetes_makes_for_a_service_are_not_ours() -> None:
-    links = {"CONVEYOR_OPERATOR_PORT": "tcp://10.0.0.1:80", "CONVEYOR_OPERATOR_SERVICE_HOST": "10.0.0.1"}
-    assert parse_settings([], links) == Settings()
+def test_an_unknown_variable_ends_with_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse_settings([], {"CONVEYOR_OPERATOR_WORKER": "4"})
+    assert ended.value.code == 2
+    assert "CONVEYOR_OPERATOR_WORKER" in capsys.readouterr().err
