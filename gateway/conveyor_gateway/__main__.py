@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import sys
+import time
 
 import uvloop
 
@@ -18,8 +19,11 @@ def main() -> int:
     """0 after SIGTERM, 1 after an error, 2 for settings that cannot be used."""
     try:
         settings = parse_settings(sys.argv[1:], os.environ)
+        logging.Formatter.converter = time.gmtime
         logging.basicConfig(
-            level=settings.log_level, format="time=%(asctime)s level=%(levelname)s logger=%(name)s %(message)s"
+            level=settings.log_level,
+            format="time=%(asctime)s.%(msecs)03dZ level=%(levelname)s logger=%(name)s %(message)s",
+            datefmt="%Y-%m-%dT%H:%M:%S",
         )
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve(settings))

@@ -1,0 +1,50 @@
+"""Every process begins its log lines alike, so that one parser reads them all and orders them by time."""
+
+import os
+import re
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import yaml
+
+LINE = re.compile(r"time=(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z) level=(\w+) \S+=\S+")
+PROCESSES = {
+    "conveyor_operator": ["--admin-port=0"],
+    "conveyor_gateway": ["--port=0", "--admin-port=0"],
+    "conveyor_metrics": ["--https-port=0", "--health-port=0"],
+}
+
+
+@pytest.fixture
+def nowhere(tmp_path: Path) -> Path:
+    """A kubeconfig without a server behind it: a process that starts with it lives, and logs that it waits."""
+    entries = {
+        "clusters": [{"name": "a", "cluster": {"server": "http://127.0.0.1:9"}}],
+        "contexts": [{"name": "a", "context": {"cluster": "a", "user": "a"}}],
+        "users": [{"name": "a", "user": {}}],
+    }
+    path = tmp_path / "kubeconfig"
+    path.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "Config", "current-context": "a", **entries}))
+    return path
+
+
+@pytest.mark.parametrize("module", PROCESSES)
+def test_a_line_begins_with_the_time_in_utc_as_one_word(module: str, nowhere: Path) -> None:
+    command = [sys.executable, "-m", module, f"--kubeconfig={nowhere}", *PROCESSES[module]]
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env={**os.environ, "TZ": "Asia/Tokyo"}
+    ) as process:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        process.kill()
+    assert (match := LINE.match(line)), line
+    assert abs(datetime.fromisoformat(match[1]) - datetime.now(UTC)) < timedelta(minutes=5)
+
+
+def test_the_engine_writes_them_so_too(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "conveyor_engine", "serve", f"--model={tmp_path / 'none'}"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert LINE.match(done.stderr), done.stderr
