@@ -28,7 +28,11 @@ class EngineConfig:
         str | None, "the name that requests use; default: the name of the model's directory"
     ] = None
     device: Annotated[Device, "where to run; auto = cuda if there is one, else cpu"] = "cuda"
-    dtype: Annotated[Dtype, "type of weights and KV cache; auto = the model's own where the device has it"] = "auto"
+    dtype: Annotated[
+        Dtype,
+        "type of weights, activations and KV cache; auto = on CUDA bfloat16, or float16 for a model saved in it and "
+        "where there is no bfloat16; on a CPU bfloat16 if it computes in it, else float32; float16 is not for CPUs",
+    ] = "auto"
     max_model_len: Annotated[
         int | None, "longest prompt and output together, in tokens; default: the model's own limit"
     ] = None

@@ -69,13 +69,14 @@ class Batching(ApiModel):
     )
 
     mode: BatchingMode = "Continuous"
-    """None: one request at a time. Static: a full batch (or the window's end) runs until all are done.
-    Dynamic: as Static, with a short window from the first request on.
-    Continuous: requests join and leave at every step."""
+    """None: one request at a time. Static: a batch starts when it is full or the window since its first request ends,
+    and all its answers leave together. Dynamic: a batch starts so too, of requests of similar length, and each answer
+    leaves when it is done. Continuous: requests join and leave at every step."""
     max_batch_size: Annotated[int, Field(ge=1, le=1024)] = 32
     """Requests that run together on one engine. Mode None runs one, whatever this says."""
     window: Window | None = None
-    """How long a batch waits for company: Static default `1s`, Dynamic default `10ms`; 1ms to 1h."""
+    """How long a batch waits for company since its first request: Static default `1s`, Dynamic default `10ms`;
+    1ms to 1h."""
     max_batch_tokens: Tokens | None = None
     """Tokens of one step over all requests; default: the engine's choice."""
     max_queued_requests: Annotated[int, Field(ge=1, le=100_000)] = 256
@@ -118,7 +119,8 @@ class KVCache(ApiModel):
     block_budget: Annotated[int, Field(ge=1, le=16_777_216)] | None = None
     """Number of blocks; excludes `memoryFraction`."""
     memory_fraction: MemoryFraction | None = None
-    """Share of the device memory left after the model is loaded, as a string; default `0.85` without `blockBudget`."""
+    """Share of the device memory that weights and the largest step leave, as a string; default `0.85` without
+    `blockBudget`."""
     block_size: int = 16
     """Tokens per block: 8, 16, 32, 64 or 128."""
 

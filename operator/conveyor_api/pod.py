@@ -127,7 +127,8 @@ class Engine(ApiModel):
     device: Device = "CUDA"
     """CUDA: a GPU, or the service fails and says so. Auto: a GPU if there is one, else the CPU."""
     dtype: Dtype = "Auto"
-    """Number format of weights and activations; Auto: what the model's files say, as far as the device has it."""
+    """Number format of weights, activations and KV cache. Auto on a GPU: BFloat16, or Float16 for a model saved in it
+    and on GPUs without BFloat16. Auto on a CPU: BFloat16 if it computes in it, else Float32."""
     max_model_len: Annotated[int, Field(ge=2, le=16_777_216)] | None = None
     """Longest request, prompt and output together, in tokens; default: the model's own limit."""
     env: Annotated[list[EnvVar], Field(max_length=64), KeyedBy("name")] = Field(default_factory=list)

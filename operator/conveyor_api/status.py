@@ -108,7 +108,7 @@ class InferenceServiceStatus(_StatusModel):
     selector: Annotated[str, Field(max_length=512)] | None = None
     """Selects the pods; for `/scale`."""
     url: Annotated[str, Field(max_length=1024)] | None = None
-    """Base URL for clients inside the cluster."""
+    """Base URL for OpenAI clients: at the chart's `gateway.url` if that is set, else at the gateway's Service."""
     engine_image: Annotated[str, Field(max_length=512)] | None = None
     """Image that the pods run; kept until the spec changes, so that an upgrade of Conveyor restarts no engine."""
     model: ModelStatus | None = None
