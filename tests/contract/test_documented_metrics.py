@@ -1,0 +1,35 @@
+"""Every metric that the documentation names is one that the parts expose: an alert on a wrong name never fires."""
+
+import asyncio
+import re
+
+from prometheus_client import REGISTRY, generate_latest
+
+import conveyor_metrics.server  # noqa: F401  fills REGISTRY
+from conveyor_engine.metrics import EngineMetrics
+from conveyor_gateway.memory import Memory
+from conveyor_gateway.metrics import Metrics, StateCollector
+from conveyor_gateway.queues import Queues
+from conveyor_gateway.readiness import Readiness
+from conveyor_operator.metrics import Metrics as OperatorMetrics
+from e2e.cluster.paths import REPOSITORY
+
+PAGES = [REPOSITORY / "docs" / f"{page}.md" for page in ("operations", "sizing", "troubleshooting", "autoscaling")]
+_NAME = re.compile(r"\b(?:conveyor_(?:operator|gateway|metrics|engine)_|vllm:)\w+")
+
+
+async def expose() -> str:
+    """All four parts' /metrics, one after the other."""
+    gateway = Metrics()
+    queues = Queues(asyncio.get_running_loop(), on_gone=gateway.forget)
+    gateway.registry.register(StateCollector(queues, Readiness([], 1), Memory(1)))
+    pages = [gateway.render(), EngineMetrics("m").render()]
+    pages += [generate_latest(registry) for registry in (REGISTRY, OperatorMetrics().registry)]
+    return b"".join(pages).decode()
+
+
+async def test_a_metric_that_a_page_names_is_exposed() -> None:
+    exposed = set(re.findall(r"^# TYPE (\S+)", await expose(), re.MULTILINE))
+    named = {name for page in PAGES for name in _NAME.findall(page.read_text())}
+    assert len(named) > 30
+    assert named <= exposed
