@@ -5,6 +5,7 @@ On the local cluster the Service's address answers from the host; on kind a port
 
 import atexit
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -12,6 +13,8 @@ import urllib.request
 from e2e import kube
 from e2e.cluster.tools import binary
 
+_FORWARDED = "http://127.0.0.1:18080"
+_FORWARD = ("port-forward", "-n", kube.SYSTEM_NAMESPACE, "svc/conveyor-gateway", "18080:80")
 _forward: list[tuple[str, "subprocess.Popen[bytes]"]] = []
 
 
@@ -28,23 +31,12 @@ def gateway_url() -> str:
 
 
 def _port_forward() -> tuple[str, "subprocess.Popen[bytes]"]:
-    url = "http://127.0.0.1:18080"
-    process = subprocess.Popen(
-        [
-            str(binary("kubectl")),
-            "port-forward",
-            "-n",
-            kube.SYSTEM_NAMESPACE,
-            "svc/conveyor-gateway",
-            "18080:80",
-        ],
-        stdout=subprocess.DEVNULL,
-    )
+    process = subprocess.Popen([str(binary("kubectl")), *_FORWARD], stdout=subprocess.DEVNULL)
     atexit.register(process.terminate)
     for _ in range(50):
         try:
-            urllib.request.urlopen(f"{url}/healthz", timeout=1).close()
-            return url, process
+            urllib.request.urlopen(f"{_FORWARDED}/healthz", timeout=1).close()
+            return _FORWARDED, process
         except (urllib.error.URLError, OSError):
             time.sleep(0.2)
     raise TimeoutError("kubectl port-forward to the gateway did not answer in 10 s")
@@ -56,4 +48,8 @@ def service_url(name: str, namespace: str) -> str:
 
 
 if __name__ == "__main__":
-    print(service_url("demo", "default"))
+    if kube.current_context() == "conveyor-local":
+        print(service_url("demo", "default"))
+    else:
+        print(f"{_FORWARDED}/default/demo/v1")
+        print(f"it answers while this runs: kubectl {' '.join(_FORWARD)}", file=sys.stderr)
