@@ -59,7 +59,7 @@ cluster: venv tools ## Bring up a whole empty local Kubernetes; prints its KUBEC
 cluster-down: venv ## Remove every trace of that cluster
 	$(PY) -m e2e.cluster down
 
-deploy: images ## Load the images and install the chart on the cluster of KUBECONFIG
+deploy: images ## Load the images and install the chart on the cluster of `make cluster`, whose KUBECONFIG is set
 	$(PY) -m e2e.cluster load
 	$(PY) -m e2e.deploy
 

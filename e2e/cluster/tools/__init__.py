@@ -86,7 +86,7 @@ def build_missing() -> None:
     if not missing:
         return
     if shutil.which("go") is None:
-        raise ToolMissing("Go is needed to build Kubernetes: install Go >= 1.26, or use CLUSTER=kind")
+        raise ToolMissing("Go is needed to build Kubernetes: install Go >= 1.26")
     for number, tool in enumerate(missing, start=1):
         print(f"building {tool.name} ({number} of {len(missing)}) ...", flush=True)
         started = time.monotonic()
