@@ -91,7 +91,7 @@ class Gateway:
         return build_error(error, record.request_id)
 
     async def _answer(self, request: BaseRequest, route: Route, record: Record) -> StreamResponse:
-        with self._memory.hold(route.service or "") as holding:
+        with Holding(self._memory, route.service or "") as holding:
             service, engine_request = await self._read(request, route, record, holding)
             timeout_seconds = _timeout_seconds(request, service) - record.age_seconds()
             ticket = self._queues[service.key].admit(asyncio.get_running_loop().time() + timeout_seconds)

@@ -5,8 +5,7 @@ service may have more than half of all: requests that wait for one must not shut
 """
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import Self
 
 from conveyor_gateway.errors import Unavailable
 
@@ -18,15 +17,6 @@ class Memory:
         self._max_bytes = max_bytes
         self._by_service: Counter[str] = Counter()
         self.held_bytes = 0
-
-    @contextmanager
-    def hold(self, service: str) -> "Iterator[Holding]":
-        """What one request takes; given back at the end of the `with`."""
-        holding = Holding(self, service)
-        try:
-            yield holding
-        finally:
-            holding.shrink(0)
 
     def has_room(self, service: str, size_bytes: int) -> bool:
         return (
@@ -42,7 +32,7 @@ class Memory:
 
 
 class Holding:
-    """The bytes of one request and its answer."""
+    """The bytes of one request and its answer, given back at the end of its `with`."""
 
     __slots__ = ("_memory", "_service", "size_bytes")
 
@@ -50,6 +40,12 @@ class Holding:
         self._memory = memory
         self._service = service
         self.size_bytes = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shrink(0)
 
     def take(self, size_bytes: int) -> bool:
         """Whether there was room; if not, nothing was taken."""
@@ -66,6 +62,8 @@ class Holding:
 
     def assign(self, service: str, size_bytes: int) -> None:
         """From now on the request is for `service` and takes `size_bytes`. Raises Unavailable."""
+        if (service, size_bytes) == (self._service, self.size_bytes):
+            return
         self.shrink(0)
         self._service = service
         if not self.take(size_bytes):
