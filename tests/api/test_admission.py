@@ -168,7 +168,7 @@ def test_kubectl_shows_the_columns(services: Services, kubeconfig: Path, namespa
 
     header, line = kubectl(kubeconfig, namespace, "get", names.SHORT_NAME, "--output=wide").splitlines()
     assert {"REASON", "URL"} < set(header.split())
-    assert "http://conveyor-gateway.conveyor-system.svc.cluster.local/default/qwen/v1" in line
+    assert "http://conveyor-gateway/default/qwen/v1" in line
 
 
 def test_kubectl_get_all_leaves_services_of_models_out(services: Services, kubeconfig: Path, namespace: str) -> None:

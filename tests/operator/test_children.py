@@ -199,8 +199,8 @@ def test_a_service_made_again_under_its_name_gets_its_own_children(stage: Stage)
         uid = stage.space.make_service()["metadata"]["uid"]
 
         def owned_anew() -> bool:
-            found = [stage.space.need(kind, name) for kind, name in stage.space.children("qwen")]
-            return len(found) == 6 and all(o["metadata"]["ownerReferences"][0]["uid"] == uid for o in found)
+            found = [stage.space.get(kind, name) for kind, name in stage.space.children("qwen")]  # None: gone by now
+            return len(found) == 6 and all(o and o["metadata"]["ownerReferences"][0]["uid"] == uid for o in found)
 
         wait_until("children of the second one", owned_anew, 60, lambda: stage.space.children("qwen"))
         stage.space.wait_condition("qwen", "ScalingReady", "True", "FixedReplicas")
