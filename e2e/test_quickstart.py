@@ -50,6 +50,10 @@ def test_the_readme_s_demo_does_what_it_says_and_its_curl_answers() -> None:
     assert "0 failed" in out
     gateway_url()  # on kind it keeps open what demo-url asks a person to keep open
     assert '"object":"chat.completion"' in shell(curl).replace(" ", "")
+    figures = shell(commands("docs/autoscaling.md")[0])  # this page asks of the same service what its autoscaler sees
+    assert "InferenceService" in figures
+    assert "demo-engine" in figures
+    assert "desiredReplicas" in figures
     kube.kubectl("delete", "infsvc", "demo", "-n", "default", "--timeout=120s")
 
 
