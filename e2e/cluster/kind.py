@@ -1,6 +1,7 @@
 """The `kind` provider: nodes in containers, where a Docker daemon and kind are at hand (hosted CI, laptops).
 
-Called by the command line. One control-plane node and one worker that looks like a GPU node: NVIDIA's label and taint.
+Called by the command line. One control-plane node that also takes ordinary pods, and one worker that looks like a GPU
+node: NVIDIA's label and taint.
 """
 
 import json
@@ -55,19 +56,25 @@ def down() -> None:
 
 def configuration() -> dict[str, Any]:
     """kind's configuration; JSON is YAML."""
-    join = {
-        "kind": "JoinConfiguration",
-        "nodeRegistration": {"taints": [{"key": gpus.RESOURCE, "value": "present", "effect": "NoSchedule"}]},
-    }
+    taint = {"key": gpus.RESOURCE, "value": "present", "effect": "NoSchedule"}
     worker = {
         "role": "worker",
         "labels": {gpus.LABEL: "true"},
-        "kubeadmConfigPatches": [json.dumps(join)],
+        "kubeadmConfigPatches": [_taints_patch("JoinConfiguration", [taint])],
         # What a hostPath volume may name: the cache folder, where the demo's model lies.
         "extraMounts": [{"hostPath": str(CACHE), "containerPath": str(CACHE)}],
     }
-    control = {"role": "control-plane", "kubeadmConfigPatches": _autoscaler_patches()}
+    control = {
+        "role": "control-plane",
+        # kind takes kubeadm's own taint away only where there is no second node.
+        "kubeadmConfigPatches": [_taints_patch("InitConfiguration", []), *_autoscaler_patches()],
+    }
     return {"kind": "Cluster", "apiVersion": "kind.x-k8s.io/v1alpha4", "nodes": [control, worker]}
+
+
+def _taints_patch(kind: str, taints: list[dict[str, str]]) -> str:
+    """All of a node's taints, for every version of kubeadm's API: they spell these alike."""
+    return json.dumps({"kind": kind, "nodeRegistration": {"taints": taints}})
 
 
 def _autoscaler_patches() -> list[str]:

@@ -1,5 +1,6 @@
 """What the cluster is made of, each piece against a real API server or a real process."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,6 +53,13 @@ def test_a_process_that_was_killed_while_starting_is_on_record(tmp_path: Path) -
 
 def test_a_tool_is_known_by_all_that_is_pinned_for_it() -> None:
     assert {tool.path.parent.name for tool in TOOLS} == {f"{m}-{module_hash(m)}" for m in {t.module for t in TOOLS}}
+
+
+def test_kinds_control_plane_takes_pods_that_tolerate_nothing() -> None:
+    control, _ = kind.configuration()["nodes"]
+    patches = [json.loads(patch) for patch in control["kubeadmConfigPatches"]]
+    # An empty list, not none: without one kubeadm sets its own taint. No apiVersion: it fits all of them.
+    assert {"kind": "InitConfiguration", "nodeRegistration": {"taints": []}} in patches
 
 
 def test_kinds_worker_looks_like_a_gpu_node() -> None:
