@@ -8,7 +8,7 @@ import time
 
 import uvloop
 
-from conveyor_gateway.errors import SettingsError
+from conveyor_api.settings import SettingsError
 from conveyor_gateway.server import serve
 from conveyor_gateway.settings import parse_settings
 

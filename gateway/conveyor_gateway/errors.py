@@ -16,7 +16,7 @@ GatewayError
 └── TimedOut              504  no engine took, or answered, the request in time
 
 A client that goes away gets no answer: its request is cancelled (asyncio.CancelledError) wherever it is.
-SettingsError (a wrong flag or variable) reaches no client.
+`conveyor_api.settings.SettingsError` (a wrong flag or variable) reaches no client.
 """
 
 from typing import ClassVar
@@ -99,7 +99,3 @@ class Unavailable(GatewayError):
 class TimedOut(GatewayError):
     status = 504
     type = "server_error"
-
-
-class SettingsError(Exception):
-    """A flag or an environment variable has a value that cannot be used."""

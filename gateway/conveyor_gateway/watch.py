@@ -23,7 +23,7 @@ import aiohttp
 from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
 
-from conveyor_gateway.errors import SettingsError
+from conveyor_api.settings import SettingsError
 
 Json = dict[str, Any]
 

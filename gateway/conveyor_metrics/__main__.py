@@ -6,7 +6,7 @@ import os
 import sys
 import time
 
-from conveyor_gateway.errors import SettingsError
+from conveyor_api.settings import SettingsError
 from conveyor_metrics.server import serve
 from conveyor_metrics.settings import parse_settings
 

@@ -20,7 +20,7 @@ def main() -> None:
     logging.Formatter.converter = time.gmtime
     logging.basicConfig(
         stream=sys.stderr,
-        level=settings.log_level.upper(),
+        level=settings.log_level,
         format="time=%(asctime)s.%(msecs)03dZ level=%(levelname)s logger=%(name)s %(message)s",
         datefmt="%Y-%m-%dT%H:%M:%S",
     )

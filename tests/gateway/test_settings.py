@@ -2,7 +2,7 @@
 
 import pytest
 
-from conveyor_gateway.errors import SettingsError
+from conveyor_api.settings import SettingsError
 from conveyor_gateway.settings import Settings, parse_settings
 
 
@@ -40,6 +40,8 @@ def test_empty_lists_are_all_and_none() -> None:
         (["--stale-after-seconds=-1"], "stale_after_seconds is '-1'"),
         (["--log-level=loud"], "log_level is 'LOUD'"),
         (["--watch-namespaces=team_a"], "watch_namespaces has 'team_a'"),
+        (["--watch-namespaces=team.a"], "watch_namespaces has 'team.a'"),
+        (["--public-hosts=https://a"], "public_hosts has 'https://a': it must be DNS names"),
     ],
 )
 def test_a_value_that_cannot_be_used_is_refused_by_name(arguments: list[str], words: str) -> None:

@@ -31,22 +31,25 @@ def test_the_url_of_a_service_is_the_gateways_path() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("flag", "sentence"),
     [
-        ["--workers", "0"],
-        ["--workers", "many"],
-        ["--admin-port", "70000"],
-        ["--resync-seconds", "0"],
-        ["--metrics-api", "maybe"],
-        ["--log-level", "loud"],
-        ["--unknown"],
+        ("--workers=0", "workers is '0': it must be a whole number from 1"),
+        ("--workers=many", "workers is 'many'"),
+        ("--admin-port=70000", "it must be a port number from 0 to 65535"),
+        ("--resync-seconds=0", "it must be a number of seconds above 0"),
+        ("--metrics-api=maybe", "it must be true or false"),
+        ("--log-level=loud", "it must be DEBUG, INFO, WARNING or ERROR"),
+        ("--namespaces=team-a,team.b", "namespaces has 'team.b': it must be names of namespaces"),
+        ("--namespaces=Team", "namespaces has 'Team'"),
+        (f"--namespaces={'a' * 64}", "namespaces has 'aaa"),
+        ("--unknown", "unrecognized arguments: --unknown"),
     ],
 )
-def test_a_wrong_flag_ends_with_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_flag_ends_with_code_2(flag: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        parse_settings(arguments, {})
+        parse_settings([flag], {})
     assert ended.value.code == 2
-    assert arguments[0] in capsys.readouterr().err
+    assert sentence in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("variable", "value"), [("WORKERS", "many"), ("METRICS_API", "maybe")])
