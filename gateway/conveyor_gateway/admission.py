@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import takewhile
 
-from conveyor_gateway.dispatch import Engine, EnginePool
+from conveyor_gateway.dispatch import LEFT_OUT_SECONDS, Engine, EnginePool
 from conveyor_gateway.errors import GatewayError, QueueFull, TimedOut
 
 
@@ -39,12 +39,13 @@ class Ticket:
     """One admitted request. Whoever admits it closes it, whatever happens; closing twice is closing once."""
 
     __slots__ = (
+        "_full_engines",
         "_grant",
         "_queue",
-        "_wait_left_seconds",
         "admitted_at",
         "deadline",
         "engine",
+        "full_until",
         "number",
         "state",
         "waited_seconds",
@@ -59,6 +60,8 @@ class Ticket:
         self.state = TicketState.QUEUED
         self.engine: Engine | None = None
         self.waited_seconds = 0.0
+        self._full_engines: frozenset[Engine] = frozenset()  # without room for this request
+        self.full_until = 0.0
 
     async def place(self) -> Engine:
         """The engine that takes the request; waits for its turn.
@@ -106,6 +109,18 @@ class Ticket:
         """The engine failed: it is left out for a while."""
         assert self.engine is not None, "only a dispatched request has an engine"
         self._queue.pool.leave_out(self.engine, self._queue.loop.time())
+
+    def note_full(self) -> None:
+        """The engine had no room for this request: it goes to others for a while. Others may still go to the engine."""
+        assert self.engine is not None, "only a dispatched request has an engine"
+        now = self._queue.loop.time()
+        self._full_engines = self.full_engines(now) | {self.engine}
+        self.full_until = now + LEFT_OUT_SECONDS
+        self._queue.pool.note_full(self.engine, self.number, now)
+
+    def full_engines(self, now: float) -> frozenset[Engine]:
+        """Where this request does not go now."""
+        return self._full_engines if now < self.full_until else frozenset()
 
     def praise(self) -> None:
         """The engine answered."""
@@ -222,15 +237,31 @@ class ServiceQueue:
         if self._closed_by is not None:
             return
         now = self.loop.time()
-        while self._waiting and (engine := self.pool.choose(now)) is not None:
-            ticket, _ = self._waiting.popitem(last=False)
+        while (match := self._find_match(now)) is not None:
+            ticket, engine = match
+            del self._waiting[ticket]
             self.dispatched += 1
             ticket.grant(engine)
         if self._waiting:
-            self._match_again_at(self.pool.next_return_seconds(now))
+            self._match_again(now)
 
-    def _match_again_at(self, when: float | None) -> None:
-        """An engine that was left out comes back without an event; look then."""
+    def _find_match(self, now: float) -> tuple[Ticket, Engine] | None:
+        """The first in the queue for whom there is a place. Nobody is passed but those for whom engines were full."""
+        for ticket in self._waiting:
+            full_engines = ticket.full_engines(now)
+            engine = self.pool.choose(now, full_engines)
+            if engine is not None:
+                return ticket, engine
+            if not full_engines:
+                return None
+        return None
+
+    def _match_again(self, now: float) -> None:
+        """An engine that was left out, for all or for those at the head, comes back without an event; look then."""
         if self._wake_up is not None:
             self._wake_up.cancel()
-        self._wake_up = None if when is None else self.loop.call_at(when, self._match)
+        left_out = takewhile(lambda ticket: ticket.full_engines(now), self._waiting)
+        returns = [ticket.full_until for ticket in left_out]
+        if (back := self.pool.next_return_seconds(now)) is not None:
+            returns.append(back)
+        self._wake_up = self.loop.call_at(min(returns), self._match) if returns else None

@@ -3,7 +3,7 @@
 Used by `admission` only. Pure bookkeeping on a clock that the caller reads: no I/O, no waiting.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,6 +21,7 @@ class Engine:
     ready: bool = True
     failures: int = 0  # in a row
     left_out_until: float = 0.0
+    full_for: int | None = None  # the number of the request that it had no room for, until it answers one
     last_chosen: int = 0
 
 
@@ -45,11 +46,15 @@ class EnginePool:
             engine.ready = engine.address in wanted
             self._forget_if_unused(engine)
 
-    def choose(self, now_seconds: float) -> Engine | None:
-        """A place on the least loaded engine (of several: the one chosen longest ago), or None if there is no place."""
+    def choose(self, now_seconds: float, but: Collection[Engine] = ()) -> Engine | None:
+        """A place on the least loaded engine (of several: the one chosen longest ago), or None if there is no place.
+
+        `but` are engines that this one request does not go to.
+        """
         best: Engine | None = None
         for engine in self._engines.values():
-            if engine.ready and engine.load < self.place_limit and engine.left_out_until <= now_seconds:
+            is_free = engine.load < self.place_limit and engine.left_out_until <= now_seconds
+            if engine.ready and is_free and engine not in but:
                 rank = (engine.load, engine.last_chosen)
                 if best is None or rank < (best.load, best.last_chosen):
                     best = engine
@@ -73,9 +78,18 @@ class EnginePool:
         pause = min(LEFT_OUT_SECONDS * 2 ** min(engine.failures - 1, 10), MAX_LEFT_OUT_SECONDS)
         engine.left_out_until = now_seconds + pause
 
+    def note_full(self, engine: Engine, number: int, now_seconds: float) -> None:
+        """`engine` has no room for the request `number`, which may want more of it than others do.
+
+        It is left out for all when it refuses a second request without having answered one in between.
+        """
+        if engine.full_for not in (None, number):
+            self.leave_out(engine, now_seconds)
+        engine.full_for = number
+
     def praise(self, engine: Engine) -> None:
         """`engine` answered: its failures are forgotten."""
-        engine.failures = 0
+        engine.failures, engine.full_for = 0, None
 
     def next_return_seconds(self, now_seconds: float) -> float | None:
         """When the first of the engines that are left out is back; None if none is."""

@@ -25,6 +25,7 @@ from conveyor_gateway.proxy import (
     Answer,
     EngineBroke,
     EngineClient,
+    EngineFull,
     EngineLost,
     EngineRefused,
     EngineRequest,
@@ -139,12 +140,16 @@ class Gateway:
             record.attempts += 1
             try:
                 answer = await self._ask_one(engine.address, request, ticket.deadline)
+            except EngineFull as error:
+                self._recorder.retry(record, "refused", error)
+                ticket.note_full()
             except EngineRefused as error:
                 self._recorder.retry(record, "refused", error)
+                ticket.blame()
             except EngineLost as error:
                 num_lost += 1
+                ticket.blame()
                 if num_lost == MAX_LOST:
-                    ticket.blame()
                     raise EngineFailed(f"{num_lost} engines broke off before they answered", "engine_lost") from error
                 self._recorder.retry(record, "lost", error)
             except EngineBroke as error:
@@ -154,7 +159,6 @@ class Gateway:
                 ticket.praise()
                 self._recorder.first_byte(record)
                 return answer
-            ticket.blame()
             ticket.give_back()
 
     async def _ask_one(self, address: str, request: EngineRequest, deadline: float) -> Answer:

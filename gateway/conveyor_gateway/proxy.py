@@ -49,7 +49,11 @@ _OWN_ANSWER_HEADERS: Final = _HOP_BY_HOP | {REQUEST_ID_HEADER.lower()}
 
 
 class EngineRefused(Exception):
-    """The engine did not take the request (no connection, 429 or 503): another one may, without limit."""
+    """The engine did not take the request (no connection, or 503): another one may, without limit."""
+
+
+class EngineFull(EngineRefused):
+    """The engine had no room for this request (429); it may have room for one that asks for fewer choices."""
 
 
 class EngineLost(Exception):
@@ -134,7 +138,7 @@ class EngineClient:
     async def ask(self, address: str, request: EngineRequest, remaining_seconds: float) -> Answer:
         """The answer of the engine at `address` (`host:port`), with its first byte; of what is no stream, all of it.
 
-        Raises EngineRefused, EngineLost and EngineBroke. Waits as long as the caller lets it; cancelling it aborts
+        Raises EngineRefused (EngineFull), EngineLost and EngineBroke. Waits as long as the caller lets it; cancelling it aborts
         the request at the engine.
         """
         request.headers[REQUEST_TIMEOUT_HEADER] = f"{max(remaining_seconds, 0.001):.3f}"
@@ -163,7 +167,7 @@ async def _begin(response: aiohttp.ClientResponse, holding: Holding) -> Answer:
     try:
         if response.status in (429, 503):
             # Its body is of no interest. One that has come with the headers leaves the connection open.
-            raise EngineRefused(f"it answered {response.status}")
+            raise (EngineFull if response.status == 429 else EngineRefused)(f"it answered {response.status}")
         if response.status == 502:
             raise EngineLost("it answered 502")
         if _is_event_stream(response):

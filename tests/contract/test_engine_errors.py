@@ -17,7 +17,7 @@ from conveyor_engine.errors import (
     Unavailable,
 )
 from conveyor_gateway.memory import Holding, Memory
-from conveyor_gateway.proxy import Answer, EngineClient, EngineLost, EngineRefused, EngineRequest
+from conveyor_gateway.proxy import Answer, EngineClient, EngineFull, EngineLost, EngineRefused, EngineRequest
 
 
 async def ask(error: ConveyorEngineError) -> Answer:
@@ -36,11 +36,12 @@ async def ask(error: ConveyorEngineError) -> Answer:
 
 @pytest.mark.parametrize(
     ("error", "means"),
-    [(Overloaded(""), EngineRefused), (Unavailable(""), EngineRefused), (EngineDead(""), EngineLost)],
+    [(Overloaded(""), EngineFull), (Unavailable(""), EngineRefused), (EngineDead(""), EngineLost)],
 )
 async def test_an_engine_that_cannot_sends_the_request_back(error: ConveyorEngineError, means: type[Exception]) -> None:
-    with pytest.raises(means):
+    with pytest.raises(means) as caught:
         await ask(error)
+    assert caught.type is means
 
 
 @pytest.mark.parametrize("error", [InvalidRequest(""), GenerationFailed(""), DeadlineExceeded("")])

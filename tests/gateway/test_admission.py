@@ -1,7 +1,7 @@
 """The queue of one service: order, bound, waiting, and counts that always add up."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -148,6 +148,30 @@ async def test_a_request_that_comes_back_goes_to_the_head_and_its_engine_is_left
     assert other is not refused
 
 
+async def test_an_engine_that_is_full_for_one_request_takes_others_and_is_not_asked_again_at_once() -> None:
+    queue = make_queue("a:1")
+    large = queue.admit(FAR)
+    engine = await large.place()
+    large.note_full()
+    large.give_back()
+    small = queue.admit(FAR)
+    assert small.engine is engine
+    assert large.state is TicketState.QUEUED
+    assert await asyncio.wait_for(large.place(), 5) is engine  # without any event
+
+
+async def test_a_request_for_which_an_engine_was_full_goes_to_another_at_once() -> None:
+    queue = make_queue("a:1", "b:1", place_limit=5)
+    others = [queue.admit(FAR) for _ in range(3)]
+    asked = [others[1].engine, others[0].engine]  # where it would go: the less loaded one first
+    large = others.pop()
+    for engine in (asked[1], asked[0]):
+        assert large.engine is engine
+        large.note_full()
+        large.give_back()
+    assert large.state is TicketState.QUEUED
+
+
 async def test_requests_that_come_back_wait_in_the_order_in_which_they_came() -> None:
     queue = make_queue("a:1", place_limit=3)
     tickets = [queue.admit(FAR) for _ in range(4)]
@@ -251,11 +275,11 @@ class AnySequenceOfEvents(RuleBasedStateMachine):
         data.draw(st.sampled_from(self.tickets)).close()
 
     @precondition(lambda self: self.of_state(TicketState.DISPATCHED))
-    @rule(data=st.data(), fails=st.booleans())
-    def come_back(self, data: st.DataObject, fails: bool) -> None:
+    @rule(data=st.data(), why=st.sampled_from([None, Ticket.blame, Ticket.note_full]))
+    def come_back(self, data: st.DataObject, why: Callable[[Ticket], None] | None) -> None:
         ticket = data.draw(st.sampled_from(self.of_state(TicketState.DISPATCHED)))
-        if fails:
-            ticket.blame()
+        if why is not None:
+            why(ticket)
         ticket.give_back()
 
     @rule(addresses=st.sets(st.sampled_from(["a:1", "b:1", "c:1"])))
@@ -270,6 +294,8 @@ class AnySequenceOfEvents(RuleBasedStateMachine):
     def left_out_engines_come_back(self) -> None:
         for engine in self.queue.pool._engines.values():
             engine.left_out_until = 0.0
+        for ticket in self.tickets:
+            ticket.full_until = 0.0
         self.queue._match()
 
     @invariant()
@@ -288,9 +314,10 @@ class AnySequenceOfEvents(RuleBasedStateMachine):
 
     @invariant()
     def nobody_waits_beside_a_free_place(self) -> None:
-        if hasattr(self, "queue") and self.queue.queued:
-            engine = self.queue.pool.choose(self.loop.time())
-            assert engine is None
+        if hasattr(self, "queue"):
+            now = self.loop.time()
+            for ticket in self.queue._waiting:
+                assert self.queue.pool.choose(now, ticket.full_engines(now)) is None
 
 
 TestAnySequenceOfEvents = AnySequenceOfEvents.TestCase

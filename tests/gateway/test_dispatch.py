@@ -23,6 +23,17 @@ def test_requests_go_in_turn_to_the_least_loaded_until_all_places_are_taken() ->
     assert chosen[6] is None
 
 
+def test_the_least_loaded_comes_before_the_one_whose_turn_it_would_be() -> None:
+    pool = make_pool("a:1", "b:1", place_limit=4)
+    engines = [pool.choose(0.0) for _ in range(4)]
+    last = engines[-1]
+    assert last is not None
+    assert engines[1] is last
+    pool.release(last)
+    pool.release(last)
+    assert [pool.choose(0.0), pool.choose(0.0)] == [last, last]
+
+
 def test_a_place_given_back_is_taken_next() -> None:
     pool = make_pool("a:1", "b:1")
     engines = [pool.choose(0.0) for _ in range(4)]
@@ -85,6 +96,20 @@ def test_many_failures_of_one_moment_count_as_one() -> None:
     assert engine is not None
     for _ in range(30):
         pool.leave_out(engine, 0.0)
+    assert pool.next_return_seconds(0.0) == LEFT_OUT_SECONDS
+
+
+def test_an_engine_that_is_full_for_one_request_is_left_out_for_all_when_it_is_full_for_another() -> None:
+    pool = make_pool("a:1")
+    engine = pool.choose(0.0)
+    assert engine is not None
+    pool.note_full(engine, 7, 0.0)
+    pool.note_full(engine, 7, 0.0)
+    assert pool.next_return_seconds(0.0) is None
+    pool.praise(engine)
+    pool.note_full(engine, 8, 0.0)
+    assert pool.next_return_seconds(0.0) is None
+    pool.note_full(engine, 9, 0.0)
     assert pool.next_return_seconds(0.0) == LEFT_OUT_SECONDS
 
 
