@@ -93,7 +93,7 @@ class _Envelope:
 
 def _request_id(scope: Scope) -> bytes:
     wish = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
-    return wish if re.fullmatch(rb"[\x21-\x7e]{1,200}", wish) else uuid.uuid4().hex.encode()
+    return wish if re.fullmatch(rb"[\x21-\x7e]{1,128}", wish) else uuid.uuid4().hex.encode()
 
 
 _ROUTES = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/livez", "/readyz", "/load", "/metrics")

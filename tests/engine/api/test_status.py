@@ -60,7 +60,7 @@ def test_the_request_id_comes_back(server: EngineServer) -> None:
         assert server.post(path, body, **{"X-Request-Id": "abc-1"}).headers["X-Request-Id"] == "abc-1"
 
 
-@pytest.mark.parametrize("wish", ["", "a b", "x" * 201])
+@pytest.mark.parametrize("wish", ["", "a b", "x" * 129])
 def test_an_odd_request_id_is_replaced(server: EngineServer, wish: str) -> None:
     returned = server.client.get(server.url + "/livez", headers={"X-Request-Id": wish}).headers["X-Request-Id"]
     assert re.fullmatch(r"[0-9a-f]{32}", returned)
