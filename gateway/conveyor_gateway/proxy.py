@@ -138,8 +138,8 @@ class EngineClient:
     async def ask(self, address: str, request: EngineRequest, remaining_seconds: float) -> Answer:
         """The answer of the engine at `address` (`host:port`), with its first byte; of what is no stream, all of it.
 
-        Raises EngineRefused (EngineFull), EngineLost and EngineBroke. Waits as long as the caller lets it; cancelling it aborts
-        the request at the engine.
+        Raises EngineRefused (EngineFull), EngineLost and EngineBroke. Waits as long as the caller lets it; cancelling
+        it aborts the request at the engine.
         """
         request.headers[REQUEST_TIMEOUT_HEADER] = f"{max(remaining_seconds, 0.001):.3f}"
         try:
