@@ -12,7 +12,7 @@ TESTS ?= tests
 STORIES ?= e2e
 KUBECONFIG_FILE = $$($(PY) -m e2e.cluster kubeconfig)
 
-.PHONY: help venv tools generate check test test-oldest e2e demo demo-url demo-down images cluster cluster-down deploy bench clean
+.PHONY: help venv tools generate check check-generated test test-oldest e2e demo demo-url demo-down images cluster cluster-down deploy bench clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -32,15 +32,17 @@ tools: venv ## Build Kubernetes, etcd, Helm and CoreDNS from Go modules into the
 
 generate: venv ## Write the CRD, the chart's copy of it and the generated documentation
 	$(PY) -m conveyor_api generate
-	$(PY) -m conveyor_engine config-docs > docs/configuration.md
+	$(PY) docs/configuration.py > docs/configuration.md
 
-check: venv ## Lint, format, types, layers, generated files
+check: venv check-generated ## Lint, format, types, layers, generated files
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
+
+check-generated: venv ## Whether the CRD, the generated pages and uv.lock are what their sources say
 	$(PY) -m conveyor_api crd --check
-	$(PY) -m conveyor_engine config-docs | diff -u docs/configuration.md - || { echo "docs/configuration.md is out of date: run make generate"; exit 1; }
+	$(PY) docs/configuration.py | diff -u docs/configuration.md - || { echo "docs/configuration.md is out of date: run make generate"; exit 1; }
 	$(UV) lock --check
 
 test: venv tools ## Every test that needs no pods

@@ -44,7 +44,6 @@ def build_parser() -> argparse.ArgumentParser:
     fetch.add_argument("--uri", required=True, help="hf://organisation/name[@revision], or pvc://claim/path to check")
     fetch.add_argument("--target", required=True, help="the directory that the engine will serve from")
     commands.add_parser("bench", help="measure the engine", add_help=False)
-    commands.add_parser("config-docs", help="print docs/configuration.md")
     commands.add_parser("version", help="print the version")
     return parser
 
@@ -71,10 +70,6 @@ def _run(flags: argparse.Namespace) -> int:
         from conveyor_engine.fetch import fetch
 
         fetch(flags.uri, flags.target)
-    elif flags.command == "config-docs":
-        from conveyor_engine.config_docs import configuration_page
-
-        print(configuration_page(), end="")
     else:
         print(_version())
     return 0

@@ -1,24 +1,22 @@
-"""docs/configuration.md, written from EngineConfig: `python -m conveyor_engine config-docs`. Pure."""
+"""The engine's part of docs/configuration.md, written from EngineConfig; called by `docs/configuration.py`. Pure."""
 
 from dataclasses import MISSING
 
 from conveyor_engine.config import RANGES
 from conveyor_engine.config_sources import ENVIRONMENT_PREFIX, Setting, settings
 
-_HEAD = f"""# Engine configuration
-
-Written by `make generate`; do not edit. The operator writes the file from the InferenceService; by hand the engine
-takes each field from, strongest first, a flag (`--max-num-seqs 8`), the environment
-(`{ENVIRONMENT_PREFIX}MAX_NUM_SEQS=8`), a flat YAML file given with `--config` (`max_num_seqs: 8`), and the defaults
-below. An unknown key is an error.
+_HEAD = f"""## Engine
+`python -m conveyor_engine serve`. The operator writes the file from the InferenceService; by hand the engine takes each
+field from, strongest first, a flag (`--max-num-seqs 8`), the environment (`{ENVIRONMENT_PREFIX}MAX_NUM_SEQS=8`), a flat
+YAML file given with `--config` (`max_num_seqs: 8`), and the defaults below. An unknown key is an error.
 
 | field | type | default | meaning |
 | --- | --- | --- | --- |
 """
 
 
-def configuration_page() -> str:
-    """The page's text, ending in a newline."""
+def configuration_section() -> str:
+    """The section's text, ending in a newline."""
     return _HEAD + "".join(f"{_row(setting)}\n" for setting in settings())
 
 

@@ -42,7 +42,7 @@ class Settings:
     public_hosts: tuple[str, ...] = setting(
         (),
         "host names of the gateway (of an ingress, say); needed only for names with one or two parts, which would be "
-        "read as <name>.<namespace>",
+        "read as NAME.NAMESPACE",
         HOSTS,
     )
     # One takes 0.1 MiB with the longest headers, 0.25 MiB more with a stream that its client does not read: all of them

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from conveyor_engine.config import EngineConfig
-from conveyor_engine.config_docs import configuration_page
+from conveyor_engine.config_docs import configuration_section
 from conveyor_engine.config_sources import add_flags, parse_config, settings
 from conveyor_engine.errors import ConfigError
 
@@ -103,6 +103,6 @@ def test_an_unknown_variable_is_refused() -> None:
 
 
 def test_the_documentation_has_every_field() -> None:
-    page = configuration_page()
+    page = configuration_section()
     for setting in settings():
         assert f"| `{setting.name}` |" in page

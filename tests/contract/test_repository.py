@@ -1,0 +1,90 @@
+"""What the repository promises about itself: its entry points, its checks, its images."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from e2e.cluster.images import IMAGES
+from e2e.cluster.paths import REPOSITORY
+
+MAKEFILE = (REPOSITORY / "Makefile").read_text()
+DOCKERFILES = {name: image.dockerfile for name, image in IMAGES.items()}
+
+
+def recipe(target: str) -> list[str]:
+    """The commands of a target, its prerequisites as `make <prerequisite>` before them."""
+    found = re.search(rf"^{target}:([^#\n]*)[^\n]*\n((?:\t.*\n)*)", MAKEFILE, re.MULTILINE)
+    assert found
+    return [*(f"make {name}" for name in found[1].split()), *found[2].replace("\t", "").splitlines()]
+
+
+def test_every_target_has_a_line_of_help() -> None:
+    phony = re.search(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)
+    assert phony
+    shown = subprocess.run(["make", "help"], cwd=REPOSITORY, check=True, capture_output=True, text=True).stdout
+    assert {line.split()[0] for line in shown.splitlines() if len(line.split()) > 1} == set(phony[1].split())
+
+
+def test_pre_commit_runs_what_make_check_runs() -> None:
+    hooks = yaml.safe_load((REPOSITORY / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
+    commands = [command for command in recipe("check") if command != "make venv"]
+    for hook in hooks:
+        assert [command for command in commands if command.startswith(hook["entry"])], hook
+    for command in commands:
+        assert [hook for hook in hooks if command.startswith(hook["entry"])], command
+
+
+def test_the_configuration_page_is_what_the_programs_say() -> None:
+    page = REPOSITORY / "docs" / "configuration.md"
+    done = subprocess.run([sys.executable, page.with_suffix(".py")], check=True, capture_output=True, text=True)
+    assert done.stdout == page.read_text()
+    for word in ("CONVEYOR_OPERATOR_WORKERS", "--max-held-bytes", "CONVEYOR_METRICS_HTTPS_PORT", "`max_num_seqs`"):
+        assert word in done.stdout
+
+
+def test_the_readme_stays_short() -> None:
+    assert len((REPOSITORY / "README.md").read_text().splitlines()) <= 150
+
+
+def installed(dockerfile: Path) -> set[str]:
+    """Every package of uv.lock that the extras of a Dockerfile bring, on any platform."""
+    lock: dict[str, list[dict[str, Any]]] = {}
+    for package in tomllib.loads((REPOSITORY / "uv.lock").read_text())["package"]:
+        lock.setdefault(package["name"], []).append(package)
+    found: set[tuple[str, str]] = set()
+    todo = [("conveyor", ""), *(("conveyor", extra) for extra in re.findall(r"--extra (\w+)", dockerfile.read_text()))]
+    while todo:
+        if (wanted := todo.pop()) in found:
+            continue
+        found.add(wanted)
+        name, extra = wanted
+        for package in lock[name]:
+            needed = (
+                package.get("optional-dependencies", {}).get(extra, []) if extra else package.get("dependencies", [])
+            )
+            todo += [(item["name"], each) for item in needed for each in ("", *item.get("extra", ()))]
+    return {name for name, _ in found}
+
+
+def test_the_control_image_has_no_torch() -> None:
+    heavy = {"torch", "transformers", "triton"}
+    assert installed(DOCKERFILES["control"]) & heavy == set()
+    assert installed(DOCKERFILES["control"]) >= {"kopf", "aiohttp", "pydantic-core"}
+    assert installed(DOCKERFILES["engine"]) >= heavy
+
+
+@pytest.mark.parametrize("image", DOCKERFILES)
+def test_an_image_takes_its_base_as_an_argument_and_runs_as_a_numbered_user(image: str) -> None:
+    lines = [line for line in DOCKERFILES[image].read_text().splitlines() if line and line[0] not in "# "]
+    assert lines[0].startswith("ARG BASE=")
+    stages = {line.split(" AS ")[1] for line in lines if " AS " in line}
+    bases = {line.split()[1] for line in lines if line.startswith("FROM")}
+    assert bases - stages == {"${BASE}"}
+    *_, user = [line for line in lines if line.startswith(("FROM", "USER"))]
+    assert re.fullmatch(r"USER [1-9]\d*:[1-9]\d*", user)
