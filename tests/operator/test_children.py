@@ -1,10 +1,12 @@
 """From an InferenceService to its children on a real API server: made, changed, defended, and gone in the end."""
 
+import pytest
 import yaml
 from tests.operator.kubelet import Kubelet, ready
 from tests.operator.stage import CHILD_KINDS, Json, Stage, make_service, wait_until
 
 from conveyor_api import names
+from e2e.cluster.api import ApiError
 
 AUTOSCALING = {"minReplicas": 1, "maxReplicas": 4}
 
@@ -86,15 +88,22 @@ def test_deleted_children_come_back(stage: Stage) -> None:
         wait_until("others of the same names", all_are_others, 40, lambda: uids(stage).keys() ^ before.keys())
 
 
-EDITS: dict[str, tuple[Json, Json]] = {
-    "Deployment": (
+EDITS: dict[tuple[str, str], tuple[Json, Json]] = {
+    ("Deployment", "qwen-engine"): (
         {"spec": {"template": {"spec": {"terminationGracePeriodSeconds": 9}}}},
         {"spec": {"template": {"spec": {"terminationGracePeriodSeconds": 135}}}},
     ),
-    "Service": ({"spec": {"publishNotReadyAddresses": True}}, {"spec": {}}),
-    "PodDisruptionBudget": ({"spec": {"maxUnavailable": 3}}, {"spec": {"maxUnavailable": 1}}),
-    "HorizontalPodAutoscaler": ({"spec": {"maxReplicas": 50}}, {"spec": {"maxReplicas": 4}}),
-    "ServiceAccount": ({"automountServiceAccountToken": True}, {"automountServiceAccountToken": False}),
+    ("Service", "qwen-engine"): ({"spec": {"publishNotReadyAddresses": True}}, {"spec": {}}),
+    ("Service", "qwen"): (
+        {"spec": {"externalName": "elsewhere.example.org"}},
+        {"spec": {"externalName": "conveyor-gateway.conveyor-system.svc.cluster.local"}},
+    ),
+    ("PodDisruptionBudget", "qwen-engine"): ({"spec": {"maxUnavailable": 3}}, {"spec": {"maxUnavailable": 1}}),
+    ("HorizontalPodAutoscaler", "qwen-engine"): ({"spec": {"maxReplicas": 50}}, {"spec": {"maxReplicas": 4}}),
+    ("ServiceAccount", "qwen-engine"): (
+        {"automountServiceAccountToken": True},
+        {"automountServiceAccountToken": False},
+    ),
 }
 
 
@@ -103,21 +112,31 @@ def test_edits_of_what_is_ours_are_undone(stage: Stage) -> None:
         stage.space.make_service(autoscaling=AUTOSCALING)
         wait_until("the HPA", lambda: stage.space.get("HorizontalPodAutoscaler", "qwen-engine"))
         stage.proxy.wait_quiet()
-        before = {kind: stage.space.need(kind, "qwen-engine") for kind in EDITS}
-        for kind, (edit, _) in EDITS.items():
-            stage.space.patch(kind, "qwen-engine", edit)
+        before = {child: stage.space.need(*child) for child in EDITS}
+        for child, (edit, _) in EDITS.items():
+            stage.space.patch(*child, edit)
 
-        def still_wrong() -> list[str]:
-            now = {kind: stage.space.need(kind, "qwen-engine") for kind in EDITS}
+        def still_wrong() -> list[tuple[str, str]]:
+            now = {child: stage.space.need(*child) for child in EDITS}
             return [
-                kind
-                for kind, (edit, wanted) in EDITS.items()
-                if version(now[kind]) == version(before[kind])
-                or not contains(now[kind], wanted)
-                or contains(now[kind], edit)
+                child
+                for child, (edit, wanted) in EDITS.items()
+                if version(now[child]) == version(before[child])
+                or not contains(now[child], wanted)
+                or contains(now[child], edit)
             ]
 
         wait_until("the edits are undone", lambda: not still_wrong(), 40, still_wrong)
+
+
+def test_the_configuration_cannot_be_edited(stage: Stage) -> None:
+    with stage.operator():
+        stage.space.make_service()
+        stage.space.wait_children("qwen")
+    (name,) = config_maps(stage)
+    with pytest.raises(ApiError) as refused:
+        stage.space.patch("ConfigMap", name, {"data": {"engine.yaml": "max_num_seqs: 1"}})
+    assert refused.value.code == 422
 
 
 def test_a_lost_label_and_a_lost_owner_come_back(stage: Stage) -> None:
@@ -162,9 +181,12 @@ def test_what_others_add_stays(stage: Stage) -> None:
 
 
 def test_deleting_a_service_leaves_nothing(stage: Stage) -> None:
+    model = {"uri": "hf://example/model", "cache": {"strategy": "PVC", "size": "10Gi"}}
     with stage.operator():
-        stage.space.make_service(autoscaling=AUTOSCALING)
+        stage.space.make_service(model=model, autoscaling=AUTOSCALING)
         wait_until("the HPA", lambda: stage.space.get("HorizontalPodAutoscaler", "qwen-engine"))
+        finalizers = {"metadata": {"finalizers": None}}  # pods would hold the claim, and nobody takes them away here
+        stage.space.patch("PersistentVolumeClaim", "qwen-models", finalizers)
         stage.space.delete("InferenceService", "qwen")
         wait_until("nothing is left", lambda: not left(stage), 60, lambda: left(stage))
         stage.proxy.wait_quiet()

@@ -1,11 +1,11 @@
 """An operator that dies anywhere, and the next one, end where one that lives would have ended."""
 
 import copy
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tests.operator.api_proxy import Call
+from tests.operator.killer import live_write_by_write
 from tests.operator.kubelet import Kubelet, ready
 from tests.operator.stage import CHILD_KINDS, Json, Stage, wait_until
 
@@ -21,27 +21,6 @@ _SERVER_WRITTEN = (
     "selfLink",
     "namespace",
 )
-
-
-class Killer:
-    """Kills the operator at its nth write from now: before the API server hears of it, or right after."""
-
-    def __init__(self, stage: Stage, nth: int, after: bool) -> None:
-        self._stage = stage
-        self._nth = nth
-        self._after = after
-        self._writes = 0
-        self.struck = threading.Event()
-        stage.proxy.before = self._before
-
-    def _before(self, call: Call) -> None:
-        if not call.is_write or self.struck.is_set():
-            return
-        self._writes += 1
-        if self._writes == self._nth + int(self._after):
-            self.struck.set()
-            self._stage.proxy.sever()
-            raise ConnectionError("the operator is dead")
 
 
 def spec_of(body: Json) -> Json:
@@ -86,34 +65,6 @@ def test_every_write_may_be_the_last_one_of_its_operator(stage: Stage) -> None:
             wait_until("one ConfigMap", lambda: set(end_state(stage)) == set(tortured))
             assert end_state(stage) == tortured
             assert conditions(stage) == seen
-
-
-def live_write_by_write(stage: Stage, *, after: bool) -> int:
-    """One life after the other, each killed at its first write that is new; returns how many it took.
-
-    A new operator applies every child once, so its nth life gets to its nth write.
-    """
-    for nth in range(1, 60):
-        killer = Killer(stage, nth, after)
-        life = stage.start()
-        wait_until("a write, or peace", lambda: killer.struck.is_set() or is_quiet(stage), 60)  # noqa: B023
-        if not killer.struck.is_set():
-            life.stop()
-            stage.proxy.before = lambda call: None
-            return nth
-        stage.kill(life)
-    raise AssertionError("it never comes to an end")
-
-
-def is_quiet(stage: Stage) -> bool:
-    observed = stage.space.need("InferenceService", "qwen")
-    if (observed.get("status") or {}).get("observedGeneration") != observed["metadata"]["generation"]:
-        return False
-    try:
-        stage.proxy.wait_quiet(1.5, timeout=1.6)
-    except TimeoutError:
-        return False
-    return True
 
 
 def test_a_second_operator_after_a_quiet_first_changes_nothing(stage: Stage) -> None:
