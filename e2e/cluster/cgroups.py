@@ -43,6 +43,11 @@ def delete() -> None:
         group.rmdir()
 
 
+def left() -> list[str]:
+    """Names the groups that `delete` would remove."""
+    return [f"control group {tree / NAME}" for tree in _trees() if (tree / NAME).exists()]
+
+
 def _trees() -> list[Path]:
     if (_MOUNT / "cgroup.procs").exists():
         return [_MOUNT]

@@ -7,15 +7,16 @@ Called by the command line. All of it lives in `<cache>/local`, apart from the i
 import contextlib
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
-from e2e.cluster import cgroups, gpus, images, network
+from e2e.cluster import cgroups, gpus, images, network, sysctls
 from e2e.cluster.api import Api, wait_until
 from e2e.cluster.containerd import Containerd, remove_shim_sockets
 from e2e.cluster.control_plane import ControlPlane, Settings
 from e2e.cluster.node import NAME, PAUSE_IMAGE, Node
 from e2e.cluster.paths import CACHE
-from e2e.cluster.processes import Processes
+from e2e.cluster.processes import Processes, Recorded
 
 CONTEXT = "conveyor-local"
 FOLDER = CACHE / "local"
@@ -43,6 +44,10 @@ _FIXED_FOLDERS = [_LOG_LINKS] + [
 ]
 
 
+class TracesLeft(RuntimeError):
+    """`down` could not remove all of the cluster; the message names what is left."""
+
+
 def up() -> None:
     """Brings the cluster up; an intact one stays, anything less is removed first."""
     if running():
@@ -60,16 +65,38 @@ def up() -> None:
 def down() -> None:
     """Removes every trace; finds nothing to do where there is none."""
     processes = Processes(FOLDER, die_with_parent=False)
+    recorded = processes.recorded()
     processes.stop(["containerd"])  # gently: its image store stays
     processes.stop(grace_seconds=0)
     cgroups.delete()
     network.delete()
+    sysctls.restore(FOLDER)
     remove_shim_sockets(FOLDER / "containerd")
     _unmount_below(FOLDER)
     _remove_kubelet_folder()
     _remove_log_links()
     _remove_empty_folders()
     shutil.rmtree(FOLDER)
+    if traces := left(recorded):
+        raise TracesLeft(f"still there: {', '.join(traces)}")
+
+
+def left(processes: Sequence[Recorded] = ()) -> list[str]:
+    """Names all that is there of a cluster, and those of its recorded processes that live; nothing after `down`."""
+    folders = [FOLDER, *([_KUBELET_FOLDER] if (_KUBELET_FOLDER / _MARK).exists() else [])]
+    return [
+        *(f"process {process.pid} ({process.name})" for process in processes if process.alive()),
+        *cgroups.left(),
+        *network.left(),
+        *(f"mount {point}" for point in _mounts_below(FOLDER)),
+        *(f"link {link}" for link in _log_links()),
+        *(f"folder {folder}" for folder in folders if folder.exists()),
+    ]
+
+
+def exists() -> bool:
+    """Whether there is anything for `down` to do: a cluster, or what a crash left of one."""
+    return FOLDER.exists() or network.exists()
 
 
 def running() -> bool:
@@ -82,6 +109,7 @@ def running() -> bool:
 
 def _start() -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
+    sysctls.note(FOLDER)
     cgroups.create()
     network.create()
     control_plane = ControlPlane(settings=_SETTINGS, folder=FOLDER)
@@ -155,9 +183,13 @@ def _remove_kubelet_folder() -> None:
 
 
 def _remove_log_links() -> None:
-    for link in _LOG_LINKS.glob("*"):
-        if link.is_symlink() and str(link.readlink()).startswith(str(FOLDER)):
-            link.unlink()
+    for link in _log_links():
+        link.unlink()
+
+
+def _log_links() -> list[Path]:
+    links = [path for path in _LOG_LINKS.glob("*") if path.is_symlink()]
+    return [link for link in links if str(link.readlink()).startswith(f"{FOLDER}/")]
 
 
 def _remove_empty_folders() -> None:

@@ -17,6 +17,7 @@ CNI_NAME = "conveyor"
 CNI_PLUGINS = "/usr/lib/cni"
 
 _NFT_TABLE = "conveyor"
+_NFT_TABLES = (("ip", _NFT_TABLE), ("ip", "kube-proxy"), ("ip6", "kube-proxy"))
 _CNI_RESULTS = Path("/var/lib/cni/results")
 # Pods reach the world by the host's address; inside the cluster every address stays what it is.
 _MASQUERADE = f"""
@@ -42,12 +43,28 @@ def create() -> None:
 def delete() -> None:
     """Removes all that `create`, kube-proxy and the CNI plugins made; what is not there is no error."""
     _run("ip", "link", "delete", BRIDGE, check=False)
-    for family, table in (("ip", _NFT_TABLE), ("ip", "kube-proxy"), ("ip6", "kube-proxy")):
+    for family, table in _NFT_TABLES:
         _run("nft", "delete", "table", family, table, check=False)
     for result in _CNI_RESULTS.glob(f"{CNI_NAME}-*"):
         pod = json.loads(result.read_text())["containerId"]
         for file in _CNI_RESULTS.glob(f"*-{pod}-*"):  # its loopback has one too
             file.unlink()
+
+
+def exists() -> bool:
+    return Path(f"/sys/class/net/{BRIDGE}").exists()
+
+
+def left() -> list[str]:
+    """Names what `delete` would remove, and routes to pods."""
+    tables = _output("nft", "list", "tables").splitlines()
+    routes = _output("ip", "route", "show", "root", POD_CIDR).splitlines()
+    return [
+        *([f"network interface {BRIDGE}"] if exists() else []),
+        *(f"nft {table}" for table in (f"table {family} {name}" for family, name in _NFT_TABLES) if table in tables),
+        *(f"route {route.strip()}" for route in routes),
+        *(f"file {result}" for result in _CNI_RESULTS.glob(f"{CNI_NAME}-*")),
+    ]
 
 
 def cni_configuration(data_folder: Path) -> dict[str, object]:
@@ -58,6 +75,10 @@ def cni_configuration(data_folder: Path) -> dict[str, object]:
         "routes": [{"dst": "0.0.0.0/0"}],
     }
     return {"cniVersion": "0.4.0", "name": CNI_NAME, "plugins": [{"type": "ptp", "ipam": addresses}]}
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def _run(*command: str, check: bool = True) -> None:

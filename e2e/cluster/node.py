@@ -61,7 +61,8 @@ class Node:
             "clusterCIDR": network.POD_CIDR,
             "clientConnection": {"kubeconfig": str(self._kubeconfig("proxy"))},
             "hostnameOverride": NAME,
-            "conntrack": {"maxPerCore": 0},  # the machine's setting stays as it is
+            # The machine's settings stay as they are.
+            "conntrack": {"maxPerCore": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
             "healthzBindAddress": f"{network.NODE_ADDRESS}:10256",
             "metricsBindAddress": f"{network.NODE_ADDRESS}:10249",
             "nodePortAddresses": [f"{network.NODE_ADDRESS}/32"],

@@ -1,14 +1,18 @@
 """What the cluster is made of, each piece against a real API server or a real process."""
 
 import json
+import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from e2e.cluster import gpus, kind
+from e2e.cluster import gpus, kind, sysctls
 from e2e.cluster.api import Api, wait_until
 from e2e.cluster.control_plane import ControlPlane
+from e2e.cluster.paths import REPOSITORY
 from e2e.cluster.processes import Processes
 from e2e.cluster.tools import TOOLS, module_hash
 from e2e.cluster.volumes import host_path_claim
@@ -53,6 +57,39 @@ def test_a_process_that_was_killed_while_starting_is_on_record(tmp_path: Path) -
 
 def test_a_tool_is_known_by_all_that_is_pinned_for_it() -> None:
     assert {tool.path.parent.name for tool in TOOLS} == {f"{m}-{module_hash(m)}" for m in {t.module for t in TOOLS}}
+
+
+def test_kernel_settings_are_put_back_except_what_somebody_else_has_set_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sysctls, "_TREE", tmp_path)
+    monkeypatch.setattr(sysctls, "_OURS", {"changed": "1", "same": "1", "changed-again": "1"})
+    write_all(tmp_path, {"changed": "0", "same": "1", "changed-again": "0"})
+    sysctls.note(tmp_path)
+    write_all(tmp_path, {"changed": "1", "same": "1", "changed-again": "7"})
+    sysctls.restore(tmp_path)
+    assert [(tmp_path / name).read_text() for name in ("changed", "same", "changed-again")] == ["0", "1", "7"]
+
+
+def write_all(folder: Path, texts: dict[str, str]) -> None:
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+
+
+@pytest.mark.skipif(
+    shutil.which("nft") is None or subprocess.run(["unshare", "--net", "true"], capture_output=True).returncode != 0,
+    reason="needs nftables and a network namespace of its own, so root",
+)
+def test_what_is_left_of_a_network_is_named_until_it_is_deleted() -> None:
+    code = (
+        "from e2e.cluster import network as n\n"
+        "n._CNI_RESULTS = n.Path('/none')\n"  # files are not of a namespace: they may be a running cluster's
+        "before = n.left(); n.create(); there = n.left(); n.delete(); print([before, there, n.left()])"
+    )
+    # sysfs shows the interfaces of the namespace in which it was mounted.
+    alone = ["unshare", "--net", "--mount", "sh", "-c", 'mount -t sysfs sysfs /sys && exec "$@"', "sh"]
+    finished = subprocess.run([*alone, sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True)
+    assert finished.stdout == "[[], ['network interface conveyor0', 'nft table ip conveyor'], []]\n", finished.stderr
 
 
 def test_kinds_control_plane_takes_pods_that_tolerate_nothing() -> None:

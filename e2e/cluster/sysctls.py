@@ -1,0 +1,47 @@
+"""Kernel settings that a whole cluster changes for the whole machine: noted before, put back when it is gone.
+
+Called by `local`. kube-proxy's are not here: its configuration tells it to leave them alone.
+"""
+
+import json
+from pathlib import Path
+
+# What `network` sets, and the kubelet (`setupKernelTunables` of its container manager).
+_OURS = {
+    "net/ipv4/ip_forward": "1",
+    "vm/overcommit_memory": "1",
+    "vm/panic_on_oom": "0",
+    "kernel/panic": "10",
+    "kernel/panic_on_oops": "1",
+    "kernel/keys/root_maxkeys": "1000000",
+    "kernel/keys/root_maxbytes": "25000000",
+}
+_TREE = Path("/proc/sys")
+
+
+def note(folder: Path) -> None:
+    """Writes down those that will change, before they do."""
+    before = {name: _read(name) for name, ours in _OURS.items() if _read(name) != ours}
+    partial = _file(folder).with_suffix(".partial")
+    partial.write_text(json.dumps(before))
+    partial.rename(_file(folder))
+
+
+def noted(folder: Path) -> dict[str, str]:
+    """Names below /proc/sys and the values before the cluster; empty where it has changed nothing."""
+    return json.loads(_file(folder).read_text()) if _file(folder).exists() else {}
+
+
+def restore(folder: Path) -> None:
+    """Puts back what was noted; what somebody else has set since stays."""
+    for name, before in noted(folder).items():
+        if _read(name) == _OURS[name]:
+            (_TREE / name).write_text(before)
+
+
+def _file(folder: Path) -> Path:
+    return folder / "sysctls.json"
+
+
+def _read(name: str) -> str:
+    return (_TREE / name).read_text().strip()
