@@ -1,6 +1,6 @@
 """`python -m e2e.cluster`: the cluster from the command line, for the Makefile and for people.
 
-The provider is `kind` where a Docker daemon and kind answer, else `local`; the variable CLUSTER=local|kind decides.
+CLUSTER=local|kind chooses the provider; `provider` says what holds without it. One command at a time changes a cluster.
 Errors that a person can mend are printed as one sentence; everything else keeps its traceback.
 """
 
@@ -9,19 +9,22 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from types import ModuleType
 
-from e2e.cluster import debian, images, kind, load, local, tools
+from e2e.cluster import debian, images, load, local, provider, tools
+from e2e.cluster.lock import exclusive
 
 
 def build_tools() -> None:
     """build Kubernetes, etcd, Helm and CoreDNS from Go modules, once"""
     tools.build_missing()
-    if provider() is local:
-        try:
-            debian.require(debian.CLUSTER_PACKAGES)
-        except debian.PackagesMissing as error:  # a whole cluster needs them, tests without pods do not
-            print(f"for `make cluster`: {error}", flush=True)
+
+
+def provide_cluster_tools() -> None:
+    """build what `up` and the cluster's users need: all of it for local, kubectl and helm for kind"""
+    if provider.addressed() is local:
+        tools.build_missing()
+    else:
+        tools.provide_clients()
 
 
 def build_images() -> None:
@@ -31,42 +34,55 @@ def build_images() -> None:
 
 def up() -> None:
     """bring up the cluster and print its KUBECONFIG"""
-    if provider() is local:
-        if os.geteuid() != 0:
-            raise debian.PackagesMissing("the local cluster needs root: use sudo, or Docker and kind (CLUSTER=kind)")
-        debian.require(debian.CLUSTER_PACKAGES)
-    provider().up()
-    print(f"export KUBECONFIG={provider().KUBECONFIG}")
+    with exclusive():
+        chosen = provider.addressed()
+        if chosen is local:
+            _require_root()
+            debian.require(debian.CLUSTER_PACKAGES)
+        chosen.up()
+    print(f"export KUBECONFIG={chosen.KUBECONFIG}")
 
 
 def down() -> None:
-    """remove every trace of the cluster"""
-    provider().down()
+    """remove every trace of the cluster, whichever it is; fails naming what is left"""
+    with exclusive():
+        for existing in provider.existing():
+            if existing is local:
+                _require_root()
+            existing.down()
 
 
 def status() -> None:
     """say whether the cluster runs; the exit code is 1 if not"""
-    if not provider().running():
-        print(f"{provider().CONTEXT} is down")
+    chosen = provider.addressed()
+    if not chosen.running():
+        print(f"{chosen.CONTEXT} is down")
         sys.exit(1)
-    print(f"{provider().CONTEXT} is up\nexport KUBECONFIG={provider().KUBECONFIG}")
+    print(f"{chosen.CONTEXT} is up\nexport KUBECONFIG={chosen.KUBECONFIG}")
 
 
 def kubeconfig() -> None:
     """print the path of the cluster's kubeconfig"""
-    print(provider().KUBECONFIG)
+    print(provider.addressed().KUBECONFIG)
 
 
 def load_images() -> None:
-    """bring the built images to the cluster's nodes"""
-    if provider() is local:
-        load.load_into_local()
-    else:
-        load.load_into_kind()
+    """bring the built images to the nodes of KUBECONFIG's cluster (without KUBECONFIG, of the one that is up)"""
+    with exclusive():
+        if provider.of_kubeconfig() is local:
+            load.load_into_local()
+        else:
+            load.load_into_kind()
+
+
+def _require_root() -> None:
+    if os.geteuid() != 0:
+        raise debian.PackagesMissing("the local cluster needs root: use sudo, or Docker and kind (CLUSTER=kind)")
 
 
 COMMANDS: dict[str, Callable[[], None]] = {
     "tools": build_tools,
+    "cluster-tools": provide_cluster_tools,
     "images": build_images,
     "up": up,
     "load": load_images,
@@ -76,9 +92,9 @@ COMMANDS: dict[str, Callable[[], None]] = {
 }
 
 
-def provider() -> ModuleType:
-    wanted = os.environ.get("CLUSTER") or ("kind" if kind.available() else "local")
-    return {"kind": kind, "local": local}[wanted]
+TO_MEND = (
+    debian.PackagesMissing, tools.ToolMissing, images.ImageMissing, local.TracesLeft, provider.ContextRefused,
+)  # fmt: skip
 
 
 def main() -> int:
@@ -89,11 +105,11 @@ def main() -> int:
     for name, function in COMMANDS.items():
         choices.add_parser(name, help=function.__doc__)
     command = parser.parse_args().command
-    if os.environ.get("CLUSTER", "") not in ("", "kind", "local"):
+    if os.environ.get("CLUSTER", "") not in ("", *provider.PROVIDERS):
         parser.error("CLUSTER must be local or kind")
     try:
         COMMANDS[command]()
-    except (debian.PackagesMissing, tools.ToolMissing, images.ImageMissing) as error:
+    except TO_MEND as error:
         print(error, file=sys.stderr)
         return 1
     except subprocess.CalledProcessError as error:

@@ -31,9 +31,15 @@ def available() -> bool:
     return subprocess.run(["kind", "version"], capture_output=True).returncode == 0
 
 
-def running() -> bool:
+def exists() -> bool:
+    if not available():
+        return False
     names = subprocess.run(["kind", "get", "clusters"], capture_output=True, text=True, check=True).stdout
-    return NAME in names.split() and KUBECONFIG.exists()
+    return NAME in names.split()
+
+
+def running() -> bool:
+    return KUBECONFIG.exists() and exists()
 
 
 def up() -> None:

@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,8 +55,12 @@ TOOLS = (
 )
 
 
+# What people have of their own too, and what a cluster that is not built here is used with.
+CLIENTS = ("kubectl", "helm")
+
+
 class ToolMissing(RuntimeError):
-    """A program is not built yet; the message names the command that builds it."""
+    """A program is not there; the message names what builds it, or what is needed for that."""
 
 
 def module_hash(module: str) -> str:
@@ -67,11 +72,13 @@ def module_hash(module: str) -> str:
 
 
 def binary(name: str) -> Path:
-    """Path of a built program; `ToolMissing` if it is not there."""
+    """Path of a built program, or of a client on the PATH that was not built; `ToolMissing` if it is not there."""
     tool = next(tool for tool in TOOLS if tool.name == name)
-    if not tool.path.exists():
-        raise ToolMissing(f"{name} is not built: run `make tools`")
-    return tool.path
+    if tool.path.exists():
+        return tool.path
+    if name in CLIENTS and (found := shutil.which(name)):
+        return Path(found)
+    raise ToolMissing(f"{name} is not built: run `make tools`")
 
 
 def search_path() -> str:
@@ -81,18 +88,35 @@ def search_path() -> str:
 
 
 def build_missing() -> None:
-    """Builds what is not there, one program after the other, and drops the compiler's caches at the end."""
+    """Builds what is not there; `ToolMissing` without Go."""
     missing = [tool for tool in TOOLS if not tool.path.exists()]
+    if missing and shutil.which("go") is None:
+        raise ToolMissing("Go is needed to build Kubernetes: install Go >= 1.26")
+    _build_all(missing)
+
+
+def provide_clients() -> None:
+    """Builds `CLIENTS` where Go is there, else takes them from the PATH; `ToolMissing` where neither can be."""
+    if shutil.which("go") is not None:
+        _build_all([tool for tool in TOOLS if tool.name in CLIENTS and not tool.path.exists()])
+        return
+    try:
+        for name in CLIENTS:
+            binary(name)
+    except ToolMissing:
+        raise ToolMissing(f"{' and '.join(CLIENTS)} are needed: install them, or Go >= 1.26") from None
+
+
+def _build_all(missing: Sequence[Tool]) -> None:
+    """One program after the other; drops the compiler's caches at the end."""
     if not missing:
         return
-    if shutil.which("go") is None:
-        raise ToolMissing("Go is needed to build Kubernetes: install Go >= 1.26")
     for number, tool in enumerate(missing, start=1):
         print(f"building {tool.name} ({number} of {len(missing)}) ...", flush=True)
         started = time.monotonic()
         _build(tool)
         print(f"built {tool.name} in {time.monotonic() - started:.0f} s", flush=True)
-    # They take 9 GB and serve nothing once every program is built.
+    # They take 9 GB and serve nothing once the programs are built.
     shutil.rmtree(CACHE / "go", ignore_errors=True)
 
 

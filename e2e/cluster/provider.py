@@ -1,0 +1,47 @@
+"""Which of the two providers a command addresses.
+
+CLUSTER=local|kind decides. Without it, the one whose cluster is up: what `make demo CLUSTER=local` brought up is what
+`make demo-url` then means. Else `kind` where a Docker daemon and kind answer, else `local`.
+Called by the command line. Knows no provider's insides.
+"""
+
+import os
+import subprocess
+from types import ModuleType
+
+from e2e.cluster import kind, local
+from e2e.cluster.tools import binary
+
+PROVIDERS = {"local": local, "kind": kind}
+
+
+class ContextRefused(RuntimeError):
+    """KUBECONFIG names a cluster that is not one of ours."""
+
+
+def addressed() -> ModuleType:
+    if wanted := os.environ.get("CLUSTER"):
+        return PROVIDERS[wanted]
+    for provider in PROVIDERS.values():
+        if provider.running():
+            return provider
+    return kind if kind.available() else local
+
+
+def existing() -> list[ModuleType]:
+    """Those of whose clusters anything is there, intact or not; with CLUSTER that one in any case."""
+    if wanted := os.environ.get("CLUSTER"):
+        return [PROVIDERS[wanted]]
+    return [provider for provider in PROVIDERS.values() if provider.exists()]
+
+
+def of_kubeconfig() -> ModuleType:
+    """The one whose cluster KUBECONFIG names; without KUBECONFIG, the addressed one."""
+    if not os.environ.get("KUBECONFIG"):
+        return addressed()
+    command = [binary("kubectl"), "config", "current-context"]
+    context = subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    for provider in PROVIDERS.values():
+        if context == provider.CONTEXT:
+            return provider
+    raise ContextRefused(f"the context of KUBECONFIG is {context!r}, which `make cluster` did not make")

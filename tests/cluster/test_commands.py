@@ -1,0 +1,96 @@
+"""The command line of the cluster: whose cluster a command means, what it needs, and that two do not meet."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from e2e import kube
+from e2e.cluster import kind, local, lock, provider, tools
+from e2e.cluster.paths import REPOSITORY
+
+
+@pytest.fixture(autouse=True)
+def _no_choice_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CLUSTER", raising=False)
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+
+
+def machine(monkeypatch: pytest.MonkeyPatch, *, has_kind: bool, up: tuple[ModuleType, ...] = ()) -> None:
+    monkeypatch.setattr(kind, "available", lambda: has_kind)
+    monkeypatch.setattr(kind, "running", lambda: kind in up)
+    monkeypatch.setattr(local, "running", lambda: local in up)
+    monkeypatch.setattr(kind, "exists", lambda: kind in up)
+    monkeypatch.setattr(local, "exists", lambda: local in up)
+
+
+def context_file(folder: Path, context: str) -> str:
+    (folder / "kubeconfig").write_text(f"{{apiVersion: v1, kind: Config, current-context: {context}}}")
+    return str(folder / "kubeconfig")
+
+
+def test_without_a_cluster_kind_is_taken_where_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, has_kind=True)
+    assert provider.addressed() is kind
+    machine(monkeypatch, has_kind=False)
+    assert provider.addressed() is local
+
+
+def test_the_cluster_that_is_up_is_meant_and_removed_whatever_would_be_brought_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine(monkeypatch, has_kind=True, up=(local,))
+    assert provider.addressed() is local
+    assert provider.existing() == [local]
+
+
+def test_the_variable_cluster_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, has_kind=True, up=(kind,))
+    monkeypatch.setenv("CLUSTER", "local")
+    assert provider.addressed() is local
+    assert provider.existing() == [local]
+
+
+def test_images_go_to_the_cluster_of_kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, has_kind=False, up=(local,))
+    monkeypatch.setenv("KUBECONFIG", context_file(tmp_path, "kind-conveyor"))
+    assert provider.of_kubeconfig() is kind
+
+
+def test_a_context_that_is_not_ours_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", context_file(tmp_path, "production"))
+    with pytest.raises(SystemExit, match="'production'"):
+        kube.require_our_cluster()
+    with pytest.raises(provider.ContextRefused, match="'production'"):
+        provider.of_kubeconfig()
+
+
+def test_without_go_kind_does_with_the_clients_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tools, "CACHE", tmp_path / "cache")  # where nothing is built
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(tools.ToolMissing, match=r"kubectl and helm are needed: .* Go"):
+        tools.provide_clients()
+    for name in tools.CLIENTS:
+        (tmp_path / name).touch(mode=0o755)
+    tools.provide_clients()
+    assert tools.binary("kubectl") == tmp_path / "kubectl"
+    with pytest.raises(tools.ToolMissing, match="Go is needed"):
+        tools.build_missing()
+
+
+def test_a_second_command_waits_until_the_first_is_done_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "CACHE", tmp_path)
+    code = "from e2e.cluster.lock import exclusive\nwith exclusive(): print('inside')"
+    environment = {**os.environ, "CONVEYOR_CACHE": str(tmp_path)}
+    with lock.exclusive():
+        second = subprocess.Popen(
+            [sys.executable, "-c", code], env=environment, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True
+        )
+        assert second.stdout is not None
+        assert "waiting" in second.stdout.readline()
+    assert second.communicate()[0] == "inside\n"
