@@ -7,13 +7,16 @@ import base64
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+import conveyor_gateway.settings
+import conveyor_metrics.settings
+import conveyor_operator.settings
 from conveyor_api.names import SYSTEM_NAMESPACE
 from e2e.cluster.api import Api
 from e2e.cluster.control_plane import ControlPlane
@@ -25,6 +28,11 @@ Json = dict[str, Any]
 CHART = REPOSITORY / "charts" / "conveyor"
 RELEASE = "conveyor"
 PROCESSES = ("operator", "gateway", "metrics")
+PARSERS: dict[str, Callable[[Sequence[str], dict[str, str]], object]] = {
+    "conveyor-operator": conveyor_operator.settings.parse_settings,
+    "conveyor-gateway": conveyor_gateway.settings.parse_settings,
+    "conveyor-metrics": conveyor_metrics.settings.parse_settings,
+}
 
 # Who did what, without bodies; the control plane's own work is left out.
 _AUDIT_POLICY = {

@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.chart.installation import CHART, PROCESSES, Json, find, helm, path_of, pods_of, render
+from tests.chart.installation import CHART, PARSERS, PROCESSES, Json, find, helm, path_of, pods_of, render
 
 import conveyor_gateway.settings
-import conveyor_metrics.settings
-import conveyor_operator.settings
 from conveyor_api import names
 from conveyor_metrics.source import ADMIN_PORT_NAME
 from e2e.cluster.api import Api, ApiError
@@ -114,15 +112,10 @@ def run_kubeconform(objects: list[Json], schemas: Path) -> Any:
 
 @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
 def test_every_process_understands_its_flags(values: tuple[str, ...]) -> None:
-    parsers = {
-        "operator": conveyor_operator.settings.parse_settings,
-        "gateway": conveyor_gateway.settings.parse_settings,
-        "metrics": conveyor_metrics.settings.parse_settings,
-    }
     objects = render(*values)
-    for process, parse in parsers.items():
-        (container,) = find(objects, "Deployment", f"conveyor-{process}")["spec"]["template"]["spec"]["containers"]
-        assert container["command"] == ["python", "-m", f"conveyor_{process}"]
+    for name, parse in PARSERS.items():
+        (container,) = find(objects, "Deployment", name)["spec"]["template"]["spec"]["containers"]
+        assert container["command"] == ["python", "-m", name.replace("-", "_")]
         parse(container["args"], {})
 
 
@@ -183,6 +176,12 @@ def test_no_version_rolls_a_pod(rendered: list[Json]) -> None:
         if item["kind"] == "Deployment":
             labels = item["spec"]["template"]["metadata"]["labels"]
             assert not {"app.kubernetes.io/version", "helm.sh/chart"} & labels.keys()
+
+
+def test_gateway_and_metrics_have_two_pods_of_which_one_at_a_time_may_be_evicted(rendered: list[Json]) -> None:
+    for name in ("conveyor-gateway", "conveyor-metrics"):
+        assert find(rendered, "Deployment", name)["spec"]["replicas"] == 2
+        assert find(rendered, "PodDisruptionBudget", name)["spec"]["maxUnavailable"] == 1
 
 
 def test_turned_off_parts_are_not_rendered() -> None:

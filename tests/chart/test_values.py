@@ -5,7 +5,7 @@ import tomllib
 import jsonschema
 import pytest
 import yaml
-from tests.chart.installation import CHART, HelmFailed, helm, render
+from tests.chart.installation import CHART, PARSERS, HelmFailed, helm, pods_of, render
 
 from e2e.cluster.paths import REPOSITORY
 
@@ -54,13 +54,17 @@ def test_the_schema_knows_exactly_the_values_that_there_are() -> None:
         ("metrics.apiService.caBundle=abc", "additional properties 'caBundle' not allowed"),
         ("gateway.service.type=ExternalName", "value must be one of 'ClusterIP', 'NodePort', 'LoadBalancer'"),
         ("gateway.drainTimeoutSeconds=0", "minimum: got 0, want 1"),
+        ("gateway.drainTimeoutSeconds=86401", "maximum: got 86,401, want 86,400"),
         ("gateway.url=inference.example.com", "'inference.example.com' does not match pattern"),
         ("gateway.url=https://a.example/", "'https://a.example/' does not match pattern"),
         ("gateway.publicHosts[0]=https://a", "'https://a' does not match pattern"),
         ("watchNamespaces[0]=Team A", "'Team A' does not match pattern"),
+        ("watchNamespaces[0]=team.a", "'team.a' does not match pattern"),
+        (f"watchNamespaces[0]={'a' * 64}", "at '/watchNamespaces/0': maxLength: got 64, want 63"),
         ("watchNamespaces={a,a}", "items at 0 and 1 are equal"),
         ("clusterDomain=.local", "'.local' does not match pattern"),
         ("imagePullSecrets[0]=secret", "at '/imagePullSecrets/0': got string, want object"),
+        ("imagePullSecrets[0].name=My_Registry", "'My_Registry' does not match pattern"),
         ("gateway.resources.memory=1Gi", "additional properties 'memory' not allowed"),
         ("gateway.extraArgs[0]=port", "'port' does not match pattern"),
     ],
@@ -69,3 +73,11 @@ def test_a_wrong_value_is_refused_with_its_place_and_what_it_may_be(value: str, 
     with pytest.raises(HelmFailed) as refused:
         render(value)
     assert sentence in str(refused.value)
+
+
+def test_the_largest_values_reach_programs_that_take_them() -> None:
+    namespace, secret = "a" * 63, "registry.example.com-" + "a" * 232
+    values = (f"watchNamespaces[0]={namespace}", f"imagePullSecrets[0].name={secret}")
+    for name, spec in pods_of(render("gateway.drainTimeoutSeconds=86400", *values)):
+        assert spec["imagePullSecrets"] == [{"name": secret}]
+        PARSERS[name](spec["containers"][0]["args"], {})
