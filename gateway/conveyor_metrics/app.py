@@ -82,14 +82,22 @@ async def _answered_with_status(request: web.Request, handler: Handler) -> web.S
     try:
         response = await handler(request)
     except MetricsError as error:
-        response = _refuse(error.status, error.reason, str(error))
+        response = refuse(error.status, error.reason, str(error))
     except web.HTTPNotFound:
-        response = _refuse(404, NotFound.reason, f"the server has no {request.path}")
+        response = refuse(404, NotFound.reason, f"the server has no {request.path}")
     except web.HTTPMethodNotAllowed as error:
-        response = _refuse(405, "MethodNotAllowed", f"{request.method} is not allowed: values are only read")
+        response = refuse(405, "MethodNotAllowed", f"{request.method} is not allowed: values are only read")
         response.headers["Allow"] = error.headers["Allow"]
     REQUESTS.labels(str(response.status)).inc()
     return response
+
+
+def refuse_outside(status: int, said: str | None) -> web.Response:
+    """The answer to what is no request (below 500, `said` is what is wrong with it) and to a bug; counted as well."""
+    REQUESTS.labels(str(status)).inc()
+    if status < 500:
+        return refuse(status, "BadRequest", f"this is no HTTP request: {(said or 'malformed').strip()[:200]}")
+    return refuse(status, "InternalError", "the metrics server failed; the reason is in its log")
 
 
 def _metric_value(source: GatewaySource, version: str) -> Handler:
@@ -115,5 +123,5 @@ def _constant(document: dict[str, Any]) -> Handler:
     return answer
 
 
-def _refuse(code: int, reason: str, message: str) -> web.Response:
+def refuse(code: int, reason: str, message: str) -> web.Response:
     return web.json_response(documents.build_status(code, reason, message), status=code)

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 
 from aiohttp import web
 
+from conveyor_metrics.app import refuse_outside
 from conveyor_metrics.auth import Trust
 from conveyor_metrics.certificates import Serving
 
@@ -17,6 +18,40 @@ logger = logging.getLogger(__name__)
 
 # A value takes at most the gateways' time-out; what takes longer is no answer of ours.
 _SHUTDOWN_SECONDS = 5.0
+
+
+class _Connection(web.RequestHandler):
+    """aiohttp's connection with our words for what never reaches the app, and for its bugs."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        if status >= 500:
+            logger.error("%s %s failed by a bug of the metrics server", request.method, request.path, exc_info=exc)
+        if request.writer.output_size > 0:
+            raise ConnectionError("an answer has begun, no other can follow")
+        answer = refuse_outside(status, message)
+        answer.force_close()
+        return answer
+
+
+class _Server(web.Server):
+    def __call__(self) -> web.RequestHandler:
+        return _Connection(self, loop=self._loop, **self._kwargs)
+
+
+class Runner(web.AppRunner):
+    """aiohttp's, with `_Connection`s."""
+
+    async def _make_server(self) -> web.Server:
+        made = await super()._make_server()
+        return _Server(made.request_handler, request_factory=made.request_factory, **made._kwargs)
 
 
 class Listener:
@@ -45,7 +80,7 @@ class Listener:
                 await runner.cleanup()
 
     async def _start(self, listening: socket.socket, serving: Serving) -> web.AppRunner:
-        runner = web.AppRunner(self._build_app(serving.trust), access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS)
+        runner = Runner(self._build_app(serving.trust), access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS)
         await runner.setup()
         await web.SockSite(runner, listening.dup(), ssl_context=serving.context).start()
         if self.port is None:

@@ -1,0 +1,87 @@
+"""What reaches the port and is no proper request, and what a bug answers."""
+
+import asyncio
+import json
+import socket
+import ssl
+from typing import Any
+
+import pytest
+from aiohttp import web
+from tests.metrics.aggregation import Aggregated
+from tests.metrics.test_server import read_health
+
+from conveyor_metrics.listener import Runner
+
+HEADERS = b"GET /apis HTTP/1.1\r\nHost: localhost\r\n"
+
+
+def parse(received: bytes) -> tuple[int, dict[str, Any]]:
+    """HTTP status and body of an answer after which the connection was closed."""
+    head, _, body = received.partition(b"\r\n\r\n")
+    return int(head.split(b" ")[1]), json.loads(body)
+
+
+def read_to_the_end(connection: socket.socket) -> bytes:
+    return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"nonsense\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"GET /apis HTTP/9.9\r\n\r\n",
+        HEADERS + b"Bad Header: 1\r\n\r\n",
+        HEADERS + b"Content-Length: x\r\n\r\n",
+        HEADERS + b"X-Long: " + b"a" * 20_000 + b"\r\n\r\n",
+        b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\n\r\n",
+        HEADERS + b"".join(b"X-%d: 1\r\n" % number for number in range(200)) + b"\r\n",
+    ],
+    ids=lambda sent: sent[:60].decode(),
+)
+def test_what_is_no_http_is_answered_with_a_status_and_the_connection_closed(
+    aggregated: Aggregated, sent: bytes
+) -> None:
+    context = ssl.create_default_context(cafile=str(aggregated.authority.certificate))
+    context.check_hostname = False  # its name is that of the Service
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    with (
+        socket.create_connection(("127.0.0.1", aggregated.port), timeout=10) as plain,
+        context.wrap_socket(plain) as connection,
+    ):
+        connection.sendall(sent)
+        code, status = parse(read_to_the_end(connection))
+    assert (code, status["kind"], status["code"], status["reason"]) == (400, "Status", 400, "BadRequest")
+    assert "no HTTP request" in status["message"]
+
+
+@pytest.mark.parametrize("sent", [HEADERS + b"\r\n", b"\x16\x03\x01\xff\xff" + b"\0" * 100, b"\0"])
+def test_what_is_no_tls_is_hung_up_on_and_harms_nobody(aggregated: Aggregated, sent: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", aggregated.port), timeout=10) as connection:
+        connection.sendall(sent)
+        connection.shutdown(socket.SHUT_WR)
+        assert not read_to_the_end(connection).startswith(b"HTTP")
+    assert read_health(aggregated.health_port, "/readyz") == (200, "ok\n")
+
+
+async def test_a_bug_is_answered_with_a_status_that_does_not_tell_it(caplog: pytest.LogCaptureFixture) -> None:
+    async def fail(request: web.Request) -> web.Response:
+        raise ZeroDivisionError("a secret")
+
+    app = web.Application()
+    app.router.add_get("/apis", fail)
+    runner = Runner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        reader, writer = await asyncio.open_connection(*runner.addresses[0])
+        writer.write(HEADERS + b"\r\n")
+        received = await asyncio.wait_for(reader.read(), 10)
+        writer.close()
+    finally:
+        await runner.cleanup()
+    code, status = parse(received)
+    assert (code, status["kind"], status["reason"]) == (500, "Status", "InternalError")
+    assert "secret" not in status["message"]
+    assert "a secret" in caplog.text
