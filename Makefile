@@ -10,9 +10,11 @@ UV := $(CACHE)/uv-$(UV_VERSION)/bin/uv
 PY := .venv/bin/python
 TESTS ?= tests
 STORIES ?= e2e
+# Of kubectl and Helm, else in ~/.kube.
+export KUBECACHEDIR := $(CACHE)/kubectl
 KUBECONFIG_FILE = $$($(PY) -m e2e.cluster kubeconfig)
 
-.PHONY: help venv tools generate check check-generated test test-oldest e2e demo demo-url demo-down images cluster cluster-down deploy bench clean
+.PHONY: help venv tools cluster-tools generate check check-generated test test-oldest e2e demo demo-url demo-down images cluster cluster-down deploy bench clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -29,6 +31,9 @@ venv: .venv/.complete ## .venv at the root, from uv.lock, with every extra
 
 tools: venv ## Build Kubernetes, etcd, Helm and CoreDNS from Go modules into the cache, once
 	$(PY) -m e2e.cluster tools
+
+cluster-tools: venv
+	$(PY) -m e2e.cluster cluster-tools
 
 generate: venv ## Write the CRD, the chart's copy of it and the generated documentation
 	$(PY) -m conveyor_api generate
@@ -55,26 +60,26 @@ test-oldest: venv ## The tests of the models' answers, with the oldest transform
 images: venv ## Build the control and the engine image
 	$(PY) -m e2e.cluster images
 
-cluster: venv tools ## Bring up a whole empty local Kubernetes; prints its KUBECONFIG
+cluster: cluster-tools ## Bring up a whole empty local Kubernetes; prints its KUBECONFIG
 	$(PY) -m e2e.cluster up
 
 cluster-down: venv ## Remove every trace of that cluster
 	$(PY) -m e2e.cluster down
 
-deploy: images ## Load the images and install the chart on the cluster of `make cluster`, whose KUBECONFIG is set
+deploy: cluster-tools images ## Load the images and install the chart on the cluster of `make cluster`, whose KUBECONFIG is set
 	$(PY) -m e2e.cluster load
 	$(PY) -m e2e.deploy
 
 e2e: cluster images ## Run the stories of e2e/ on a whole local cluster
-	$(PY) -m e2e.cluster load
-	export KUBECONFIG=$(KUBECONFIG_FILE) && $(PY) -m e2e.deploy && .venv/bin/pytest -c e2e/pytest.ini $(STORIES)
+	export KUBECONFIG=$(KUBECONFIG_FILE) && $(PY) -m e2e.cluster load && $(PY) -m e2e.deploy && \
+		.venv/bin/pytest -c e2e/pytest.ini $(STORIES) && .venv/bin/pytest -c e2e/pytest.ini e2e/crash.py
 	$(PY) -m e2e.cluster down
 
 demo: cluster images ## The main job from nothing: cluster, chart, InferenceService, a chat, a burst, 1 -> 3 -> 1
-	$(PY) -m e2e.cluster load
-	export KUBECONFIG=$(KUBECONFIG_FILE) && $(PY) -m e2e.deploy && $(PY) -m e2e.demo
+	export KUBECONFIG=$(KUBECONFIG_FILE) && $(PY) -m e2e.cluster load && $(PY) -m e2e.deploy && $(PY) -m e2e.demo
 
 demo-url: ## Print the base URL of the demo's service, for curl and OpenAI clients
+	@$(MAKE) --silent --no-print-directory venv >&2
 	@KUBECONFIG=$(KUBECONFIG_FILE) $(PY) -m e2e.gateway
 
 demo-down: cluster-down ## Remove every trace of the demo

@@ -30,4 +30,5 @@ def deploy() -> None:
 
 
 if __name__ == "__main__":
-    deploy()
+    with kube.errors_in_words():
+        deploy()

@@ -20,7 +20,7 @@ _forward: list[tuple[str, "subprocess.Popen[bytes]"]] = []
 
 def gateway_url() -> str:
     """`http://host:port` of the Service conveyor-gateway."""
-    if kube.current_context() == "conveyor-local":
+    if not forward_command():
         service = kube.get("service", "conveyor-gateway", kube.SYSTEM_NAMESPACE)
         if service is None:
             raise SystemExit('the chart is not installed: run "make deploy"')
@@ -28,6 +28,11 @@ def gateway_url() -> str:
     if not _forward or _forward[0][1].poll() is not None:
         _forward[:] = [_port_forward()]
     return _forward[0][0]
+
+
+def forward_command() -> str | None:
+    """What has to run on this machine while the gateway is asked; None where its address answers without."""
+    return None if kube.current_context() == "conveyor-local" else f"{binary('kubectl')} {' '.join(_FORWARD)}"
 
 
 def _port_forward() -> tuple[str, "subprocess.Popen[bytes]"]:
@@ -48,8 +53,9 @@ def service_url(name: str, namespace: str) -> str:
 
 
 if __name__ == "__main__":
-    if kube.current_context() == "conveyor-local":
-        print(service_url("demo", "default"))
-    else:
-        print(f"{_FORWARDED}/default/demo/v1")
-        print(f"it answers while this runs: kubectl {' '.join(_FORWARD)}", file=sys.stderr)
+    with kube.errors_in_words():
+        if forward := forward_command():
+            print(f"{_FORWARDED}/default/demo/v1")
+            print(f"it answers while this runs: {forward}", file=sys.stderr)
+        else:
+            print(service_url("demo", "default"))

@@ -4,15 +4,17 @@ Everything the stories know of a cluster is its KUBECONFIG. `require_our_cluster
 but the two that `e2e.cluster` makes, so that no story ever runs on somebody's real cluster.
 """
 
+import contextlib
 import json
 import os
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from e2e.cluster.tools import binary
+from e2e.cluster.images import ImageMissing
+from e2e.cluster.tools import ToolMissing, binary
 
 OUR_CONTEXTS = ("conveyor-local", "kind-conveyor")
 SYSTEM_NAMESPACE = "conveyor-system"
@@ -24,6 +26,15 @@ T = TypeVar("T")
 
 class CommandFailed(Exception):
     """A command ended with a code other than 0; the message is what it printed."""
+
+
+@contextlib.contextmanager
+def errors_in_words() -> Iterator[None]:
+    """What a person can mend ends the program with its own words instead of a traceback."""
+    try:
+        yield
+    except (ToolMissing, ImageMissing, CommandFailed) as error:
+        raise SystemExit(str(error)) from None
 
 
 def run(*command: str, stdin: str | None = None, timeout_seconds: float = 180) -> str:

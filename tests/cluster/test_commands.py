@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from e2e import kube
+from e2e import gateway, kube
 from e2e.cluster import kind, local, lock, provider, tools
 from e2e.cluster.paths import REPOSITORY
 
@@ -66,6 +66,34 @@ def test_a_context_that_is_not_ours_is_refused(tmp_path: Path, monkeypatch: pyte
         kube.require_our_cluster()
     with pytest.raises(provider.ContextRefused, match="'production'"):
         provider.of_kubeconfig()
+
+
+def test_on_kind_the_gateway_is_reached_through_a_command_and_locally_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", context_file(tmp_path, "kind-conveyor"))
+    assert "port-forward" in (gateway.forward_command() or "")
+    context_file(tmp_path, "conveyor-local")
+    assert gateway.forward_command() is None
+
+
+@pytest.mark.parametrize("module", ["e2e.deploy", "e2e.gateway", "e2e.demo"])
+def test_a_missing_program_is_told_in_one_sentence(tmp_path: Path, module: str) -> None:
+    environment = {
+        "PATH": "", "CONVEYOR_CACHE": str(tmp_path), "KUBECONFIG": context_file(tmp_path, "conveyor-local"),
+    }  # fmt: skip
+    command = [sys.executable, "-m", module]
+    finished = subprocess.run(command, env=environment, cwd=REPOSITORY, capture_output=True, text=True)
+    assert finished.returncode == 1
+    assert finished.stderr == "kubectl is not built: run `make tools`\n"
+
+
+def test_kubectl_and_helm_keep_their_cache_in_ours(tmp_path: Path) -> None:
+    finished = subprocess.run(
+        ["make", "--silent", "--eval", "shown: ; @echo $$KUBECACHEDIR", "shown"],
+        env={**os.environ, "CONVEYOR_CACHE": str(tmp_path)}, cwd=REPOSITORY, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert finished.stdout == f"{tmp_path}/kubectl\n"
 
 
 def test_without_go_kind_does_with_the_clients_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
