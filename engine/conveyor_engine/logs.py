@@ -17,7 +17,7 @@ class _LineFormatter(logging.Formatter):
         message = record.getMessage()
         if not message.startswith("event="):
             message = f"event=log logger={record.name} message={quote(message)}"
-        line = f"time={self.formatTime(record)} level={record.levelname.lower()} {message}"
+        line = f"time={self.formatTime(record)} level={record.levelname} {message}"
         if record.exc_info:
             line += f" traceback={quote(self.formatException(record.exc_info))}"
         return line

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-LINE = re.compile(r"time=(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z) level=(\w+) \S+=\S+")
+LINE = re.compile(r"time=(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z) level=[A-Z]+ \S+=\S+")
 PROCESSES = {
     "conveyor_operator": ["--admin-port=0"],
     "conveyor_gateway": ["--port=0", "--admin-port=0"],

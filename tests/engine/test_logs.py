@@ -19,8 +19,8 @@ def test_every_line_is_key_value_on_stderr(capsys: pytest.CaptureFixture[str]) -
         logging.root.handlers[:] = handlers
         logging.root.setLevel(level)
     first, second = capsys.readouterr().err.splitlines()
-    assert re.fullmatch(r"time=\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z level=info event=ready port=8000", first)
-    assert 'level=error event=log logger=other message="went wrong" traceback="Traceback' in second
+    assert re.fullmatch(r"time=\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z level=INFO event=ready port=8000", first)
+    assert 'level=ERROR event=log logger=other message="went wrong" traceback="Traceback' in second
 
 
 @pytest.mark.parametrize(
