@@ -5,7 +5,7 @@ writes down each of their calls. Nothing is missing if they do their work and no
 if every (group, resource, verb) of the rendered roles was used.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -44,23 +44,39 @@ DISCOVERY = {"", "version", "api", "apis", "openapi"}
 
 
 @pytest.fixture(scope="module")
-def used(chart_plane: AuditedControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, list[Json]]]:
-    """The calls of each process after it has done all that it does."""
-    folder, rendered = tmp_path_factory.mktemp("rbac"), render()
-    helm("install", RELEASE, CHART, "--namespace", SYSTEM_NAMESPACE, kubeconfig=chart_plane.kubeconfig)
-    api = Api(chart_plane.kubeconfig)
-    space = Space(api, f"rbac-{folder.name}")
+def used(chart_plane: AuditedControlPlane, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Json]]:
+    """The calls of each process after it has done all that it does, for the whole cluster."""
+    return run_everything(chart_plane, tmp_path_factory.mktemp("everywhere"))
+
+
+@pytest.fixture(scope="module")
+def used_in_one(chart_plane: AuditedControlPlane, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Json]]:
+    """The same, where the chart names the one namespace."""
+    folder = tmp_path_factory.mktemp("one")
+    return run_everything(chart_plane, folder, f"--set=watchNamespaces={{{namespace_of(folder)}}}")
+
+
+def namespace_of(folder: Path) -> str:
+    return f"rbac-{folder.name}"
+
+
+def run_everything(plane: AuditedControlPlane, folder: Path, *options: str) -> dict[str, list[Json]]:
+    """Install the chart, let every process do its work in a namespace of its own, uninstall; the calls of each."""
+    api = Api(plane.kubeconfig)
+    space = Space(api, namespace_of(folder))
     api.create("/api/v1/namespaces", {"metadata": {"name": space.namespace}})
-    before = {process: len(chart_plane.read_audit(account_of(process))) for process in PROCESSES}
+    rendered = render(*(option.removeprefix("--set=") for option in options))
+    helm("install", RELEASE, CHART, "--namespace", SYSTEM_NAMESPACE, *options, kubeconfig=plane.kubeconfig)
+    before = {process: len(plane.read_audit(account_of(process))) for process in PROCESSES}
     try:
-        with running_operator(chart_plane, rendered, folder) as check:
+        with running_operator(plane, rendered, folder) as check:
             exercise_operator(space, check)
-            with running(chart_plane, "gateway", rendered, folder, "--host=127.0.0.1", "--port=0", "--admin-port=0"):
-                wait_for_lists(chart_plane, "gateway", 2)
-            run_metrics(chart_plane, rendered, folder)
-        yield {process: chart_plane.read_audit(account_of(process))[before[process] :] for process in PROCESSES}
+            with running(plane, "gateway", rendered, folder, "--host=127.0.0.1", "--port=0", "--admin-port=0"):
+                wait_for_lists(plane, "gateway", before["gateway"], 2)
+            run_metrics(plane, rendered, folder, before["metrics"])
+        return {process: plane.read_audit(account_of(process))[before[process] :] for process in PROCESSES}
     finally:
-        helm("uninstall", RELEASE, "--namespace", SYSTEM_NAMESPACE, kubeconfig=chart_plane.kubeconfig)
+        helm("uninstall", RELEASE, "--namespace", SYSTEM_NAMESPACE, kubeconfig=plane.kubeconfig)
         api.delete(f"/api/v1/namespaces/{space.namespace}")
 
 
@@ -92,21 +108,21 @@ def live(objects: list[Json]) -> list[Json]:
     return [item for item in objects if "deletionTimestamp" not in item["metadata"]]
 
 
-def run_metrics(plane: AuditedControlPlane, rendered: list[Json], folder: Path) -> None:
+def run_metrics(plane: AuditedControlPlane, rendered: list[Json], folder: Path, before: int) -> None:
     for file, content in read_secret(Api(plane.kubeconfig), METRICS_TLS_SECRET).items():
         (folder / file).write_bytes(content)
     ports = ("--host=127.0.0.1", "--https-port=0", "--health-port=0")
     with running(plane, "metrics", rendered, folder, f"--certificate-folder={folder}", *ports):
-        wait_for_lists(plane, "metrics", 2)
+        wait_for_lists(plane, "metrics", before, 2)
         log = folder / "metrics.log"
         wait_until("its port", lambda: "serving custom.metrics.k8s.io" in log.read_text(), 30, log.read_text)
 
 
-def wait_for_lists(plane: AuditedControlPlane, process: str, count: int) -> None:
-    """A watch is written down when it ends; that it has begun, only its list tells."""
+def wait_for_lists(plane: AuditedControlPlane, process: str, before: int, count: int) -> None:
+    """A watch is written down when it ends; that it has begun, only its list tells. `before`: calls not to look at."""
 
     def listed() -> set[str]:
-        calls = plane.read_audit(account_of(process))
+        calls = plane.read_audit(account_of(process))[before:]
         return {call["objectRef"]["resource"] for call in calls if call["verb"] == "list"}
 
     wait_until(f"the lists of {process}", lambda: len(listed()) >= count, 60, listed)
@@ -147,10 +163,12 @@ def granted_rights(rendered: list[Json], process: str) -> set[Right]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("process", PROCESSES)
-def test_nothing_is_missing(used: dict[str, list[Json]], process: str) -> None:
-    refused = [call for call in used[process] if call["responseStatus"].get("code") in (401, 403)]
+@pytest.mark.parametrize("where", ["used", "used_in_one"])
+def test_nothing_is_missing(where: str, process: str, request: pytest.FixtureRequest) -> None:
+    calls = request.getfixturevalue(where)[process]
+    refused = [call for call in calls if call["responseStatus"].get("code") in (401, 403)]
     assert [(call["verb"], call["requestURI"]) for call in refused] == []
-    assert used[process]
+    assert calls
 
 
 @pytest.mark.slow
