@@ -96,4 +96,4 @@ class EngineStats(msgspec.Struct, kw_only=True):
     padding_tokens: int = 0  # dummy tokens stepped (padding: real)
     kv_live_token_steps: int = 0  # sum over steps of tokens held in the KV cache ...
     kv_allocated_token_steps: int = 0  # ... and of the room allocated for them; waste = 1 - live / allocated
-    batch_close_reasons: dict[str, int] = msgspec.field(default_factory=dict)  # full, window, idle, drain
+    batch_close_reasons: dict[str, int] = msgspec.field(default_factory=dict)  # full, window, tokens, kv_blocks, drain

@@ -1,5 +1,7 @@
 """Errors as answers: status, OpenAI's JSON body, headers. Used by the app's handlers and in streams by `generated`."""
 
+from collections.abc import Sequence
+
 import msgspec
 from pydantic import ValidationError
 from starlette.responses import Response
@@ -75,9 +77,11 @@ def invalid_request(error: ValidationError) -> InvalidRequest:
     message, kind = first["msg"], first["type"]
     if kind == "json_invalid":
         return InvalidRequest(f"the body is not JSON: {message}", code="invalid_json")
-    path = _field_path(first["loc"])
     if kind == "extra_forbidden":
+        *around, name = first["loc"]  # the client's own word, whatever it looks like
+        path = ".".join(filter(None, (_field_path(around), str(name))))
         return InvalidRequest(f"{path} is not a field that this engine knows", param=path, code="unknown_field")
+    path = _field_path(first["loc"])
     if not path:
         own = kind if kind in message else None  # a check over several fields names its field as its type
         return InvalidRequest(message if own else f"the body must be a JSON object: {message}", param=own)
@@ -85,7 +89,7 @@ def invalid_request(error: ValidationError) -> InvalidRequest:
     return InvalidRequest(f"{path} {_as_predicate(message)}", param=path, code=code)
 
 
-def _field_path(location: tuple[int | str, ...]) -> str:
+def _field_path(location: Sequence[int | str]) -> str:
     """('messages', 0, 'content') -> messages[0].content; the names of union members are left out."""
     path = ""
     for part in location:

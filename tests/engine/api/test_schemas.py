@@ -30,6 +30,7 @@ def user(content: Any, **fields: Any) -> dict[str, Any]:
     ("field", "value"),
     [
         ("foo", 1),
+        ("foo-bar", 1),
         ("n", 0),
         ("n", 129),
         ("n", True),
@@ -71,6 +72,20 @@ def test_a_bad_value_is_refused_with_its_field(schema: Any, field: str, value: A
     assert error.param is not None
     assert error.param.startswith(field)
     assert str(error).startswith(field)
+
+
+UNSUPPORTED = [
+    (schema, name)
+    for schema in (CompletionRequest, ChatRequest)
+    for name, field in schema.model_fields.items()
+    if field.annotation is type(None)
+]
+
+
+@pytest.mark.parametrize(("schema", "field"), UNSUPPORTED)
+def test_what_is_not_supported_is_refused_with_its_field(schema: Any, field: str) -> None:
+    error = refuse(schema, **{field: {"x": 1}})
+    assert (error.param, error.code) == (field, "unsupported_value")
 
 
 @pytest.mark.parametrize(
@@ -161,9 +176,10 @@ def test_stream_options_need_a_stream() -> None:
     assert refuse(CompletionRequest, stream_options={"include_usage": True}).param == "stream_options"
 
 
-def test_an_unknown_stream_option_is_refused() -> None:
-    error = refuse(CompletionRequest, stream=True, stream_options={"usage": True})
-    assert error.param == "stream_options.usage"
+@pytest.mark.parametrize("option", ["usage", "with usage"])
+def test_an_unknown_stream_option_is_refused(option: str) -> None:
+    error = refuse(CompletionRequest, stream=True, stream_options={option: True})
+    assert error.param == f"stream_options.{option}"
 
 
 def test_a_message_without_content_is_refused() -> None:
