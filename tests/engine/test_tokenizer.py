@@ -1,3 +1,4 @@
+import asyncio
 import json
 import subprocess
 import sys
@@ -31,6 +32,16 @@ def tokenizer(directory: Path) -> Tokenizer:
 def streamed(tokenizer: Tokenizer, ids: list[int], prompt: list[int] | None = None) -> str:
     stream = tokenizer.decode_stream(prompt or [])
     return "".join(stream.push(i) for i in ids)
+
+
+async def test_a_long_text_in_a_thread_leaves_the_others_their_turns(tokenizer: Tokenizer) -> None:
+    encoding = asyncio.create_task(asyncio.to_thread(tokenizer.encode, "the fox " * 100_000, 10**6))
+    turns = 0
+    while not encoding.done():
+        await asyncio.sleep(0.001)
+        turns += 1
+    assert len(await encoding) > 100_000
+    assert turns > 20
 
 
 def test_ids_are_those_of_transformers(directory: Path, tokenizer: Tokenizer) -> None:
