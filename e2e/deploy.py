@@ -6,6 +6,7 @@
 import time
 
 from e2e import kube
+from e2e.cluster import kind
 from e2e.cluster.images import loaded_tag
 from e2e.cluster.paths import REPOSITORY
 
@@ -15,11 +16,14 @@ CHART = REPOSITORY / "charts" / "conveyor"
 def deploy() -> None:
     """Run Helm and wait until the three Deployments and both APIServices answer."""
     kube.require_our_cluster()
-    print(f"Installing the chart on {kube.current_context()} ...", flush=True)
+    context = kube.current_context()
+    docker = context == kind.CONTEXT
+    print(f"Installing the chart on {context} ...", flush=True)
     started = time.monotonic()
     kube.helm(
         "upgrade", "--install", "conveyor", str(CHART), "--namespace", kube.SYSTEM_NAMESPACE, "--create-namespace",
-        "--set", f"image.tag={loaded_tag('control')}", "--set", f"engine.image.tag={loaded_tag('engine')}",
+        "--set", f"image.tag={loaded_tag('control', docker)}",
+        "--set", f"engine.image.tag={loaded_tag('engine', docker)}",
         "--wait", "--timeout", "180s",
     )  # fmt: skip
     kube.kubectl(

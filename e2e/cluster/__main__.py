@@ -29,7 +29,7 @@ def provide_cluster_tools() -> None:
 
 def build_images() -> None:
     """build the control and the engine image"""
-    images.build_all()
+    images.build_all(provider.builds_with_docker())
 
 
 def up() -> None:

@@ -1,6 +1,6 @@
 """Builds images without a daemon: buildah in a store of its own below the cache folder, and a Debian base made here.
 
-Called by `images` where no Docker daemon answers. The base stands in for `python:3.x-slim`, since this way
+Called by `images` where Docker does not build. The base stands in for `python:3.x-slim`, since this way
 no image registry is needed at all.
 """
 

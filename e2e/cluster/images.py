@@ -1,10 +1,9 @@
-"""Builds the two container images, with Docker where its daemon answers, else with buildah.
+"""Builds the two container images, with Docker or with buildah, and knows what each of them has built.
 
-Called by `python -m e2e.cluster images`. Does not load them anywhere.
+Called by `python -m e2e.cluster images`, the loaders and the installation, which say which of the two it is.
+Does not load them anywhere.
 """
 
-import functools
-import shutil
 import subprocess
 import time
 from dataclasses import dataclass
@@ -36,9 +35,9 @@ class ImageMissing(RuntimeError):
     """An image is not built yet; the message names the command that builds it."""
 
 
-def image_id(image: Image) -> str:
+def image_id(image: Image, docker: bool) -> str:
     """Identity of a built image, without the name of the digest; `ImageMissing` if there is none."""
-    if docker_answers():
+    if docker:
         inspect = ["docker", "image", "inspect", "--format", "{{.Id}}", image.name]
         found = subprocess.run(inspect, capture_output=True, text=True).stdout.strip().removeprefix("sha256:")
     else:
@@ -48,24 +47,15 @@ def image_id(image: Image) -> str:
     return found
 
 
-def loaded_tag(name: str) -> str:
+def loaded_tag(name: str, docker: bool) -> str:
     """The tag that `load` gives to the built image `control` or `engine`.
 
     It changes with the content, so an upgrade of the chart replaces the pods exactly when their code changed.
     """
-    return f"dev-{image_id(IMAGES[name])[:12]}"
+    return f"dev-{image_id(IMAGES[name], docker)[:12]}"
 
 
-@functools.cache
-def docker_answers() -> bool:
-    """A docker client may be installed with no daemon behind it."""
-    if shutil.which("docker") is None:
-        return False
-    return subprocess.run(["docker", "info"], capture_output=True).returncode == 0
-
-
-def build_all() -> None:
-    docker = docker_answers()
+def build_all(docker: bool) -> None:
     if not docker:
         debian.require(debian.IMAGE_PACKAGES)
     for image in IMAGES.values():

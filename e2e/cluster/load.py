@@ -23,7 +23,7 @@ VERSION = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"][
 def load_into_kind() -> None:
     names = []
     for key, image in IMAGES.items():
-        for tag in (loaded_tag(key), VERSION):
+        for tag in (loaded_tag(key, docker=True), VERSION):
             names.append(f"{image.repository}:{tag}")
             subprocess.run(["docker", "tag", image.name, names[-1]], check=True)
     subprocess.run(["kind", "load", "docker-image", "--name", kind.NAME, *names], check=True)
@@ -32,7 +32,8 @@ def load_into_kind() -> None:
 def load_into_local() -> None:
     runtime = Containerd(local.CONTAINERD_SOCKET)
     for key, image in IMAGES.items():
-        target, digest = f"{image.repository}:{loaded_tag(key)}", f"sha256:{image_id(image)}"
+        target = f"{image.repository}:{loaded_tag(key, docker=False)}"
+        digest = f"sha256:{image_id(image, docker=False)}"
         if runtime.image_id(target) == digest:
             print(f"{target} is loaded already", flush=True)
         else:

@@ -149,7 +149,8 @@ def _drop_old_images(runtime: Containerd) -> None:
     """No pod runs yet, so only what was built last is of use; the rest may be gigabytes."""
     with contextlib.suppress(images.ImageMissing):
         for name, image in images.IMAGES.items():
-            runtime.remove_images(image.repository, but=f"{image.repository}:{images.loaded_tag(name)}")
+            newest = images.loaded_tag(name, docker=False)
+            runtime.remove_images(image.repository, but=f"{image.repository}:{newest}")
 
 
 def _node_ready(api: Api) -> bool:

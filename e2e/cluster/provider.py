@@ -35,6 +35,11 @@ def existing() -> list[ModuleType]:
     return [provider for provider in PROVIDERS.values() if provider.exists()]
 
 
+def builds_with_docker() -> bool:
+    """kind's nodes take images from Docker, the local one from buildah; who is not root has only Docker."""
+    return addressed() is kind or (os.geteuid() != 0 and kind.docker_answers())
+
+
 def of_kubeconfig() -> ModuleType:
     """The one whose cluster KUBECONFIG names; without KUBECONFIG, the addressed one."""
     if not os.environ.get("KUBECONFIG"):

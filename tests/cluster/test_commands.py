@@ -54,6 +54,15 @@ def test_the_variable_cluster_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     assert provider.existing() == [local]
 
 
+def test_images_for_the_local_cluster_are_built_where_it_takes_them_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kind, "docker_answers", lambda: True)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    machine(monkeypatch, has_kind=False)
+    assert not provider.builds_with_docker()
+    machine(monkeypatch, has_kind=True)
+    assert provider.builds_with_docker()
+
+
 def test_images_go_to_the_cluster_of_kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, has_kind=False, up=(local,))
     monkeypatch.setenv("KUBECONFIG", context_file(tmp_path, "kind-conveyor"))
