@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from e2e import kube
-from e2e.services import provide_demo_model, remove_demo_model
+from e2e.services import CLAIM, provide_demo_model, provide_namespace, remove_demo_model
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -32,15 +32,30 @@ def namespace(request: pytest.FixtureRequest) -> Iterator[str]:
     """A fresh namespace that holds the demo model's claim; everything in it goes with it."""
     story = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower())[:30].strip("-")
     name = f"{story}-{uuid.uuid4().hex[:5]}"
-    kube.kubectl("create", "namespace", name)
-    provide_demo_model(name)
-    yield name
-    if request.node.stash.get(FAILED, True):
-        dump(name)
-    # Not waited for: the namespace controller sleeps for half the pods' grace period before it looks again.
-    kube.kubectl("delete", "infsvc", "--all", "-n", name, "--timeout=60s")
-    kube.kubectl("delete", "namespace", name, "--wait=false")
-    remove_demo_model(name)
+    try:
+        provide_namespace(name)
+        provide_demo_model(name)
+        yield name
+    finally:
+        if request.node.stash.get(FAILED, True):
+            dump(name)
+        # Not waited for: the namespace controller sleeps for half the pods' grace period before it looks again.
+        kube.kubectl("delete", "infsvc", "--all", "-n", name, "--timeout=60s")
+        kube.kubectl("delete", "namespace", name, "--wait=false")
+        remove_demo_model(name)
+
+
+@pytest.fixture
+def default(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The namespace `default`, for commands that people paste; nothing of ours is left in it."""
+    try:
+        yield "default"
+    finally:
+        if request.node.stash.get(FAILED, True):
+            dump("default")
+        kube.kubectl("delete", "infsvc", "--all", "-n", "default", "--timeout=120s")
+        kube.kubectl("delete", "pvc", CLAIM, "-n", "default", "--ignore-not-found", "--timeout=120s")
+        remove_demo_model("default")
 
 
 def dump(namespace: str) -> None:
@@ -55,7 +70,11 @@ def dump(namespace: str) -> None:
         for command in commands:
             _show(*command, "-n", where)
         for pod in kube.list_("pods", where):
-            _show("logs", pod["metadata"]["name"], "-n", where, "--all-containers", "--tail=200")
+            name, status = pod["metadata"]["name"], pod.get("status") or {}
+            _show("logs", name, "-n", where, "--all-containers", "--tail=200")
+            for container in status.get("initContainerStatuses", []) + status.get("containerStatuses", []):
+                if container["restartCount"]:
+                    _show("logs", name, "-n", where, "-c", container["name"], "--previous", "--tail=200")
 
 
 def _show(*command: str) -> None:

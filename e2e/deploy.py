@@ -9,6 +9,7 @@ from e2e import kube
 from e2e.cluster import kind
 from e2e.cluster.images import loaded_tag
 from e2e.cluster.paths import REPOSITORY
+from e2e.services import provide_namespace
 
 CHART = REPOSITORY / "charts" / "conveyor"
 
@@ -20,8 +21,9 @@ def deploy() -> None:
     docker = context == kind.CONTEXT
     print(f"Installing the chart on {context} ...", flush=True)
     started = time.monotonic()
+    provide_namespace(kube.SYSTEM_NAMESPACE)
     kube.helm(
-        "upgrade", "--install", "conveyor", str(CHART), "--namespace", kube.SYSTEM_NAMESPACE, "--create-namespace",
+        "upgrade", "--install", "conveyor", str(CHART), "--namespace", kube.SYSTEM_NAMESPACE,
         "--set", f"image.tag={loaded_tag('control', docker)}",
         "--set", f"engine.image.tag={loaded_tag('engine', docker)}",
         "--wait", "--timeout", "180s",

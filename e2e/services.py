@@ -11,6 +11,12 @@ from e2e.cluster.volumes import host_path_claim
 CLAIM = "models"
 
 
+def provide_namespace(name: str) -> None:
+    """A namespace in which a pod that breaks the restricted Pod Security Standard is refused."""
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    kube.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
+
+
 def provide_demo_model(namespace: str) -> None:
     """A claim `models` in the namespace that holds the demo model in its folder `demo`."""
     from e2e.demo_model import demo_model_directory
