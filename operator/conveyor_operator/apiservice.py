@@ -203,4 +203,5 @@ async def _follow(cluster: Cluster, kind: Any, namespace: str | None, name: str)
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(event.wait(), max(0.0, seconds))
+        async with asyncio.timeout(max(0.0, seconds)):
+            await event.wait()

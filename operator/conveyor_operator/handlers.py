@@ -47,11 +47,13 @@ _PROJECTIONS: dict[Kind, _Projection] = {
 }
 
 
-def build_registry(store: Store, workers: Workers, resync: Resync, kubeconfig: str | None) -> kopf.OperatorRegistry:
-    """All handlers of the operator."""
+def build_registry(
+    store: Store, workers: Workers, resync: Resync, kubeconfig: str | None, end: Callable[[], Awaitable[None]]
+) -> kopf.OperatorRegistry:
+    """All handlers of the operator; Kopf awaits `end` when it stops."""
     registry = kopf.OperatorRegistry()
     kopf.on.login(registry=registry)(_build_login(kubeconfig))
-    kopf.on.cleanup(registry=registry)(_build_cleanup(workers))
+    kopf.on.cleanup(registry=registry)(_build_cleanup(end))
     _register(registry, INFERENCE_SERVICE, *build_resource_handlers(store, workers, resync.hear_list), labels=None)
     for kind in (*CHILDREN, *GRANDCHILDREN):
         _watch_belongings(registry, store, workers, resync.hear_list, kind)
@@ -150,8 +152,8 @@ def _build_login(kubeconfig: str | None) -> Callable[..., Awaitable[kopf.Connect
     return login
 
 
-def _build_cleanup(workers: Workers) -> Callable[..., Awaitable[None]]:
-    async def stop(**_: Any) -> None:
-        await workers.stop()
+def _build_cleanup(end: Callable[[], Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+    async def clean_up(**_: Any) -> None:
+        await end()
 
-    return stop
+    return clean_up

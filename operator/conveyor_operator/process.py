@@ -74,12 +74,19 @@ class Operator:
         kopf_settings = kopf.OperatorSettings()
         configure(kopf_settings)
         async with asyncio.TaskGroup() as tasks:
-            # Started before Kopf, which cancels every task that is younger than itself when it ends.
             beside = [tasks.create_task(self.resync.run()), tasks.create_task(self._tell_ready(ready))]
             if settings.metrics_api:
                 beside.append(tasks.create_task(self.keeper.run()))
+
+            async def end() -> None:
+                for task in beside:
+                    task.cancel()
+                await asyncio.wait(beside)
+                await self.workers.stop()
+
             await kopf.operator(
-                registry=build_registry(self.store, self.workers, self.resync, settings.kubeconfig),
+                # Kopf waits five seconds for every task that is left when it ends, so ours end before.
+                registry=build_registry(self.store, self.workers, self.resync, settings.kubeconfig, end),
                 settings=kopf_settings,
                 clusterwide=not settings.namespaces,
                 namespaces=settings.namespaces,
@@ -88,8 +95,7 @@ class Operator:
                 # Kopf would ask the system for the user's name, which a container's bare uid has not.
                 identity=Identity("conveyor-operator"),
             )
-            for task in beside:
-                task.cancel()
+            await end()  # again, for a Kopf that was stopped before it had begun
 
     async def _tell_ready(self, ready: asyncio.Event) -> None:
         await ready.wait()

@@ -50,7 +50,8 @@ class Resync:
         failures = 0
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._heard.wait(), self._interval_seconds)
+                async with asyncio.timeout(self._interval_seconds):
+                    await self._heard.wait()
             await asyncio.sleep(backoff_seconds(failures) if failures else _SETTLE_SECONDS)
             regular = not self._heard.is_set()
             self._heard.clear()

@@ -121,7 +121,8 @@ class Workers:
     async def _back_off(self, worker: _Worker, delay_seconds: float) -> None:
         worker.hurry = asyncio.Event()
         try:
-            await asyncio.wait_for(worker.hurry.wait(), delay_seconds)
+            async with asyncio.timeout(delay_seconds):
+                await worker.hurry.wait()
             worker.failures = 0
         except TimeoutError:
             pass

@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 
+import pytest
 from tests.operator.kubelet import Kubelet, ready
 from tests.operator.stage import Stage, install_crd, wait_until
 
@@ -150,6 +151,19 @@ def test_a_crd_that_goes_away_ends_the_operator_so_that_it_is_restarted(stage: S
     stage.space.wait_children("qwen")
     with crd_removed(stage):
         assert life.wait_end(60) is not None
+
+
+def test_it_ends_without_leaving_kopf_a_task_to_wait_for(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        caplog.at_level("DEBUG", "kopf"),
+        stage.operator(metrics_api=True, system_namespace=stage.space.namespace),
+    ):
+        stage.space.make_service()
+        stage.space.wait_children("qwen")
+        wait_until(
+            "its own watches", lambda: [c for c in stage.proxy.calls if c.resource in ("secrets", "apiservices")]
+        )
+    assert "Hung tasks stopping is skipped: no tasks given." in caplog.text
 
 
 def run(*flags: str) -> subprocess.CompletedProcess[str]:
