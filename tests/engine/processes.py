@@ -81,6 +81,12 @@ class EngineServer:
     def wait_load(self, **wanted: object) -> None:
         wait_until(lambda: wanted.items() <= self.load().items(), f"load {wanted}", self)
 
+    def metric(self, name: str) -> float:
+        """Of those without labels of their own."""
+        match = re.search(rf"^{name}{{model_name=\"[^\"]*\"}} (\S+)$", self.get("/metrics").text, re.MULTILINE)
+        assert match, f"no metric {name}"
+        return float(match[1])
+
     def terminate(self) -> None:
         self.process.send_signal(signal.SIGTERM)
 

@@ -79,13 +79,31 @@ def open_connection(
         yield connection
 
 
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_ends_its_request_streamed_or_not(server: EngineServer, stream: bool) -> None:
-    with open_connection(server, LONG | {"stream": stream, "n": 2}) as connection:
-        server.wait_load(running=2)
-        if stream:
-            assert connection.recv(1000).startswith(b"HTTP/1.1 200")
+def test_a_client_that_leaves_ends_its_request_within_a_step_streamed_or_not(
+    server: EngineServer, stream: bool
+) -> None:
+    num_left = server.log.count("event=client_left")
+    with ExitStack() as engine:
+        with open_connection(server, LONG | {"stream": stream, "n": 2}) as connection:
+            server.wait_load(running=2)
+            if stream:
+                assert connection.recv(1000).startswith(b"HTTP/1.1 200")
+            engine.enter_context(stopped(server.engine_pid))
+        wait_until(lambda: server.log.count("event=client_left") > num_left, "the client's end", server)
+        num_steps = server.metric("conveyor_engine_steps_total")
     server.wait_load(running=0, waiting=0, kv_cache_usage=0.0)
+    # One step was running, and what the one before it gave may still have been on its way.
+    assert server.metric("conveyor_engine_steps_total") - num_steps <= 2
 
 
 def test_a_client_that_leaves_while_it_waits_is_forgotten(server: EngineServer) -> None:
@@ -141,13 +159,10 @@ def test_a_request_is_taken_whole_or_not_at_all(server: EngineServer) -> None:
 
 
 def test_a_frozen_engine_is_not_alive_but_probes_answer(server: EngineServer) -> None:
-    os.kill(server.engine_pid, signal.SIGSTOP)
-    try:
+    with stopped(server.engine_pid):
         assert server.get("/livez").status_code == 200  # a heartbeat a little late is no reason
         wait_until(lambda: server.get("/livez").status_code == 503, "not alive", server)
         assert server.get("/readyz").json() == {"status": "stuck"}
-    finally:
-        os.kill(server.engine_pid, signal.SIGCONT)
     wait_until(lambda: server.get("/readyz").status_code == 200, "ready again", server)
 
 

@@ -9,6 +9,8 @@ from openai import BadRequestError, NotFoundError, OpenAI
 from tests.engine.chat_model import CONTEXT_TOKENS, VOCABULARY
 from tests.engine.processes import EngineServer
 
+LONG: dict[str, Any] = {"prompt": "a", "max_tokens": 8000, "ignore_eos": True}
+
 
 @pytest.fixture
 def client(server: EngineServer) -> Any:
@@ -61,6 +63,23 @@ def test_streamed_text_is_whole_characters(server: EngineServer) -> None:
 def test_the_same_seed_gives_the_same_text(client: OpenAI) -> None:
     texts = [client.completions.create(model="tiny", prompt="a", max_tokens=20, seed=9).choices[0].text for _ in "ab"]
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("cut", [{"top_k": 1}, {"top_p": 1e-9}])
+def test_the_narrowest_cut_leaves_the_likeliest_tokens(server: EngineServer, cut: dict[str, Any]) -> None:
+    assert text_of(server, temperature=2, **cut) == text_of(server, temperature=0) != text_of(server, temperature=2)
+
+
+def test_what_is_left_out_is_the_whole_distribution_at_temperature_1(server: EngineServer) -> None:
+    whole = text_of(server, temperature=1, top_k=-1, top_p=1)
+    assert text_of(server) == text_of(server, temperature=None, top_k=None, top_p=None) == whole
+    assert text_of(server, temperature=0.9) != whole
+
+
+def text_of(server: EngineServer, **fields: Any) -> str:
+    """Forty tokens of the same prompt and seed."""
+    body = {"prompt": "the fox", "max_tokens": 40, "seed": 1, "ignore_eos": True, **fields}
+    return str(server.post("/v1/completions", body).json()["choices"][0]["text"])
 
 
 def test_choices_and_prompts_are_numbered_in_order(client: OpenAI) -> None:
@@ -127,20 +146,22 @@ def test_logprobs_have_the_chosen_and_the_likeliest_tokens(client: OpenAI) -> No
 
 
 def test_the_time_limit_of_the_header_ends_a_request(server: EngineServer) -> None:
-    body = {"prompt": "a", "max_tokens": 8000, "ignore_eos": True}
-    response = server.post("/v1/completions", body, **{"X-Request-Timeout-Seconds": "0.3"})
+    before = server.metric("vllm:generation_tokens_total")
+    response = server.post("/v1/completions", LONG, **{"X-Request-Timeout-Seconds": "0.3"})
     assert response.status_code == 504
     assert response.json()["error"]["code"] == "deadline_exceeded"
     server.wait_load(running=0, waiting=0)
+    assert server.metric("vllm:generation_tokens_total") - before < LONG["max_tokens"]
 
 
 def test_in_a_stream_that_has_begun_the_time_limit_is_an_event(server: EngineServer) -> None:
-    body = {"prompt": "a", "max_tokens": 8000, "ignore_eos": True, "stream": True}
-    response = server.post("/v1/completions", body, **{"X-Request-Timeout-Seconds": "1"})
+    before = server.metric("vllm:generation_tokens_total")
+    response = server.post("/v1/completions", LONG | {"stream": True}, **{"X-Request-Timeout-Seconds": "1"})
     assert response.status_code == 200
     last = response.text.strip().split("\n\n")[-1]
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "deadline_exceeded"
     server.wait_load(running=0, waiting=0)
+    assert server.metric("vllm:generation_tokens_total") - before < LONG["max_tokens"]
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "soon"])
@@ -170,6 +191,12 @@ def test_what_does_not_fit_the_model_is_refused_with_numbers(
     assert response.status_code == 400
     assert response.json()["error"]["param"] == param
     assert words in response.json()["error"]["message"]
+
+
+def test_an_unknown_field_is_refused_by_name(server: EngineServer) -> None:
+    response = server.post("/v1/completions", {"prompt": "a", "foo": 1})
+    assert response.status_code == 400
+    assert response.json()["error"].items() >= {"param": "foo", "code": "unknown_field"}.items()
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"a"', b"\xff\xfe", b'{"prompt": "a"} x', b"[" * 100_000])
