@@ -32,7 +32,7 @@ venv: .venv/.complete ## .venv at the root, from uv.lock, with every extra
 tools: venv ## Build Kubernetes, etcd, Helm and CoreDNS from Go modules into the cache, once
 	$(PY) -m e2e.cluster tools
 
-cluster-tools: venv
+cluster-tools: venv ## Those that a cluster of pods needs: all of them for local, kubectl and Helm for kind
 	$(PY) -m e2e.cluster cluster-tools
 
 generate: venv ## Write the CRD, the chart's copy of it and the generated documentation
