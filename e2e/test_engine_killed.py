@@ -24,7 +24,7 @@ async def test_an_engine_killed_in_its_streams_gives_clear_errors_and_the_next_r
     url = service_url("frail", namespace)
     async with running_load(url, BODY, concurrency=3) as load:
         await asyncio.to_thread(kube.wait_until, "three streams run", lambda: streaming(load) >= 3, 60)
-        kill_engine(namespace)
+        pod = kill_engine(namespace)
         await asyncio.to_thread(kube.wait_until, "all three heard of it", lambda: len(load.failed) >= 3, 60)
         load.body = {**BODY, "max_tokens": 20, "min_tokens": 1}
     first_three = load.failed[:3]
@@ -32,13 +32,16 @@ async def test_an_engine_killed_in_its_streams_gives_clear_errors_and_the_next_r
     # Those that came after waited at the gateway for the engine's return, and were answered.
     assert any(a.finished and not a.error for a in load.answers)
     kube.wait_ready("frail", namespace)
+    logs = "kubectl logs POD -c engine --previous".replace("POD", pod)
+    assert "event=engine_dead" in kube.kubectl(*logs.split()[1:], "-n", namespace)
 
 
 def streaming(load) -> int:
     return sum(1 for a in load.answers if a.first_token_seconds is not None and a.finished is None)
 
 
-def kill_engine(namespace: str) -> None:
-    """End the process that runs the model with SIGKILL, as a crash of the runtime or the kernel's OOM killer would."""
-    pod = kube.list_("pods", namespace, "conveyor.dev/inference-service=frail")[0]["metadata"]["name"]
+def kill_engine(namespace: str) -> str:
+    """End the process that runs the model with SIGKILL, as a crash of the runtime or the kernel's OOM killer would; the pod's name."""
+    pod: str = kube.list_("pods", namespace, "conveyor.dev/inference-service=frail")[0]["metadata"]["name"]
     kube.kubectl("exec", pod, "-n", namespace, "-c", "engine", "--", "python", "-c", KILL)
+    return pod

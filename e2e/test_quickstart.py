@@ -64,6 +64,8 @@ def test_the_quickstart_s_commands_do_what_they_say(tmp_path: Path) -> None:
                 out = shell(block)
                 if "kubectl apply" in block:
                     kube.apply(from_hub(hub, yaml.safe_load((kube.MANIFESTS / "qwen.yaml").read_text())), "default")
+                if "condition=Ready" in block:
+                    assert " blocks=" in shell("kubectl logs deploy/qwen-engine | grep kv_cache_allocated")  # sizing.md
                 if "curl" in block:
                     assert '"object":"chat.completion"' in out.replace(" ", "")
     finally:
