@@ -41,7 +41,7 @@ def streaming(load) -> int:
 
 
 def kill_engine(namespace: str) -> str:
-    """End the process that runs the model with SIGKILL, as a crash of the runtime or the kernel's OOM killer would; the pod's name."""
+    """SIGKILL to the process that runs the model, as a crash or the kernel's OOM killer has it end; the pod's name."""
     pod: str = kube.list_("pods", namespace, "conveyor.dev/inference-service=frail")[0]["metadata"]["name"]
     kube.kubectl("exec", pod, "-n", namespace, "-c", "engine", "--", "python", "-c", KILL)
     return pod
