@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from tests.chart.installation import AuditedControlPlane, Json, render
+from tests.chart.installation import RELEASE, AuditedControlPlane, Json, Release, helm, render
 
 from conveyor_api.names import SYSTEM_NAMESPACE
 from e2e.cluster.api import Api
@@ -26,6 +26,16 @@ def chart_plane() -> Iterator[AuditedControlPlane]:
 @pytest.fixture
 def api(chart_plane: AuditedControlPlane) -> Api:
     return Api(chart_plane.kubeconfig)
+
+
+@pytest.fixture
+def release(chart_plane: AuditedControlPlane) -> Iterator[Release]:
+    """Not installed yet; gone afterwards."""
+    release = Release(chart_plane)
+    yield release
+    left = helm("list", "--short", "--namespace", SYSTEM_NAMESPACE, kubeconfig=chart_plane.kubeconfig)
+    if RELEASE in left.split():
+        release.uninstall()
 
 
 def build_restricted_labels() -> dict[str, str]:

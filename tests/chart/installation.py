@@ -17,16 +17,17 @@ import yaml
 import conveyor_gateway.settings
 import conveyor_metrics.settings
 import conveyor_operator.settings
-from conveyor_api.names import SYSTEM_NAMESPACE
+from conveyor_api.names import METRICS_VERSIONS, SYSTEM_NAMESPACE
 from e2e.cluster.api import Api
 from e2e.cluster.control_plane import ControlPlane
 from e2e.cluster.paths import REPOSITORY
-from e2e.cluster.tools import binary
+from e2e.cluster.tools import binary, search_path
 
 Json = dict[str, Any]
 
 CHART = REPOSITORY / "charts" / "conveyor"
 RELEASE = "conveyor"
+API_SERVICES = "/apis/apiregistration.k8s.io/v1/apiservices"
 PROCESSES = ("operator", "gateway", "metrics")
 PARSERS: dict[str, Callable[[Sequence[str], dict[str, str]], object]] = {
     "conveyor-operator": conveyor_operator.settings.parse_settings,
@@ -74,8 +75,12 @@ class AuditedControlPlane(ControlPlane):
         ]
 
 
-class HelmFailed(Exception):
-    """Helm ended with an error; the message is what it printed."""
+class CommandFailed(Exception):
+    """A command ended with an error; the message is what it printed."""
+
+
+class HelmFailed(CommandFailed):
+    """Helm did."""
 
 
 def helm(*arguments: str | Path, kubeconfig: Path | None = None) -> str:
@@ -86,6 +91,40 @@ def helm(*arguments: str | Path, kubeconfig: Path | None = None) -> str:
     if done.returncode != 0:
         raise HelmFailed(done.stdout + done.stderr)
     return done.stdout
+
+
+class Release:
+    """The chart on one cluster."""
+
+    def __init__(self, plane: AuditedControlPlane) -> None:
+        self.plane = plane
+        self.api = Api(plane.kubeconfig)
+
+    def upgrade(self, *values: str, chart: Path = CHART, more: Sequence[str] = ()) -> str:
+        """What Helm said; `values` as for `--set`, `more` as Helm takes it."""
+        options = [*more, *(option for value in values for option in ("--set", value))]
+        command = ("upgrade", "--install", RELEASE, chart, "--namespace", SYSTEM_NAMESPACE)
+        return helm(*command, *options, kubeconfig=self.plane.kubeconfig)
+
+    def shell(self, command: str, folder: Path = REPOSITORY) -> str:
+        """A command as a person would paste it, with kubectl and helm on the PATH; raises with what it printed."""
+        environment = {"HOME": str(self.plane.folder), "KUBECONFIG": str(self.plane.kubeconfig), "PATH": search_path()}
+        shell = ["bash", "-euo", "pipefail", "-c", command]
+        done = subprocess.run(shell, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+        if done.returncode != 0:
+            raise CommandFailed(f"{command}\n{done.stdout}{done.stderr}")
+        return done.stdout
+
+    def uninstall(self) -> None:
+        helm("uninstall", RELEASE, "--namespace", SYSTEM_NAMESPACE, kubeconfig=self.plane.kubeconfig)
+
+    def api_service(self, version: str) -> Json | None:
+        path = f"{API_SERVICES}/{version}.custom.metrics.k8s.io"
+        return self.api.get(path) if self.api.reachable(path) else None
+
+    def ca_bundles(self) -> set[str | None]:
+        found = [self.api_service(version) for version in METRICS_VERSIONS]
+        return {item["spec"].get("caBundle") for item in found if item is not None}
 
 
 def render(*values: str) -> list[Json]:

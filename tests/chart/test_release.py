@@ -7,62 +7,22 @@ from uuid import uuid4
 
 import pytest
 from tests.chart.installation import (
-    CHART,
-    RELEASE,
+    API_SERVICES,
     AuditedControlPlane,
     HelmFailed,
     Json,
-    helm,
+    Release,
     path_of,
     read_secret,
     render,
     running_operator,
 )
 
-from conveyor_api.names import CRD_NAME, METRICS_TLS_SECRET, METRICS_VERSIONS, SYSTEM_NAMESPACE
+from conveyor_api.names import CRD_NAME, METRICS_TLS_SECRET, METRICS_VERSIONS
 from e2e.cluster.api import Api, ApiError, wait_until
 
 CRD = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{CRD_NAME}"
-API_SERVICES = "/apis/apiregistration.k8s.io/v1/apiservices"
-KEEP = {"op": "add", "path": "/metadata/annotations/helm.sh~1resource-policy", "value": "keep"}
 SERVICES = "/apis/conveyor.dev/v1alpha1/namespaces/default/inferenceservices"
-
-
-class Release:
-    """The chart on one cluster."""
-
-    def __init__(self, plane: AuditedControlPlane) -> None:
-        self.plane = plane
-        self.api = Api(plane.kubeconfig)
-
-    def upgrade(self, *values: str) -> None:
-        options = [option for value in values for option in ("--set", value)]
-        helm(
-            *("upgrade", "--install", RELEASE, CHART, "--namespace", SYSTEM_NAMESPACE),
-            *options,
-            kubeconfig=self.plane.kubeconfig,
-        )
-
-    def uninstall(self) -> None:
-        helm("uninstall", RELEASE, "--namespace", SYSTEM_NAMESPACE, kubeconfig=self.plane.kubeconfig)
-
-    def api_service(self, version: str) -> Json | None:
-        path = f"/apis/apiregistration.k8s.io/v1/apiservices/{version}.custom.metrics.k8s.io"
-        return self.api.get(path) if self.api.reachable(path) else None
-
-    def ca_bundles(self) -> set[str | None]:
-        found = [self.api_service(version) for version in METRICS_VERSIONS]
-        return {item["spec"].get("caBundle") for item in found if item is not None}
-
-
-@pytest.fixture
-def release(chart_plane: AuditedControlPlane) -> Iterator[Release]:
-    """Not installed yet; gone afterwards."""
-    release = Release(chart_plane)
-    yield release
-    left = helm("list", "--short", "--namespace", SYSTEM_NAMESPACE, kubeconfig=chart_plane.kubeconfig)
-    if RELEASE in left.split():
-        release.uninstall()
 
 
 def exists(api: Api, item: Json) -> bool:
@@ -202,7 +162,8 @@ def test_an_upgrade_deletes_nothing_that_another_adapter_has_taken_over(
         with pytest.raises(HelmFailed, match=r"of this release now points at somebody else.*resource-policy=keep"):
             release.upgrade(*values)
         for version in versions:
-            release.api.patch_json(f"{API_SERVICES}/{version}.custom.metrics.k8s.io", [KEEP])
+            name = f"{version}.custom.metrics.k8s.io"
+            release.shell("kubectl annotate apiservice ... helm.sh/resource-policy=keep".replace("...", name))
         for _ in range(2):
             release.upgrade(*values)
             left = {version for version in METRICS_VERSIONS if release.api_service(version) is not None}

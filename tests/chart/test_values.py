@@ -1,5 +1,6 @@
 """What the chart takes: its version, its defaults, and a sentence for every value that is none."""
 
+import re
 import tomllib
 
 import jsonschema
@@ -81,3 +82,13 @@ def test_the_largest_values_reach_programs_that_take_them() -> None:
     for name, spec in pods_of(render("gateway.drainTimeoutSeconds=86400", *values)):
         assert spec["imagePullSecrets"] == [{"name": secret}]
         PARSERS[name](spec["containers"][0]["args"], {})
+
+
+def test_the_quickstart_s_registry_reaches_the_pods_and_the_engines() -> None:
+    given = re.search("`--set (image.repository=[^`]*)`", (REPOSITORY / "docs/quickstart.md").read_text())
+    assert given
+    pods = dict(pods_of(render(given[1])))
+    images = {spec["containers"][0]["image"].rpartition(":")[0] for spec in pods.values()}
+    assert images == {"registry.example.com/conveyor/control"}
+    engine = [arg for arg in pods["conveyor-operator"]["containers"][0]["args"] if arg.startswith("--engine-image=")]
+    assert engine[0].startswith("--engine-image=registry.example.com/conveyor/engine:")

@@ -1,0 +1,90 @@
+"""The documentation's commands about the chart, the CRD and the services, as the pages have them."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from tests.chart.installation import CHART, CommandFailed, HelmFailed, Release
+from tests.chart.test_release import CRD, SERVICES
+
+from conveyor_api.names import CRD_NAME, SYSTEM_NAMESPACE
+from e2e.cluster.api import wait_until
+
+DEPLOYMENT = f"/apis/apps/v1/namespaces/{SYSTEM_NAMESPACE}/deployments/conveyor-gateway"
+CRD_BY_HAND = (
+    "kubectl apply --server-side --field-manager=helm --force-conflicts -f crds/inferenceservices.conveyor.dev.yaml"
+)
+
+
+def short_names(release: Release) -> list[str]:
+    return list(release.api.get(CRD)["spec"]["names"]["shortNames"])
+
+
+def explain(release: Release) -> str:
+    """The fields, or the complaint while the API server does not tell them yet."""
+    try:
+        return release.shell("kubectl explain infsvc.spec --recursive")
+    except CommandFailed as error:
+        return str(error)
+
+
+def test_a_rollback_brings_the_earlier_deployments_and_definition(release: Release, tmp_path: Path) -> None:
+    newer = shutil.copytree(CHART, tmp_path / "newer")
+    crd = newer / "templates" / "crd.yaml"
+    crd.write_text(crd.read_text().replace("    - infsvc\n", "    - infsvc\n    - newer\n"))
+    release.upgrade("gateway.replicas=3")
+    release.upgrade("gateway.replicas=4", chart=newer)
+    assert short_names(release) == ["infsvc", "newer"]
+    release.shell("helm rollback conveyor -n conveyor-system")
+    assert short_names(release) == ["infsvc"]
+    assert release.api.get(DEPLOYMENT)["spec"]["replicas"] == 3
+
+
+def test_a_definition_that_was_changed_by_hand_stops_an_upgrade_until_helm_owns_it_again(release: Release) -> None:
+    release.upgrade()
+    edited = f"sed 's/- infsvc/- byhand/' crds/{CRD_NAME}.yaml"
+    release.shell(f"{edited} | kubectl apply --server-side --force-conflicts -f -")
+    with pytest.raises(HelmFailed, match="conflict"):
+        release.upgrade()
+    release.shell(CRD_BY_HAND)
+    release.upgrade()
+    assert short_names(release) == ["infsvc"]
+
+
+def test_a_definition_that_was_applied_by_hand_is_taken_over_when_told_so(release: Release) -> None:
+    release.shell(CRD_BY_HAND)
+    with pytest.raises(HelmFailed, match="cannot be imported into the current release"):
+        release.upgrade()
+    release.upgrade(more=["--take-ownership"])
+    release.upgrade()
+
+
+def test_services_are_looked_at_saved_deleted_and_brought_back(release: Release, tmp_path: Path) -> None:
+    release.upgrade()
+    wait_until("the kind's name and fields", lambda: "maxBatchSize" in explain(release), 30, lambda: None)
+    release.shell("kubectl apply -f e2e/manifests/qwen.yaml")
+    assert "Max Batch Size" in release.shell("kubectl describe infsvc qwen")
+    release.shell("kubectl get infsvc -A -o yaml > infsvc.yaml", tmp_path)
+    release.shell("kubectl delete infsvc -A --all")
+    assert not release.api.reachable(f"{SERVICES}/qwen")
+    release.shell("kubectl apply -f infsvc.yaml", tmp_path)
+    assert release.api.reachable(f"{SERVICES}/qwen")
+    release.shell("helm uninstall conveyor -n conveyor-system")
+    release.shell("kubectl delete crd inferenceservices.conveyor.dev")
+    assert not release.api.reachable(SERVICES)
+
+
+@pytest.mark.parametrize("namespace", ["default", "kube-public"])
+def test_the_service_of_the_notes_is_made_as_it_was_pasted(namespace: str, release: Release) -> None:
+    values = () if namespace == "default" else (f"watchNamespaces={{{namespace}}}",)
+    pasted = re.search(r"^ *kubectl apply -f - <<EOF\n.*?^EOF\n", release.upgrade(*values), re.DOTALL | re.MULTILINE)
+    assert pasted
+    wait_until("the kind", lambda: "maxBatchSize" in explain(release), 30, lambda: None)
+    release.shell(pasted[0])
+    release.shell(f"kubectl delete infsvc qwen -n {namespace}")
+
+
+def test_the_metrics_api_is_found_by_its_name(release: Release) -> None:
+    release.upgrade()
+    assert "conveyor-system/conveyor-metrics" in release.shell("kubectl get apiservice v1beta2.custom.metrics.k8s.io")
