@@ -1,5 +1,6 @@
 """The CRD on a real API server: what is accepted, defaulted, updated, scaled and shown."""
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -193,6 +194,14 @@ def test_kubectl_apply_refuses_an_unknown_field(crd: Json, kubeconfig: Path, tmp
     with pytest.raises(subprocess.CalledProcessError) as caught:
         kubectl(kubeconfig, "default", "apply", "--filename", str(manifest))
     assert 'unknown field "spec.batchng"' in caught.value.stderr
+
+
+def test_the_documentation_s_part_of_a_spec_is_taken(services: Services) -> None:
+    part = re.search(r"```yaml\n(.*?)```", (REPOSITORY / "docs/models.md").read_text(), re.DOTALL)
+    assert part
+    body = build_body(**yaml.safe_load(part[1]))
+    InferenceService.parse(body)
+    assert services.create(body)["spec"]["engine"]["env"][0]["name"] == "HF_ENDPOINT"
 
 
 def test_entries_of_env_merge_by_name(services: Services, kubeconfig: Path, namespace: str, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The benchmark's command on a tiny model: what it prints last, and what it refuses."""
+"""The engine's command of docs/benchmarks.md on a tiny model: what it prints last, and what it refuses."""
 
 import json
 
