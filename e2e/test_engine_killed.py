@@ -27,10 +27,11 @@ async def test_an_engine_killed_in_its_streams_gives_clear_errors_and_the_next_r
         pod = kill_engine(namespace)
         await asyncio.to_thread(kube.wait_until, "all three heard of it", lambda: len(load.failed) >= 3, 60)
         load.body = {**BODY, "max_tokens": 20, "min_tokens": 1}
-    first_three = load.failed[:3]
-    assert all("error event" in (a.error or "") for a in first_three), [a.error for a in first_three]
-    # Those that came after waited at the gateway for the engine's return, and were answered.
-    assert any(a.finished and not a.error for a in load.answers)
+    errors = [a.error or "" for a in load.failed]
+    assert len(errors) == 3, errors
+    assert all("error event" in error for error in errors), errors
+    # Those that came after waited at the gateway for the engine's return, and were answered: each client has one.
+    assert len(load.answers) >= 6
     kube.wait_ready("frail", namespace)
     logs = "kubectl logs POD -c engine --previous".replace("POD", pod)
     assert "event=engine_dead" in kube.kubectl(*logs.split()[1:], "-n", namespace)
