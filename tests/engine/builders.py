@@ -62,6 +62,7 @@ class PretendedModel:
         self._block_size = block_size
         self._slots: dict[int, int] = {}
         self._scheduler = scheduler
+        self.breaks = False  # the next row's logits are not finite
 
     def execute(self, plan: StepPlan) -> Sampled:
         work = [(request, 1) for request in plan.decodes] + plan.prefills
@@ -75,7 +76,10 @@ class PretendedModel:
                 assert held == self._content(request, position), (
                     f"{request.request_id} reads a foreign key at {position}"
                 )
-        return Sampled([next_token(request.token_ids) for request in plan.sampling()])
+        token_ids = [next_token(request.token_ids) for request in plan.sampling()]
+        if self.breaks and token_ids:
+            self.breaks, token_ids[0] = False, -1
+        return Sampled(token_ids)
 
     def _slot(self, request: RequestState, position: int) -> int:
         return request.block_table[position // self._block_size] * self._block_size + position % self._block_size

@@ -4,6 +4,7 @@ The pretended model remembers what each KV slot holds. So a block that is handed
 it is written, or forgotten too early shows up as a foreign key, and as a wrong token in somebody's answer.
 """
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -34,15 +35,16 @@ PROMPTS = ([5], HEAD[:4], HEAD, [*HEAD, 6], [*HEAD, *range(200, 208)], list(rang
 
 
 class History(RuleBasedStateMachine):
-    """add, abort, step, let time pass; in one mode. At the end perhaps drain."""
+    """add, abort, step, let time pass, break a row's logits; in one mode. At the end perhaps drain."""
 
     mode = "continuous"
     padding = "none"
+    happened: Counter[str]  # over all histories of the mode
 
     @initialize(
         # The smallest pool holds one request of MAX_MODEL_LEN tokens, so continuous batching must preempt.
         num_kv_blocks=st.sampled_from((10, 10, 11, 14, 24)),
-        max_num_seqs=st.sampled_from((1, 2, 4, 4)),
+        max_num_seqs=st.sampled_from((4, 4, 2, 1)),
         prefix_caching=st.sampled_from((True, True, False)),
         drains=st.booleans(),
     )
@@ -69,7 +71,7 @@ class History(RuleBasedStateMachine):
 
     @rule(
         prompts=st.lists(st.sampled_from(PROMPTS), min_size=1, max_size=4),
-        max_tokens=st.sampled_from((1, 2, 7, 18)),
+        max_tokens=st.sampled_from((1, 7, 18, 18)),
         num_choices=st.sampled_from((1, 1, 1, 3)),
     )
     def add(self, prompts: list[list[int]], max_tokens: int, num_choices: int) -> None:
@@ -103,7 +105,11 @@ class History(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         self.now += seconds
 
-    @rule(count=st.integers(1, 6))
+    @rule()
+    def break_next(self) -> None:
+        self.model.breaks = True
+
+    @rule(count=st.integers(1, 12))
     def steps(self, count: int) -> None:
         for _ in range(count):
             self._step()
@@ -120,6 +126,7 @@ class History(RuleBasedStateMachine):
             self._take(output)
         due = wakeup is not None and wakeup <= self.now
         assert due == bool(plan.num_tokens or outputs), "next_wakeup tells exactly when a step has something to do"
+        self.happened["held rows"] += len(scheduler.held)
         self.blocks_are_accounted_for()
 
     def _check_plan(self, plan: StepPlan) -> None:
@@ -147,6 +154,7 @@ class History(RuleBasedStateMachine):
         self.told[name] += output.new_token_ids
         if output.finish_reason is not None:
             self.ended[name] = output.finish_reason
+            self.happened[output.finish_reason] += 1
         prefix = list(self.asked[name].prompt_token_ids)
         for token_id in self.told[name]:
             assert token_id == next_token(prefix), "the answer is the model's own, whatever the batch was"
@@ -188,6 +196,9 @@ class History(RuleBasedStateMachine):
         assert set(self.ended) == set(self.asked), "everybody gets exactly one last output"
         assert self.scheduler.blocks.num_free == self.scheduler.blocks.num_blocks
         assert self.scheduler.next_wakeup(self.now) is None
+        stats = self.scheduler.stats()
+        self.happened["preemptions"] += stats.num_preemptions
+        self.happened["prefix hits"] += stats.prefix_cache_hit_tokens
 
 
 @pytest.mark.parametrize(
@@ -195,7 +206,8 @@ class History(RuleBasedStateMachine):
     [("none", "none"), ("static", "none"), ("static", "real"), ("dynamic", "none"), ("continuous", "none")],
 )
 def test_no_history_loses_a_block_a_request_or_the_order(mode: str, padding: str) -> None:
-    machine = type("ModeHistory", (History,), {"mode": mode, "padding": padding})
+    happened: Counter[str] = Counter()
+    machine = type("ModeHistory", (History,), {"mode": mode, "padding": padding, "happened": happened})
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
         machine,
         settings=settings(
@@ -205,3 +217,5 @@ def test_no_history_loses_a_block_a_request_or_the_order(mode: str, padding: str
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
         ),
     )
+    own = {"static": {"held rows"}, "continuous": {"preemptions"}}.get(mode, set())
+    assert set(+happened) == {"length", "abort", "error", "prefix hits"} | own, "every hardship was met"
