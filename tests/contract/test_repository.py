@@ -27,7 +27,9 @@ def recipe(target: str) -> list[str]:
 def test_every_target_has_a_line_of_help() -> None:
     phony = re.search(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)
     assert phony
-    shown = subprocess.run(["make", "help"], cwd=REPOSITORY, check=True, capture_output=True, text=True).stdout
+    shown = subprocess.run(
+        ["make", "--no-print-directory", "help"], cwd=REPOSITORY, check=True, capture_output=True, text=True
+    ).stdout
     assert {line.split()[0] for line in shown.splitlines() if len(line.split()) > 1} == set(phony[1].split())
 
 
