@@ -20,6 +20,10 @@ from conveyor_engine.request import FinishReason
 from conveyor_engine.step import StepPlan
 
 GetReference = Callable[[str], Reference]
+MODES = ("none", "static", "dynamic", "continuous")
+# (kind, backend), and the same with modes: each kind once, every mode, and what runs where nothing is said.
+BACKENDS = [*((kind, "torch") for kind in KINDS), ("llama", "auto"), ("gemma2", "auto")]
+SITUATIONS = [*(("llama", "torch", mode) for mode in MODES[:-1]), *((*both, "continuous") for both in BACKENDS)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -28,7 +32,7 @@ def test_the_references_say_many_different_things(reference: GetReference, kind:
     assert all(len(set(answer)) > 5 for answer in reference(kind).answers)
 
 
-@pytest.mark.parametrize("mode", ["none", "static", "dynamic", "continuous"])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_mode_gives_the_tokens_of_generate(reference: GetReference, kind: str, mode: str) -> None:
     ref = reference(kind)
@@ -64,28 +68,34 @@ def test_really_padded_static_batches_give_them_too(reference: GetReference) -> 
 
 
 @pytest.mark.parametrize("prefix_caching", [True, False])
-@pytest.mark.parametrize("kind", KINDS)
-def test_preempted_requests_give_them_too(reference: GetReference, kind: str, prefix_caching: bool) -> None:
+@pytest.mark.parametrize(("kind", "backend"), BACKENDS)
+def test_preempted_requests_give_them_too(
+    reference: GetReference, kind: str, backend: str, prefix_caching: bool
+) -> None:
     ref = reference(kind)
-    core = ref.make_core(num_kv_blocks=8, prefix_caching=prefix_caching)
+    core = ref.make_core(num_kv_blocks=8, prefix_caching=prefix_caching, attention_backend=backend)
     assert answers(core, ref.prompts) == ref.answers
     assert core.stats().num_preemptions > 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_requests_that_share_a_prefix_give_them_too(reference: GetReference, kind: str) -> None:
+@pytest.mark.parametrize(("kind", "backend", "mode"), SITUATIONS)
+def test_requests_that_share_a_prefix_give_them_too(
+    reference: GetReference, kind: str, backend: str, mode: str
+) -> None:
     ref = reference(kind)
-    core = ref.make_core(max_num_batched_tokens=512)
+    core = ref.make_core(max_num_batched_tokens=512, attention_backend=backend, batching_mode=mode)
     assert answers(core, ref.prompts[4:]) == ref.answers[4:]
-    assert core.stats().prefix_cache_hit_tokens == SHARED_PREFIX // 16 * 16, "shared within one step"
+    assert core.stats().prefix_cache_hit_tokens == SHARED_PREFIX // 16 * 16, "shared, within one step if batched"
     assert answers(core, ref.prompts[4:]) == ref.answers[4:]
     assert core.stats().prefix_cache_hit_tokens > SHARED_PREFIX, "and found again later"
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_aborts_in_between_change_nothing_for_the_others(reference: GetReference, kind: str) -> None:
+@pytest.mark.parametrize(("kind", "backend", "mode"), SITUATIONS)
+def test_aborts_in_between_change_nothing_for_the_others(
+    reference: GetReference, kind: str, backend: str, mode: str
+) -> None:
     ref = reference(kind)
-    core = ref.make_core(num_kv_blocks=12)
+    core = ref.make_core(num_kv_blocks=12, attention_backend=backend, batching_mode=mode)
     for number, prompt in enumerate(ref.prompts):
         add(core, f"gone {number}", prompt[: 10 + number])
         add(core, str(number), prompt)
