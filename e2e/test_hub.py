@@ -6,6 +6,7 @@ from typing import Any
 import yaml
 
 from e2e import kube
+from e2e.hub.repository import Repository
 from e2e.hub.server import Faults
 from e2e.hub_of_demo import REPOSITORY, from_hub, running_hub
 from e2e.test_modes import ask
@@ -23,6 +24,18 @@ def test_the_documentation_s_manifest_is_fetched_and_answers(namespace: str, tmp
         kube.wait_ready("qwen", namespace)
         assert ask("qwen", namespace)
         assert any("safetensors" in request.path for request in hub.requests)
+
+
+def test_a_commit_that_the_uri_names_is_fetched_and_no_other(namespace: str, tmp_path: Path) -> None:
+    with running_hub(tmp_path) as hub:
+        revision = Repository(tmp_path, REPOSITORY).find("main")
+        assert revision is not None
+        kube.apply(from_hub(hub, manifest(uri=f"hf://{REPOSITORY}@{revision.commit}")), namespace)
+        kube.wait_ready("qwen", namespace)
+        assert ask("qwen", namespace)
+        fetched = {request.path for request in hub.requests if "/resolve/" in request.path}
+        assert fetched
+        assert all(f"/resolve/{revision.commit}/" in path for path in fetched), fetched
 
 
 def test_a_missing_model_and_a_wrong_checksum_are_conditions(namespace: str, tmp_path: Path) -> None:
