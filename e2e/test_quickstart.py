@@ -9,6 +9,7 @@ import re
 import subprocess
 from pathlib import Path
 
+import pytest
 import yaml
 
 from e2e import kube
@@ -44,6 +45,7 @@ def test_the_readme_shows_the_manifest_that_the_demo_applies() -> None:
     assert shown[1] == Path(kube.MANIFESTS / "quickstart.yaml").read_text()
 
 
+@pytest.mark.usefixtures("default")
 def test_the_readme_s_demo_does_what_it_says_and_its_curl_answers() -> None:
     demo, curl = commands("README.md")[:2]
     out = shell(demo.splitlines()[0])
@@ -54,9 +56,13 @@ def test_the_readme_s_demo_does_what_it_says_and_its_curl_answers() -> None:
     assert "InferenceService" in figures
     assert "demo-engine" in figures
     assert "desiredReplicas" in figures
-    kube.kubectl("delete", "infsvc", "demo", "-n", "default", "--timeout=120s")
+    went_on = shell("\n".join(re.findall(r"^(?:export KUBECONFIG=|\S*kubectl |curl ).*$", out, re.MULTILINE)))
+    assert "inferenceservice.conveyor.dev/demo" in went_on
+    assert "horizontalpodautoscaler.autoscaling/demo-engine" in went_on
+    assert '"object":"chat.completion"' in went_on.replace(" ", "")
 
 
+@pytest.mark.usefixtures("default")
 def test_the_quickstart_s_commands_do_what_they_say(tmp_path: Path) -> None:
     try:
         with running_hub(tmp_path) as hub:
@@ -69,5 +75,4 @@ def test_the_quickstart_s_commands_do_what_they_say(tmp_path: Path) -> None:
                 if "curl" in block:
                     assert '"object":"chat.completion"' in out.replace(" ", "")
     finally:
-        kube.kubectl("delete", "infsvc", "qwen", "-n", "default", "--ignore-not-found")
         deploy()  # the stories after this one run the images that were built, by their digests
