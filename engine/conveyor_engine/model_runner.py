@@ -65,7 +65,7 @@ class ModelRunner:
         self.facts = ModelFacts(
             max_model_len=max_model_len,
             vocab_size=vocab_size,
-            eos_token_ids=_eos_token_ids(self.model),
+            eos_token_ids=_eos_token_ids(self.model, vocab_size),
             dtype=_dtype_name(dtype),
             device=str(self.device),
             attention_backend=self.backend.name,
@@ -171,10 +171,11 @@ def _choose_batch_limits(config: EngineConfig, device: torch.device) -> tuple[in
     return max_num_seqs, tokens
 
 
-def _eos_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
-    """All tokens that end a text, as the generation config, or else the model's, says."""
+def _eos_token_ids(model: PreTrainedModel, vocab_size: int) -> tuple[int, ...]:
+    """All tokens that end a text, as the generation config, or else the model's, says; never one that is no token."""
     for config in (model.generation_config, model.config.get_text_config()):
         eos = getattr(config, "eos_token_id", None)
         if eos is not None:
-            return (eos,) if isinstance(eos, int) else tuple(eos)
+            token_ids = [eos] if isinstance(eos, int) else eos
+            return tuple(token_id for token_id in token_ids if 0 <= token_id < vocab_size)
     return ()

@@ -87,6 +87,17 @@ def test_one_broken_token_does_not_condemn_a_model(reference: GetReference, tmp_
     assert run(core)["a"][-1].finish_reason == FinishReason.LENGTH
 
 
+def test_an_end_of_sequence_token_beyond_the_vocabulary_disturbs_nobody(
+    reference: GetReference, tmp_path: Path
+) -> None:
+    directory = shutil.copytree(reference("llama").directory, tmp_path / "model")
+    (directory / "generation_config.json").write_text(f'{{"eos_token_id": [-1, 198, {VOCAB_SIZE}]}}')
+    core = reference("llama").make_core(model=str(directory))
+    assert core.facts.eos_token_ids == (198,)
+    add(core, "a", [1, 2, 3], min_tokens=3, max_tokens=3)
+    assert run(core)["a"][-1].finish_reason == FinishReason.LENGTH
+
+
 def test_progress_is_told_as_key_value_lines(reference: GetReference) -> None:
     lines: list[str] = []
     ref = reference("llama")
