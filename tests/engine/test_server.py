@@ -1,24 +1,21 @@
 """The life of a `serve` process: what ends requests, what ends it, and what it says then."""
 
-import asyncio
 import json
 import os
 import signal
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 from tests.engine.processes import EngineServer, wait_until
 
 from conveyor_engine import server as module
-from conveyor_engine.async_engine import AsyncEngine
 from conveyor_engine.config import EngineConfig
 from conveyor_engine.tokenizer import Tokenizer
 
@@ -197,49 +194,6 @@ def test_at_the_end_of_the_drain_requests_are_ended_in_words(start: Start, by: s
     assert stream.finish().last["error"]["code"] == "unavailable"
     assert whole.finish().status == 503
     assert server.wait_exit() == 0
-
-
-MUCH_BYTES = 64 << 20  # more than lies between two sockets
-
-
-async def send_much(scope: Any, receive: Any, send: Any) -> None:
-    headers = [(b"content-length", b"%d" % MUCH_BYTES)]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await send({"type": "http.response.body", "body": bytes(MUCH_BYTES)})
-
-
-@asynccontextmanager
-async def draining(*names: str) -> AsyncIterator[asyncio.StreamReader]:
-    """A client of a server whose engine is idle, and which has had these signals since the client began to read."""
-    config = uvicorn.Config(send_much, http="httptools", lifespan="off", log_config=None)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.setblocking(False)
-        reader, writer = await asyncio.open_connection(*listener.getsockname())
-        server, stopping, served = module._Server(config), module._Stopping(), asyncio.Event()
-        serving = asyncio.create_task(server.serve([listener]))
-        serving.add_done_callback(lambda _: served.set())
-        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
-        await reader.readuntil(b"\r\n\r\n")
-        engine = AsyncEngine(EngineConfig(model="none"))
-        ending = asyncio.create_task(module._until_stopped(engine, server, served, stopping, 100))
-        for name in names:
-            stopping.ask(name)
-            await asyncio.sleep(0.5)
-        yield reader
-        writer.close()
-        await asyncio.gather(ending, serving)
-
-
-async def test_a_client_that_reads_slowly_has_the_whole_drain_for_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_FLUSH_SECONDS", 0.0)
-    async with draining("SIGTERM") as reader:
-        assert len(await reader.read(-1)) == MUCH_BYTES
-
-
-async def test_a_second_signal_cuts_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_FLUSH_SECONDS", 0.0)
-    async with draining("SIGTERM", "SIGTERM") as reader:
-        assert len(await reader.read(-1)) < MUCH_BYTES
 
 
 async def test_a_server_that_fails_ends_the_process(chat_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
