@@ -51,7 +51,7 @@ check-generated: venv ## Whether the CRD, the generated pages and uv.lock are wh
 	$(UV) lock --check
 
 test: venv tools ## Every test that needs no pods
-	.venv/bin/pytest -n 2 --dist loadfile $(TESTS)
+	.venv/bin/pytest -n 2 --dist loadfile --durations=25 $(TESTS)
 
 test-oldest: venv ## The tests of the models' answers, with the oldest transformers that is allowed
 	$(UV) run --no-sync --with 'transformers==$(TRANSFORMERS_OLDEST).*' python -m pytest -p no:cacheprovider \
