@@ -7,6 +7,7 @@ Every failure to start is one log line, a termination message and an exit code t
 import argparse
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -51,6 +52,8 @@ def build_parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str]) -> int:
     """The exit code: 0, 1 for an engine that died or cannot start, 2 for a wrong configuration."""
     configure_logging()
+    # The first process of a container gets no signal that it has no handler for; the server has a better one later.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     if arguments[:1] == ["bench"]:
         from conveyor_engine.bench import main as run_bench
 
