@@ -11,6 +11,7 @@ from tests.gateway.cluster import own_address
 
 Handle = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+EVENT_STREAM = {"Content-Type": "text/event-stream"}
 
 
 @dataclass(slots=True)
@@ -75,3 +76,31 @@ def answering(kind: Callable[..., web.StreamResponse], **arguments: Any) -> Hand
         return kind(**arguments)
 
     return handle
+
+
+class SlowEngine:
+    """Answers when it is told to; `cancelled` counts clients that went away first."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.running = 0
+        self.cancelled = 0
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        self.running += 1
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        finally:
+            self.running -= 1
+        return web.json_response({"engine": request.url.port})
+
+
+async def begin_stream(request: web.Request, *events: bytes) -> web.StreamResponse:
+    answer = web.StreamResponse(headers=EVENT_STREAM)
+    await answer.prepare(request)
+    for event in events:
+        await answer.write(event)
+    return answer

@@ -1,10 +1,12 @@
 """One service behind a running gateway: what most whole-gateway tests need."""
 
 import asyncio
+import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import aiohttp
 from tests.gateway.cluster import Cluster, own_address
 from tests.gateway.process import GatewayProcess
 
@@ -64,3 +66,13 @@ class Stack:
         while not await asyncio.to_thread(holds):
             assert time.monotonic() < deadline, f"still {self.gateway.admin('/demand')}"
             await asyncio.sleep(0.01)
+
+
+async def post(
+    http: aiohttp.ClientSession, url: str, body: bytes = b"{}", **headers: str
+) -> tuple[int, dict[str, Any], Mapping[str, str]]:
+    """Status, JSON and headers of one answer."""
+    async with http.post(
+        url, data=body, headers={name.replace("_", "-"): text for name, text in headers.items()}
+    ) as got:
+        return got.status, json.loads(await got.read()), got.headers

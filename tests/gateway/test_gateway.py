@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -10,50 +10,16 @@ import pytest
 from aiohttp import web
 from openai import APIError, AsyncOpenAI
 from tests.gateway.cluster import own_address
-from tests.gateway.engines import Talk, answering, running_engine, running_raw_engine
+from tests.gateway.engines import (
+    SlowEngine,
+    answering,
+    begin_stream,
+    running_engine,
+)
 from tests.gateway.process import GatewayProcess
-from tests.gateway.stack import Stack
+from tests.gateway.stack import Stack, post
 
-EVENT_STREAM = {"Content-Type": "text/event-stream"}
 BATCH_OF_ONE = {"batching": {"maxBatchSize": 1}}  # two places per engine
-
-
-class SlowEngine:
-    """Answers when it is told to; `cancelled` counts clients that went away first."""
-
-    def __init__(self) -> None:
-        self.gate = asyncio.Event()
-        self.running = 0
-        self.cancelled = 0
-
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        self.running += 1
-        try:
-            await self.gate.wait()
-        except asyncio.CancelledError:
-            self.cancelled += 1
-            raise
-        finally:
-            self.running -= 1
-        return web.json_response({"engine": request.url.port})
-
-
-async def begin_stream(request: web.Request, *events: bytes) -> web.StreamResponse:
-    answer = web.StreamResponse(headers=EVENT_STREAM)
-    await answer.prepare(request)
-    for event in events:
-        await answer.write(event)
-    return answer
-
-
-async def post(
-    http: aiohttp.ClientSession, url: str, body: bytes = b"{}", **headers: str
-) -> tuple[int, dict[str, Any], Mapping[str, str]]:
-    """Status, JSON and headers of one answer."""
-    async with http.post(
-        url, data=body, headers={name.replace("_", "-"): text for name, text in headers.items()}
-    ) as got:
-        return got.status, json.loads(await got.read()), got.headers
 
 
 async def test_a_request_for_a_service_without_engines_waits_for_one(stack: Stack, http: aiohttp.ClientSession) -> None:
@@ -194,211 +160,6 @@ async def test_a_client_that_leaves_in_the_middle_of_a_stream_is_passed_on_to_th
             answer.close()
         await asyncio.wait_for(cancelled.wait(), 20)
         await stack.wait_demand(in_flight=0)
-
-
-@pytest.mark.parametrize("status", [429, 503])
-async def test_an_engine_that_refuses_is_left_out_and_another_one_answers(
-    stack: Stack, http: aiohttp.ClientSession, status: int
-) -> None:
-    refuse, take = answering(web.Response, status=status), answering(web.json_response, data={"from": "the other"})
-    async with running_engine(refuse) as refusing, running_engine(take) as other:
-        await stack.add_engine(refusing.port)
-        await stack.add_engine(other.port)
-        for _ in range(8):
-            assert (await post(http, stack.completions, b'{"prompt": "x"}'))[:2] == (200, {"from": "the other"})
-    assert 1 <= len(refusing.requests) < 8
-    assert {body for _, body in refusing.requests + other.requests} == {b'{"prompt": "x"}'}
-    assert stack.metric("retries_total", reason="refused") == len(refusing.requests)
-
-
-async def test_an_engine_that_is_full_for_one_large_request_serves_the_small_ones_meanwhile(
-    stack: Stack, http: aiohttp.ClientSession
-) -> None:
-    has_room = asyncio.Event()
-
-    async def handle(request: web.Request) -> web.StreamResponse:
-        is_large = b'"n"' in await request.read()
-        return web.json_response({}, status=429 if is_large and not has_room.is_set() else 200)
-
-    async with running_engine(handle) as engine:
-        await stack.add_engine(engine.port)
-        asking = asyncio.create_task(post(http, stack.completions, b'{"n": 64}'))
-        await stack.wait_demand(queued=1)
-        for _ in range(20):
-            assert (await post(http, stack.completions))[0] == 200
-        assert stack.metric("queue_wait_seconds_count") == 20
-        assert stack.metric("queue_wait_seconds_sum") == 0  # not one had to wait for the engine
-        has_room.set()
-        assert (await asking)[0] == 200
-
-
-async def test_a_refusal_without_end_is_not_read_to_its_end(stack: Stack, http: aiohttp.ClientSession) -> None:
-    sent_bytes = 0
-
-    async def refuse(request: web.Request) -> web.StreamResponse:
-        nonlocal sent_bytes
-        answer = web.StreamResponse(status=503)
-        await answer.prepare(request)
-        while sent_bytes < 100 << 20:
-            await answer.write(b"x" * (1 << 20))
-            sent_bytes += 1 << 20
-        return answer
-
-    async with (
-        running_engine(refuse) as refusing,
-        running_engine(answering(web.json_response, data={"from": "the other"})) as other,
-    ):
-        await stack.add_engine(refusing.port)
-        await stack.add_engine(other.port)
-        for _ in range(2):
-            assert (await post(http, stack.completions))[:2] == (200, {"from": "the other"})
-    assert len(refusing.requests) == 1
-    assert sent_bytes < 50 << 20
-
-
-async def test_an_only_engine_that_refuses_is_asked_again_until_it_takes_the_request(
-    stack: Stack, http: aiohttp.ClientSession
-) -> None:
-    statuses = [503, 429, 200]
-
-    async def handle(request: web.Request) -> web.StreamResponse:
-        return web.json_response({}, status=statuses.pop(0))
-
-    async with running_engine(handle) as engine:
-        await stack.add_engine(engine.port)
-        assert (await post(http, stack.completions))[0] == 200
-    assert len(engine.requests) == 3
-
-
-async def test_an_address_where_nobody_listens_costs_a_retry_and_no_error(
-    stack: Stack, http: aiohttp.ClientSession
-) -> None:
-    async with running_engine(answering(web.json_response, data={})) as engine:
-        async with running_engine(answering(web.Response)) as gone:
-            pass
-        await stack.set_engine_ready(gone.port, True)
-        await stack.add_engine(engine.port)
-        for _ in range(4):
-            assert (await post(http, stack.completions))[0] == 200
-
-
-async def break_off(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    writer.transport.abort()
-
-
-DEAD = b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 2\r\n\r\n{}"  # from a server whose engine process has died
-
-
-async def say_dead(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    writer.write(DEAD)
-    await writer.drain()
-
-
-async def test_a_request_whose_engine_dies_before_the_first_byte_is_sent_again(
-    stack: Stack, http: aiohttp.ClientSession
-) -> None:
-    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-    answers = [DEAD, head, head + b"9\r\ndata: 1\n\n\r\n0\r\n\r\n"]
-
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(answers.pop(0))
-        await writer.drain()
-
-    async with running_raw_engine(talk) as port:
-        await stack.add_engine(port)
-        async with http.post(stack.completions, data=b"{}") as answer:
-            assert (answer.status, await answer.read()) == (200, b"data: 1\n\n")
-    assert stack.metric("retries_total", reason="lost") == 2
-
-
-@pytest.mark.parametrize("die", [break_off, say_dead])
-async def test_a_request_that_kills_engines_kills_three_of_them_at_most(
-    stack: Stack, http: aiohttp.ClientSession, die: Talk
-) -> None:
-    async with running_raw_engine(die) as port:
-        await stack.add_engine(port)
-        status, body, _ = await post(http, stack.completions)
-    assert (status, body["error"]["code"]) == (502, "engine_lost")
-    assert stack.metric("retries_total", reason="lost") == 2
-    await stack.wait_demand(in_flight=0)
-
-
-@pytest.mark.parametrize(("sent", "glue"), [(b"data: 1\n\n", b""), (b"data: 1\n\ndata: {", b"\n\n")])
-async def test_an_engine_that_dies_in_a_stream_ends_it_with_an_error_event(
-    stack: Stack, http: aiohttp.ClientSession, sent: bytes, glue: bytes
-) -> None:
-    num_asked = 0
-
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal num_asked
-        num_asked += 1
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
-        writer.write(b"%x\r\n%s\r\n" % (len(sent), sent))
-        await writer.drain()
-
-    async with running_raw_engine(talk) as port:
-        await stack.add_engine(port)
-        async with http.post(stack.completions, data=b"{}") as answer:
-            received = await answer.read()
-        assert received.startswith(sent + glue + b"data: {")
-        error = json.loads(received.removeprefix(sent + glue + b"data: "))["error"]
-        assert error["code"] == "engine_broke"
-    assert num_asked == 1  # never a second time after the first byte
-    assert stack.metric("dropped_requests_total", reason="engine_broke") == 1
-    await stack.wait_demand(in_flight=0)
-
-
-async def test_an_engine_that_dies_in_an_answer_that_is_no_stream_becomes_502(
-    stack: Stack, http: aiohttp.ClientSession
-) -> None:
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b'HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"choices": [')
-        await writer.drain()
-
-    async with running_raw_engine(talk) as port:
-        await stack.add_engine(port)
-        status, body, _ = await post(http, stack.completions)
-    assert (status, body["error"]["code"]) == (502, "engine_broke")
-
-
-async def test_what_is_no_http_from_an_engine_becomes_502(stack: Stack, http: aiohttp.ClientSession) -> None:
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"SSH-2.0-OpenSSH_9.2\r\n")
-        await writer.drain()
-
-    async with running_raw_engine(talk) as port:
-        await stack.add_engine(port)
-        status, body, _ = await post(http, stack.completions)
-    assert (status, body["error"]["code"]) == (502, "engine_lost")
-
-
-@pytest.mark.parametrize("status", [400, 404, 500, 504])
-async def test_an_engines_own_errors_pass(stack: Stack, http: aiohttp.ClientSession, status: int) -> None:
-    async with running_engine(answering(web.json_response, data={"error": {}}, status=status)) as engine:
-        await stack.add_engine(engine.port)
-        assert (await post(http, stack.completions))[:2] == (status, {"error": {}})
-    assert len(engine.requests) == 1
-
-
-async def test_a_stream_that_stands_still_is_ended_and_one_that_moves_is_not(
-    stack: Stack, http: aiohttp.ClientSession
-) -> None:
-    await stack.apply_service(endpoint={"requestTimeoutSeconds": 1})
-
-    async def handle(request: web.Request) -> web.StreamResponse:
-        answer = await begin_stream(request)
-        for _ in range(5):  # 1.5 s in all
-            await answer.write(b"data: 1\n\n")
-            await asyncio.sleep(0.3)
-        await asyncio.sleep(3600)
-        return answer
-
-    async with running_engine(handle) as engine:
-        await stack.add_engine(engine.port)
-        async with http.post(stack.completions, data=b"{}") as answer:
-            received = await answer.read()
-    assert received.startswith(b"data: 1\n\n" * 5)
-    assert json.loads(received.split(b"data: ")[-1])["error"]["code"] == "standstill"
 
 
 async def test_an_engine_that_terminates_gets_no_new_request_and_ends_the_one_it_has(
