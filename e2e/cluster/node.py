@@ -12,7 +12,7 @@ from e2e.cluster.paths import CACHE
 from e2e.cluster.tools import binary, module_hash
 
 NAME = "conveyor-local"
-PAUSE_IMAGE = f"docker.io/conveyor/pause:{module_hash('pause')}"
+PAUSE_IMAGE = f"docker.io/conveyor/pause:{module_hash()}"
 # The image store outlives the cluster: a new one must not import gigabytes again.
 IMAGE_STORE = CACHE / "containerd"
 

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from e2e.cluster import gpus, kind, sysctls
+from e2e.cluster import gpus, kind, sysctls, tools
 from e2e.cluster.api import Api, wait_until
 from e2e.cluster.control_plane import ControlPlane
 from e2e.cluster.paths import REPOSITORY
 from e2e.cluster.processes import Processes
-from e2e.cluster.tools import TOOLS, module_hash
 from e2e.cluster.volumes import host_path_claim
 
 
@@ -55,8 +54,15 @@ def test_a_process_that_was_killed_while_starting_is_on_record(tmp_path: Path) -
     assert not any(process.alive() for process in processes.recorded())
 
 
-def test_a_tool_is_known_by_all_that_is_pinned_for_it() -> None:
-    assert {tool.path.parent.name for tool in TOOLS} == {f"{m}-{module_hash(m)}" for m in {t.module for t in TOOLS}}
+def test_a_tool_is_known_by_all_that_is_pinned_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(tools.MODULE, tmp_path, dirs_exist_ok=True)
+    monkeypatch.setattr(tools, "MODULE", tmp_path)
+    folders = [tools.TOOLS[0].path.parent]
+    for name in ("go.mod", "go.sum", "coredns/main.go", "pause/main.go"):
+        with (tmp_path / name).open("a") as file:
+            file.write("// changed\n")
+        folders.append(tools.TOOLS[0].path.parent)
+    assert len(set(folders)) == 5
 
 
 def test_kernel_settings_are_put_back_except_what_somebody_else_has_set_since(

@@ -1,3 +1,0 @@
-module conveyor/tools/pause
-
-go 1.26.0
