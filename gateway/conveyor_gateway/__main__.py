@@ -4,10 +4,10 @@ import asyncio
 import logging
 import os
 import sys
-import time
 
 import uvloop
 
+from conveyor_api.log import set_up_log
 from conveyor_api.settings import SettingsError
 from conveyor_gateway.server import serve
 from conveyor_gateway.settings import parse_settings
@@ -19,12 +19,7 @@ def main() -> int:
     """0 after SIGTERM, 1 after an error, 2 for settings that cannot be used."""
     try:
         settings = parse_settings(sys.argv[1:], os.environ)
-        logging.Formatter.converter = time.gmtime
-        logging.basicConfig(
-            level=settings.log_level,
-            format="time=%(asctime)s.%(msecs)03dZ level=%(levelname)s logger=%(name)s %(message)s",
-            datefmt="%Y-%m-%dT%H:%M:%S",
-        )
+        set_up_log(settings.log_level)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve(settings))
     except SettingsError as error:

@@ -4,8 +4,8 @@ import asyncio
 import logging
 import os
 import sys
-import time
 
+from conveyor_api.log import set_up_log
 from conveyor_api.settings import SettingsError
 from conveyor_metrics.server import serve
 from conveyor_metrics.settings import parse_settings
@@ -17,12 +17,7 @@ def main() -> int:
     """0 after SIGTERM, 1 after an error, 2 for settings that cannot be used."""
     try:
         settings = parse_settings(sys.argv[1:], os.environ)
-        logging.Formatter.converter = time.gmtime
-        logging.basicConfig(
-            level=settings.log_level,
-            format="time=%(asctime)s.%(msecs)03dZ level=%(levelname)s logger=%(name)s %(message)s",
-            datefmt="%Y-%m-%dT%H:%M:%S",
-        )
+        set_up_log(settings.log_level)
         asyncio.run(serve(settings))
     except SettingsError as error:
         print(f"python -m conveyor_metrics: {error}", file=sys.stderr)

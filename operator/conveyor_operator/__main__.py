@@ -7,8 +7,8 @@ import asyncio
 import logging
 import signal
 import sys
-import time
 
+from conveyor_api.log import set_up_log
 from conveyor_operator.settings import Settings, parse_settings
 
 logger = logging.getLogger("conveyor_operator")
@@ -17,13 +17,7 @@ logger = logging.getLogger("conveyor_operator")
 def main() -> None:
     """Returns after SIGTERM or SIGINT; an exception, so code 1, when it cannot go on and wants to be restarted."""
     settings = parse_settings(sys.argv[1:])
-    logging.Formatter.converter = time.gmtime
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=settings.log_level,
-        format="time=%(asctime)s.%(msecs)03dZ level=%(levelname)s logger=%(name)s %(message)s",
-        datefmt="%Y-%m-%dT%H:%M:%S",
-    )
+    set_up_log(settings.log_level)
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # one line per handler call otherwise
     asyncio.run(_run(settings))
 
