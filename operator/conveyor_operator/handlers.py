@@ -1,4 +1,4 @@
-"""Everything Kopf calls: index functions remember, events mark a key dirty, nothing else happens here.
+"""Everything Kopf calls: index functions remember, a change marks a key dirty, nothing else happens here.
 
 `build_registry` is called once by `process`. No change handlers, timers or daemons: they would write annotations and
 finalizers onto the resource (docs/adr/0003). Kopf's indexes are used for their order alone: it calls the index
@@ -102,7 +102,9 @@ def _watch_belongings(
     project: _Projection = _PROJECTIONS.get(kind, _project_child)
 
     async def remember(**event: Any) -> None:
-        store.put(kind, event["uid"], _owner_key(event), project({**event["body"], "kind": kind.kind}))
+        left = store.put(kind, event["uid"], _owner_key(event), project({**event["body"], "kind": kind.kind}))
+        if left is not None:  # its label was changed; the event names only the new service
+            workers.mark(left)
 
     async def mark(**event: Any) -> None:
         if event["type"] == "DELETED":

@@ -31,14 +31,16 @@ class Store:
         self._objects: defaultdict[Kind, dict[str, Entry]] = defaultdict(dict)
         self._by_key: defaultdict[Kind, dict[Key, dict[str, Entry]]] = defaultdict(dict)
 
-    def put(self, kind: Kind, uid: str, key: Key, value: Any) -> None:
-        """The object is there, with this value; a former one, also under another key, is replaced."""
+    def put(self, kind: Kind, uid: str, key: Key, value: Any) -> Key | None:
+        """The object is there, with this value; a former one is replaced. Returns that one's key if it was another."""
         former = self._objects[kind].get(uid)
-        if former is not None and former.key != key:
+        left = former.key if former is not None and former.key != key else None
+        if left is not None:
             self.drop(kind, uid)
         entry = Entry(key, value)
         self._objects[kind][uid] = entry
         self._by_key[kind].setdefault(key, {})[uid] = entry
+        return left
 
     def drop(self, kind: Kind, uid: str) -> None:
         """The object is gone, if it was known."""

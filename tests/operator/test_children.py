@@ -139,23 +139,27 @@ def test_the_configuration_cannot_be_edited(stage: Stage) -> None:
     assert refused.value.code == 422
 
 
-def test_a_lost_label_and_a_lost_owner_come_back(stage: Stage) -> None:
+@pytest.mark.parametrize("value", [None, "other"], ids=["removed", "changed"])
+def test_a_lost_label_comes_back(value: str | None, stage: Stage) -> None:
     with stage.operator():
         stage.space.make_service()
         stage.space.wait_children("qwen")
         stage.proxy.wait_quiet()
-        label = {"metadata": {"labels": {names.INFERENCE_SERVICE_LABEL: None}}}
-        stage.space.patch("Service", "qwen-engine", label)
+        stage.space.patch("Service", "qwen-engine", {"metadata": {"labels": {names.INFERENCE_SERVICE_LABEL: value}}})
+        wait_until("the label", lambda: ("Service", "qwen-engine") in stage.space.children("qwen"))
+
+
+def test_a_lost_owner_comes_back(stage: Stage) -> None:
+    with stage.operator():
+        stage.space.make_service()
+        stage.space.wait_children("qwen")
+        stage.proxy.wait_quiet()
         stage.space.patch("PodDisruptionBudget", "qwen-engine", {"metadata": {"ownerReferences": None}})
 
-        def is_mended() -> bool:
-            service = stage.space.need("Service", "qwen-engine")
-            budget = stage.space.need("PodDisruptionBudget", "qwen-engine")
-            return names.INFERENCE_SERVICE_LABEL in service["metadata"]["labels"] and bool(
-                budget["metadata"].get("ownerReferences")
-            )
+        def has_owner() -> bool:
+            return bool(stage.space.need("PodDisruptionBudget", "qwen-engine")["metadata"].get("ownerReferences"))
 
-        wait_until("label and owner", is_mended)
+        wait_until("the owner", has_owner)
 
 
 def test_what_others_add_stays(stage: Stage) -> None:

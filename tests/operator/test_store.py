@@ -67,7 +67,7 @@ def test_of_two_objects_of_one_name_the_later_one_counts() -> None:
 
 def test_an_object_that_changes_hands_leaves_its_former_service() -> None:
     store = make_store(Pod=[make_pod("a")])
-    store.put(POD, "Pod-0", ("default", "other"), make_pod("a"))
+    assert store.put(POD, "Pod-0", ("default", "other"), make_pod("a")) == KEY
     assert store.observe(KEY).pods == ()
     assert len(store.observe(("default", "other")).pods) == 1
 
