@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
+from aiohttp.http_exceptions import LineTooLong
 from kubernetes.aio import client, config
 from kubernetes.aio.client.exceptions import ApiException
 from kubernetes.aio.dynamic import DynamicClient
@@ -150,7 +151,7 @@ class Cluster:
                     event = json.loads(line)
                     yield event
                     version = event["object"]["metadata"].get("resourceVersion", version)
-            except (aiohttp.ClientError, TimeoutError) as error:
+            except (aiohttp.ClientError, TimeoutError, LineTooLong, ValueError) as error:  # ValueError: half a line
                 raise Unavailable(0, "Disconnected", f"watch of {kind.plural}: {error!r}") from error
             finally:
                 response.close()

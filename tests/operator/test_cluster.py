@@ -1,6 +1,8 @@
 """Failures of the API as errors of ours."""
 
 import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import web
@@ -53,6 +55,23 @@ async def test_a_server_that_is_not_there_is_unavailable() -> None:
             await cluster.get(DEPLOYMENT, "default", "x")
 
 
+@asynccontextmanager
+async def connected(answer: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> AsyncIterator[Cluster]:
+    """To a server that answers every call with that."""
+    app = web.Application()
+    app.router.add_get("/{path:.*}", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    configuration = client.Configuration()
+    configuration.host = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        async with Cluster(configuration, Metrics()) as cluster:
+            yield cluster
+    finally:
+        await runner.cleanup()
+
+
 async def test_a_followed_object_is_listed_again_when_its_version_is_too_old() -> None:
     """As the API server answers a watch from a version that it has forgotten."""
     lists = 0
@@ -65,19 +84,27 @@ async def test_a_followed_object_is_listed_again_when_its_version_is_too_old() -
         lists += 1
         return web.json_response({"metadata": {"resourceVersion": "1"}, "items": [{"metadata": {"name": str(lists)}}]})
 
-    app = web.Application()
-    app.router.add_get("/{path:.*}", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    configuration = client.Configuration()
-    configuration.host = f"http://127.0.0.1:{runner.addresses[0][1]}"
     seen = []
-    async with Cluster(configuration, Metrics()) as cluster:
+    async with connected(answer) as cluster:
         async for found in cluster.follow(SECRET, "default", "x"):
             assert found is not None
             seen.append(found["metadata"]["name"])
             if len(seen) == 3:
                 break
-    await runner.cleanup()
     assert seen == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize("text", ['{"type": "MODI', f'{{"type": "{"x" * (5 << 20)}"}}\n'], ids=["half", "too long"])
+async def test_a_watch_whose_line_cannot_be_read_is_unavailable(text: str) -> None:
+    """A proxy may end a stream cleanly in the middle of an event."""
+
+    async def answer(request: web.Request) -> web.Response:
+        if "watch" in request.query:
+            return web.Response(text=text)
+        return web.json_response({"metadata": {"resourceVersion": "1"}, "items": []})
+
+    async with connected(answer) as cluster:
+        found = cluster.follow(SECRET, "default", "x")
+        assert await anext(found) is None
+        with pytest.raises(Unavailable, match="watch of secrets"):
+            await anext(found)
