@@ -61,6 +61,11 @@ class BlockTables:
             self._blocks.register(request.block_table[index], hashes[index])
         request.num_registered_blocks = num_full
 
+    def forget(self, request: RequestState) -> None:
+        """Nobody finds its blocks any more: they may hold NaN, which would spread to all who attend over them."""
+        for block in request.block_table:
+            self._blocks.unregister(block)
+
     def release(self, request: RequestState) -> None:
         """Gives its blocks back; the full ones stay findable until they are needed."""
         assert request.num_registered_blocks * self._block_size <= request.num_computed_tokens

@@ -14,14 +14,7 @@ from conveyor_engine.block_tables import BlockTables
 from conveyor_engine.config import EngineConfig
 from conveyor_engine.errors import InvalidRequest, Overloaded
 from conveyor_engine.policy import build_policy
-from conveyor_engine.request import (
-    EngineRequest,
-    EngineStats,
-    FinishReason,
-    ModelFacts,
-    RequestOutput,
-    TokenLogprobs,
-)
+from conveyor_engine.request import EngineRequest, EngineStats, FinishReason, ModelFacts, RequestOutput, TokenLogprobs
 from conveyor_engine.request_state import RequestState
 from conveyor_engine.step import Sampled, StepPlan
 
@@ -240,6 +233,7 @@ class Scheduler:
     def _take_token(self, request: RequestState, token_id: int, logprobs: TokenLogprobs | None) -> None:
         """Appends the token and says so, now or (if the policy holds answers back) when the batch is done."""
         if token_id < 0:
+            self._tables.forget(request)
             self._finish(request, FinishReason.ERROR, "the model's logits are not finite (NaN or infinity)")
             return
         if request.num_output_tokens == 0:
@@ -289,7 +283,7 @@ class Scheduler:
         counters.step_num_tokens = plan.num_tokens
         counters.padding_tokens += plan.num_padding_tokens
         counters.kv_live_token_steps += sum(r.num_computed_tokens for r in self.running)
-        num_blocks = sum(len(r.block_table) for r in self.running) + sum(len(r.block_table) for r in self.held)
+        num_blocks = sum(len(r.block_table) for r in self.running + self.held)
         counters.kv_allocated_token_steps += num_blocks * self._block_size
 
     def _leave_batch(self, request: RequestState) -> None:

@@ -87,6 +87,23 @@ def test_one_broken_token_does_not_condemn_a_model(reference: GetReference, tmp_
     assert run(core)["a"][-1].finish_reason == FinishReason.LENGTH
 
 
+def test_a_prompt_with_a_broken_token_does_not_break_those_that_begin_like_it(
+    reference: GetReference, tmp_path: Path
+) -> None:
+    directory = shutil.copytree(reference("llama").directory, tmp_path / "broken")
+    broken, other = 7, 8
+    break_weights(directory, "model.embed_tokens.weight", broken)
+    core = reference("llama").make_core(model=str(directory))
+    prefix = list(range(100, 120))
+    add(core, "alone", [*prefix, other])
+    answer = tokens_of(run(core)["alone"])
+    core = reference("llama").make_core(model=str(directory))
+    add(core, "broken", [*prefix, broken])
+    assert run(core)["broken"][-1].finish_reason == FinishReason.ERROR
+    add(core, "after it", [*prefix, other])
+    assert tokens_of(run(core)["after it"]) == answer
+
+
 def test_an_end_of_sequence_token_beyond_the_vocabulary_disturbs_nobody(
     reference: GetReference, tmp_path: Path
 ) -> None:

@@ -269,6 +269,16 @@ def test_logits_that_are_not_finite_end_the_request_with_an_error() -> None:
     assert "not finite" in (output.message or "")
 
 
+def test_nobody_shares_the_blocks_of_a_request_whose_logits_were_not_finite() -> None:
+    scheduler = make_scheduler()
+    scheduler.add_request(make_request("a", 12))
+    run_step(scheduler, token_id=-1)
+    scheduler.add_request(make_request("b", 13))
+    run_step(scheduler)
+    scheduler.blocks.check([r.block_table for r in scheduler.running])
+    assert scheduler.stats().prefix_cache_hit_tokens == 0
+
+
 def test_the_next_wakeup_is_the_end_of_the_window_or_now_when_draining() -> None:
     scheduler = make_scheduler("dynamic", batching_window_seconds=10.0)
     assert scheduler.next_wakeup(0.0) is None
