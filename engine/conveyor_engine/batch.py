@@ -1,7 +1,7 @@
 """Turns a step plan into packed tensors: token ids, positions, slots, block tables.
 
 Used by `model_runner` once per step. Everything is built in numpy on the host, per step rather than per request
-where it can be, and copied to the device once. Knows plans and metadata, not models.
+where it can be, and copied to the device array by array. Knows plans and metadata, not models.
 """
 
 from dataclasses import dataclass
@@ -72,7 +72,7 @@ class BatchBuilder:
         )
 
     def _block_tables(self, requests: list[RequestState], seq_lens: Int32) -> Int32:
-        """(num_seqs, as wide as the longest needs); only blocks that are new since the last step are copied."""
+        """(num_seqs, as wide as the longest needs), a copy; into the array it is of, only new blocks are written."""
         for request in requests:
             row, table = request.row, request.block_table
             if self._known[row] is not table:  # admitted since: each admission makes a new list

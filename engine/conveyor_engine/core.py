@@ -1,6 +1,6 @@
 """The engine on one screen: requests in, one step at a time, tokens out.
 
-Driven by the engine process's loop (`async_engine`), the benchmark and the tests. Single-threaded: no call
+Driven by the engine process's loop (`engine_process`), the benchmark and the tests. Single-threaded: no call
 may overlap another. Knows neither HTTP nor processes; `scheduler` decides, `model_runner` computes.
 """
 
