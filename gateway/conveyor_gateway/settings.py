@@ -6,6 +6,7 @@ What concerns one service (queue limit, time-outs) is not here: it comes with it
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from conveyor_api.kubeconfig import KUBECONFIG_MEANING
 from conveyor_api.names import GATEWAY_ADMIN_PORT, GATEWAY_PORT, SYSTEM_NAMESPACE
 from conveyor_api.settings import (
     HOSTS,
@@ -30,7 +31,7 @@ class Settings:
     host: str = setting("", "address to listen on; empty for every address", TEXT)
     port: int = setting(GATEWAY_PORT, "port of the API that clients use; 0: any free one", PORT)
     admin_port: int = setting(GATEWAY_ADMIN_PORT, "port of /demand, /metrics, /healthz and /readyz", PORT)
-    kubeconfig: str = setting("", "kubeconfig file; empty for the pod's ServiceAccount", TEXT)
+    kubeconfig: str = setting("", KUBECONFIG_MEANING, TEXT)
     watch_namespaces: tuple[str, ...] = setting(
         (), "namespaces whose InferenceServices are served; empty for all", NAMESPACES
     )

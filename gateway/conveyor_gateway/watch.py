@@ -23,7 +23,7 @@ import aiohttp
 from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
 
-from conveyor_api.settings import SettingsError
+from conveyor_api.kubeconfig import UNREADABLE, find_kubeconfig, no_kubernetes
 
 Json = dict[str, Any]
 
@@ -92,17 +92,16 @@ class _WatchFailed(Exception):
 
 @asynccontextmanager
 async def connect(kubeconfig: str) -> AsyncIterator[ApiClient]:
-    """A client of the API server: of `kubeconfig`, else of the pod, else of $KUBECONFIG or ~/.kube/config."""
+    """A client of the API server, by the rule of `conveyor_api.kubeconfig`. Raises SettingsError."""
     configuration = Configuration()
-    if kubeconfig and not os.path.isfile(kubeconfig):  # noqa: ASYNC240  once, before anything else runs
-        raise SettingsError(f"no Kubernetes to talk to: {kubeconfig} is no file; set --kubeconfig")
+    path = find_kubeconfig(kubeconfig, os.environ)
     try:
-        if not kubeconfig and "KUBERNETES_SERVICE_HOST" in os.environ:
-            config.load_incluster_config(client_configuration=configuration)
+        if path:
+            await config.load_kube_config(path, client_configuration=configuration, persist_config=False)
         else:
-            await config.load_kube_config(kubeconfig or None, client_configuration=configuration)
-    except (config.ConfigException, OSError) as error:
-        raise SettingsError(f"no Kubernetes to talk to: {error}; set --kubeconfig") from error
+            config.load_incluster_config(client_configuration=configuration)
+    except (config.ConfigException, *UNREADABLE) as error:
+        raise no_kubernetes(path, error) from error
     async with ApiClient(configuration) as client:
         yield client
 

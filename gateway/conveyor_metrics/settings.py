@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from conveyor_api.kubeconfig import KUBECONFIG_MEANING
 from conveyor_api.names import GATEWAY_ADMIN_SERVICE, METRICS_ADMIN_PORT, METRICS_PORT, SYSTEM_NAMESPACE
 from conveyor_api.settings import LOG_LEVEL, PORT, TEXT, Kind, Program, seconds, setting
 
@@ -28,7 +29,7 @@ class Settings:
     host: str = setting("", "address to listen on; empty for every address", TEXT)
     https_port: int = setting(METRICS_PORT, "port of the custom.metrics.k8s.io API; 0: any free one", PORT)
     health_port: int = setting(METRICS_ADMIN_PORT, "plain port of /livez, /readyz and /metrics", PORT)
-    kubeconfig: str = setting("", "kubeconfig file; empty for the pod's ServiceAccount", TEXT)
+    kubeconfig: str = setting("", KUBECONFIG_MEANING, TEXT)
     log_level: str = setting("INFO", "least level of the log", LOG_LEVEL)
 
 

@@ -5,21 +5,28 @@ Kopf and the client library take seconds to import, so that happens after the fl
 
 import asyncio
 import logging
+import os
 import signal
 import sys
 
 from conveyor_api.log import set_up_log
+from conveyor_api.settings import SettingsError
 from conveyor_operator.settings import Settings, parse_settings
 
 logger = logging.getLogger("conveyor_operator")
 
 
-def main() -> None:
-    """Returns after SIGTERM or SIGINT; an exception, so code 1, when it cannot go on and wants to be restarted."""
-    settings = parse_settings(sys.argv[1:])
-    set_up_log(settings.log_level)
-    logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # one line per handler call otherwise
-    asyncio.run(_run(settings))
+def main() -> int:
+    """0 after SIGTERM or SIGINT, 2 for settings that cannot be used; raises, so code 1, what ends it otherwise."""
+    try:
+        settings = parse_settings(sys.argv[1:], os.environ)
+        set_up_log(settings.log_level)
+        logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # one line per handler call otherwise
+        asyncio.run(_run(settings))
+    except SettingsError as error:
+        print(f"python -m conveyor_operator: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 async def _run(settings: Settings) -> None:
@@ -34,4 +41,4 @@ async def _run(settings: Settings) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -18,13 +18,13 @@ from kubernetes.aio import client, config
 from kubernetes.aio.client.exceptions import ApiException
 from kubernetes.aio.dynamic import DynamicClient
 
+from conveyor_api.kubeconfig import UNREADABLE, find_kubeconfig, no_kubernetes
 from conveyor_operator.errors import ApiError, Conflict, Refused, Unavailable
 from conveyor_operator.kinds import Kind
 from conveyor_operator.metrics import Metrics
 
 Object = dict[str, Any]
 
-_DEFAULT_KUBECONFIG = os.path.expanduser("~/.kube/config")
 _TIMEOUT = aiohttp.ClientTimeout(total=30)
 _WATCH_SECONDS = 540  # the server ends a watch after this time; a silent death is noticed a little later
 _WATCH_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=10, sock_read=_WATCH_SECONDS + 30)
@@ -35,14 +35,17 @@ _JSON = "application/json"
 _METADATA_LIST = f"{_JSON};as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
 
-async def load_configuration(kubeconfig: str | None) -> Any:
-    """Credentials: that kubeconfig file, else the pod's service account, else ~/.kube/config."""
+async def load_configuration(kubeconfig: str) -> Any:
+    """Credentials, by the rule of `conveyor_api.kubeconfig`. Raises SettingsError."""
     configuration = client.Configuration()
-    if kubeconfig is None and os.environ.get("KUBERNETES_SERVICE_HOST"):
-        config.load_incluster_config(client_configuration=configuration)
-    else:
-        path = kubeconfig or _DEFAULT_KUBECONFIG
-        await config.load_kube_config(config_file=path, client_configuration=configuration, persist_config=False)
+    path = find_kubeconfig(kubeconfig, os.environ)
+    try:
+        if path:
+            await config.load_kube_config(path, client_configuration=configuration, persist_config=False)
+        else:
+            config.load_incluster_config(client_configuration=configuration)
+    except (config.ConfigException, *UNREADABLE) as error:
+        raise no_kubernetes(path, error) from error
     return configuration
 
 

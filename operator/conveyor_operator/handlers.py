@@ -48,7 +48,7 @@ _PROJECTIONS: dict[Kind, _Projection] = {
 
 
 def build_registry(
-    store: Store, workers: Workers, resync: Resync, kubeconfig: str | None, end: Callable[[], Awaitable[None]]
+    store: Store, workers: Workers, resync: Resync, kubeconfig: str, end: Callable[[], Awaitable[None]]
 ) -> kopf.OperatorRegistry:
     """All handlers of the operator; Kopf awaits `end` when it stops."""
     registry = kopf.OperatorRegistry()
@@ -136,7 +136,7 @@ def _register(
     kopf.on.event(group=group, version=version, plural=plural, labels=labels, registry=registry)(mark)
 
 
-def _build_login(kubeconfig: str | None) -> Callable[..., Awaitable[kopf.ConnectionInfo]]:
+def _build_login(kubeconfig: str) -> Callable[..., Awaitable[kopf.ConnectionInfo]]:
     async def login(**_: Any) -> kopf.ConnectionInfo:
         """The same credentials as `cluster`, read anew whenever Kopf finds that its own have ended."""
         found = await load_configuration(kubeconfig)

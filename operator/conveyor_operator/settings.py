@@ -1,10 +1,10 @@
 """How the operator is told what to do (`conveyor_api.settings` reads it). Parsed once, by `__main__`, and passed on."""
 
-import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from conveyor_api import names
+from conveyor_api.kubeconfig import KUBECONFIG_MEANING
 from conveyor_api.settings import (
     LOG_LEVEL,
     NAMESPACES,
@@ -13,13 +13,11 @@ from conveyor_api.settings import (
     TRUE_OR_FALSE,
     Kind,
     Program,
-    SettingsError,
     seconds,
     setting,
     whole_number,
 )
 
-_FILE: Kind[str | None] = Kind("a path", lambda text: text or None)
 _URL = Kind("a URL", lambda text: text.rstrip("/"))
 
 
@@ -33,9 +31,7 @@ class Settings:
     cluster_domain: str = setting(names.CLUSTER_DOMAIN, "the cluster's DNS domain", TEXT)
     gateway_url: str = setting("", "where clients reach the gateway, for status.url; empty: its Service", _URL)
     metrics_api: bool = setting(True, "look after the metrics server's certificate and APIServices", TRUE_OR_FALSE)
-    kubeconfig: str | None = setting(
-        None, "kubeconfig file; empty: that of $KUBECONFIG, or the pod's ServiceAccount", _FILE
-    )
+    kubeconfig: str = setting("", KUBECONFIG_MEANING, TEXT)
     admin_address: str = setting("0.0.0.0", "address of /livez, /readyz and /metrics", TEXT)
     admin_port: int = setting(names.OPERATOR_ADMIN_PORT, "port of these; 0: any free one", PORT)
     workers: int = setting(8, "services reconciled at once", whole_number(1, 1000))
@@ -63,10 +59,6 @@ PROGRAM = Program(
 )
 
 
-def parse_settings(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> Settings:
-    """Exits with a message and code 2 if a flag or variable is wrong."""
-    try:
-        settings = PROGRAM.parse(arguments, environment)
-    except SettingsError as error:
-        PROGRAM.parser().error(str(error))
-    return replace(settings, kubeconfig=settings.kubeconfig or environment.get("KUBECONFIG") or None)
+def parse_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
+    """Raises SettingsError; `--help` and unknown flags end the process, as argparse does."""
+    return PROGRAM.parse(arguments, environment)

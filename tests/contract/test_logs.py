@@ -8,7 +8,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-import yaml
 
 LINE = re.compile(r"time=(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z) level=[A-Z]+ \S+=\S+")
 PROCESSES = {
@@ -16,19 +15,6 @@ PROCESSES = {
     "conveyor_gateway": ["--port=0", "--admin-port=0"],
     "conveyor_metrics": ["--https-port=0", "--health-port=0"],
 }
-
-
-@pytest.fixture
-def nowhere(tmp_path: Path) -> Path:
-    """A kubeconfig without a server behind it: a process that starts with it lives, and logs that it waits."""
-    entries = {
-        "clusters": [{"name": "a", "cluster": {"server": "http://127.0.0.1:9"}}],
-        "contexts": [{"name": "a", "context": {"cluster": "a", "user": "a"}}],
-        "users": [{"name": "a", "user": {}}],
-    }
-    path = tmp_path / "kubeconfig"
-    path.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "Config", "current-context": "a", **entries}))
-    return path
 
 
 @pytest.mark.parametrize("module", PROCESSES)

@@ -171,10 +171,15 @@ def run(*flags: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_a_wrong_flag_ends_the_process_with_code_2() -> None:
-    done = run("--workers=none")
+@pytest.mark.parametrize(
+    ("flag", "words"),
+    [("--workers=none", "workers is 'none'"), ("--kubeconfig=/nonexistent", "/nonexistent is no file")],
+)
+def test_settings_that_cannot_be_used_end_the_process_with_one_sentence(flag: str, words: str) -> None:
+    done = run(flag)
     assert done.returncode == 2
-    assert "--workers" in done.stderr
+    assert words in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_help_names_every_flag() -> None:

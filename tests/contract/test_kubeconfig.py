@@ -1,0 +1,44 @@
+"""The operator, the gateway and the metrics server, which connects as the gateway does, find the same cluster."""
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from conveyor_api.settings import SettingsError
+from conveyor_gateway.watch import connect
+from conveyor_operator.cluster import load_configuration
+
+
+async def operator_host(kubeconfig: str) -> str:
+    return str((await load_configuration(kubeconfig)).host)
+
+
+async def gateway_host(kubeconfig: str) -> str:
+    async with connect(kubeconfig) as client:
+        return str(client.configuration.host)
+
+
+each = pytest.mark.parametrize("find_host", [operator_host, gateway_host])
+FindHost = Callable[[str], Awaitable[str]]
+
+
+@each
+async def test_a_kubeconfig_variable_wins_over_the_pods_account(
+    find_host: FindHost, nowhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    monkeypatch.setenv("KUBECONFIG", str(nowhere))
+    assert await find_host("") == "http://127.0.0.1:9"
+
+
+@each
+@pytest.mark.parametrize("text", ["", "no kubeconfig", "a: [", "kind: Config"])
+async def test_a_file_that_is_no_kubeconfig_is_refused_with_one_sentence(
+    text: str, find_host: FindHost, tmp_path: Path
+) -> None:
+    path = tmp_path / "kubeconfig"
+    path.write_text(text)
+    with pytest.raises(SettingsError, match=rf"^no Kubernetes to talk to: {path}: .*; set --kubeconfig$"):
+        await find_host(str(path))
