@@ -32,7 +32,7 @@ _OLD_AUTHORITIES = 2  # a rotation that was interrupted by another one leaves th
 _LONGEST_SLEEP = timedelta(hours=6)  # a clock that is set forward is noticed; waking up costs no call
 
 
-def utc_now() -> datetime:
+def _utc_now() -> datetime:
     return datetime.now(UTC)
 
 
@@ -46,7 +46,7 @@ class MetricsApiKeeper:
         system_namespace: str,
         cluster_domain: str,
         on_owner_change: Callable[[], None],
-        now: Callable[[], datetime] = utc_now,
+        now: Callable[[], datetime] = _utc_now,
     ) -> None:
         self._cluster = cluster
         self._metrics = metrics

@@ -20,7 +20,7 @@ _STUCK_SECONDS = 300.0
 
 
 class Health:
-    """What the probes answer with; the parts of the process write it, `serve` reads it."""
+    """What the probes answer with; `process` writes it, `HealthServer` reads it."""
 
     def __init__(self, longest_run_seconds: Callable[[], float]) -> None:
         self._longest_run_seconds = longest_run_seconds

@@ -1,6 +1,6 @@
 """The operator's Prometheus metrics: every name once.
 
-Written by `cluster`, `workers` and `reconcile`, served by `health`. Holds no state but the counters.
+Written by `cluster`, `workers` and `apiservice`, served by `health`. Holds no state but the counters.
 """
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram

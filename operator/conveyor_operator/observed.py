@@ -1,7 +1,7 @@
 """What the operator remembers of the objects it watches: small frozen values instead of whole objects.
 
-`handlers` projects every watched object with `observe_*` into Kopf's indexes; `plan`, `replicas` and `status` read
-the result. Pure: dictionaries in, dataclasses out. Must not call anything.
+`handlers` projects every watched object with `observe_*` into the `store`; `reconcile` and the pure parts that it asks
+read the result. Dictionaries in, dataclasses out. Must not call anything.
 """
 
 import hashlib

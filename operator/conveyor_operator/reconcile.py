@@ -11,14 +11,13 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from conveyor_api import names
 from conveyor_api.conditions import Reason
 from conveyor_api.errors import InvalidResource
 from conveyor_api.resource import InferenceService
-from conveyor_operator.apiservice import utc_now
 from conveyor_operator.cluster import Cluster
 from conveyor_operator.conditions import Situation
 from conveyor_operator.errors import ApiError, Refused
@@ -98,13 +97,11 @@ class Reconciler:
         store: Store,
         settings: Settings,
         metrics_api: Callable[[], MetricsApi],
-        now: Callable[[], datetime] = utc_now,
     ) -> None:
         self._cluster = cluster
         self._store = store
         self._settings = settings
         self._metrics_api = metrics_api
-        self._now = now
         self._memories: dict[Key, _Memory] = {}
 
     async def reconcile(self, key: Key) -> bool:
@@ -220,12 +217,12 @@ class Reconciler:
         url = self._settings.service_url(service.namespace, service.name)
         situation = Situation(service.spec, work.observed, tuple(work.obstacles), self._metrics_api())
         previous = self._previous_status(body, work.memory)
-        status = build_status(service, situation, Written(url, work.image), previous, self._now())
+        status = build_status(service, situation, Written(url, work.image), previous, datetime.now(UTC))
         await self._write(body, work.memory, previous, status)
 
     async def _write_invalid(self, body: Object, memory: _Memory, message: str) -> None:
         previous = self._previous_status(body, memory)
-        status = build_invalid_status(message, int(body["metadata"]["generation"]), previous, self._now())
+        status = build_invalid_status(message, int(body["metadata"]["generation"]), previous, datetime.now(UTC))
         await self._write(body, memory, previous, status)
 
     async def _write(self, body: Object, memory: _Memory, previous: Object, status: Object) -> None:
@@ -249,7 +246,7 @@ class Reconciler:
         memory.status, memory.status_version = written.get("status") or {}, metadata["resourceVersion"]
         for transition in find_transitions(previous, status):
             try:
-                await self._cluster.create(EVENT, build_event(body, transition, self._now()))
+                await self._cluster.create(EVENT, build_event(body, transition, datetime.now(UTC)))
             except Refused as error:
                 logger.warning(
                     "event refused key=%s error=%r", f"{metadata['namespace']}/{metadata['name']}", error.message

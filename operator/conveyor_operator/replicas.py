@@ -1,4 +1,4 @@
-"""Who sets the Deployment's replicas, and how the field changes hands without losing a pod. Pure; used by `plan`.
+"""Who sets the Deployment's replicas, and how the field changes hands without losing a pod. Pure; used by `reconcile`.
 
 Fixed (no `autoscaling`, or provider None): the operator owns the field and sends a number. Autoscaled: the HPA owns
 it, and the operator never sends it.
