@@ -48,7 +48,8 @@ class Drain(ApiModel):
     """How a pod ends."""
 
     timeout_seconds: Annotated[int, Field(ge=0, le=3600)] = 120
-    """Time for running requests to finish after the pod is told to stop."""
+    """Time for running requests to finish after the pod is told to stop; then they are cut off. Set it to the longest
+    answer that must survive a scale-down or a rollout."""
 
 
 class InferenceServiceSpec(ApiModel):
