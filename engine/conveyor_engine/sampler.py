@@ -15,7 +15,7 @@ from conveyor_engine.request import SamplingParams, TokenLogprobs
 from conveyor_engine.request_state import RequestState
 from conveyor_engine.step import Sampled
 
-TOP_P_CANDIDATES = 256  # top_p looks at these many tokens first, and sorts the vocabulary only if they are not enough
+CANDIDATES = 256  # the best tokens, looked at first; the vocabulary is sorted only for rows that these do not serve
 _SORTED_AT_ONCE = 32  # rows; sorting takes several times the memory of what is sorted
 _GREEDY_BELOW = 1e-5  # temperature; vLLM's limit: float32 cannot divide by much less
 _LEAST_TOP_P = 1e-6  # keeps the best token alone, as any smaller one does, and is not 0 in float32
@@ -29,8 +29,6 @@ class _Cuts:
 
     top_k: torch.Tensor  # int64 (rows, 1), the vocabulary's size where off
     top_p: torch.Tensor  # float32 (rows, 1), 1 where off
-    reach: torch.Tensor  # int64 (rows, 1), how many of the best tokens suffice: top_k, or enough for most top_p
-    num_candidates: int  # the largest reach
 
 
 @dataclass(slots=True)
@@ -151,12 +149,9 @@ def _build_cuts(params: list[SamplingParams], vocab_size: int, device: torch.dev
     top_p = [max(p.top_p, _LEAST_TOP_P) for p in params]
     if top_k[0] == vocab_size and top_p[0] >= 1:
         return None
-    reach = [k if k < vocab_size else min(TOP_P_CANDIDATES, vocab_size) for k in top_k]
     return _Cuts(
         top_k=torch.tensor(top_k, device=device)[:, None],
         top_p=torch.tensor(top_p, dtype=torch.float32, device=device)[:, None],
-        reach=torch.tensor(reach, device=device)[:, None],
-        num_candidates=max(reach),
     )
 
 
@@ -191,7 +186,7 @@ def _draw(logits: torch.Tensor, best: torch.Tensor, draw: _Draw, uniforms: torch
     drawn, enough = _draw_among_the_best(weights, cuts, uniforms)
     if not bool(enough.all()):
         for rest in torch.split((~enough).nonzero().squeeze(1), _SORTED_AT_ONCE):
-            drawn[rest] = _draw_among_all(weights[rest], cuts.top_p[rest], uniforms[rest])
+            drawn[rest] = _draw_among_all(weights[rest], cuts.top_k[rest], cuts.top_p[rest], uniforms[rest])
     return drawn
 
 
@@ -200,22 +195,36 @@ def _draw_among_the_best(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """A token per row, and whether the row's cuts lie within the best tokens looked at: bool (rows,).
 
-    top_p is of what top_k has left.
+    top_p is of what top_k has left. How many are looked at is the same for all rows: which of equal tokens `topk` finds
+    depends on it.
     """
-    best, token_ids = weights.topk(cuts.num_candidates, dim=-1)
-    best = best.masked_fill(torch.arange(cuts.num_candidates, device=weights.device) >= cuts.reach, 0.0)
+    vocab_size = weights.shape[1]
+    num_candidates = min(CANDIDATES, vocab_size)
+    best, token_ids = weights.topk(num_candidates, dim=-1)
+    best.masked_fill_(torch.arange(num_candidates, device=weights.device) >= cuts.top_k, 0.0)
     cumulative = best.cumsum(-1)
-    cut_by_k = cuts.top_k < weights.shape[1]
-    total = torch.where(cut_by_k, cumulative[:, -1:], weights.sum(-1, keepdim=True))
-    enough = cut_by_k | (cumulative[:, -1:] >= cuts.top_p * total)
+    cut_by_k = cuts.top_k <= num_candidates
+    total = torch.where(cut_by_k, cumulative[:, -1:], _sum(weights))
+    enough = cut_by_k | (cuts.top_k == vocab_size) & (cumulative[:, -1:] >= cuts.top_p * total)
     kept = best.masked_fill(cumulative - best >= cuts.top_p * total, 0.0)
     choice = _invert(kept, uniforms)
     return token_ids.gather(1, choice[:, None]).squeeze(1), enough.squeeze(1)
 
 
-def _draw_among_all(weights: torch.Tensor, top_p: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """A token per row, for rows with no top_k. Tokens that tie with the last one that top_p keeps are kept too."""
+def _sum(weights: torch.Tensor) -> torch.Tensor:
+    """Each row's sum, (rows, 1). Block by block: a long row that is alone is rounded otherwise by torch."""
+    num_blocks = weights.shape[1] // _BLOCK
+    whole = num_blocks * _BLOCK
+    sums = weights[:, :whole].view(len(weights), num_blocks, _BLOCK).sum(-1)
+    return torch.cat([sums, weights[:, whole:]], 1).sum(-1, keepdim=True)
+
+
+def _draw_among_all(
+    weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, uniforms: torch.Tensor
+) -> torch.Tensor:
+    """A token per row. Tokens that tie with the last one that the cuts keep are kept too."""
     descending = _sort_descending(weights)
+    descending.masked_fill_(torch.arange(weights.shape[1], device=weights.device) >= top_k, 0.0)
     cumulative = descending.cumsum(-1)
     kept = cumulative - descending < top_p * cumulative[:, -1:]
     last = descending.gather(1, kept.sum(-1, keepdim=True).clamp_min(1) - 1)

@@ -55,7 +55,7 @@ def test_the_best_token_of_a_large_vocabulary_is_found_wherever_it_is(vocab_size
     assert sampler().sample(logits, [make_state(temperature=0) for _ in best]).token_ids == best
 
 
-@pytest.mark.parametrize("params", [{}, {"top_p": 0.999}, {"top_p": 0.5}, {"top_k": 300, "top_p": 0.9}])
+@pytest.mark.parametrize("params", [{}, {"top_p": 0.999}, {"top_p": 0.5}, {"top_k": 300}, {"top_k": 300, "top_p": 0.9}])
 @pytest.mark.parametrize("vocab_size", [640, 600])
 def test_large_vocabularies_are_drawn_from_with_the_right_frequencies(vocab_size: int, params: dict[str, Any]) -> None:
     torch.manual_seed(0)
@@ -126,30 +126,58 @@ def test_only_rows_that_choose_at_random_are_weighed(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("candidates", [1, 2, 256])
-def test_top_p_beyond_the_first_candidates_looks_at_the_whole_vocabulary(
+def test_cuts_beyond_the_first_candidates_look_at_the_whole_vocabulary(
     monkeypatch: pytest.MonkeyPatch, candidates: int
 ) -> None:
-    monkeypatch.setattr(sampler_module, "TOP_P_CANDIDATES", candidates)
+    monkeypatch.setattr(sampler_module, "CANDIDATES", candidates)
     assert frequencies(top_p=0.86) == expected(0.4, 0.3, 0.15, 0.1, 0)
+    assert frequencies(top_k=4, top_p=0.72) == expected(0.4, 0.3, 0, 0, 0), "of all tokens the first two are 0.7"
 
 
-@pytest.mark.parametrize("params", [{}, {"top_p": 0.9}, {"top_k": 3}, {"top_k": 4, "top_p": 0.9, "temperature": 0.7}])
+def test_a_large_top_k_makes_nobody_else_look_at_more_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at: list[tuple[int, ...]] = []
+    topk, sort = torch.Tensor.topk, sampler_module._sort_descending
+    monkeypatch.setattr(torch.Tensor, "topk", lambda x, k, **by: (looked_at.append((len(x), k)), topk(x, k, **by))[1])
+    monkeypatch.setattr(sampler_module, "_sort_descending", lambda x: (looked_at.append(tuple(x.shape)), sort(x))[1])
+    rows = [make_state(top_k=5000), make_state(top_k=5), make_state(top_p=0.1), make_state()]
+    sampler().sample(torch.randn(4, 6000) * 3, rows)
+    assert looked_at == [(3, 256), (1, 6000)]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [{}, {"top_p": 0.5}, {"top_p": 0.9}, {"top_k": 50}, {"top_k": 5000}, {"top_k": 4, "temperature": 0.7}],
+)
 def test_a_seed_repeats_its_tokens_whatever_else_is_in_the_batch(params: dict[str, Any]) -> None:
     torch.manual_seed(0)
-    logits = torch.randn(40, 500)
+    logits = (torch.randn(40, 32_000) * 3 * 16).round() / 16  # many equal ones, as in bfloat16
 
     def draw(neighbours: int) -> list[int]:
         state, tokens = make_state(seed=7, **params), []
         for step in range(40):
-            others = [make_state(seed=1000 + step, top_p=0.5) for _ in range(neighbours)]
-            batch = torch.cat([logits[step : step + 1], torch.randn(neighbours, 500)])
+            others = [make_state(seed=1000 + step, top_k=300 * i, top_p=0.5) for i in range(neighbours)]
+            batch = torch.cat([logits[step : step + 1], torch.randn(neighbours, 32_000)])
             tokens.append(sampler().sample(batch, [state, *others]).token_ids[0])
             state.token_ids.append(tokens[-1])
         return tokens
 
     alone = draw(0)
-    assert draw(5) == alone
+    assert draw(3) == alone
     assert len(set(alone)) > 10
+
+
+@pytest.mark.parametrize("vocab_size", [151_936, 50_257, 100])
+def test_a_rows_sum_is_the_same_to_the_bit_whatever_else_is_in_the_batch(vocab_size: int) -> None:
+    torch.manual_seed(0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for _ in range(10):
+            weights = torch.rand(2, vocab_size)
+            assert torch.equal(sampler_module._sum(weights)[:1], sampler_module._sum(weights[:1]))
+    finally:
+        torch.set_num_threads(threads)
+    assert sampler_module._sum(weights).squeeze(1).tolist() == pytest.approx(weights.double().sum(-1).tolist())
 
 
 def test_without_a_seed_two_requests_differ() -> None:
