@@ -1,93 +1,19 @@
 """`fetch` against a hub that speaks the real protocol."""
 
 import json
-import os
 import re
 import shutil
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
-from tests.engine.processes import environment
+from tests.engine.fetch.hubs import NOWHERE, WEIGHTS, Fetch, running_hub, start_fetch, write_repository
 
 from conveyor_engine.errors import ModelError, StartError
-from conveyor_engine.fetch import MARKER, fetch
+from conveyor_engine.fetch import MARKER
 from e2e.hub.repository import Repository
-from e2e.hub.server import Faults, Hub
-
-NOWHERE = "http://127.0.0.1:9"
-WEIGHTS = "model.safetensors"
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    """The hub's folder, with the repository `org/tiny` in it."""
-    folder = tmp_path / "hub"
-    write_repository(folder / "org" / "tiny")
-    return folder
-
-
-def write_repository(folder: Path, weights_bytes: int = 300_000) -> None:
-    """Files as of a model; their content does not matter here."""
-    folder.mkdir(parents=True)
-    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"):
-        (folder / name).write_text(json.dumps({"name": name}))
-    (folder / WEIGHTS).write_bytes(bytes(range(256)) * (weights_bytes // 256))
-    (folder / "modeling_tiny.py").write_text("raise SystemExit('code of a model is never fetched')")
-    (folder / "pytorch_model.bin").write_bytes(b"pickle")
-    (folder / "onnx").mkdir()
-    (folder / "onnx" / WEIGHTS).write_bytes(b"other")
-
-
-@contextmanager
-def running_hub(root: Path, token: str | None = None, **faults: Any) -> Iterator[Hub]:
-    """Served from a thread; `requests` on it are its log."""
-    hub = Hub(("127.0.0.1", 0), root, token, Faults(**faults))
-    thread = threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    yield hub
-    hub.shutdown()
-    thread.join()
-    hub.server_close()
-
-
-@pytest.fixture
-def hub(root: Path) -> Iterator[Hub]:
-    with running_hub(root) as started:
-        yield started
-
-
-@pytest.fixture
-def fetch_from(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """`fetch` in this process, from this hub, with this token."""
-
-    def run(hub_url: str, uri: str, target: Path, token: str = "") -> None:
-        monkeypatch.setenv("HF_ENDPOINT", hub_url)
-        monkeypatch.setenv("HF_TOKEN", token)
-        fetch(uri, str(target))
-
-    return run
-
-
-def start_fetch(hub_url: str, uri: str, target: Path) -> subprocess.Popen[str]:
-    """`python -m conveyor_engine fetch`, its termination message beside the models."""
-    command = [sys.executable, "-m", "conveyor_engine", "fetch", "--uri", uri, "--target", str(target)]
-    variables = {"HF_ENDPOINT": hub_url, "TERMINATION_LOG": str(target.parent.parent / "termination")}
-    return subprocess.Popen(command, env=environment(**variables), stderr=subprocess.PIPE, text=True)
-
-
-@pytest.fixture
-def target(tmp_path: Path) -> Path:
-    return tmp_path / "models" / "tiny"
-
-
-Fetch = Callable[..., None]
+from e2e.hub.server import Hub
 
 
 def test_only_what_the_engine_loads_is_fetched_and_marked(
@@ -150,36 +76,6 @@ def test_a_wrong_checksum_is_refused_and_the_file_deleted(
     assert not list(target.parent.rglob(f"{name}*"))
     with running_hub(root) as hub:
         fetch_from(hub.url, "hf://org/tiny", target)
-
-
-def test_a_killed_fetch_is_resumed_where_it_ended(fetch_from: Fetch, root: Path, target: Path) -> None:
-    content = os.urandom(24_000_000)  # huggingface_hub writes 10 MiB at a time
-    (root / "org/tiny" / WEIGHTS).write_bytes(content)
-    partial = target.with_name(f".{target.name}.partial")
-    with running_hub(root, bytes_per_second=20e6) as hub:
-        process = start_fetch(hub.url, "hf://org/tiny", target)
-        while not any(path.stat().st_size for path in partial.glob(f"{WEIGHTS}*.unfinished")):
-            assert process.poll() is None, process.communicate()
-            time.sleep(0.01)
-        process.kill()
-        process.communicate()
-    (present,) = (path.stat().st_size for path in partial.glob("*.unfinished"))
-    assert 0 < present < len(content)
-    with running_hub(root) as hub:
-        fetch_from(hub.url, "hf://org/tiny", target)
-        gets = [request for request in hub.requests if request.method == "GET" and "/resolve/" in request.path]
-        assert [request.range for request in gets] == [f"bytes={present}-"]  # and what was complete, not at all
-    assert (target / WEIGHTS).read_bytes() == content
-
-
-def test_two_fetches_at_once_share_the_work(root: Path, target: Path) -> None:
-    with running_hub(root, bytes_per_second=200_000) as hub:
-        both = [start_fetch(hub.url, "hf://org/tiny", target) for _ in "ab"]
-        logs = [process.communicate(timeout=200)[1] for process in both]
-        assert [process.returncode for process in both] == [0, 0], logs
-        assert len([r for r in hub.requests if r.method == "GET" and "/resolve/" in r.path]) == 5
-    assert sum("event=model_complete_already" in log for log in logs) == 1
-    assert sum("event=model_fetched" in log for log in logs) == 1
 
 
 @pytest.mark.parametrize(
