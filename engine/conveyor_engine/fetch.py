@@ -71,7 +71,6 @@ def _fetch_once(uri: str, repository: str, revision: str, directory: Path) -> No
         partial = directory.with_name(f".{directory.name}.partial")
         partial.mkdir(exist_ok=True)
         files = _fetch_files(model, partial)
-        _remove_strangers(partial, files)
         _write_marker(partial, uri, model, files)
         if directory.exists():
             shutil.rmtree(directory)  # without a marker: not ours to trust
@@ -109,18 +108,35 @@ def _fetch_files(model: HubModel, partial: Path) -> list[HubFile]:
     by_name = {file.name: file for file in model.files}
     if "config.json" not in by_name:
         raise ModelError(f"{model} has no config.json: it is not a transformers model")
+    good = {file for file in model.files if _is_good(file, partial / file.name)}
+    _remove_strangers(partial, model.files, good)
     index = [by_name[_INDEX]] if _INDEX in by_name else []
-    for file in index:
-        _fetch_file(model, file, partial)
+    _fetch_missing(model, [file for file in index if file not in good], partial)
+    good.update(index)
     files = index + choose_files(model, _weights_of_index(partial) if index else None)
-    missing = sum(file.size for file in files if not _is_good(file, partial / file.name))
+    _remove_strangers(partial, files, good)
+    _fetch_missing(model, [file for file in files if file not in good], partial)
+    return files
+
+
+def _remove_strangers(partial: Path, files: Iterable[HubFile], good: set[HubFile]) -> None:
+    """What `files` have no use for, as another commit's, so that it takes no room. Nobody serves from `partial`."""
+    of_use = {file.name if file in good else _unfinished_name(file) for file in files}
+    for path in partial.iterdir():
+        if path.name not in of_use:
+            path.unlink()
+
+
+def _fetch_missing(model: HubModel, files: list[HubFile], partial: Path) -> None:
+    """Raises ModelError before the first byte if what `files` lack does not fit on the volume."""
+    unfinished = [partial / _unfinished_name(file) for file in files]
+    missing = sum(file.size for file in files) - sum(path.stat().st_size for path in unfinished if path.exists())
     free = shutil.disk_usage(partial).free
     if missing > free:
         _refuse(f"{model} needs {missing / 2**30:.1f} GiB more, but {partial.parent} has {free / 2**30:.1f} GiB free")
     for number, file in enumerate(files, start=1):
         _fetch_file(model, file, partial)
         _log.info("event=file_complete file=%s bytes=%d number=%d of=%d", file.name, file.size, number, len(files))
-    return files
 
 
 def choose_files(model: HubModel, weights: Iterable[str] | None) -> list[HubFile]:
@@ -147,10 +163,7 @@ def _weights_of_index(partial: Path) -> list[str]:
 
 def _fetch_file(model: HubModel, file: HubFile, partial: Path) -> None:
     """The file, checked, under its name. Raises ModelError; a file with a wrong digest is deleted."""
-    path = partial / file.name
-    if _is_good(file, path):
-        return
-    unfinished = partial / f"{file.name}.{file.digest[:16]}.unfinished"  # the digest: never resume other content
+    unfinished = partial / _unfinished_name(file)
     download(model, file, unfinished)
     size, digest = unfinished.stat().st_size, compute_digest(unfinished, file)
     if size != file.size or digest != file.digest:
@@ -160,7 +173,12 @@ def _fetch_file(model: HubModel, file: HubFile, partial: Path) -> None:
             f"{file.digest}; the file is deleted",
             reason="ChecksumMismatch",
         )
-    unfinished.rename(path)
+    unfinished.rename(partial / file.name)
+
+
+def _unfinished_name(file: HubFile) -> str:
+    """With the digest: other content is never resumed."""
+    return f"{file.name}.{file.digest[:16]}.unfinished"
 
 
 def _is_good(file: HubFile, path: Path) -> bool:
@@ -177,14 +195,6 @@ def compute_digest(path: Path, file: HubFile) -> str:
         while block := content.read(_HASH_BLOCK_BYTES):
             digest.update(block)
     return digest.hexdigest()
-
-
-def _remove_strangers(partial: Path, files: list[HubFile]) -> None:
-    """What an earlier try left there, perhaps of another commit."""
-    wanted = {file.name for file in files}
-    for path in partial.iterdir():
-        if path.name not in wanted:
-            path.unlink()
 
 
 def _write_marker(partial: Path, uri: str, model: HubModel, files: list[HubFile]) -> None:

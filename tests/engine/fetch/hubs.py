@@ -1,20 +1,24 @@
 """What the tests of `fetch` share: a repository, a hub that speaks the real protocol, and fetches as processes."""
 
+import hashlib
 import json
+import shutil
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import pytest
 from tests.engine.processes import environment
 
 from e2e.hub.server import Faults, Hub
 
 NOWHERE = "http://127.0.0.1:9"
 WEIGHTS = "model.safetensors"
+INDEX = f"{WEIGHTS}.index.json"
 Fetch = Callable[..., None]
 
 
@@ -49,3 +53,38 @@ def start_fetch(hub_url: str, uri: str, target: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "conveyor_engine", "fetch", "--uri", uri, "--target", str(target)]
     variables = {"HF_ENDPOINT": hub_url, "TERMINATION_LOG": str(target.parent.parent / "termination")}
     return subprocess.Popen(command, env=environment(**variables), stderr=subprocess.PIPE, text=True)
+
+
+def partial_of(target: Path) -> Path:
+    """The folder that becomes `target`, made."""
+    partial = target.with_name(f".{target.name}.partial")
+    partial.mkdir(parents=True)
+    return partial
+
+
+def unfinished_path(root: Path, target: Path) -> Path:
+    """Where the weights of `org/tiny` come, its folder made."""
+    digest = hashlib.sha256((root / "org/tiny" / WEIGHTS).read_bytes()).hexdigest()
+    return partial_of(target) / f"{WEIGHTS}.{digest[:16]}.unfinished"
+
+
+def bytes_of_model(root: Path) -> int:
+    """What `fetch` takes of `org/tiny`."""
+    files = [path for path in (root / "org/tiny").iterdir() if path.suffix in (".json", ".safetensors")]
+    return sum(path.stat().st_size for path in files)
+
+
+class _Usage(NamedTuple):
+    total: int
+    used: int
+    free: int
+
+
+def limit_volume(monkeypatch: pytest.MonkeyPatch, folder: Path, size: int) -> None:
+    """`folder` seems to be a volume of this many bytes."""
+
+    def disk_usage(_: Path) -> _Usage:
+        used = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        return _Usage(size, used, size - used)
+
+    monkeypatch.setattr(shutil, "disk_usage", disk_usage)
