@@ -91,7 +91,7 @@ def download(model: HubModel, file: HubFile, path: Path) -> None:
 
 
 class _ProgressFile(io.FileIO):
-    """A file that says from time to time how much of it has come."""
+    """A file that takes all or raises OSError, and says from time to time how much of it has come."""
 
     def __init__(self, path: Path, file: HubFile) -> None:
         super().__init__(path, "ab")
@@ -99,7 +99,9 @@ class _ProgressFile(io.FileIO):
         self._spoke = time.monotonic()
 
     def write(self, data: Any) -> int:
-        written = super().write(data)
+        written = 0
+        while written < len(data):  # a disk that becomes full takes a part first, and refuses the rest
+            written += super().write(data[written:])
         if time.monotonic() - self._spoke > _PROGRESS_SECONDS:
             self._spoke = time.monotonic()
             percent = 100 * self.tell() / max(1, self._file.size)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import resource
 import shutil
 import subprocess
 import sys
@@ -88,3 +89,14 @@ def limit_volume(monkeypatch: pytest.MonkeyPatch, folder: Path, size: int) -> No
         return _Usage(size, used, size - used)
 
     monkeypatch.setattr(shutil, "disk_usage", disk_usage)
+
+
+@contextmanager
+def files_no_larger_than(size: int) -> Iterator[None]:
+    """The kernel lets this process write no byte behind the first `size` of a file."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -11,6 +11,7 @@ from tests.engine.fetch.hubs import (
     WEIGHTS,
     Fetch,
     bytes_of_model,
+    files_no_larger_than,
     limit_volume,
     partial_of,
     running_hub,
@@ -86,6 +87,16 @@ def test_a_volume_that_is_too_small_is_said_before_the_first_byte(
         fetch_from(hub.url, "hf://org/tiny", target)
     assert caught.value.reason == "ModelDownloadFailed"
     assert not any("/resolve/" in request.path for request in hub.requests)
+
+
+def test_a_disk_that_is_full_within_the_last_write_is_no_wrong_checksum(
+    fetch_from: Fetch, hub: Hub, root: Path, target: Path
+) -> None:
+    with files_no_larger_than(200_000), pytest.raises(ModelError, match="cannot write") as caught:
+        fetch_from(hub.url, "hf://org/tiny", target)
+    assert caught.value.reason == "ModelDownloadFailed"
+    fetch_from(hub.url, "hf://org/tiny", target)
+    assert "bytes=200000-" in [request.range for request in hub.requests]
 
 
 def test_what_is_complete_already_is_hashed_once(
