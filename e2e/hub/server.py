@@ -27,6 +27,7 @@ class Faults:
     corrupt: frozenset[str] = frozenset()  # one bit of their bytes is wrong; digests are those of the right ones
     bytes_per_second: float | None = None
     gated: frozenset[str] = frozenset()  # repositories whose terms nobody here has accepted
+    repeated: frozenset[str] = frozenset()  # their bytes come twice over
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,8 @@ class _Handler(BaseHTTPRequestHandler):
         content = file.path.read_bytes()
         if name in self.server.faults.corrupt:
             content = content[:-1] + bytes([content[-1] ^ 1])
+        if name in self.server.faults.repeated:
+            content += content
         start, end = self._range(len(content))
         self.send_response(206 if self.headers.get("Range") else 200)
         if self.headers.get("Range"):

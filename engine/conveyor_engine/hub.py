@@ -91,7 +91,10 @@ def download(model: HubModel, file: HubFile, path: Path) -> None:
 
 
 class _ProgressFile(io.FileIO):
-    """A file that takes all or raises OSError, and says from time to time how much of it has come."""
+    """A file that takes all or raises OSError, and says from time to time how much of it has come.
+
+    More than the hub promised is refused (ModelError, ChecksumMismatch): it could fill the volume.
+    """
 
     def __init__(self, path: Path, file: HubFile) -> None:
         super().__init__(path, "ab")
@@ -99,6 +102,10 @@ class _ProgressFile(io.FileIO):
         self._spoke = time.monotonic()
 
     def write(self, data: Any) -> int:
+        if self.tell() + len(data) > self._file.size:
+            self.truncate(0)
+            message = f"{self._file.name} has more than the {self._file.size} bytes the hub promised; it is deleted"
+            raise ModelError(message, reason="ChecksumMismatch")
         written = 0
         while written < len(data):  # a disk that becomes full takes a part first, and refuses the rest
             written += super().write(data[written:])
