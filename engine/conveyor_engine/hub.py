@@ -1,7 +1,8 @@
 """The Hugging Face hub, through huggingface_hub: what a repository holds, and one file's bytes. Used by `fetch`.
 
-HF_ENDPOINT and HF_TOKEN mean what they mean to huggingface_hub. Its own download to a directory forgets partial files
-when the process dies, so the bytes are taken with its `http_get`, which can go on where a file ends.
+HF_ENDPOINT, HF_TOKEN, HF_HUB_ETAG_TIMEOUT and HF_HUB_DOWNLOAD_TIMEOUT mean what they mean to huggingface_hub. Its own
+download to a directory forgets partial files when the process dies, so the bytes are taken with its `http_get`, which
+can go on where a file ends.
 """
 
 import io
@@ -54,7 +55,7 @@ def describe_model(repository: str, revision: str) -> HubModel:
     """What the revision is now. Raises ModelError (ModelNotFound, ModelDownloadFailed)."""
     with _errors_explained(repository, revision):
         info = HfApi(endpoint=_endpoint(), token=_token()).model_info(
-            repository, revision=revision, files_metadata=True
+            repository, revision=revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
         )
     files = tuple(_describe_file(s) for s in info.siblings or () if _PLAIN_NAME.fullmatch(s.rfilename))
     _log.info("event=revision_pinned repository=%s revision=%s commit=%s", repository, revision, info.sha)

@@ -3,11 +3,13 @@
 import json
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 from tests.engine.fetch.hubs import NOWHERE, WEIGHTS, Fetch, running_hub, start_fetch, write_repository
 
 from conveyor_engine.errors import ModelError, StartError
@@ -103,6 +105,15 @@ def test_a_hub_that_is_not_there_is_a_failed_download_in_the_termination_message
     message = json.loads((target.parent.parent / "termination").read_text())
     assert message["reason"] == "ModelDownloadFailed"
     assert NOWHERE in message["message"]
+
+
+def test_a_hub_that_never_answers_is_a_failed_download(
+    monkeypatch: pytest.MonkeyPatch, fetch_from: Fetch, target: Path
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(ModelError, match="Timeout") as caught:
+        fetch_from(f"http://127.0.0.1:{silent.getsockname()[1]}", "hf://org/tiny", target)
+    assert caught.value.reason == "ModelDownloadFailed"
 
 
 def test_a_token_opens_a_private_repository(fetch_from: Fetch, root: Path, target: Path) -> None:
