@@ -6,7 +6,8 @@
 import json
 import re
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -28,6 +29,7 @@ class Faults:
     bytes_per_second: float | None = None
     gated: frozenset[str] = frozenset()  # repositories whose terms nobody here has accepted
     repeated: frozenset[str] = frozenset()  # their bytes come twice over
+    info: Mapping[str, object] = field(default_factory=dict)  # of every repository, instead of what is so
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self._send_json(_tree(self._revision(match[1], match[2])))
             elif match := _INFO.fullmatch(path):
                 with_blobs = "blobs" in parse_qs(url.query)
-                self._send_json(_info(match[1], self._revision(match[1], match[2] or "main"), with_blobs))
+                info = _info(match[1], self._revision(match[1], match[2] or "main"), with_blobs)
+                self._send_json(info | self.server.faults.info)
             elif match := _RESOLVE.fullmatch(path):
                 self._send_file(self._revision(match[1], match[2]), match[3])
             else:

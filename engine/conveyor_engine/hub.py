@@ -25,6 +25,7 @@ from huggingface_hub.utils import build_hf_headers, disable_progress_bars  # typ
 from conveyor_engine.errors import ModelError
 
 _PLAIN_NAME = re.compile(r"[\w.+-]+")  # files in folders are never wanted, and names are not trusted
+_DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")  # SHA-1 or SHA-256; a part of it becomes a part of a file's name
 _PROGRESS_SECONDS = 5.0
 _log = logging.getLogger(__name__)
 
@@ -57,20 +58,19 @@ def describe_model(repository: str, revision: str) -> HubModel:
         info = HfApi(endpoint=_endpoint(), token=_token()).model_info(
             repository, revision=revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
         )
-    files = tuple(_describe_file(s) for s in info.siblings or () if _PLAIN_NAME.fullmatch(s.rfilename))
+        files = tuple(_describe_file(s) for s in info.siblings or () if _PLAIN_NAME.fullmatch(s.rfilename))
+        if info.sha is None or not _PLAIN_NAME.fullmatch(info.sha):
+            raise _failed(f"{_endpoint()} does not say which commit {revision} is")
     _log.info("event=revision_pinned repository=%s revision=%s commit=%s", repository, revision, info.sha)
-    if info.sha is None:
-        raise ModelError(f"{_endpoint()} does not say which commit {revision} is", reason="ModelDownloadFailed")
     return HubModel(repository, info.sha, files)
 
 
 def _describe_file(sibling: Any) -> HubFile:
-    if sibling.lfs is not None:
-        return HubFile(sibling.rfilename, sibling.lfs.size, sibling.lfs.sha256, is_large=True)
-    if sibling.size is None or sibling.blob_id is None:
-        message = f"{_endpoint()} gives neither size nor digest of {sibling.rfilename}"
-        raise ModelError(message, reason="ModelDownloadFailed")
-    return HubFile(sibling.rfilename, sibling.size, sibling.blob_id, is_large=False)
+    lfs = sibling.lfs
+    size, digest = (sibling.size, sibling.blob_id) if lfs is None else (lfs.size, lfs.sha256)
+    if not isinstance(size, int) or size < 0 or not _DIGEST.fullmatch(digest or ""):
+        raise _failed(f"{_endpoint()} gives no size or no digest of {sibling.rfilename}")
+    return HubFile(sibling.rfilename, size, digest, is_large=lfs is not None)
 
 
 def download(model: HubModel, file: HubFile, path: Path) -> None:

@@ -16,3 +16,25 @@ def test_no_more_is_written_than_was_promised(fetch_from: Fetch, root: Path, tar
         assert caught.value.reason == "ChecksumMismatch"
     with running_hub(root) as hub:
         fetch_from(hub.url, "hf://org/tiny", target)
+
+
+CONFIG = {"rfilename": "config.json", "size": 12, "blobId": "0" * 40}
+
+
+@pytest.mark.parametrize(
+    ("info", "words"),
+    [
+        ({"siblings": [CONFIG | {"size": "12"}]}, "no size or no digest of config"),
+        ({"siblings": [CONFIG | {"size": -1}]}, "no size or no digest of config"),
+        ({"siblings": [CONFIG | {"blobId": "/../../../x"}]}, "no size or no digest of config"),
+        ({"siblings": [CONFIG | {"blobId": 7}]}, "cannot be fetched"),
+        ({"siblings": [CONFIG | {"rfilename": 7}]}, "cannot be fetched"),
+        ({"sha": "main\nevent=model_fetched"}, "which commit main is"),
+    ],
+)
+def test_a_description_that_cannot_be_is_a_failed_download(
+    fetch_from: Fetch, root: Path, target: Path, info: dict[str, object], words: str
+) -> None:
+    with running_hub(root, info=info) as hub, pytest.raises(ModelError, match=words) as caught:
+        fetch_from(hub.url, "hf://org/tiny", target)
+    assert caught.value.reason == "ModelDownloadFailed"
