@@ -156,9 +156,12 @@ def choose_files(model: HubModel, weights: Iterable[str] | None) -> list[HubFile
 
 def _weights_of_index(partial: Path) -> list[str]:
     try:
-        return list(json.loads((partial / _INDEX).read_text())["weight_map"].values())
-    except (ValueError, KeyError, AttributeError) as error:
+        weights = list(json.loads((partial / _INDEX).read_text())["weight_map"].values())
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(f"{_INDEX} cannot be read: {error!r}") from error
+    if others := [name for name in weights if not (isinstance(name, str) and name.endswith(".safetensors"))]:
+        raise ModelError(f"{_INDEX} names {others[0]!r}, which is no safetensors file")
+    return weights
 
 
 def _fetch_file(model: HubModel, file: HubFile, partial: Path) -> None:

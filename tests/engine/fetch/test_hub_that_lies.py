@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.engine.fetch.hubs import WEIGHTS, Fetch, files_no_larger_than, running_hub
+from tests.engine.fetch.hubs import INDEX, WEIGHTS, Fetch, files_no_larger_than, running_hub
 
 from conveyor_engine.errors import ModelError
 
@@ -38,3 +38,23 @@ def test_a_description_that_cannot_be_is_a_failed_download(
     with running_hub(root, info=info) as hub, pytest.raises(ModelError, match=words) as caught:
         fetch_from(hub.url, "hf://org/tiny", target)
     assert caught.value.reason == "ModelDownloadFailed"
+
+
+@pytest.mark.parametrize(
+    ("index", "words"),
+    [
+        ('{"weight_map": {"a": "pytorch_model.bin"}}', "names 'pytorch_model.bin', which is no safetensors file"),
+        ('{"weight_map": {"a": 7}}', "names 7, which is no safetensors file"),
+        ('{"weight_map": {"a": []}}', "which is no safetensors file"),
+        ("[]", "cannot be read"),
+        ("[" * 100_000, "cannot be read"),
+    ],
+)
+def test_an_index_names_safetensors_and_nothing_else(
+    fetch_from: Fetch, root: Path, target: Path, index: str, words: str
+) -> None:
+    (root / "org/tiny" / INDEX).write_text(index)
+    with running_hub(root) as hub, pytest.raises(ModelError, match=words) as caught:
+        fetch_from(hub.url, "hf://org/tiny", target)
+    assert caught.value.reason == "UnsupportedModel"
+    assert not any("pytorch_model" in request.path for request in hub.requests)
