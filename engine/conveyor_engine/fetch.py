@@ -29,6 +29,7 @@ _WANTED = re.compile(
 )
 _INDEX = "model.safetensors.index.json"
 _WEIGHTS = "model.safetensors"
+_DEFAULT_REVISION = "main"
 _HASH_BLOCK_BYTES = 1 << 20
 _log = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ def fetch(uri: str, target: str) -> None:
     if match is None or ".." in uri:
         raise ConfigError(f"--uri: {uri!r} is neither hf://organisation/name[@revision] nor pvc://claim/path")
     try:
-        _fetch_once(uri, match["repository"], match["revision"] or "main", directory)
+        _fetch_once(uri, match["repository"], match["revision"] or _DEFAULT_REVISION, directory)
     except OSError as error:
         _refuse(f"cannot write {uri} to {directory}: {error.strerror or error}")
 
@@ -82,13 +83,18 @@ def _is_complete(uri: str, directory: Path) -> bool:
     """Whether the marker says so and every file still has its size."""
     try:
         marker: dict[str, Any] = json.loads((directory / MARKER).read_text())
-        sizes = {name: (directory / name).stat().st_size for name in marker["files"]}
-    except (OSError, ValueError, KeyError):
+        complete = _with_revision(marker["uri"]) == _with_revision(uri) and all(
+            (directory / name).stat().st_size == file["size"] for name, file in marker["files"].items()
+        )
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):  # or it is no marker of ours
         return False
-    complete = marker.get("uri") == uri and sizes == {name: f["size"] for name, f in marker["files"].items()}
     if complete:
         _log.info("event=model_complete_already uri=%s commit=%s directory=%s", uri, marker.get("commit"), directory)
     return complete
+
+
+def _with_revision(uri: str) -> str:
+    return uri if "@" in uri else f"{uri}@{_DEFAULT_REVISION}"
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tests.engine.fetch.hubs import (
     INDEX,
+    NOWHERE,
     WEIGHTS,
     Fetch,
     bytes_of_model,
@@ -21,6 +22,7 @@ from tests.engine.fetch.hubs import (
 
 from conveyor_engine import fetch as fetch_module
 from conveyor_engine.errors import ModelError
+from conveyor_engine.fetch import MARKER
 from conveyor_engine.hub import HubFile
 from e2e.hub.server import Hub
 
@@ -113,3 +115,16 @@ def test_what_is_complete_already_is_hashed_once(
     fetch_from(hub.url, "hf://org/tiny", target)
     assert hashed.count(WEIGHTS) == 1
     assert not any(WEIGHTS in request.path for request in hub.requests)
+
+
+def test_main_is_the_same_model_whether_named_or_not(fetch_from: Fetch, hub: Hub, target: Path) -> None:
+    fetch_from(hub.url, "hf://org/tiny", target)
+    fetch_from(NOWHERE, "hf://org/tiny@main", target)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"uri": 7}', '{"uri": "hf://org/tiny", "files": []}'])
+def test_a_marker_that_is_none_of_ours_is_no_marker(fetch_from: Fetch, hub: Hub, target: Path, content: str) -> None:
+    target.mkdir(parents=True)
+    (target / MARKER).write_text(content)
+    fetch_from(hub.url, "hf://org/tiny", target)
+    assert (target / WEIGHTS).exists()
