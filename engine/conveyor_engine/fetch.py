@@ -51,11 +51,16 @@ def fetch(uri: str, target: str) -> None:
 
 def check_model_directory(uri: str, directory: Path) -> None:
     """Raises ModelError (ModelNotFound) with what is there instead, if this is no model directory."""
-    if not directory.is_dir():
-        raise ModelError(f"{uri}: there is no directory {directory}", reason="ModelNotFound")
-    if not (directory / "config.json").is_file():
-        names = sorted(entry.name for entry in directory.iterdir())[:10]
-        found = f"it holds {', '.join(names)}" if names else "it is empty"
+    try:
+        names = sorted(entry.name for entry in directory.iterdir())
+        is_model = (directory / "config.json").is_file()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ModelError(f"{uri}: there is no directory {directory}", reason="ModelNotFound") from error
+    except OSError as error:
+        message = f"{uri}: user {os.getuid()} cannot read {directory}: {error.strerror or error}"
+        raise ModelError(message, reason="ModelNotFound") from error
+    if not is_model:
+        found = f"it holds {', '.join(names[:10])}" if names else "it is empty"
         raise ModelError(f"{uri}: {directory} has no config.json, so it is no model; {found}", reason="ModelNotFound")
     _log.info("event=model_found uri=%s directory=%s", uri, directory)
 

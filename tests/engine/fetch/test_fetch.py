@@ -155,6 +155,14 @@ def test_a_claim_is_only_looked_at(fetch_from: Fetch, tmp_path: Path, target: Pa
     fetch_from(NOWHERE, "pvc://models/tiny", target)
 
 
+def test_a_claim_that_cannot_be_read_is_said(fetch_from: Fetch, target: Path) -> None:
+    target.parent.mkdir()
+    name = "too-long-a-name" * 30
+    with pytest.raises(ModelError, match="File name too long") as caught:
+        fetch_from(NOWHERE, f"pvc://models/{name}", target.with_name(name))
+    assert caught.value.reason == "ModelNotFound"
+
+
 def test_a_target_that_cannot_be_written_is_said(fetch_from: Fetch, hub: Hub, target: Path) -> None:
     target.parent.mkdir()
     target.with_name(".tiny.partial").write_text("a file in the way")
