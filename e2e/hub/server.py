@@ -29,6 +29,7 @@ class Faults:
     bytes_per_second: float | None = None
     gated: frozenset[str] = frozenset()  # repositories whose terms nobody here has accepted
     repeated: frozenset[str] = frozenset()  # their bytes come twice over
+    storage: str | None = None  # where another hub runs, to which every request for a file is redirected
     info: Mapping[str, object] = field(default_factory=dict)  # of every repository, instead of what is so
 
 
@@ -39,6 +40,7 @@ class HubRequest:
     method: str
     path: str
     range: str | None
+    authorization: str | None
 
 
 class Hub(ThreadingHTTPServer):
@@ -83,7 +85,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         url = urlsplit(self.path)
         path = unquote(url.path)
-        request = HubRequest(self.command, path, self.headers.get("Range"))
+        request = HubRequest(self.command, path, self.headers.get("Range"), self.headers.get("Authorization"))
         self.server.requests.append(request)
         print(f"event=request method={request.method} path={path} range={request.range}", flush=True)
         try:
@@ -117,7 +119,16 @@ class _Handler(BaseHTTPRequestHandler):
             raise _Refused(404, f"Invalid rev id: {name}", "RevisionNotFound")
         return revision
 
+    def _redirect(self, location: str) -> None:
+        self.send_response(302)
+        self.send_header("Location", location)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
     def _send_file(self, revision: Revision, name: str) -> None:
+        if self.server.faults.storage is not None:
+            self._redirect(self.server.faults.storage + self.path)
+            return
         file = revision.find(name)
         if file is None:
             raise _Refused(404, "Entry not found", "EntryNotFound")

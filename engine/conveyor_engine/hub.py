@@ -84,11 +84,14 @@ def download(model: HubModel, file: HubFile, path: Path) -> None:
     url = hf_hub_url(model.repository, file.name, revision=model.commit, endpoint=_endpoint())
     disable_progress_bars()
     with _errors_explained(model.repository, model.commit), _ProgressFile(path, file) as content:
-        headers = build_hf_headers(token=_token())
         location = get_hf_file_metadata(url, token=_token()).location
-        if urlsplit(location).netloc != urlsplit(url).netloc:
-            headers.pop("authorization", None)  # a signed address of another host: the token is not for it
+        headers = build_hf_headers(token=_token() if has_one_origin(url, location) else False)
         http_get(location, content, resume_size=present, headers=headers, expected_size=file.size)
+
+
+def has_one_origin(url: str, location: str) -> bool:
+    """Else `location` is a signed address of another host, or one without TLS, and the token is not for it."""
+    return urlsplit(url)[:2] == urlsplit(location)[:2]  # scheme, host and port
 
 
 class _ProgressFile(io.FileIO):

@@ -14,6 +14,7 @@ from tests.engine.fetch.hubs import NOWHERE, WEIGHTS, Fetch, running_hub, start_
 
 from conveyor_engine.errors import ModelError, StartError
 from conveyor_engine.fetch import MARKER
+from conveyor_engine.hub import has_one_origin
 from e2e.hub.repository import Repository
 from e2e.hub.server import Hub
 
@@ -124,6 +125,21 @@ def test_a_token_opens_a_private_repository(fetch_from: Fetch, root: Path, targe
             assert caught.value.reason == "ModelNotFound"
         fetch_from(hub.url, "hf://org/tiny", target, token="secret")
     assert (target / MARKER).exists()
+
+
+def test_the_token_does_not_leave_the_hub(fetch_from: Fetch, root: Path, target: Path) -> None:
+    with running_hub(root) as storage, running_hub(root, token="secret", storage=storage.url) as hub:
+        fetch_from(hub.url, "hf://org/tiny", target, token="secret")
+    assert {request.authorization for request in hub.requests} == {"Bearer secret"}
+    assert {request.authorization for request in storage.requests} == {None}
+
+
+@pytest.mark.parametrize(
+    "location", ["http://hub.example/file", "https://hub.example:8443/file", "https://cdn.hub.example/file"]
+)
+def test_the_token_is_for_one_scheme_host_and_port(location: str) -> None:
+    assert has_one_origin("https://hub.example/org/tiny/file", "https://hub.example/elsewhere")
+    assert not has_one_origin("https://hub.example/org/tiny/file", location)
 
 
 def test_a_gated_repository_says_what_to_do(fetch_from: Fetch, root: Path, target: Path) -> None:
