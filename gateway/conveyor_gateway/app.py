@@ -44,7 +44,7 @@ class PublicApp:
             except GatewayError as error:
                 self.metrics.count_request("", error.status)
                 answer = build_error(error, find_request_id(request))
-        if self.readiness.draining and not answer.prepared:
+        if self.readiness.draining and not answer.prepared:  # one that has promised to keep the connection keeps it
             answer.force_close()
         return answer
 

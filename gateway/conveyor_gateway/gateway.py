@@ -32,6 +32,7 @@ from conveyor_gateway.proxy import (
     build_engine_headers,
 )
 from conveyor_gateway.queues import Queues
+from conveyor_gateway.readiness import Readiness
 from conveyor_gateway.record import Record, Recorder
 from conveyor_gateway.relay import Relay, forgive_cancellation
 from conveyor_gateway.routing import Route, find_model
@@ -44,13 +45,20 @@ class Gateway:
     """All requests for engines that this process holds."""
 
     def __init__(
-        self, queues: Queues, engines: EngineClient, bodies: BodyReader, memory: Memory, recorder: Recorder
+        self,
+        queues: Queues,
+        engines: EngineClient,
+        bodies: BodyReader,
+        memory: Memory,
+        recorder: Recorder,
+        readiness: Readiness,
     ) -> None:
         self._queues = queues
         self._engines = engines
         self._bodies = bodies
         self._memory = memory
         self._recorder = recorder
+        self._readiness = readiness
         self._running: set[asyncio.Task[object]] = set()
         self._stopped = False
 
@@ -174,7 +182,14 @@ class Gateway:
     ) -> StreamResponse:
         record.set_answered(answer.status)
         answer.headers[REQUEST_ID_HEADER] = record.request_id
-        relay = Relay(request, answer, record, standstill_seconds, is_stopping=lambda: self._stopped)
+        relay = Relay(
+            request,
+            answer,
+            record,
+            standstill_seconds,
+            is_stopping=lambda: self._stopped,
+            keep_alive=not self._readiness.draining,
+        )
         try:
             if answer.is_whole:
                 ticket.close()  # the engine is done; how slowly the client reads is not its business

@@ -18,7 +18,10 @@ _LAST_WORDS_SECONDS: Final = 1.0
 
 
 class Relay:
-    """One answer to one client. What stands still for `standstill_seconds`, on either side, is ended."""
+    """One answer to one client. What stands still for `standstill_seconds`, on either side, is ended.
+
+    Without `keep_alive` it is the last one of its connection, and says so.
+    """
 
     def __init__(
         self,
@@ -27,12 +30,14 @@ class Relay:
         record: Record,
         standstill_seconds: float,
         is_stopping: Callable[[], bool],
+        keep_alive: bool,
     ) -> None:
         self._request = request
         self._answer = answer
         self._record = record
         self._standstill_seconds = standstill_seconds
         self._is_stopping = is_stopping
+        self._keep_alive = keep_alive
         self._tail = b""
 
     async def send_whole(self) -> StreamResponse:
@@ -41,7 +46,7 @@ class Relay:
         response = Response(status=answer.status, reason=answer.reason, headers=answer.headers, body=answer.first)
         try:
             async with asyncio.timeout(self._standstill_seconds):
-                await response.prepare(self._request)
+                await self._begin(response)
                 await response.write_eof()
             self._record.sent_bytes = len(answer.first)
         except ConnectionError:
@@ -70,10 +75,15 @@ class Relay:
             await self._end(response, build_stopping())
         return response
 
+    async def _begin(self, response: StreamResponse) -> None:
+        if not self._keep_alive:
+            response.force_close()
+        await response.prepare(self._request)
+
     async def _pass_on(self, response: StreamResponse) -> None:
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(self._standstill_seconds) as standstill:
-            await response.prepare(self._request)
+            await self._begin(response)
             chunk = self._answer.first
             while chunk:
                 await response.write(chunk)

@@ -1,10 +1,11 @@
 """Puts the parts together and runs them until SIGTERM. Called by `__main__`.
 
 The end, in order: /readyz says no at once; new connections are still taken for drain_delay_seconds, because kube-proxy
-and clients learn late that this address is leaving; then the port closes; queued and running requests, and those that
-still come on open connections, have drain_timeout_seconds to end; what is left is answered 503. /demand answers until
-the last request has ended, and the watches go on, because queued requests still need engines. A second signal skips
-the waiting.
+and clients learn late that this address is leaving; every answer that begins says that its connection closes, so that
+the client's next request goes elsewhere; then the port closes; queued and running requests, and the one that may still
+come on each open connection, have drain_timeout_seconds to end; what is left is answered 503. /demand answers until the
+last request has ended, and the watches go on, because queued requests still need engines. A second signal skips the
+waiting.
 """
 
 import asyncio
@@ -58,7 +59,8 @@ class Server:
         self._readiness = Readiness([watch.state for watch in self._watches], settings.stale_after_seconds)
         metrics.registry.register(StateCollector(queues, self._readiness, memory))
         self._engines = EngineClient()
-        self._gateway = Gateway(queues, self._engines, bodies, memory, Recorder(metrics, directory))
+        recorder = Recorder(metrics, directory)
+        self._gateway = Gateway(queues, self._engines, bodies, memory, recorder, self._readiness)
         own_hosts = OwnHosts(settings.system_namespace, settings.public_hosts)
         public = PublicApp(self._gateway, directory, self._readiness, metrics, own_hosts)
         self._public = Listener(public.handle, settings.host, settings.port, settings.max_connections)

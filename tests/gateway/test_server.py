@@ -121,6 +121,35 @@ async def test_what_has_not_ended_at_the_drain_timeout_is_answered_503(
 
 
 @pytest.mark.parametrize("ending", [3600], indirect=True)
+async def test_the_first_answer_that_begins_while_draining_is_the_last_of_its_connection(
+    ending: Stack, http: aiohttp.ClientSession
+) -> None:
+    long, short = Streams(), Streams()
+    request = f"POST /{ending.key}/v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{{}}".encode()
+    async with running_engine(long.handle) as busy, running_engine(short.handle) as idle:
+        await ending.add_engine(busy.port)
+        asking = asyncio.create_task(ask(http, ending.completions))
+        await ending.wait(lambda: long.begun == 1)
+        await ending.add_engine(idle.port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", ending.gateway.port)
+        writer.write(request)
+        assert b"Connection: close" not in await reader.readuntil(b"\r\n\r\n")
+        ending.gateway.terminate()
+        await ending.wait(lambda: ending.gateway.admin("/readyz")[0] == 503)
+        short.gate.set()
+        await reader.readuntil(b"0\r\n\r\n")
+        writer.write(request)  # on a connection that was to be kept: it must not be lost
+        last = await asyncio.wait_for(reader.read(), 20)
+        assert b"\r\nConnection: close\r\n" in last
+        assert b"data: 2" in last
+        writer.close()
+        assert not asking.done()
+        long.gate.set()
+        assert (await asking)[1] == b"data: 1\n\ndata: 2\n\n"
+        assert await asyncio.to_thread(ending.gateway.wait_ended) == 0
+
+
+@pytest.mark.parametrize("ending", [3600], indirect=True)
 async def test_a_second_signal_skips_the_waiting(ending: Stack, http: aiohttp.ClientSession) -> None:
     queued = asyncio.create_task(ask(http, ending.completions))
     await ending.wait_demand(queued=1)
