@@ -195,13 +195,17 @@ async def _collect(content: aiohttp.StreamReader, holding: Holding) -> tuple[byt
 
 
 def _open_socket(address: aiohttp.AddrInfoType) -> socket.socket:
-    """With keep-alive probes: an engine whose node has gone, without a word, is noticed in half a minute."""
+    """An engine whose node has gone, without a word, is noticed in half a minute.
+
+    By keep-alive probes, and by what it does not acknowledge: while there is such, Linux sends no probes.
+    """
     opened = socket.socket(*address[:3])
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15)
     opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
     opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000)  # milliseconds
     return opened
 
 

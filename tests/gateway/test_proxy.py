@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import io
+import socket
 from collections.abc import Sequence
 
 import aiohttp
@@ -13,6 +14,7 @@ from tests.gateway.engines import answering, running_engine, running_raw_engine
 from tests.gateway.process import GatewayProcess
 from tests.gateway.stack import Stack
 
+from conveyor_gateway import proxy
 from conveyor_gateway.proxy import build_engine_headers, ends_event
 
 EVENTS = 'data: {"text": "h\u00e9llo \U0001f600"}\n\n: comment\n\ndata: [DONE]\n\n'.encode()
@@ -210,6 +212,11 @@ async def test_an_event_reaches_the_client_before_the_next_is_made(stack: Stack,
             assert await answer.content.readany() == b"data: 1\n\n"
             seen.set()
             assert await answer.content.read() == b"data: 2\n\n"
+
+
+def test_an_engine_that_acknowledges_nothing_is_given_up_after_half_a_minute() -> None:
+    with proxy._open_socket((socket.AF_INET, socket.SOCK_STREAM, 0, "", ("192.0.2.1", 8000))) as opened:
+        assert opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
 
 
 def test_the_engine_gets_the_clients_headers_but_not_those_of_the_connection() -> None:
