@@ -36,7 +36,7 @@ _RSS = re.compile(r"VmRSS:\s+(\d+) kB")
 
 @contextmanager
 def operator(kubeconfig: Path) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "conveyor_operator", f"--kubeconfig={kubeconfig}", "--admin-address=127.0.0.1"]
+    command = [sys.executable, "-m", "conveyor_operator", f"--kubeconfig={kubeconfig}", "--host=127.0.0.1"]
     process = subprocess.Popen([*command, "--admin-port=0", "--log-level=warning"])
     try:
         yield process

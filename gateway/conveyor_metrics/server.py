@@ -46,7 +46,7 @@ class MetricsServer:
             health = web.AppRunner(build_health_app(self._missing), access_log=None)
             await health.setup()
             try:
-                await web.TCPSite(health, settings.host or None, settings.health_port).start()
+                await web.TCPSite(health, settings.host or None, settings.admin_port).start()
                 await self._work(client, stop)
             finally:
                 await health.cleanup()
@@ -69,7 +69,7 @@ class MetricsServer:
 
     def _gateway_slices(self) -> Collection:
         selector = f"kubernetes.io/service-name={self._settings.gateway_service}"
-        return Collection("discovery.k8s.io", "v1", "endpointslices", self._settings.namespace, selector)
+        return Collection("discovery.k8s.io", "v1", "endpointslices", self._settings.system_namespace, selector)
 
     def _on_trust(self, config_maps: list[Json]) -> None:
         """An authority that cannot be read is never replaced by none: what was trusted last stays."""

@@ -13,7 +13,7 @@ from conveyor_api.settings import LOG_LEVEL, PORT, TEXT, Kind, Program, seconds,
 class Settings:
     """Every setting has the flag `--field-name` and the variable CONVEYOR_METRICS_FIELD_NAME."""
 
-    namespace: str = setting(SYSTEM_NAMESPACE, "namespace of the gateways", TEXT)
+    system_namespace: str = setting(SYSTEM_NAMESPACE, "namespace of the gateways", TEXT)
     gateway_service: str = setting(
         GATEWAY_ADMIN_SERVICE, "headless Service whose EndpointSlices name the gateways' admin ports", TEXT
     )
@@ -28,7 +28,7 @@ class Settings:
     )
     host: str = setting("", "address to listen on; empty for every address", TEXT)
     https_port: int = setting(METRICS_PORT, "port of the custom.metrics.k8s.io API; 0: any free one", PORT)
-    health_port: int = setting(METRICS_ADMIN_PORT, "plain port of /livez, /readyz and /metrics", PORT)
+    admin_port: int = setting(METRICS_ADMIN_PORT, "plain port of /livez, /readyz and /metrics", PORT)
     kubeconfig: str = setting("", KUBECONFIG_MEANING, TEXT)
     log_level: str = setting("INFO", "least level of the log", LOG_LEVEL)
 

@@ -36,10 +36,10 @@ class Health:
 class HealthServer:
     """Serves until `stop`; `port` is the real one, also when 0 was asked for."""
 
-    def __init__(self, health: Health, metrics: Metrics, address: str, port: int) -> None:
+    def __init__(self, health: Health, metrics: Metrics, host: str, port: int) -> None:
         self._health = health
         self._metrics = metrics
-        self._address = address
+        self._host = host
         self.port = port
         app = web.Application()
         app.router.add_get(names.LIVENESS_PATH, self._live)
@@ -49,10 +49,10 @@ class HealthServer:
 
     async def start(self) -> None:
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self._address, self.port)
+        site = web.TCPSite(self._runner, self._host or None, self.port)
         await site.start()
         self.port = self._runner.addresses[0][1]
-        logger.info("listening address=%s port=%s", self._address, self.port)
+        logger.info("serving admin_port=%d", self.port)
 
     async def stop(self) -> None:
         await self._runner.cleanup()

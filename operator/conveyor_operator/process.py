@@ -41,7 +41,7 @@ class Operator:
         )
         self.reconciler = Reconciler(cluster, self.store, settings, lambda: self.keeper.metrics_api)
         self.workers = Workers(self.reconciler.reconcile, metrics, settings.workers)
-        self.resync = Resync(cluster, self.store, self.workers.mark, settings.namespaces, settings.resync_seconds)
+        self.resync = Resync(cluster, self.store, self.workers.mark, settings.watch_namespaces, settings.resync_seconds)
         self.health = Health(self.workers.longest_run_seconds)
 
     def _mark_all(self) -> None:
@@ -50,7 +50,7 @@ class Operator:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop` is set or a signal comes. Raises if the watching breaks off, for instance with the CRD."""
-        server = HealthServer(self.health, self.metrics, self.settings.admin_address, self.settings.admin_port)
+        server = HealthServer(self.health, self.metrics, self.settings.host, self.settings.admin_port)
         await server.start()
         try:
             if await self._wait_for_crd(stop):
@@ -88,8 +88,8 @@ class Operator:
                 # Kopf waits five seconds for every task that is left when it ends, so ours end before.
                 registry=build_registry(self.store, self.workers, self.resync, settings.kubeconfig, end),
                 settings=kopf_settings,
-                clusterwide=not settings.namespaces,
-                namespaces=settings.namespaces,
+                clusterwide=not settings.watch_namespaces,
+                namespaces=settings.watch_namespaces,
                 ready_flag=ready,
                 stop_flag=stop,
                 # Kopf would ask the system for the user's name, which a container's bare uid has not.
@@ -100,7 +100,7 @@ class Operator:
     async def _tell_ready(self, ready: asyncio.Event) -> None:
         await ready.wait()
         self.health.waiting_for = ""
-        logger.info("ready namespaces=%s", ",".join(self.settings.namespaces) or "all")
+        logger.info("ready namespaces=%s", ",".join(self.settings.watch_namespaces) or "all")
 
 
 async def run_operator(settings: Settings, stop: asyncio.Event) -> None:

@@ -26,14 +26,16 @@ class Settings:
     """Every setting has the flag `--field-name` and the variable CONVEYOR_OPERATOR_FIELD_NAME."""
 
     engine_image: str = setting("conveyor/engine:dev", "engine image of services that name none", TEXT)
-    namespaces: tuple[str, ...] = setting((), "namespaces to serve; empty for all", NAMESPACES)
+    watch_namespaces: tuple[str, ...] = setting(
+        (), "namespaces whose InferenceServices are served; empty for all", NAMESPACES
+    )
     system_namespace: str = setting(names.SYSTEM_NAMESPACE, "namespace of gateway and metrics server", TEXT)
     cluster_domain: str = setting(names.CLUSTER_DOMAIN, "the cluster's DNS domain", TEXT)
     gateway_url: str = setting("", "where clients reach the gateway, for status.url; empty: its Service", _URL)
     metrics_api: bool = setting(True, "look after the metrics server's certificate and APIServices", TRUE_OR_FALSE)
     kubeconfig: str = setting("", KUBECONFIG_MEANING, TEXT)
-    admin_address: str = setting("0.0.0.0", "address of /livez, /readyz and /metrics", TEXT)
-    admin_port: int = setting(names.OPERATOR_ADMIN_PORT, "port of these; 0: any free one", PORT)
+    host: str = setting("", "address to listen on; empty for every address", TEXT)
+    admin_port: int = setting(names.OPERATOR_ADMIN_PORT, "port of /livez, /readyz and /metrics; 0: any free one", PORT)
     workers: int = setting(8, "services reconciled at once", whole_number(1, 1000))
     resync_seconds: float = setting(
         600.0,

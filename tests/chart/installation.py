@@ -189,7 +189,7 @@ def running(
 def running_operator(
     plane: ControlPlane, objects: list[Json], folder: Path
 ) -> AbstractContextManager[Callable[[], None]]:
-    return running(plane, "operator", objects, folder, "--admin-address=127.0.0.1", "--admin-port=0")
+    return running(plane, "operator", objects, folder, "--host=127.0.0.1", "--admin-port=0")
 
 
 def write_account_kubeconfig(plane: ControlPlane, account: str, path: Path) -> Path:

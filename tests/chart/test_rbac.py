@@ -111,7 +111,7 @@ def live(objects: list[Json]) -> list[Json]:
 def run_metrics(plane: AuditedControlPlane, rendered: list[Json], folder: Path, before: int) -> None:
     for file, content in read_secret(Api(plane.kubeconfig), METRICS_TLS_SECRET).items():
         (folder / file).write_bytes(content)
-    ports = ("--host=127.0.0.1", "--https-port=0", "--health-port=0")
+    ports = ("--host=127.0.0.1", "--https-port=0", "--admin-port=0")
     with running(plane, "metrics", rendered, folder, f"--certificate-folder={folder}", *ports):
         wait_for_lists(plane, "metrics", before, 2)
         log = folder / "metrics.log"

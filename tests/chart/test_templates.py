@@ -127,7 +127,7 @@ def test_values_reach_the_processes() -> None:
     }
     operator, gateway = args["conveyor-operator"], args["conveyor-gateway"]
     assert operator["engine-image"] == "conveyor/engine:v9"
-    assert (operator["namespaces"], gateway["watch-namespaces"]) == ("a,b", "a,b")
+    assert (operator["watch-namespaces"], gateway["watch-namespaces"]) == ("a,b", "a,b")
     assert operator["cluster-domain"] == "example.org"
     assert operator["gateway-url"] == "https://inference.example.com"
     assert gateway["public-hosts"] == "inference.example"

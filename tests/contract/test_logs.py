@@ -13,7 +13,7 @@ LINE = re.compile(r"time=(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z) level=[A-Z]+ \
 PROCESSES = {
     "conveyor_operator": ["--admin-port=0"],
     "conveyor_gateway": ["--port=0", "--admin-port=0"],
-    "conveyor_metrics": ["--https-port=0", "--health-port=0"],
+    "conveyor_metrics": ["--https-port=0", "--admin-port=0"],
 }
 
 

@@ -62,7 +62,7 @@ class Aggregated:
     folder: Path
     authority: Authority
     port: int
-    health_port: int
+    admin_port: int
     process: subprocess.Popen[bytes]
     api: Api = field(init=False)
 
@@ -115,15 +115,15 @@ def write_serving_certificate(authority: Authority, folder: Path) -> None:
 
 @contextmanager
 def running_server(plane: ControlPlane, folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], int, int]]:
-    """`python -m conveyor_metrics` with the certificate folder `folder`: (process, HTTPS port, health port)."""
-    port, health_port = _free_port(), _free_port()
+    """`python -m conveyor_metrics` with the certificate folder `folder`: (process, HTTPS port, admin port)."""
+    port, admin_port = _free_port(), _free_port()
     command = [sys.executable, "-m", "conveyor_metrics", "--host=127.0.0.1"]
     command += [f"--kubeconfig={plane.kubeconfig}", f"--certificate-folder={folder}"]
-    command += [f"--https-port={port}", f"--health-port={health_port}"]
+    command += [f"--https-port={port}", f"--admin-port={admin_port}"]
     with (folder / "server.log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
     try:
-        yield process, port, health_port
+        yield process, port, admin_port
     finally:
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=20) == 0, (folder / "server.log").read_text()

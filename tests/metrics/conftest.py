@@ -69,8 +69,8 @@ def aggregated(metrics_plane: ControlPlane, tmp_path_factory: pytest.TempPathFac
     folder = tmp_path_factory.mktemp("metrics")
     authority = Authority(folder, "metrics-authority")
     write_serving_certificate(authority, folder)
-    with running_server(metrics_plane, folder) as (process, port, health_port):
-        aggregated = Aggregated(metrics_plane, folder, authority, port, health_port, process)
+    with running_server(metrics_plane, folder) as (process, port, admin_port):
+        aggregated = Aggregated(metrics_plane, folder, authority, port, admin_port, process)
         register(aggregated.api, port, authority)
         yield aggregated
         unregister(aggregated.api)

@@ -62,7 +62,7 @@ def test_what_is_no_tls_is_hung_up_on_and_harms_nobody(aggregated: Aggregated, s
         connection.sendall(sent)
         connection.shutdown(socket.SHUT_WR)
         assert not read_to_the_end(connection).startswith(b"HTTP")
-    assert read_health(aggregated.health_port, "/readyz") == (200, "ok\n")
+    assert read_health(aggregated.admin_port, "/readyz") == (200, "ok\n")
 
 
 async def test_a_bug_is_answered_with_a_status_that_does_not_tell_it(caplog: pytest.LogCaptureFixture) -> None:

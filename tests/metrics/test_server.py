@@ -35,16 +35,16 @@ def read_health(port: int, path: str) -> tuple[int, str]:
 
 def test_the_start_waits_for_the_operator_to_fill_the_secret(metrics_plane: ControlPlane, tmp_path: Path) -> None:
     (tmp_path / "tls.crt").touch()
-    with running_server(metrics_plane, tmp_path) as (_, _, health_port):
+    with running_server(metrics_plane, tmp_path) as (_, _, admin_port):
         wanted = (503, "waiting for the serving certificate\n")
-        wait_until("the wait", lambda: read_health(health_port, "/readyz") == wanted, 30, lambda: None)
-        assert read_health(health_port, "/livez") == (200, "ok\n")
+        wait_until("the wait", lambda: read_health(admin_port, "/readyz") == wanted, 30, lambda: None)
+        assert read_health(admin_port, "/livez") == (200, "ok\n")
         write_serving_certificate(Authority(tmp_path, "authority"), tmp_path)
-        wait_until("ready", lambda: read_health(health_port, "/readyz") == (200, "ok\n"), 10, lambda: None)
+        wait_until("ready", lambda: read_health(admin_port, "/readyz") == (200, "ok\n"), 10, lambda: None)
 
 
 def test_metrics_of_the_process_are_served_for_prometheus(aggregated: Aggregated) -> None:
-    code, text = read_health(aggregated.health_port, "/metrics")
+    code, text = read_health(aggregated.admin_port, "/metrics")
     assert code == 200
     assert 'conveyor_metrics_requests_total{code="200"}' in text
     assert "conveyor_metrics_serving_certificate_expiry_timestamp_seconds 1." in text
@@ -67,7 +67,7 @@ def test_help_names_every_setting_and_its_variable() -> None:
 
 
 def test_a_kubernetes_that_cannot_be_found_ends_the_process_with_a_sentence() -> None:
-    command = [sys.executable, "-m", "conveyor_metrics", "--health-port=0", "--kubeconfig=/nowhere"]
+    command = [sys.executable, "-m", "conveyor_metrics", "--admin-port=0", "--kubeconfig=/nowhere"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2
     assert "no Kubernetes to talk to" in done.stderr

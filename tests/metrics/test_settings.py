@@ -13,9 +13,9 @@ def test_without_anything_the_defaults_hold() -> None:
 
 
 def test_flags_win_over_variables_and_variables_over_defaults() -> None:
-    environment = {"CONVEYOR_METRICS_NAMESPACE": "a", "CONVEYOR_METRICS_CERTIFICATE_FOLDER": "/tls"}
-    settings = parse_settings(["--namespace=b", "--gateway-timeout-seconds=0.5"], environment)
-    assert (settings.namespace, settings.certificate_folder) == ("b", Path("/tls"))
+    environment = {"CONVEYOR_METRICS_SYSTEM_NAMESPACE": "a", "CONVEYOR_METRICS_CERTIFICATE_FOLDER": "/tls"}
+    settings = parse_settings(["--system-namespace=b", "--gateway-timeout-seconds=0.5"], environment)
+    assert (settings.system_namespace, settings.certificate_folder) == ("b", Path("/tls"))
     assert settings.gateway_timeout_seconds == 0.5
 
 
@@ -23,7 +23,7 @@ def test_flags_win_over_variables_and_variables_over_defaults() -> None:
     ("flag", "sentence"),
     [
         ("--https-port=https", "https_port is 'https': it must be a port number"),
-        ("--health-port=70000", "health_port is '70000': it must be a port number"),
+        ("--admin-port=70000", "admin_port is '70000': it must be a port number"),
         ("--gateway-timeout-seconds=0", "it must be a number of seconds above 0, up to 20"),
         ("--gateway-timeout-seconds=nan", "it must be a number of seconds above 0, up to 20"),
         ("--log-level=loud", "it must be DEBUG, INFO, WARNING or ERROR"),

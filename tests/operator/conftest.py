@@ -41,9 +41,9 @@ def proxy(control_plane: ControlPlane) -> Iterator[ApiProxy]:
 def stage(space: Space, proxy: ApiProxy, tmp_path: Path) -> Iterator[Stage]:
     settings = Settings(
         engine_image="example/engine:1",
-        namespaces=(space.namespace,),
+        watch_namespaces=(space.namespace,),
         kubeconfig=str(proxy.write_kubeconfig(tmp_path / "kubeconfig")),
-        admin_address="127.0.0.1",
+        host="127.0.0.1",
         admin_port=0,
         metrics_api=False,
     )

@@ -344,7 +344,7 @@ def test_one_operator_serves_many_services_in_its_namespace(stage: Stage) -> Non
 
 def test_services_of_other_namespaces_are_left_alone(stage: Stage) -> None:
     stage.space.make_service()
-    with stage.operator(namespaces=("default",)):
+    with stage.operator(watch_namespaces=("default",)):
         stage.proxy.wait_quiet()
     assert stage.space.children("qwen") == set()
 

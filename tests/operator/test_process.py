@@ -19,15 +19,15 @@ from tests.operator.stage import Stage, install_crd, wait_until
 from conveyor_api import names
 
 CRD_PATH = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{names.CRD_NAME}"
-_PORT = re.compile(r"listening address=\S+ port=(\d+)")
+_PORT = re.compile(r"serving admin_port=(\d+)")
 
 
 class Process:
     """`python -m conveyor_operator` as a child of the test; its log is kept."""
 
     def __init__(self, stage: Stage, *flags: str) -> None:
-        command = [sys.executable, "-m", "conveyor_operator", "--admin-address=127.0.0.1", "--admin-port=0"]
-        command += [f"--kubeconfig={stage.settings.kubeconfig}", f"--namespaces={stage.space.namespace}"]
+        command = [sys.executable, "-m", "conveyor_operator", "--host=127.0.0.1", "--admin-port=0"]
+        command += [f"--kubeconfig={stage.settings.kubeconfig}", f"--watch-namespaces={stage.space.namespace}"]
         command += ["--metrics-api=false", *flags]
         environment = {key: value for key, value in os.environ.items() if not key.startswith("CONVEYOR_")}
         self.popen = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)

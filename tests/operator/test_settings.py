@@ -17,7 +17,7 @@ def test_a_flag_wins_over_the_environment_and_the_environment_over_the_default()
 
 
 def test_namespaces_are_a_list_with_commas() -> None:
-    assert parse_settings(["--namespaces", "a, b,"], {}).namespaces == ("a", "b")
+    assert parse_settings(["--watch-namespaces", "a, b,"], {}).watch_namespaces == ("a", "b")
 
 
 def test_the_url_of_a_service_is_the_gateways_path() -> None:
@@ -36,9 +36,9 @@ def test_the_url_of_a_service_is_the_gateways_path() -> None:
         ("--resync-seconds=0", "it must be a number of seconds above 0"),
         ("--metrics-api=maybe", "it must be true or false"),
         ("--log-level=loud", "it must be DEBUG, INFO, WARNING or ERROR"),
-        ("--namespaces=team-a,team.b", "namespaces has 'team.b': it must be names of namespaces"),
-        ("--namespaces=Team", "namespaces has 'Team'"),
-        (f"--namespaces={'a' * 64}", "namespaces has 'aaa"),
+        ("--watch-namespaces=team-a,team.b", "watch_namespaces has 'team.b': it must be names of namespaces"),
+        ("--watch-namespaces=Team", "watch_namespaces has 'Team'"),
+        (f"--watch-namespaces={'a' * 64}", "watch_namespaces has 'aaa"),
     ],
 )
 def test_what_cannot_be_used_is_refused_with_what_could_be(flag: str, sentence: str) -> None:
