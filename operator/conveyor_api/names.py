@@ -39,7 +39,7 @@ METRICS_SERVICE_PORT: Final = 443
 METRICS_ADMIN_PORT: Final = 8081
 OPERATOR_ADMIN_PORT: Final = 8081
 
-# HTTP paths. The engine's and the gateway's are the same words where they mean the same.
+# HTTP paths. The gateway, which answers them to clients and load balancers too, says /healthz for /livez.
 LIVENESS_PATH: Final = "/livez"
 READINESS_PATH: Final = "/readyz"
 GATEWAY_HEALTH_PATH: Final = "/healthz"

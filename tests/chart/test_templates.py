@@ -1,7 +1,6 @@
 """What the chart renders: valid objects, restricted pods, flags and ports that the processes have."""
 
 import json
-import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -157,13 +156,20 @@ def test_ports_and_names_are_those_that_the_parts_share(rendered: list[Json]) ->
     assert "data" not in find(rendered, "Secret", names.METRICS_TLS_SECRET)
 
 
-def test_probes_ask_paths_and_ports_that_there_are(rendered: list[Json]) -> None:
+PROBES = {
+    "conveyor-operator": (names.OPERATOR_ADMIN_PORT, names.LIVENESS_PATH, names.READINESS_PATH),
+    "conveyor-gateway": (names.GATEWAY_ADMIN_PORT, names.GATEWAY_HEALTH_PATH, names.READINESS_PATH),
+    "conveyor-metrics": (names.METRICS_ADMIN_PORT, names.LIVENESS_PATH, names.READINESS_PATH),
+}
+
+
+def test_probes_ask_the_paths_that_each_process_serves_on_its_admin_port(rendered: list[Json]) -> None:
     for name, spec in pods_of(rendered):
         (container,) = spec["containers"]
-        ports = {port["name"] for port in container["ports"]}
-        for probe in ("livenessProbe", "readinessProbe"):
-            assert container[probe]["httpGet"]["port"] in ports, name
-            assert re.fullmatch("/(livez|readyz|healthz)", container[probe]["httpGet"]["path"]), name
+        port, *paths = PROBES[name]
+        assert {"name": ADMIN_PORT_NAME, "containerPort": port} in container["ports"]
+        asked = [container[probe]["httpGet"] for probe in ("livenessProbe", "readinessProbe")]
+        assert asked == [{"path": path, "port": ADMIN_PORT_NAME} for path in paths]
 
 
 def test_no_service_of_the_namespace_sets_a_variable_of_a_pod(rendered: list[Json]) -> None:
