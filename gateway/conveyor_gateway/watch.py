@@ -93,7 +93,7 @@ class _WatchFailed(Exception):
 @asynccontextmanager
 async def connect(kubeconfig: str) -> AsyncIterator[ApiClient]:
     """A client of the API server, by the rule of `conveyor_api.kubeconfig`. Raises SettingsError."""
-    configuration = Configuration()
+    configuration = Configuration(connection_pool_maxsize=0)  # no limit: every watch keeps a connection
     path = find_kubeconfig(kubeconfig, os.environ)
     try:
         if path:

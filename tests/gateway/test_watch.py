@@ -13,7 +13,7 @@ from tests.gateway.cluster import Cluster, make_service
 
 from conveyor_api.names import GROUP, INFERENCE_SERVICE_LABEL, PLURAL, VERSION
 from conveyor_gateway.catalog import Catalog
-from conveyor_gateway.watch import Collection, WatchState, watch_collection
+from conveyor_gateway.watch import Collection, WatchState, connect, watch_collection
 
 
 class Followed:
@@ -144,6 +144,24 @@ async def test_an_object_larger_than_any_buffer_arrives(followed: Followed) -> N
     await asyncio.to_thread(followed.cluster.api.apply, path, body)
     await until(lambda: followed.knows("large"))
     assert len(followed.proxy.lists) == 2
+
+
+async def test_any_number_of_watches_is_open_at_once(kubeconfig: Path, cluster: Cluster) -> None:
+    """The client's own limit would be 100 connections: what is listed, but not watched, misses every change."""
+    collection = Collection(GROUP, VERSION, PLURAL, cluster.namespace)
+    catalogs = [Catalog(lambda key: None, lambda key: None) for _ in range(102)]
+    states = [WatchState(collection.name) for _ in catalogs]
+    async with connect(str(kubeconfig)) as client:
+        tasks = [
+            asyncio.create_task(watch_collection(client, collection, catalog.services, state))
+            for catalog, state in zip(catalogs, states, strict=True)
+        ]
+        await until(lambda: all(state.synced for state in states))
+        await asyncio.to_thread(cluster.apply_service, "qwen")
+        await until(lambda: all(catalog.directory.services for catalog in catalogs))
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
 
 
 async def test_only_slices_of_inference_services_are_asked_for(followed: Followed) -> None:
