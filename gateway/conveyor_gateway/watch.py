@@ -34,7 +34,10 @@ _WATCH_SECONDS: Final = (240, 360)  # at random, so that the gateways do not all
 _BACKOFF_SECONDS: Final = (0.25, 8.0)
 _LIST_TIMEOUT: Final = aiohttp.ClientTimeout(total=30)
 # The API server sends a bookmark about once a minute: silence beyond this is a dead connection.
-_WATCH_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=100)
+_SILENCE_SECONDS: Final = 100.0
+_WATCH_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=_SILENCE_SECONDS)
+# What nobody has heard of for longer may have changed: a list follows a dead connection within a second or so.
+MAX_SILENCE_SECONDS: Final = _SILENCE_SECONDS + 10.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ the serving certificate and the front proxy's authority are there. Any task that
 import asyncio
 import logging
 import signal
-from collections.abc import Callable
 
 import aiohttp
 from aiohttp import web
@@ -32,6 +31,9 @@ class MetricsServer:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._stopping = False
+        selector = f"kubernetes.io/service-name={settings.gateway_service}"
+        self._slices = Collection("discovery.k8s.io", "v1", "endpointslices", settings.system_namespace, selector)
+        self._slices_watch = WatchState(self._slices.name)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serves until `stop` is set; returns after every accepted request was answered."""
@@ -40,7 +42,7 @@ class MetricsServer:
             connect(settings.kubeconfig) as client,
             aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session,
         ):
-            source = self._source = GatewaySource(session, settings.gateway_timeout_seconds)
+            source = self._source = GatewaySource(session, settings.gateway_timeout_seconds, self._slices_watch)
             self._certificates = Certificates(settings.certificate_folder)
             self._listener = Listener(settings.host, settings.https_port, lambda trust: build_api_app(source, trust))
             health = web.AppRunner(build_health_app(self._missing), access_log=None)
@@ -54,8 +56,10 @@ class MetricsServer:
     async def _work(self, client: ApiClient, stop: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as tasks:
             running = [
-                tasks.create_task(_follow(client, self._trust_source(), self._on_trust)),
-                tasks.create_task(_follow(client, self._gateway_slices(), self._source.set_slices)),
+                tasks.create_task(self._follow_trust(client)),
+                tasks.create_task(
+                    watch_collection(client, self._slices, WatchedList(self._source.set_slices), self._slices_watch)
+                ),
                 tasks.create_task(self._listener.serve(self._certificates.follow())),
             ]
             await stop.wait()
@@ -63,13 +67,10 @@ class MetricsServer:
             for task in running:
                 task.cancel()
 
-    def _trust_source(self) -> Collection:
+    async def _follow_trust(self, client: ApiClient) -> None:
         name = f"metadata.name={auth.CONFIG_MAP_NAME}"
-        return Collection("", "v1", "configmaps", auth.CONFIG_MAP_NAMESPACE, field_selector=name)
-
-    def _gateway_slices(self) -> Collection:
-        selector = f"kubernetes.io/service-name={self._settings.gateway_service}"
-        return Collection("discovery.k8s.io", "v1", "endpointslices", self._settings.system_namespace, selector)
+        config_map = Collection("", "v1", "configmaps", auth.CONFIG_MAP_NAMESPACE, field_selector=name)
+        await watch_collection(client, config_map, WatchedList(self._on_trust), WatchState(config_map.name))
 
     def _on_trust(self, config_maps: list[Json]) -> None:
         """An authority that cannot be read is never replaced by none: what was trusted last stays."""
@@ -88,10 +89,6 @@ class MetricsServer:
             "the gateways' EndpointSlices": self._source.gateways is None,
         }
         return [reason for reason, applies in reasons.items() if applies]
-
-
-async def _follow(client: ApiClient, collection: Collection, on_change: Callable[[list[Json]], None]) -> None:
-    await watch_collection(client, collection, WatchedList(on_change), WatchState(collection.name))
 
 
 async def serve(settings: Settings) -> None:

@@ -1,14 +1,15 @@
 """Where the values come from: every gateway, asked at the moment of the question.
 
 Called by `app` (questions) and `server` (who the gateways are). A value is the sum over all gateways, or nothing:
-one gateway that cannot be read makes every sum unknown, unless it cannot hold a request. Knows no Kubernetes API but
-the shape of an EndpointSlice.
+one gateway that cannot be read makes every sum unknown, unless it cannot hold a request, and so does a list of them
+that may be old. Knows no Kubernetes API but the shape of an EndpointSlice.
 """
 
 import asyncio
 import errno
 import json
 import logging
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -17,6 +18,7 @@ import aiohttp
 from prometheus_client import Counter
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
+from conveyor_gateway.watch import MAX_SILENCE_SECONDS, WatchState
 from conveyor_metrics.errors import NotFound, NotKnown
 
 Json = dict[str, Any]
@@ -98,14 +100,19 @@ def _parse_slice(piece: Json) -> list[Gateway]:
 
 
 class GatewaySource:
-    """Reads the demand of InferenceServices; `gateways` is replaced by the watch, None until it was listed once."""
+    """Reads the demand of InferenceServices; `gateways` is replaced by a watch, None until it was listed once.
 
-    def __init__(self, session: aiohttp.ClientSession, timeout_seconds: float) -> None:
+    `watch` says when that watch last heard the API server.
+    """
+
+    def __init__(self, session: aiohttp.ClientSession, timeout_seconds: float, watch: WatchState) -> None:
         self._session = session
+        self._watch = watch
         # A lost node swallows what is sent to it; a gateway that is there takes a connection at once, also a busy one.
         self._timeout = aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=timeout_seconds / 2)
         self.gateways: tuple[Gateway, ...] | None = None
         self._unreadable: set[Gateway] = set()
+        self._stale = False
 
     def set_slices(self, slices: Iterable[Json]) -> None:
         gateways = parse_gateways(slices)
@@ -118,6 +125,7 @@ class GatewaySource:
         """The sum over all gateways for `namespace/name`. Raises NotKnown, or NotFound if no gateway knows it."""
         if not self.gateways:
             raise NotKnown("no gateway is known: is the Deployment conveyor-gateway running?")
+        self._check_heard()
         answers = await asyncio.gather(*(self._read(each, service) for each in self.gateways), return_exceptions=True)
         demands = []
         for answer in answers:
@@ -130,6 +138,16 @@ class GatewaySource:
         if not demands:
             raise NotKnown("no gateway can be reached that has read the InferenceServices")
         return _sum_demand(service, demands)
+
+    def _check_heard(self) -> None:
+        """Raises NotKnown when there may be gateways that are not in the list."""
+        silence_seconds = time.monotonic() - self._watch.heard_at
+        was_stale, self._stale = self._stale, silence_seconds > MAX_SILENCE_SECONDS
+        if self._stale:
+            problem = f"{self._watch.name}: the API server is silent for {silence_seconds:.0f} s"
+            if not was_stale:  # once, not for every question until it is heard again
+                logger.warning("stale: %s; no value is known until it is heard again", problem)
+            raise NotKnown(f"the list of gateways is stale, so the sum is not known: {problem}")
 
     async def _read(self, gateway: Gateway, service: str) -> Demand | None:
         """None: the gateway cannot hold a request. Raises _Unreadable."""

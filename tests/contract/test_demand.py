@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import yaml
 from tests.gateway.process import GatewayProcess
 
 from conveyor_api.names import API_VERSION, CRD_NAME, KIND, PLURAL
+from conveyor_gateway.watch import WatchState
 from conveyor_metrics.errors import NotFound, NotKnown
 from conveyor_metrics.source import Gateway, GatewaySource, ServiceDemand
 from e2e.cluster.api import Api, wait_until
@@ -48,7 +50,8 @@ def gateways(api: Api, control_plane: ControlPlane, namespace: str) -> Iterator[
 @pytest.fixture
 async def source(gateways: list[GatewayProcess]) -> AsyncIterator[GatewaySource]:
     async with aiohttp.ClientSession() as session:
-        source = GatewaySource(session, timeout_seconds=2)
+        watch = WatchState("endpointslices", synced=True, heard_at=time.monotonic())
+        source = GatewaySource(session, 2, watch)
         source.gateways = tuple(Gateway("127.0.0.1", gateway.admin_port, serving=True) for gateway in gateways)
         yield source
 

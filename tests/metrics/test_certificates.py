@@ -10,6 +10,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from conveyor_gateway.watch import WatchState
 from conveyor_metrics.app import build_api_app
 from conveyor_metrics.auth import Trust
 from conveyor_metrics.certificates import Certificates, Serving
@@ -40,7 +41,8 @@ class Server:
         await self.changed()
 
     async def serve(self, session: aiohttp.ClientSession) -> None:
-        self.listener = Listener("127.0.0.1", 0, lambda trust: build_api_app(GatewaySource(session, 1), trust))
+        source = GatewaySource(session, 1, WatchState("endpointslices"))
+        self.listener = Listener("127.0.0.1", 0, lambda trust: build_api_app(source, trust))
         await self.listener.serve(self._counted())
 
     async def changed(self) -> None:

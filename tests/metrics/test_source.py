@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -10,6 +11,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from conveyor_gateway.watch import MAX_SILENCE_SECONDS, WatchState
 from conveyor_metrics.errors import NotFound, NotKnown
 from conveyor_metrics.source import Gateway, GatewaySource, parse_gateways
 
@@ -59,9 +61,14 @@ async def start(asked: list[str]) -> AsyncIterator[Start]:
 
 
 @pytest.fixture
-async def source() -> AsyncIterator[GatewaySource]:
+def watch() -> WatchState:
+    return WatchState("endpointslices/conveyor-system", synced=True, heard_at=time.monotonic())
+
+
+@pytest.fixture
+async def source(watch: WatchState) -> AsyncIterator[GatewaySource]:
     async with aiohttp.ClientSession() as session:
-        yield GatewaySource(session, timeout_seconds=1)
+        yield GatewaySource(session, 1, watch)
 
 
 async def test_the_value_is_the_sum_of_all_gateways(start: Start, source: GatewaySource) -> None:
@@ -94,6 +101,19 @@ async def test_without_a_gateway_nothing_is_known(source: GatewaySource, gateway
     source.gateways = gateways
     with pytest.raises(NotKnown, match="no gateway is known"):
         await source.read_demand("default/qwen")
+
+
+async def test_a_list_of_gateways_that_may_be_old_makes_the_sum_unknown_until_it_is_heard_again(
+    start: Start, source: GatewaySource, watch: WatchState, caplog: pytest.LogCaptureFixture
+) -> None:
+    source.gateways = (await start(lambda: web.json_response(build_demand(3, 1))),)
+    watch.heard_at -= MAX_SILENCE_SECONDS + 1
+    for _ in range(2):
+        with pytest.raises(NotKnown, match="endpointslices/conveyor-system: the API server is silent for 1"):
+            await source.read_demand("default/qwen")
+    assert caplog.text.count("stale: ") == 1
+    watch.heard_at = time.monotonic()
+    assert (await source.read_demand("default/qwen")).in_flight == 3
 
 
 @pytest.mark.parametrize(
