@@ -105,10 +105,10 @@ class Ticket:
         if self._grant is not None and not self._grant.done():
             self._grant.set_exception(error)
 
-    def blame(self) -> None:
-        """The engine failed: it is left out for a while."""
+    def blame(self, unreachable: bool = False) -> None:
+        """The engine failed (`unreachable`: it took no connection in time): it is left out for a while."""
         assert self.engine is not None, "only a dispatched request has an engine"
-        self._queue.pool.leave_out(self.engine, self._queue.loop.time())
+        self._queue.pool.leave_out(self.engine, self._queue.loop.time(), unreachable)
 
     def note_full(self) -> None:
         """The engine had no room for this request: it goes to others for a while. Others may still go to the engine."""
@@ -123,9 +123,10 @@ class Ticket:
         return self._full_engines if now < self.full_until else frozenset()
 
     def praise(self) -> None:
-        """The engine answered."""
+        """The engine answered; if it was left out until it does, it is back."""
         assert self.engine is not None, "only a dispatched request has an engine"
         self._queue.pool.praise(self.engine)
+        self._queue._match()
 
     def give_back(self) -> None:
         """The engine did not take the request: queue again, before all who came later."""

@@ -10,6 +10,8 @@ from typing import Final
 # An engine that refused or broke a connection is left out this long, doubled for each time in a row.
 LEFT_OUT_SECONDS: Final = 0.1
 MAX_LEFT_OUT_SECONDS: Final = 2.0
+# An engine that took no connection in time gets one request, and the next when that is answered or has surely failed.
+PROBE_SECONDS: Final = 4.0
 
 
 @dataclass(slots=True, eq=False)
@@ -23,6 +25,7 @@ class Engine:
     left_out_until: float = 0.0
     full_for: int | None = None  # the number of the request that it had no room for, until it answers one
     last_chosen: int = 0
+    unreachable: bool = False  # the last request that it did not take could not connect in time
 
 
 class EnginePool:
@@ -62,6 +65,8 @@ class EnginePool:
             self._choices += 1
             best.last_chosen = self._choices
             best.load += 1
+            if best.unreachable:
+                best.left_out_until = now_seconds + PROBE_SECONDS
         return best
 
     def release(self, engine: Engine) -> None:
@@ -70,8 +75,9 @@ class EnginePool:
         engine.load -= 1
         self._forget_if_unused(engine)
 
-    def leave_out(self, engine: Engine, now_seconds: float) -> None:
+    def leave_out(self, engine: Engine, now_seconds: float, unreachable: bool = False) -> None:
         """`engine` did not take a request: others are asked for a while. Failures of one moment count as one."""
+        engine.unreachable = unreachable
         if engine.left_out_until > now_seconds:
             return
         engine.failures += 1
@@ -88,7 +94,9 @@ class EnginePool:
         engine.full_for = number
 
     def praise(self, engine: Engine) -> None:
-        """`engine` answered: its failures are forgotten."""
+        """`engine` answered: its failures are forgotten, and others need not wait for what became of its probe."""
+        if engine.unreachable:
+            engine.unreachable, engine.left_out_until = False, 0.0
         engine.failures, engine.full_for = 0, None
 
     def next_return_seconds(self, now_seconds: float) -> float | None:

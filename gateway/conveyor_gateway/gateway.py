@@ -29,6 +29,7 @@ from conveyor_gateway.proxy import (
     EngineLost,
     EngineRefused,
     EngineRequest,
+    EngineUnreachable,
     build_engine_headers,
 )
 from conveyor_gateway.queues import Queues
@@ -153,7 +154,7 @@ class Gateway:
                 ticket.note_full()
             except EngineRefused as error:
                 self._recorder.retry(record, "refused", error)
-                ticket.blame()
+                ticket.blame(isinstance(error, EngineUnreachable))
             except EngineLost as error:
                 num_lost += 1
                 ticket.blame()

@@ -52,6 +52,10 @@ class EngineRefused(Exception):
     """The engine did not take the request (no connection, or 503): another one may, without limit."""
 
 
+class EngineUnreachable(EngineRefused):
+    """The engine took no connection in time: one that is tried again may cost as much."""
+
+
 class EngineFull(EngineRefused):
     """The engine had no room for this request (429); it may have room for one that asks for fewer choices."""
 
@@ -138,8 +142,8 @@ class EngineClient:
     async def ask(self, address: str, request: EngineRequest, remaining_seconds: float) -> Answer:
         """The answer of the engine at `address` (`host:port`), with its first byte; of what is no stream, all of it.
 
-        Raises EngineRefused (EngineFull), EngineLost and EngineBroke. Waits as long as the caller lets it; cancelling
-        it aborts the request at the engine.
+        Raises EngineRefused (EngineUnreachable, EngineFull), EngineLost and EngineBroke. Waits as long as the caller
+        lets it; cancelling it aborts the request at the engine.
         """
         request.headers[REQUEST_TIMEOUT_HEADER] = f"{max(remaining_seconds, 0.001):.3f}"
         try:
@@ -150,7 +154,9 @@ class EngineClient:
                 data=_payload(request),
                 allow_redirects=False,
             )
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+        except aiohttp.ConnectionTimeoutError as error:
+            raise EngineUnreachable(_describe(error)) from error
+        except aiohttp.ClientConnectorError as error:
             raise EngineRefused(_describe(error)) from error
         except (aiohttp.ClientError, OSError) as error:
             raise EngineLost(_describe(error)) from error

@@ -1,8 +1,9 @@
-"""Engines for tests: real HTTP servers whose answers the test writes, byte by byte where it matters."""
+"""Engines for tests: real HTTP servers whose answers the test writes, byte by byte where it matters, or none at all."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -104,3 +105,23 @@ async def begin_stream(request: web.Request, *events: bytes) -> web.StreamRespon
     for event in events:
         await answer.write(event)
     return answer
+
+
+@contextlib.contextmanager
+def silent_address() -> Iterator[tuple[str, int]]:
+    """An address that swallows what is sent to it, as that of a lost node: its queue of connections is full."""
+    with contextlib.ExitStack() as stack:
+        full = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(4):
+            filler = stack.enter_context(socket.socket())
+            filler.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                filler.connect(full.getsockname())
+        yield full.getsockname()
+
+
+@contextlib.contextmanager
+def refusing_address() -> Iterator[tuple[str, int]]:
+    with socket.socket() as bound:  # and never listening
+        bound.bind(("127.0.0.1", 0))
+        yield bound.getsockname()

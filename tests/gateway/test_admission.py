@@ -191,6 +191,19 @@ async def test_an_engine_that_was_left_out_is_asked_again_without_any_event() ->
     assert ticket.waited_seconds > 0
 
 
+async def test_those_who_wait_follow_a_probe_when_it_is_answered() -> None:
+    queue = make_queue("a:1")
+    probe = queue.admit(FAR)
+    engine = await probe.place()
+    probe.blame(unreachable=True)
+    probe.give_back()
+    waiting = queue.admit(FAR)
+    assert await asyncio.wait_for(probe.place(), 5) is engine
+    assert waiting.state is TicketState.QUEUED
+    probe.praise()
+    assert waiting.engine is engine
+
+
 async def test_waits_after_coming_back_count_together_towards_the_queue_timeout() -> None:
     queue = make_queue("a:1", queue_timeout_seconds=0.15)
     ticket = queue.admit(FAR)

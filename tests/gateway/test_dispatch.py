@@ -1,6 +1,6 @@
 """Which engine takes the next request."""
 
-from conveyor_gateway.dispatch import LEFT_OUT_SECONDS, MAX_LEFT_OUT_SECONDS, EnginePool
+from conveyor_gateway.dispatch import LEFT_OUT_SECONDS, MAX_LEFT_OUT_SECONDS, PROBE_SECONDS, EnginePool
 
 
 def make_pool(*addresses: str, place_limit: int = 2) -> EnginePool:
@@ -122,3 +122,25 @@ def test_an_engine_that_answers_again_starts_afresh() -> None:
     pool.praise(engine)
     pool.leave_out(engine, 10.0)
     assert pool.next_return_seconds(10.0) == 10.0 + LEFT_OUT_SECONDS
+
+
+def test_an_engine_that_took_no_connection_in_time_gets_one_request_at_a_time_until_it_answers() -> None:
+    pool = make_pool("a:1", "b:1", place_limit=8)
+    engine = pool.choose(0.0)
+    assert engine is not None
+    pool.leave_out(engine, 3.0, unreachable=True)
+    pool.release(engine)
+    for now in (4.0, 4.0 + PROBE_SECONDS):
+        assert choose(pool, 3, now).count(engine.address) == 1
+    pool.praise(engine)
+    assert choose(pool, 2, now) == [engine.address] * 2
+
+
+def test_an_engine_that_refused_gets_as_many_requests_as_any_other_after_its_pause() -> None:
+    pool = make_pool("a:1", "b:1", place_limit=8)
+    engine = pool.choose(0.0)
+    assert engine is not None
+    pool.leave_out(engine, 0.0, unreachable=True)
+    pool.leave_out(engine, 1.0)
+    pool.release(engine)
+    assert choose(pool, 4, 2.0).count(engine.address) == 2

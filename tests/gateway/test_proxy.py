@@ -10,12 +10,20 @@ import aiohttp
 import pytest
 from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
-from tests.gateway.engines import answering, running_engine, running_raw_engine
+from tests.gateway.engines import answering, refusing_address, running_engine, running_raw_engine, silent_address
 from tests.gateway.process import GatewayProcess
 from tests.gateway.stack import Stack
 
 from conveyor_gateway import proxy
-from conveyor_gateway.proxy import build_engine_headers, ends_event
+from conveyor_gateway.memory import Holding, Memory
+from conveyor_gateway.proxy import (
+    EngineClient,
+    EngineRefused,
+    EngineRequest,
+    EngineUnreachable,
+    build_engine_headers,
+    ends_event,
+)
 
 EVENTS = 'data: {"text": "h\u00e9llo \U0001f600"}\n\n: comment\n\ndata: [DONE]\n\n'.encode()
 
@@ -217,6 +225,21 @@ async def test_an_event_reaches_the_client_before_the_next_is_made(stack: Stack,
 def test_an_engine_that_acknowledges_nothing_is_given_up_after_half_a_minute() -> None:
     with proxy._open_socket((socket.AF_INET, socket.SOCK_STREAM, 0, "", ("192.0.2.1", 8000))) as opened:
         assert opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
+
+
+async def test_an_engine_that_takes_no_connection_in_time_is_told_from_one_that_refuses_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(proxy, "_CONNECT_SECONDS", 0.2)
+    client = EngineClient()
+    request = EngineRequest("/v1/completions", CIMultiDict(), b"{}", Holding(Memory(1), ""))
+    try:
+        for absent, error in ((silent_address, EngineUnreachable), (refusing_address, EngineRefused)):
+            with absent() as (host, port), pytest.raises(EngineRefused) as raised:
+                await client.ask(f"{host}:{port}", request, remaining_seconds=60)
+            assert raised.type is error
+    finally:
+        await client.close()
 
 
 def test_the_engine_gets_the_clients_headers_but_not_those_of_the_connection() -> None:

@@ -3,13 +3,14 @@
 import contextlib
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
+from tests.gateway.engines import refusing_address, silent_address
 
 from conveyor_gateway.watch import MAX_SILENCE_SECONDS, WatchState
 from conveyor_metrics.errors import NotFound, NotKnown
@@ -152,26 +153,6 @@ async def test_a_gateway_that_hangs_makes_the_sum_unknown_in_time(source: Gatewa
         source.gateways = (Gateway(host, port, serving),)
         with pytest.raises(NotKnown, match=r"does not answer within 1 s"):
             await source.read_demand("default/qwen")
-
-
-@contextlib.contextmanager
-def silent_address() -> Iterator[tuple[str, int]]:
-    """An address that swallows what is sent to it, as that of a lost node: its queue of connections is full."""
-    with contextlib.ExitStack() as stack:
-        full = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
-        for _ in range(4):
-            filler = stack.enter_context(socket.socket())
-            filler.setblocking(False)
-            with contextlib.suppress(BlockingIOError):
-                filler.connect(full.getsockname())
-        yield full.getsockname()
-
-
-@contextlib.contextmanager
-def refusing_address() -> Iterator[tuple[str, int]]:
-    with socket.socket() as bound:  # and never listening
-        bound.bind(("127.0.0.1", 0))
-        yield bound.getsockname()
 
 
 ABSENT = pytest.mark.parametrize("absent", [refusing_address, silent_address])
