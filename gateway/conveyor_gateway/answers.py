@@ -1,6 +1,6 @@
 """Answers that the gateway makes itself: JSON, errors in OpenAI's form, the list of models.
 
-Used by `app` and `gateway`. Knows no queues and no engines.
+Used by `app`, `gateway`, `relay` and `listener`. Knows no queues and no engines.
 """
 
 import json

@@ -21,8 +21,6 @@ from conveyor_gateway.queues import Queues
 from conveyor_gateway.readiness import Readiness
 from conveyor_gateway.routing import Action, OwnHosts, Route, find_model, parse_route
 
-Handler = Callable[[BaseRequest], Awaitable[StreamResponse]]
-
 
 @dataclass(frozen=True, slots=True)
 class PublicApp:
@@ -70,7 +68,9 @@ class PublicApp:
         return build_model(service, route.model)
 
 
-def build_admin_handler(queues: Queues, readiness: Readiness, metrics: Metrics) -> Handler:
+def build_admin_handler(
+    queues: Queues, readiness: Readiness, metrics: Metrics
+) -> Callable[[BaseRequest], Awaitable[StreamResponse]]:
     """Port 8081."""
 
     def demand(request: BaseRequest) -> Response:

@@ -7,6 +7,7 @@ sent, and cancels the handler of a client that goes away. Knows nothing of what 
 import asyncio
 import json
 import logging
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, cast
 
 from aiohttp import StreamReader, web
@@ -15,10 +16,11 @@ from aiohttp.streams import EMPTY_PAYLOAD
 from aiohttp.web_protocol import _ErrInfo
 
 from conveyor_gateway.answers import build_error, find_request_id
-from conveyor_gateway.app import Handler
 from conveyor_gateway.errors import GatewayError, HeadersTooLarge, InvalidRequest, Unavailable
 
 logger = logging.getLogger(__name__)
+
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 MAX_LINE_BYTES: Final = 8 << 10  # the request line, and each header
 MAX_HEADERS: Final = 128

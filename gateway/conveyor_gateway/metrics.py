@@ -1,7 +1,7 @@
 """Every Prometheus metric of the gateway, once.
 
-Counted by `gateway`; the gauges are read from the queues at scrape time. Labels name known services only, and those of
-a deleted service go with it, so the number of series is bounded by the cluster, not by what clients send.
+Counted by `record` and `app`; the gauges are read from the queues at scrape time. Labels name known services only, and
+those of a deleted service go with it, so the number of series is bounded by the cluster, not by what clients send.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,8 @@
 """Which service a request is for: by its path, by its Host, or by the model it names. Pure.
 
-Called by `gateway`, first with what the request line and the headers say (`parse_route`), then, for requests on the
-root, with the model of the body (`find_model`). Knows names only: no HTTP library, no queues.
+Called by `app` with what the request line and the headers say (`parse_route`), then, for requests on the root, with the
+model that the path names (`find_model`), or by `gateway` with that of the body. Knows names only: no HTTP library, no
+queues.
 
     /<namespace>/<name>/v1/...                                  the path names the service, whatever the Host
     <name>.<namespace>[.svc[.<domain>]]  and  /v1/...           the Host names it

@@ -1,6 +1,7 @@
 """The custom.metrics.k8s.io server: how many requests each InferenceService holds, for the HorizontalPodAutoscaler.
 
-The life of one question, file by file: `app` takes it from the API server, `auth` checks who brings it,
-`source` asks every gateway, `documents` shapes the answer. Around it: `settings`, `certificates`, `watch`, `server`.
+One question, file by file: `listener` (HTTPS) -> `app` -> `auth` (who brings it?) -> `source` (every gateway is asked)
+-> `documents` (the answer). One change in the cluster: `conveyor_gateway.watch` -> `watched_list` -> `source`, or
+`auth` -> `certificates`. Around both: `settings`, `server`, `errors`.
 It never caches, guesses, or says 0 when it does not know.
 """
