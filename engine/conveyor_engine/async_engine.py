@@ -149,7 +149,12 @@ class AsyncEngine:
     @property
     def num_waiting(self) -> int:
         """Requests without a place in the batch, those on their way to the engine included."""
-        return self.stats.num_waiting + max(0, self._num_sent - self._num_added)
+        return self.stats.num_waiting + self._num_unread
+
+    @property
+    def _num_unread(self) -> int:
+        """Requests sent that the engine has not said to have taken, those that have left included."""
+        return max(0, self._num_sent - self._num_added)
 
     @contextlib.contextmanager
     def hold_place(self) -> Iterator[None]:
@@ -172,7 +177,8 @@ class AsyncEngine:
             raise InvalidRequest(
                 f"prompts x n is {num_requests}, more than the {limit} this engine ever takes at once", param="n"
             )
-        others = len(self._generations) + self._num_held - 1
+        # Those that left before the engine took them count too: their prompts lie between the two processes.
+        others = max(len(self._generations), self._num_unread) + self._num_held - 1
         if others + num_requests > limit:
             raise Overloaded(f"{others} requests are arriving, waiting or running already; try again later")
 

@@ -1,18 +1,20 @@
 """The engine's own process: the loop around EngineCore. Started by `async_engine`, which owns the other socket end.
 
-The loop takes messages, steps, and sends what the step gave, so that the HTTP side never waits behind a forward
-pass. It ends when the socket does. A heartbeat thread tells that the process lives and how long a step has taken.
+The loop takes all messages there are, steps, and sends what the step gave, so that the HTTP side never waits behind a
+forward pass. It ends when the socket does. One thread reads the socket at all times, so that no abort waits for more
+than the present step; another tells that the process lives and how long a step has taken.
 """
 
 import argparse
 import logging
 import os
-import select
 import socket
 import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterator
+from queue import Empty, SimpleQueue
 
 from conveyor_engine.config import EngineConfig
 from conveyor_engine.core import EngineCore
@@ -45,12 +47,16 @@ class Disconnected(Exception):
 
 
 class Channel:
-    """The socket to the API process. Sending is safe from several threads, receiving is the loop's alone."""
+    """The socket to the API process. Sending is safe from several threads, receiving is the loop's alone.
+
+    What has come but is not received yet is bounded by the API process (`AsyncEngine.check_admission`).
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._reader = FrameReader()
         self._sending = threading.Lock()
+        self._arrived: SimpleQueue[ToEngine | Exception] = SimpleQueue()  # an exception is the last
+        threading.Thread(target=self._read, name="reader", daemon=True).start()
 
     def send(self, message: FromEngine) -> None:
         frame = encode_frame(message)
@@ -60,18 +66,36 @@ class Channel:
         except OSError as error:
             raise Disconnected from error
 
-    def receive(self, timeout_seconds: float | None) -> list[ToEngine]:
-        """What has arrived; waits up to the timeout (None: for ever) for the first byte."""
-        readable, _, _ = select.select([self._connection], [], [], timeout_seconds)
-        if not readable:
-            return []
+    def receive(self, timeout_seconds: float | None) -> Iterator[ToEngine]:
+        """All that has arrived; waits up to the timeout (None: for ever) for the first.
+
+        Raises Disconnected after the last message, or what the decoder raised.
+        """
         try:
-            data = self._connection.recv(_READ_BYTES)
-        except OSError as error:
-            raise Disconnected from error
-        if not data:
-            raise Disconnected
-        return [to_engine_decoder.decode(payload) for payload in self._reader.feed(data)]
+            message = self._arrived.get(timeout=timeout_seconds)
+            while True:
+                if isinstance(message, Exception):
+                    raise message
+                yield message
+                message = self._arrived.get_nowait()
+        except Empty:
+            return
+
+    def _read(self) -> None:
+        try:
+            for message in self._messages():
+                self._arrived.put(message)
+        except OSError:
+            pass  # a reset is an end
+        except Exception as error:  # the loop raises it
+            self._arrived.put(error)
+        self._arrived.put(Disconnected())
+
+    def _messages(self) -> Iterator[ToEngine]:
+        frames = FrameReader()
+        while data := self._connection.recv(_READ_BYTES):
+            for payload in frames.feed(data):
+                yield to_engine_decoder.decode(payload)
 
 
 class EngineLoop:
@@ -159,10 +183,10 @@ class Pulse:
 
 def run(channel: Channel) -> int:
     """The process from its first message to its exit code."""
-    start = channel.receive(None)[0]
-    assert isinstance(start, Start)
-    pulse = Pulse(channel)
     try:
+        start = next(channel.receive(None))
+        assert isinstance(start, Start)
+        pulse = Pulse(channel)
         core = _load(start.config, channel)
         channel.send(Ready(core.facts, core.longest_warmup_step_seconds))
         EngineLoop(core, channel, pulse).run()

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -11,8 +12,9 @@ from tests.engine.builders import make_facts, make_request
 
 from conveyor_engine.async_engine import STEP_STUCK_SECONDS, AsyncEngine, State
 from conveyor_engine.config import EngineConfig
-from conveyor_engine.errors import EngineDead, Unavailable
+from conveyor_engine.errors import EngineDead, Overloaded, Unavailable
 from conveyor_engine.messages import Drain, Heartbeat, Ready, Step
+from conveyor_engine.request import EngineStats
 
 
 @asynccontextmanager
@@ -55,6 +57,27 @@ async def test_what_a_dying_engine_says_is_heard_although_nobody_listens_to_it(c
         await engine.dead.wait()
         assert engine.death is not None
         assert engine.death.reason == "NoDevice"
+
+
+async def test_a_request_that_leaves_keeps_its_place_until_the_engine_has_taken_it() -> None:
+    engine = AsyncEngine(EngineConfig(model="m", max_num_queued_requests=1))
+    engine._take(Ready(make_facts(max_num_seqs=1), 0.0))
+    ours, theirs = socket.socketpair()
+    with theirs:
+        _, engine._writer = await asyncio.open_connection(sock=ours)
+        for name in ("a", "b"):
+            with engine.hold_place():
+                generation = engine.open_generation([make_request(name)], 100)
+            async with generation:
+                pass
+        assert engine.num_open == 0
+        with pytest.raises(Overloaded, match="2 requests are arriving"), engine.hold_place():
+            pass
+        engine._take(Step([], EngineStats(), 1))
+        with engine.hold_place():
+            pass
+        engine._writer.close()
+        await engine._writer.wait_closed()
 
 
 @pytest.mark.parametrize(
