@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
 
 ENGINE_FOLDER = Path(__file__).resolve().parents[2] / "engine"
 READY_SECONDS_MAX = 240.0
@@ -81,11 +82,12 @@ class EngineServer:
     def wait_load(self, **wanted: object) -> None:
         wait_until(lambda: wanted.items() <= self.load().items(), f"load {wanted}", self)
 
-    def metric(self, name: str) -> float:
-        """Of those without labels of their own."""
-        match = re.search(rf"^{name}{{model_name=\"[^\"]*\"}} (\S+)$", self.get("/metrics").text, re.MULTILINE)
-        assert match, f"no metric {name}"
-        return float(match[1])
+    def metric(self, name: str, **labels: str) -> float:
+        """The one sample of this name with these labels, and no others but the model's name."""
+        families = text_string_to_metric_families(self.get("/metrics").text)
+        samples = [sample for family in families for sample in family.samples if sample.name == name]
+        (value,) = [s.value for s in samples if s.labels == {"model_name": s.labels["model_name"], **labels}]
+        return value
 
     def terminate(self) -> None:
         self.process.send_signal(signal.SIGTERM)

@@ -103,6 +103,14 @@ def test_a_client_that_leaves_ends_its_request_within_a_step_streamed_or_not(
     assert server.metric("conveyor_engine_steps_total") - num_steps <= 2
 
 
+def test_choices_whose_client_leaves_are_counted_as_aborted(server: EngineServer) -> None:
+    before = server.metric("vllm:request_success_total", finished_reason="abort")
+    with open_connection(server, LONG | {"n": 2}):
+        server.wait_load(running=2)
+    server.wait_load(running=0)
+    assert server.metric("vllm:request_success_total", finished_reason="abort") - before == 2
+
+
 def test_a_client_that_leaves_while_it_waits_is_forgotten(server: EngineServer) -> None:
     with open_connection(server, LONG | {"n": 2}):
         server.wait_load(running=2)

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 
 from conveyor_engine.detokenizer import Detokenizer, Piece
-from conveyor_engine.errors import DeadlineExceeded, GenerationFailed, Unavailable
+from conveyor_engine.errors import DeadlineExceeded, GenerationFailed
 from conveyor_engine.metrics import EngineMetrics
 from conveyor_engine.request import EngineRequest, FinishReason, RequestOutput, TokenLogprobs
 from conveyor_engine.tokenizer import Tokenizer
@@ -49,7 +49,7 @@ class Choice:
         self._clock = _Clock(metrics, request.arrival_time)
 
     def take(self, output: RequestOutput) -> Delta | None:
-        """The next output's visible part. Raises DeadlineExceeded, Unavailable or GenerationFailed."""
+        """The next output's visible part. Raises DeadlineExceeded or GenerationFailed."""
         self.num_tokens += len(output.new_token_ids)
         self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
         self._clock.observe_tokens(len(output.new_token_ids))
@@ -65,13 +65,20 @@ class Choice:
             rest = self._detokenizer.finish()
             piece = Piece(piece.text + rest.text, piece.num_tokens + rest.num_tokens, rest.stopped)
         if piece.stopped:
-            self.finish_reason = "stop"
             self.num_tokens = self._detokenizer.num_tokens  # static batching gives those after it too
+            self._end(FinishReason.STOP)
         elif output.finish_reason is not None:
-            self.finish_reason = output.finish_reason.value
-        if self.finish_reason is not None:
-            self._clock.observe_end(self.finish_reason, self.num_tokens)
+            self._end(output.finish_reason)
         return self._delta(piece)
+
+    def leave(self) -> None:
+        """Its reader has gone: if it is not finished, it ends here."""
+        if self.finish_reason is None:
+            self._end(FinishReason.ABORT)
+
+    def _end(self, reason: FinishReason) -> None:
+        self.finish_reason = reason.value
+        self._clock.observe_end(reason.value, self.num_tokens)
 
     def _delta(self, piece: Piece) -> Delta | None:
         shown, self._logprobs = self._logprobs[: piece.num_tokens], self._logprobs[piece.num_tokens :]
@@ -86,11 +93,9 @@ class Choice:
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             return
         assert reason is not None
-        self._clock.observe_end(reason.value, self.num_tokens)
+        self._end(reason)
         if reason is FinishReason.DEADLINE:
             raise DeadlineExceeded("the request's time ran out before its answer was complete")
-        if reason is FinishReason.ABORT:
-            raise Unavailable("the engine is going away and ended this request; send it again")
         raise GenerationFailed(output.message or "the engine could not go on with this request")
 
 

@@ -103,6 +103,8 @@ class GeneratedResponse(Response):
                 work.result()
             else:
                 _log.info("event=client_left id=%s", self._prepared.id)
+                for choice in self._choices:
+                    choice.leave()
         finally:
             for task in (work, watch):
                 task.cancel()
