@@ -46,11 +46,16 @@ class Tokenizer:
         """Ids, added tokens included."""
         return self._fast.get_vocab_size()
 
-    def encode(self, text: str, max_tokens: int, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids. Raises InvalidRequest without tokenizing if the text cannot fit into `max_tokens` tokens."""
+    def encode(
+        self, text: str, max_tokens: int, *, add_special_tokens: bool = True, param: str = "prompt"
+    ) -> list[int]:
+        """Token ids. Raises InvalidRequest without tokenizing if the text cannot fit into `max_tokens` tokens.
+
+        `param` is the field that the text came in.
+        """
         at_least = len(text) // self._longest_token
         if at_least > max_tokens:
-            raise too_long(f"at least {at_least}", max_tokens)
+            raise too_long(f"at least {at_least}", max_tokens, param)
         # A batch of one: unlike `encode`, it lets other threads run meanwhile.
         return self._fast.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
@@ -58,7 +63,8 @@ class Tokenizer:
         """Ids of the rendered chat; the template writes the special tokens itself. Raises InvalidRequest."""
         if self._chat_template is None:
             raise InvalidRequest("this model has no chat template; use /v1/completions", param="messages")
-        return self.encode(self._chat_template.render(messages), max_tokens, add_special_tokens=False)
+        text = self._chat_template.render(messages)
+        return self.encode(text, max_tokens, add_special_tokens=False, param="messages")
 
     def decode_stream(self, prompt_token_ids: Sequence[int]) -> "TextStream":
         """A decoder of what follows this prompt."""
@@ -123,12 +129,12 @@ class TextStream:
         return text
 
 
-def too_long(num_tokens: int | str, max_model_len: int) -> InvalidRequest:
-    """The error for a prompt that leaves no room for an answer."""
+def too_long(num_tokens: int | str, max_model_len: int, param: str) -> InvalidRequest:
+    """The error for a prompt, sent in the field `param`, that leaves no room for an answer."""
     return InvalidRequest(
         f"the prompt has {num_tokens} tokens, but this model's context is {max_model_len} tokens, at least one of "
         "them for the answer; shorten the prompt",
-        param="prompt",
+        param=param,
         code="context_length_exceeded",
     )
 

@@ -61,7 +61,7 @@ def prepare(
     requests: list[EngineRequest] = []
     for prompt in prompts:
         params = _sampling_params(fields, facts, len(prompt), max_tokens, top_logprobs)
-        _check_prompt(prompt, params, facts)
+        _check_prompt(fields, prompt, params, facts)
         for choice in range(fields.choices_per_prompt()):
             requests.append(
                 EngineRequest(
@@ -88,11 +88,12 @@ def _sampling_params(
     """Null means the default, as in OpenAI's API."""
     room = facts.max_model_len - num_prompt_tokens
     if room < 1:
-        raise too_long(num_prompt_tokens, facts.max_model_len)
+        raise too_long(num_prompt_tokens, facts.max_model_len, fields.prompt_field)
     wanted = room if max_tokens is None else max_tokens
     min_tokens = fields.min_tokens or 0
     if min_tokens > wanted:
-        raise InvalidRequest(f"min_tokens is {min_tokens}, but max_tokens is {wanted}", param="min_tokens")
+        limit = fields.max_tokens_field()
+        raise InvalidRequest(f"min_tokens is {min_tokens}, but {limit} is {wanted}", param="min_tokens")
     return SamplingParams(
         max_tokens=wanted,
         min_tokens=min_tokens,
@@ -106,19 +107,20 @@ def _sampling_params(
     )
 
 
-def _check_prompt(prompt: list[int], params: SamplingParams, facts: ModelFacts) -> None:
+def _check_prompt(fields: SamplingFields, prompt: list[int], params: SamplingParams, facts: ModelFacts) -> None:
     if not prompt:
-        raise InvalidRequest("the prompt is empty; send at least one token", param="prompt")
+        raise InvalidRequest("the prompt is empty; send at least one token", param=fields.prompt_field)
     if max(prompt) >= facts.vocab_size:
-        raise InvalidRequest(f"prompt token ids must be in 0..{facts.vocab_size - 1}", param="prompt")
+        raise InvalidRequest(f"prompt token ids must be in 0..{facts.vocab_size - 1}", param=fields.prompt_field)
     if any(token_id >= facts.vocab_size for token_id in params.stop_token_ids):
         raise InvalidRequest(f"stop_token_ids must be in 0..{facts.vocab_size - 1}", param="stop_token_ids")
     total = len(prompt) + params.max_tokens
     if total > facts.max_model_len:
+        limit = fields.max_tokens_field()
         raise InvalidRequest(
-            f"the prompt has {len(prompt)} tokens and max_tokens is {params.max_tokens}: together {total}, more than "
-            f"the {facts.max_model_len} tokens of this model's context; shorten the prompt or lower max_tokens",
-            param="max_tokens",
+            f"the prompt has {len(prompt)} tokens and {limit} is {params.max_tokens}: together {total}, more than "
+            f"the {facts.max_model_len} tokens of this model's context; shorten the prompt or lower {limit}",
+            param=limit,
             code="context_length_exceeded",
         )
 

@@ -4,7 +4,7 @@ Unknown fields and wrong types are errors that name the field; nothing is ignore
 successors, which only label a request. Used by `completions` and `chat`. Pure.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -75,6 +75,7 @@ class SamplingFields(BaseModel):
     """What completions and chat have in common."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+    prompt_field: ClassVar[str]  # the field that holds the prompt, whatever its form
 
     model: str | None = None
     stream: bool | None = False
@@ -112,9 +113,15 @@ class SamplingFields(BaseModel):
         """`n`."""
         return self.n or 1
 
+    def max_tokens_field(self) -> str:
+        """The name by which the client limits the answer."""
+        return "max_tokens"
+
 
 class CompletionRequest(SamplingFields):
     """POST /v1/completions."""
+
+    prompt_field = "prompt"
 
     prompt: Prompts
     logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
@@ -172,6 +179,8 @@ class ChatMessage(BaseModel):
 class ChatRequest(SamplingFields):
     """POST /v1/chat/completions."""
 
+    prompt_field = "messages"
+
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     logprobs: bool | None = False
     top_logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
@@ -203,6 +212,10 @@ class ChatRequest(SamplingFields):
                 "max_completion_tokens", "max_completion_tokens and max_tokens differ; send max_completion_tokens alone"
             )
         return self
+
+    def max_tokens_field(self) -> str:
+        """The newer name if the client uses it."""
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     def top_logprobs_wanted(self) -> int | None:
         """Alternatives per token; None = no log probabilities at all."""

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from openai import BadRequestError, OpenAI
+from tests.engine.chat_model import CONTEXT_TOKENS
 from tests.engine.processes import EngineServer
 
 MESSAGES: Any = [{"role": "user", "content": "the fox"}]
@@ -79,6 +80,26 @@ def test_messages_the_template_refuses_are_the_clients_fault(client: OpenAI) -> 
     messages: Any = [{"role": "system", "content": "x"}, *MESSAGES]
     with pytest.raises(BadRequestError, match="no system here"):
         client.chat.completions.create(model="tiny", messages=messages)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": [{"role": "user", "content": "a" * 1_000_000}]}, "messages"),
+        ({"messages": [{"role": "user", "content": "a" * CONTEXT_TOKENS}]}, "messages"),
+        ({"max_completion_tokens": CONTEXT_TOKENS}, "max_completion_tokens"),
+        ({"max_tokens": CONTEXT_TOKENS}, "max_tokens"),
+    ],
+)
+def test_what_does_not_fit_is_named_as_the_client_named_it(
+    server: EngineServer, fields: dict[str, Any], param: str, stream: bool
+) -> None:
+    response = server.post("/v1/chat/completions", {"messages": MESSAGES, "stream": stream} | fields)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", param)
+    if param != "messages":
+        assert f"{param} is {CONTEXT_TOKENS}: together" in error["message"]
 
 
 def test_tools_are_refused_by_name(client: OpenAI) -> None:
