@@ -33,10 +33,14 @@ _COUNTERS: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
     ("vllm:num_preemptions", "Requests preempted, to be computed again.", lambda s: s.num_preemptions),
     (
         "vllm:prefix_cache_queries",
-        "Prompt tokens looked up in the prefix cache.",
+        "Tokens looked up in the prefix cache: of prompts and, after a preemption, of answers so far.",
         lambda s: s.prefix_cache_query_tokens,
     ),
-    ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", lambda s: s.prefix_cache_hit_tokens),
+    (
+        "vllm:prefix_cache_hits",
+        "Tokens found in the prefix cache, of those looked up.",
+        lambda s: s.prefix_cache_hit_tokens,
+    ),
     ("conveyor_engine_steps", "Steps run.", lambda s: s.num_steps),
     ("conveyor_engine_padding_tokens", "Dummy tokens stepped.", lambda s: s.padding_tokens),
     (
