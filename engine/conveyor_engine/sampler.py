@@ -48,9 +48,10 @@ class _Parameters:
 
     serials: list[int]
     draws: list[_Draw]
-    logprob_rows: list[int]
+    logprob_rows: torch.Tensor  # int64
     max_logprobs: int
-    min_token_rows: list[int]
+    min_token_rows: list[int]  # those that have not reached min_tokens when `stops` was built ...
+    stops: tuple[torch.Tensor, torch.Tensor] | None  # ... (row, token id) of all that would end them; None: not built
 
 
 def peak_bytes(max_num_seqs: int, vocab_size: int) -> int:
@@ -76,16 +77,14 @@ class Sampler:
             return Sampled([])
         parameters = self._parameters(requests, logits.shape[1])
         raw = logits
-        if rows := [
-            i for i in parameters.min_token_rows if requests[i].num_output_tokens < requests[i].params.min_tokens
-        ]:
-            logits = _forbid_stopping(logits, rows, requests)
+        if parameters.min_token_rows:
+            logits = _forbid_stopping(logits, parameters, requests)
         best, tokens = _best(logits)
         for draw in parameters.draws:
             uniforms = self._uniforms(draw, requests)
             tokens[draw.rows] = _draw(logits[draw.rows], best[draw.rows], draw, uniforms)
         tokens = torch.where(torch.isfinite(best), tokens, -1)
-        logprobs = _logprobs(raw, tokens, parameters, requests) if parameters.logprob_rows else None
+        logprobs = _logprobs(raw, tokens, parameters, requests) if len(parameters.logprob_rows) else None
         return Sampled(tokens.tolist(), logprobs)
 
     def _parameters(self, requests: list[RequestState], vocab_size: int) -> _Parameters:
@@ -126,9 +125,10 @@ def _build_parameters(
     return _Parameters(
         serials=serials,
         draws=[_build_draw(requests, indices, vocab_size, device) for indices in (uncut, cut) if indices],
-        logprob_rows=[i for i, p in enumerate(params) if p.logprobs is not None],
+        logprob_rows=torch.tensor([p.logprobs is not None for p in params], device=device).nonzero().squeeze(1),
         max_logprobs=min(vocab_size, max((p.logprobs or 0 for p in params), default=0)),
         min_token_rows=[i for i, r in enumerate(requests) if r.params.min_tokens and r.stop_ids],
+        stops=None,
     )
 
 
@@ -155,12 +155,16 @@ def _build_cuts(params: list[SamplingParams], vocab_size: int, device: torch.dev
     )
 
 
-def _forbid_stopping(logits: torch.Tensor, rows: list[int], requests: list[RequestState]) -> torch.Tensor:
-    """Rows that have not reached min_tokens cannot choose a token that would end them."""
-    logits = logits.clone()
-    for row in rows:
-        logits[row, list(requests[row].stop_ids)] = float("-inf")
-    return logits
+def _forbid_stopping(logits: torch.Tensor, parameters: _Parameters, requests: list[RequestState]) -> torch.Tensor:
+    """Rows that have not reached min_tokens cannot choose a token that would end them. `logits` is left as it is."""
+    rows = [i for i in parameters.min_token_rows if requests[i].num_output_tokens < requests[i].params.min_tokens]
+    if parameters.stops is None or rows != parameters.min_token_rows:
+        stops = [(row, token_id) for row in rows for token_id in requests[row].stop_ids]
+        row_of, token_ids = torch.tensor(stops, dtype=torch.int64, device=logits.device).view(-1, 2).unbind(1)
+        parameters.min_token_rows, parameters.stops = rows, (row_of, token_ids)
+    if not rows:
+        return logits
+    return logits.index_put(parameters.stops, logits.new_full((), float("-inf")))
 
 
 def _best(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -262,14 +266,14 @@ def _logprobs(
     logits: torch.Tensor, tokens: torch.Tensor, parameters: _Parameters, requests: list[RequestState]
 ) -> list[TokenLogprobs | None]:
     """Log probabilities of the chosen and of the best tokens, for the rows that asked."""
-    rows = torch.tensor(parameters.logprob_rows, device=logits.device)
+    rows = parameters.logprob_rows
     chosen = tokens[rows].clamp_min(0)
     values = logits[rows].float().log_softmax(-1)
     chosen_values = values.gather(1, chosen[:, None]).squeeze(1).tolist()
     top = values.topk(parameters.max_logprobs, dim=-1)
     result: list[TokenLogprobs | None] = [None] * len(requests)
     for row, token_id, value, ids, logprobs in zip(
-        parameters.logprob_rows, chosen.tolist(), chosen_values, top.indices.tolist(), top.values.tolist(), strict=True
+        rows.tolist(), chosen.tolist(), chosen_values, top.indices.tolist(), top.values.tolist(), strict=True
     ):
         count = requests[row].params.logprobs or 0
         result[row] = TokenLogprobs(token_id, value, ids[:count], logprobs[:count])

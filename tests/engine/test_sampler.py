@@ -1,12 +1,14 @@
 """What the sampler chooses: the right token, the right frequencies, and the same again for the same seed."""
 
 import math
+from collections import Counter
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tests.engine.builders import EOS, make_state
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from conveyor_engine import sampler as sampler_module
 from conveyor_engine.request_state import RequestState
@@ -216,6 +218,34 @@ def test_min_tokens_forbids_every_token_that_would_stop(temperature: float) -> N
         state.token_ids.append(token_id)
     assert sampler().sample(logits, [state]).token_ids[0] in (1, EOS)
     assert logits[0, 1] == 50.0, "the model's logits are left alone"
+
+
+def test_each_row_is_held_to_its_own_min_tokens() -> None:
+    rows = [make_state(temperature=0, min_tokens=count, stop_token_ids=(token,)) for count, token in ((1, 4), (2, 5))]
+    logits = torch.tensor([[0.0, 1.0, 9.0, 2.0, 8.0, 7.0]]).repeat(2, 1)
+    logits[1, 5] = 8.5
+    shared, seen = sampler(), []
+    for _ in range(3):
+        seen.append(shared.sample(logits, rows).token_ids)
+        for row, token_id in zip(rows, seen[-1], strict=True):
+            row.token_ids.append(token_id)
+    assert seen == [[5, 4], [EOS, 4], [EOS, EOS]]
+
+
+def test_what_the_rows_ask_for_is_brought_to_the_device_once_and_not_row_by_row() -> None:
+    class Operations(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            counted[func.overloadpacket.__name__] += 1
+            return func(*args, **(kwargs or {}))
+
+    rows = [make_state(temperature=0, min_tokens=9, logprobs=1) for _ in range(4)]
+    shared, logits = sampler(), torch.zeros(4, 8)
+    shared.sample(logits, rows)
+    counted: Counter[str] = Counter()
+    with Operations():
+        shared.sample(logits, rows)
+    assert counted["index_put"] == 1
+    assert counted["lift_fresh"] == counted["_to_copy"] == 0, "tensors made of lists"
 
 
 def test_log_probabilities_are_the_models_own_and_only_for_those_who_ask() -> None:
