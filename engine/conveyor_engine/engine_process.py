@@ -6,19 +6,20 @@ than the present step; another tells that the process lives and how long a step 
 """
 
 import argparse
+import contextlib
 import logging
 import os
 import socket
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Iterator
 from queue import Empty, SimpleQueue
 
 from conveyor_engine.config import EngineConfig
 from conveyor_engine.core import EngineCore
 from conveyor_engine.errors import InvalidRequest, Overloaded, StartError
+from conveyor_engine.logs import configure_logging
 from conveyor_engine.messages import (
     Abort,
     Add,
@@ -40,6 +41,7 @@ from conveyor_engine.request import EngineRequest
 
 HEARTBEAT_SECONDS = 1.0
 _READ_BYTES = 1 << 20
+_log = logging.getLogger("conveyor_engine.engine_process")
 
 
 class Disconnected(Exception):
@@ -193,10 +195,12 @@ def run(channel: Channel) -> int:
     except Disconnected:
         return 0
     except StartError as error:
-        channel.send(StartFailed(error.reason, str(error)))
+        last_words: FromEngine = StartFailed(error.reason, str(error))
     except Exception as error:  # the one broad except of this process
-        traceback.print_exc()
-        channel.send(Failed(_reason(error), f"{type(error).__name__}: {error}"))
+        _log.exception("event=engine_failed")
+        last_words = Failed(_reason(error), f"{type(error).__name__}: {error}")
+    with contextlib.suppress(Disconnected):
+        channel.send(last_words)
     return 1
 
 
@@ -213,6 +217,7 @@ def _reason(error: Exception) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m conveyor_engine.engine_process", description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="the inherited end of a socket pair")
+    configure_logging()
     logging.captureWarnings(True)
     return run(Channel(socket.socket(fileno=parser.parse_args().fd)))
 

@@ -1,4 +1,7 @@
-"""The log's shape: one line per event, `time=... level=... event=... key=value`, on stderr. Set up by `__main__`."""
+"""The log's shape: one line per event, `time=... level=... event=... key=value`, on stderr.
+
+Set up by the main of each process: `__main__`, `engine_process`.
+"""
 
 import json
 import logging

@@ -1,7 +1,10 @@
 """The loop of the engine's process, with a pretended core, at one end of a socket pair."""
 
+import re
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 from contextlib import nullcontext
@@ -10,10 +13,12 @@ from typing import Any, cast
 import msgspec
 import pytest
 from tests.engine.builders import make_request
+from tests.engine.processes import environment
 
+from conveyor_engine.config import EngineConfig
 from conveyor_engine.core import EngineCore
 from conveyor_engine.engine_process import Channel, Disconnected, EngineLoop, Pulse
-from conveyor_engine.messages import Abort, Add, encode_frame
+from conveyor_engine.messages import Abort, Add, Start, encode_frame
 from conveyor_engine.request import EngineRequest, EngineStats, RequestOutput
 
 
@@ -86,3 +91,28 @@ def test_a_message_that_cannot_be_read_ends_the_loop_after_those_before_it() -> 
         with pytest.raises(msgspec.MsgspecError):
             run_loop(core, theirs)
     assert core.aborted_at == {"a": 0}
+
+
+BROKEN = """
+import runpy, sys, types, warnings
+def broken(*_, **__):
+    warnings.warn("odd\\nand odder")
+    raise RuntimeError("two\\nlines")
+sys.modules["conveyor_engine.core"] = types.SimpleNamespace(EngineCore=broken)
+runpy.run_module("conveyor_engine.engine_process", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_a_core_that_fails_is_one_line_of_the_log() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(encode_frame(Start(EngineConfig(model="none"))))
+        ended = subprocess.run(
+            [sys.executable, "-c", BROKEN, "--fd", str(theirs.fileno())], pass_fds=[theirs.fileno()],
+            env=environment(), capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+    lines = ended.stderr.splitlines()
+    assert ended.returncode == 1
+    assert all(re.match(r"time=\S+ level=\S+ event=", line) for line in lines), ended.stderr
+    assert len(lines) == 2
+    assert 'level=ERROR event=engine_failed traceback="Traceback' in lines[1]
