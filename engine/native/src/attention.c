@@ -207,14 +207,13 @@ INLINE void attend(const int bf16, const cv_attention *c, const unit *u, tile *w
 }
 
 /* Lays the tile's arrays out in the thread's memory, each on its own cache lines. */
-INLINE tile tile_in(char *memory, int64_t rows, int64_t dim, int64_t width) {
+INLINE tile tile_in(char *memory, int64_t rows, int64_t width) {
     tile w;
     w.out = (float *)memory;
     w.scores = w.out + rows * width;
     w.highest = w.scores + ROWS * CHUNK;
     w.sum = w.highest + rows + VL;
     w.q = w.sum + rows + VL;
-    (void)dim;
     return w;
 }
 
@@ -256,7 +255,7 @@ void CV_NAME(cv_attention)(const cv_attention *c) {
         static __thread void *memory;
         static __thread size_t held;
         const size_t floats = (size_t)(tile_rows * (width + 2 * dim + 2) + ROWS * CHUNK + 4 * VL);
-        tile w = tile_in(scratch_grow(&memory, &held, floats * sizeof(float)), tile_rows, dim, width);
+        tile w = tile_in(scratch_grow(&memory, &held, floats * sizeof(float)), tile_rows, width);
 #pragma omp for schedule(dynamic, 1) nowait
         for (int64_t i = 0; i < starts[c->num_seqs]; i++) {
             const unit u = unit_at(c, starts, tile_tokens, i);
