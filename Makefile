@@ -23,7 +23,7 @@ $(UV):
 	python3 -m venv $(CACHE)/uv-$(UV_VERSION)
 	$(CACHE)/uv-$(UV_VERSION)/bin/pip install --quiet uv==$(UV_VERSION)
 
-.venv/.complete: $(UV) pyproject.toml uv.lock $(wildcard engine/native/*)
+.venv/.complete: $(UV) pyproject.toml uv.lock $(wildcard engine/native/*.py engine/native/src/*)
 	$(UV) sync --locked --all-extras --all-groups
 	@touch $@
 
