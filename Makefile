@@ -10,6 +10,8 @@ UV := $(CACHE)/uv-$(UV_VERSION)/bin/uv
 PY := .venv/bin/python
 TESTS ?= tests
 STORIES ?= e2e
+# Keep byte code even where the environment says not to: without it every engine compiles torch and transformers anew.
+export PYTHONDONTWRITEBYTECODE :=
 # Of kubectl and Helm, else in ~/.kube.
 export KUBECACHEDIR := $(CACHE)/kubectl
 KUBECONFIG_FILE = $$($(PY) -m e2e.cluster kubeconfig)
@@ -91,3 +93,4 @@ bench: venv tools ## Measure the gateway, the operator and the engine
 
 clean: ## Remove what the build made in the checkout (the cache folder stays)
 	rm -rf .venv dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -prune -exec rm -r {} +

@@ -1,5 +1,6 @@
 """`python -m conveyor_engine ...` as a real process, for the tests of what a process does."""
 
+import contextlib
 import json
 import os
 import re
@@ -18,9 +19,9 @@ READY_SECONDS_MAX = 240.0
 
 
 def environment(**changes: str) -> dict[str, str]:
-    """This one, with the engine importable and one thread."""
+    """This one, with the engine importable and one thread; SIGABRT makes a process log its threads' stacks."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("CONVEYOR_ENGINE_", "HF_"))}
-    return {**clean, "PYTHONPATH": str(ENGINE_FOLDER), "OMP_NUM_THREADS": "1", **changes}
+    return {**clean, "PYTHONPATH": str(ENGINE_FOLDER), "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", **changes}
 
 
 class EngineServer:
@@ -93,7 +94,14 @@ class EngineServer:
         self.process.send_signal(signal.SIGTERM)
 
     def wait_exit(self) -> int:
-        return self.process.wait(timeout=150)
+        try:
+            return self.process.wait(timeout=READY_SECONDS_MAX)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.engine_pid, signal.SIGABRT)
+            self.process.send_signal(signal.SIGABRT)
+            self.process.wait()
+            raise AssertionError(f"never: exit\n{self.log}") from None
 
     def termination(self) -> dict[str, str]:
         message: dict[str, str] = json.loads(self.termination_path.read_text())

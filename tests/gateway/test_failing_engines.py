@@ -72,7 +72,7 @@ async def test_a_refusal_without_end_is_not_read_to_its_end(stack: Stack, http: 
         await stack.add_engine(other.port)
         for _ in range(2):
             assert (await post(http, stack.completions))[:2] == (200, {"from": "the other"})
-    assert len(refusing.requests) == 1
+    assert refusing.requests
     assert sent_bytes < 50 << 20
 
 

@@ -4,18 +4,22 @@ Called by `python -m e2e.cluster tools` and by whoever needs a program: `binary(
 Standard library only: it runs before the virtual environment exists. Knows nothing of clusters.
 
 This folder is the Go module too: one for all programs, so that what they share has one version and is compiled
-once. They go to `<cache>/tools/<hash of the module>/`: a finished one survives an interrupted build, and a new
-version never meets an old one.
+once. They go to `<cache>/tools/<hash of the module>/`, so that a new version never meets an old one. An interrupted
+build goes on from the packages that it has compiled.
 """
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from e2e.cluster.paths import CACHE
 
@@ -24,6 +28,7 @@ KUBERNETES_VERSION = "1.37.1"
 
 _KUBERNETES = "k8s.io/kubernetes/cmd/"
 _VERSION_PACKAGE = "k8s.io/component-base/version"
+_PROGRESS_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +40,14 @@ class Tool:
 
     @property
     def path(self) -> Path:
-        return CACHE / "tools" / module_hash() / self.name
+        return _folder() / self.name
+
+    @property
+    def built_as(self) -> str:
+        """The name that `go build` gives the program: the package's last word that is no major version."""
+        return re.sub(r"/v\d+$", "", self.package).rsplit("/", 1)[-1]
 
 
-# In the order of need: an interrupted build leaves the useful ones.
 TOOLS = (
     Tool("kube-apiserver", _KUBERNETES + "kube-apiserver"),
     Tool("etcd", "go.etcd.io/etcd/server/v3"),
@@ -68,6 +77,10 @@ def module_hash() -> str:
     for file in [*sorted(MODULE.glob("go.*")), *sorted(MODULE.glob("*/*.go"))]:
         digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
     return digest.hexdigest()[:12]
+
+
+def _folder() -> Path:
+    return CACHE / "tools" / module_hash()
 
 
 def binary(name: str) -> Path:
@@ -106,19 +119,43 @@ def provide_clients() -> None:
 
 
 def _build_all(missing: Sequence[Tool]) -> None:
-    """One program after the other; drops the compiler's caches at the end."""
+    """In one go, so that one program is linked while another is compiled; drops the compiler's caches at the end."""
     if not missing:
         return
-    for number, tool in enumerate(missing, start=1):
-        print(f"building {tool.name} ({number} of {len(missing)}) ...", flush=True)
-        started = time.monotonic()
-        _build(tool)
-        print(f"built {tool.name} in {time.monotonic() - started:.0f} s", flush=True)
+    print(f"building {', '.join(tool.name for tool in missing)}: fetching their modules ...", flush=True)
+    started = time.monotonic()
+    packages = [tool.package for tool in missing]
+    listed = subprocess.run(["go", "list", "-deps", *packages], stdout=subprocess.PIPE, check=True, **_in_module())
+    _folder().mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=_folder(), prefix="partial-") as partial:
+        # Nobody debugs them: without that information a package is compiled in an eighth less time.
+        flags = ["-v", "-trimpath", "-gcflags=all=-dwarf=false", f"-ldflags={_linker_flags()}", "-o", f"{partial}/"]
+        with subprocess.Popen(["go", "build", *flags, *packages], stderr=subprocess.PIPE, **_in_module()) as compiler:
+            assert compiler.stderr is not None
+            _show_progress(compiler.stderr, len(listed.stdout.split()))
+        if compiler.returncode:
+            raise subprocess.CalledProcessError(compiler.returncode, compiler.args)
+        for tool in missing:
+            (Path(partial) / tool.built_as).rename(tool.path)
+    print(f"built in {time.monotonic() - started:.0f} s", flush=True)
     # They take 9 GB and serve nothing once the programs are built.
     shutil.rmtree(CACHE / "go", ignore_errors=True)
 
 
-def _build(tool: Tool) -> None:
+def _show_progress(lines: Iterable[str], total: int) -> None:
+    """Counts the packages that `go build -v` names; whatever else it says is passed on."""
+    num_compiled, shown = 0, time.monotonic()
+    for line in lines:
+        if re.fullmatch(r"[^\s:]+\n", line) is None:
+            sys.stderr.write(line)
+            continue
+        num_compiled += 1
+        if time.monotonic() - shown > _PROGRESS_SECONDS:
+            print(f"compiled {num_compiled} of {total} packages", flush=True)
+            shown = time.monotonic()
+
+
+def _in_module() -> dict[str, Any]:
     environment = {
         **os.environ,
         "CGO_ENABLED": "0",
@@ -126,17 +163,7 @@ def _build(tool: Tool) -> None:
         "GOCACHE": str(CACHE / "go" / "build"),
         "GOMODCACHE": str(CACHE / "go" / "modules"),
     }
-    partial = tool.path.with_suffix(".partial")
-    partial.parent.mkdir(parents=True, exist_ok=True)
-    # Nobody debugs them: without that information a package is compiled in an eighth less time.
-    flags = ["-trimpath", "-gcflags=all=-dwarf=false", f"-ldflags={_linker_flags()}"]
-    subprocess.run(
-        ["go", "build", *flags, "-o", partial, tool.package],
-        cwd=MODULE,
-        env=environment,
-        check=True,
-    )
-    partial.rename(tool.path)
+    return {"cwd": MODULE, "env": environment, "text": True}
 
 
 def _linker_flags() -> str:
