@@ -12,6 +12,7 @@ from pathlib import Path
 import aiohttp
 import yaml
 from aiohttp import web
+from tests.connector import ApiServerConnector
 
 
 class ApiProxy:
@@ -45,7 +46,8 @@ class ApiProxy:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[str]:
         """Yields the URL that stands for the API server."""
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=self._tls)) as self._session:
+        connector = ApiServerConnector(self._tls)
+        async with aiohttp.ClientSession(connector=connector) as self._session:
             runner = web.ServerRunner(web.Server(self._pass_on), shutdown_timeout=0.1)
             await runner.setup()
             await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -53,6 +55,7 @@ class ApiProxy:
                 yield f"http://127.0.0.1:{runner.addresses[0][1]}"
             finally:
                 await runner.cleanup()
+        await connector.wait_closed()
 
     async def _pass_on(self, request: web.BaseRequest) -> web.StreamResponse:
         if self.is_shut:

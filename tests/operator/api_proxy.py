@@ -17,7 +17,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import yaml
-from aiohttp import ClientSession, ClientTimeout, TCPConnector, web
+from aiohttp import ClientSession, ClientTimeout, web
+from tests.connector import ApiServerConnector
 
 _HOP_HEADERS = {"connection", "keep-alive", "transfer-encoding", "content-length", "content-encoding", "host"}
 _PATH = re.compile(
@@ -132,7 +133,7 @@ class ApiProxy:
         self._loop.close()
 
     async def _main(self) -> None:
-        connector = TCPConnector(ssl=self._tls, limit=0)
+        connector = ApiServerConnector(self._tls)
         async with ClientSession(
             connector=connector, auto_decompress=False, timeout=ClientTimeout(total=None)
         ) as client:
@@ -147,7 +148,7 @@ class ApiProxy:
             self._ready.set()
             await self._stop.wait()
             await runner.cleanup()
-        await asyncio.sleep(0.2)  # closing TLS takes a few more turns of the loop
+        await connector.wait_closed()
 
     async def _pass(self, request: web.Request) -> web.StreamResponse:
         call = parse_call(request)
