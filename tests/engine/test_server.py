@@ -50,7 +50,11 @@ class Call(threading.Thread):
     def run(self) -> None:
         with httpx.stream("POST", self._url, json=self._body, timeout=120) as response:
             self.status = response.status_code
-            self.lines.extend(line for line in response.iter_lines() if line)
+            rest = b""
+            for piece in response.iter_raw():  # a body's text may hold what iter_lines takes for the end of a line
+                *lines, rest = (rest + piece).split(b"\n")
+                self.lines.extend(line.decode() for line in lines if line)
+            self.lines.extend([rest.decode()] if rest else [])
 
     def finish(self) -> "Call":
         self.join(timeout=150)

@@ -31,6 +31,7 @@ _SSE_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+_LINE_ENDS = tuple((end.encode(), f"\\u{ord(end):04x}".encode()) for end in "\u0085\u2028\u2029")
 _encode = msgspec.json.Encoder().encode
 
 
@@ -161,14 +162,14 @@ class GeneratedResponse(Response):
                 await self._send_events(deltas, send)
             last = b"data: [DONE]\n\n"
             if self._prepared.include_usage:
-                last = _event(_encode(self._format.usage_chunk(self._usage()))) + last
+                last = event(_encode(self._format.usage_chunk(self._usage()))) + last
         except ConveyorEngineError as error:
             _log.info("event=stream_failed id=%s error=%s", self._prepared.id, type(error).__name__)
-            last = _event(failure_body(error))
+            last = event(failure_body(error))
         await send({"type": "http.response.body", "body": last})
 
     async def _send_events(self, deltas: list[Delta], send: Send) -> None:
-        events = b"".join(_event(_encode(self._format.chunk(delta))) for delta in deltas)
+        events = b"".join(event(_encode(self._format.chunk(delta))) for delta in deltas)
         await send({"type": "http.response.body", "body": events, "more_body": True})
 
     def _usage(self) -> Usage:
@@ -179,7 +180,10 @@ class GeneratedResponse(Response):
         return Usage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, {"cached_tokens": cached})
 
 
-def _event(data: bytes) -> bytes:
+def event(data: bytes) -> bytes:
+    """Line ends that only Python's text knows are escaped: clients that read a stream by its lines break at them."""
+    for line_end, escaped in _LINE_ENDS:
+        data = data.replace(line_end, escaped)
     return b"data: " + data + b"\n\n"
 
 
