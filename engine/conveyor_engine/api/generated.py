@@ -181,7 +181,7 @@ class GeneratedResponse(Response):
 
 
 def event(data: bytes) -> bytes:
-    """Line ends that only Python's text knows are escaped: clients that read a stream by its lines break at them."""
+    """JSON as one event. Unicode's own line ends are escaped: clients that split text into lines break at them."""
     for line_end, escaped in _LINE_ENDS:
         data = data.replace(line_end, escaped)
     return b"data: " + data + b"\n\n"
