@@ -1,6 +1,6 @@
 """The only calls to the Kubernetes API beside Kopf's watches.
 
-Used by `reconcile`, `resync`, `apiservice` and `process`; `handlers` takes the credentials from here. Objects are plain
+Used by `reconcile`, `relist`, `apiservice` and `process`; `session` takes the credentials from here. Objects are plain
 dictionaries in and out; every failure of a call becomes one of `errors`. Uses `kubernetes.aio`'s dynamic client with
 fixed paths: all kinds are known, so there is no discovery and no discovery cache. Must not decide anything.
 """

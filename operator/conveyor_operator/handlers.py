@@ -3,8 +3,7 @@
 `build_registry` is called once by `process`. No change handlers, timers or daemons: they would write annotations and
 finalizers onto the resource (docs/adr/0003). Kopf's indexes are used for their order alone: it calls the index
 function before the event handler of the same object, and those of everything that exists before the first event.
-What they remember is kept in our `store`, since Kopf's own indexes never lose what `resync` finds to be gone. An
-event without a type is an object from a list.
+What they remember is kept in our `store`, since Kopf's own indexes never lose what `relist` finds to be gone.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -13,7 +12,6 @@ from typing import Any
 import kopf
 
 from conveyor_api import names
-from conveyor_operator.cluster import load_configuration
 from conveyor_operator.kinds import (
     AUTOSCALER,
     CHILDREN,
@@ -32,7 +30,7 @@ from conveyor_operator.observed import (
     observe_ready_endpoints,
 )
 from conveyor_operator.pods import observe_pod
-from conveyor_operator.resync import Resync
+from conveyor_operator.session import KopfSession
 from conveyor_operator.store import Store
 from conveyor_operator.workers import Key, Workers
 
@@ -48,15 +46,15 @@ _PROJECTIONS: dict[Kind, _Projection] = {
 
 
 def build_registry(
-    store: Store, workers: Workers, resync: Resync, kubeconfig: str, end: Callable[[], Awaitable[None]]
+    store: Store, workers: Workers, session: KopfSession, end: Callable[[], Awaitable[None]]
 ) -> kopf.OperatorRegistry:
     """All handlers of the operator; Kopf awaits `end` when it stops."""
     registry = kopf.OperatorRegistry()
-    kopf.on.login(registry=registry)(_build_login(kubeconfig))
+    kopf.on.login(registry=registry)(session.login)
     kopf.on.cleanup(registry=registry)(_build_cleanup(end))
-    _register(registry, INFERENCE_SERVICE, *build_resource_handlers(store, workers, resync.hear_list), labels=None)
+    _register(registry, INFERENCE_SERVICE, *build_resource_handlers(store, workers), labels=None)
     for kind in (*CHILDREN, *GRANDCHILDREN):
-        _watch_belongings(registry, store, workers, resync.hear_list, kind)
+        _watch_belongings(registry, store, workers, kind)
     return registry
 
 
@@ -72,7 +70,7 @@ def configure(settings: kopf.OperatorSettings) -> None:
         settings.watching.label_selectors[kind.group, kind.version, kind.plural] = names.INFERENCE_SERVICE_LABEL
 
 
-def build_resource_handlers(store: Store, workers: Workers, hear_list: Callable[[], None]) -> tuple[_Handler, _Handler]:
+def build_resource_handlers(store: Store, workers: Workers) -> tuple[_Handler, _Handler]:
     """The index function and the event handler of InferenceServices; called by `build_registry`, and by their test."""
 
     async def remember(**event: Any) -> None:
@@ -88,17 +86,13 @@ def build_resource_handlers(store: Store, workers: Workers, hear_list: Callable[
             if store.resource(key) is None:
                 workers.cancel(key)
                 return
-        elif event["type"] is None:
-            hear_list()
         # Another one may have come under this name already: Kopf's order is that of one uid.
         workers.mark(key, generation=int(event["meta"].get("generation", 0)))
 
     return remember, mark
 
 
-def _watch_belongings(
-    registry: kopf.OperatorRegistry, store: Store, workers: Workers, hear_list: Callable[[], None], kind: Kind
-) -> None:
+def _watch_belongings(registry: kopf.OperatorRegistry, store: Store, workers: Workers, kind: Kind) -> None:
     project: _Projection = _PROJECTIONS.get(kind, _project_child)
 
     async def remember(**event: Any) -> None:
@@ -109,8 +103,6 @@ def _watch_belongings(
     async def mark(**event: Any) -> None:
         if event["type"] == "DELETED":
             store.drop(kind, event["uid"])
-        elif event["type"] is None:
-            hear_list()
         workers.mark(_owner_key(event))
 
     _register(registry, kind, remember, mark, labels={names.INFERENCE_SERVICE_LABEL: kopf.PRESENT})
@@ -134,24 +126,6 @@ def _register(
     group, version, plural = kind.group, kind.version, kind.plural
     kopf.index(group=group, version=version, plural=plural, id=plural, labels=labels, registry=registry)(remember)
     kopf.on.event(group=group, version=version, plural=plural, labels=labels, registry=registry)(mark)
-
-
-def _build_login(kubeconfig: str) -> Callable[..., Awaitable[kopf.ConnectionInfo]]:
-    async def login(**_: Any) -> kopf.ConnectionInfo:
-        """The same credentials as `cluster`, read anew whenever Kopf finds that its own have ended."""
-        found = await load_configuration(kubeconfig)
-        # "bearer TOKEN" in a pod, "Bearer TOKEN" from a kubeconfig: the client writes the scheme either way.
-        header: str | None = await found.get_api_key_with_prefix("BearerToken")
-        return kopf.ConnectionInfo(
-            server=found.host,
-            ca_path=found.ssl_ca_cert,
-            insecure=not found.verify_ssl,
-            certificate_path=found.cert_file,
-            private_key_path=found.key_file,
-            token=header.split()[-1] if header else None,
-        )
-
-    return login
 
 
 def _build_cleanup(end: Callable[[], Awaitable[None]]) -> Callable[..., Awaitable[None]]:

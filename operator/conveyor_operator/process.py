@@ -18,7 +18,8 @@ from conveyor_operator.health import Health, HealthServer
 from conveyor_operator.kinds import INFERENCE_SERVICE
 from conveyor_operator.metrics import Metrics
 from conveyor_operator.reconcile import Reconciler
-from conveyor_operator.resync import Resync
+from conveyor_operator.relist import Relist
+from conveyor_operator.session import KopfSession
 from conveyor_operator.settings import Settings
 from conveyor_operator.store import Store
 from conveyor_operator.workers import Workers
@@ -41,7 +42,7 @@ class Operator:
         )
         self.reconciler = Reconciler(cluster, self.store, settings, lambda: self.keeper.metrics_api)
         self.workers = Workers(self.reconciler.reconcile, metrics, settings.workers)
-        self.resync = Resync(cluster, self.store, self.workers.mark, settings.watch_namespaces, settings.resync_seconds)
+        self.relist = Relist(cluster, self.store, self.workers.mark, settings.watch_namespaces)
         self.health = Health(self.workers.longest_run_seconds)
 
     def _mark_all(self) -> None:
@@ -73,8 +74,9 @@ class Operator:
         settings, ready = self.settings, asyncio.Event()
         kopf_settings = kopf.OperatorSettings()
         configure(kopf_settings)
-        async with asyncio.TaskGroup() as tasks:
-            beside = [tasks.create_task(self.resync.run()), tasks.create_task(self._tell_ready(ready))]
+        session = KopfSession(settings.kubeconfig, self.relist.hear_list)
+        async with contextlib.aclosing(session), asyncio.TaskGroup() as tasks:
+            beside = [tasks.create_task(self.relist.run()), tasks.create_task(self._tell_ready(ready))]
             if settings.metrics_api:
                 beside.append(tasks.create_task(self.keeper.run()))
 
@@ -86,7 +88,7 @@ class Operator:
 
             await kopf.operator(
                 # Kopf waits five seconds for every task that is left when it ends, so ours end before.
-                registry=build_registry(self.store, self.workers, self.resync, settings.kubeconfig, end),
+                registry=build_registry(self.store, self.workers, session, end),
                 settings=kopf_settings,
                 clusterwide=not settings.watch_namespaces,
                 namespaces=settings.watch_namespaces,

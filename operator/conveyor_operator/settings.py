@@ -13,7 +13,6 @@ from conveyor_api.settings import (
     TRUE_OR_FALSE,
     Kind,
     Program,
-    seconds,
     setting,
     whole_number,
 )
@@ -37,11 +36,6 @@ class Settings:
     host: str = setting("", "address to listen on; empty for every address", TEXT)
     admin_port: int = setting(names.OPERATOR_ADMIN_PORT, "port of /livez, /readyz and /metrics; 0: any free one", PORT)
     workers: int = setting(8, "services reconciled at once", whole_number(1, 1000))
-    resync_seconds: float = setting(
-        600.0,
-        "how often every service is compared anew; costs one list of names per kind",
-        seconds(above_zero=True),
-    )
     log_level: str = setting("INFO", "least level of the log", LOG_LEVEL)
 
     @property

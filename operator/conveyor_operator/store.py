@@ -1,6 +1,6 @@
 """What is known of the cluster, read by key.
 
-`handlers` puts in what Kopf tells, as `observed` makes it; `resync` takes out what Kopf could not tell; `reconcile`
+`handlers` puts in what Kopf tells, as `observed` makes it; `relist` takes out what Kopf could not tell; `reconcile`
 reads. Objects are told apart by uid: for a moment there may be two of one name, of which the later known one counts.
 """
 

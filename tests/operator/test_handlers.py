@@ -27,7 +27,7 @@ async def reconciled_uids(*events: dict[str, Any]) -> list[str]:
         return True
 
     workers = Workers(reconcile, Metrics(), limit=1)
-    remember, mark = build_resource_handlers(store, workers, lambda: None)
+    remember, mark = build_resource_handlers(store, workers)
     for event in events:
         if event["type"] != "DELETED":
             await remember(**event)

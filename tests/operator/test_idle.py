@@ -1,12 +1,9 @@
-"""An operator with nothing to do makes no calls but its watches and a rare look, and a busy one only what is needed."""
+"""An operator with nothing to do makes no calls but its watches, and a busy one only what is needed."""
 
 import time
-from collections import Counter
 
 from tests.operator.kubelet import Kubelet, ready
 from tests.operator.stage import Stage, wait_until
-
-from conveyor_operator.kinds import WATCHED
 
 AUTOSCALING = {"minReplicas": 1, "maxReplicas": 5}
 
@@ -28,17 +25,6 @@ def test_an_idle_operator_makes_no_calls(stage: Stage) -> None:
         before = calls_but_watches(stage)
         time.sleep(3)
         assert calls_but_watches(stage)[len(before) :] == []
-
-
-def test_a_resync_is_one_list_of_each_kind(stage: Stage) -> None:
-    with Kubelet(stage.space, ready), stage.operator(resync_seconds=3):
-        make_two_services(stage)
-        stage.proxy.wait_quiet(1)
-        before = calls_but_watches(stage)
-        time.sleep(8)  # two resyncs, or three
-    lists = Counter(calls_but_watches(stage)[len(before) :])
-    assert lists.keys() == {f"list {kind.plural}/" for kind in WATCHED}
-    assert max(lists.values()) - min(lists.values()) <= 1
 
 
 def test_the_hpas_looks_cost_no_applies(stage: Stage) -> None:

@@ -76,7 +76,7 @@ def test_a_mended_service_is_ready_and_remembers_its_failure(stage: Stage) -> No
 
 
 def test_events_come_with_transitions_only(stage: Stage) -> None:
-    with stage.operator(resync_seconds=3), Kubelet(stage.space, kubelet.oom_killed) as node:
+    with stage.operator(), Kubelet(stage.space, kubelet.oom_killed) as node:
         stage.space.make_service()
         stage.space.wait_condition("qwen", "Ready", "False", "OOMKilled")
         stage.proxy.wait_quiet()

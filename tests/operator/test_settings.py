@@ -33,7 +33,6 @@ def test_the_url_of_a_service_is_the_gateways_path() -> None:
         ("--workers=0", "workers is '0': it must be a whole number from 1"),
         ("--workers=many", "workers is 'many'"),
         ("--admin-port=70000", "it must be a port number from 0 to 65535"),
-        ("--resync-seconds=0", "it must be a number of seconds above 0"),
         ("--metrics-api=maybe", "it must be true or false"),
         ("--log-level=loud", "it must be DEBUG, INFO, WARNING or ERROR"),
         ("--watch-namespaces=team-a,team.b", "watch_namespaces has 'team.b': it must be names of namespaces"),
