@@ -197,6 +197,9 @@ class ControlPlane:
             f"--authorization-kubeconfig={kubeconfig}",
             "--secure-port=0",
             "--leader-elect=false",
+            # Of the 20 and 30 by default the tokens of its own controllers alone take five seconds.
+            "--kube-api-qps=400",
+            "--kube-api-burst=800",
             "--use-service-account-credentials",
             f"--service-account-private-key-file={self._service_account[1]}",
             f"--root-ca-file={self.authority.certificate}",
