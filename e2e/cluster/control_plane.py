@@ -197,7 +197,7 @@ class ControlPlane:
             f"--authorization-kubeconfig={kubeconfig}",
             "--secure-port=0",
             "--leader-elect=false",
-            # Of the 20 and 30 by default the tokens of its own controllers alone take five seconds.
+            # At the 20 calls a second of the default, the tokens of its own controllers take five seconds.
             "--kube-api-qps=400",
             "--kube-api-burst=800",
             "--use-service-account-credentials",
