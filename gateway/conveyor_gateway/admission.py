@@ -78,21 +78,20 @@ class Ticket:
         loop = self._queue.loop
         began = loop.time()
         limit_seconds = self._queue.limits.queue_timeout_seconds
-        until = min(self.deadline, began + limit_seconds - self.waited_seconds)
+        queue_until = began + limit_seconds - self.waited_seconds
         self._grant = loop.create_future()
         try:
-            async with asyncio.timeout_at(until):
+            async with asyncio.timeout_at(min(self.deadline, queue_until)):
                 await self._grant
         except TimeoutError:
-            raise self._timed_out(limit_seconds) from None
+            engines = f"{self._queue.num_engines} engines are ready"
+            if self.deadline <= queue_until:  # the clock cannot tell: uvloop rounds timers to milliseconds, also down
+                message = f"the request's time ended while it waited for an engine; {engines}"
+                raise TimedOut(message, "deadline_exceeded") from None
+            message = f"no engine had a place for the request within {limit_seconds:g} s; {engines}"
+            raise TimedOut(message, "queue_timeout") from None
         finally:
             self.waited_seconds += loop.time() - began
-
-    def _timed_out(self, limit_seconds: float) -> TimedOut:
-        engines = f"{self._queue.num_engines} engines are ready"
-        if self._queue.loop.time() >= self.deadline:
-            return TimedOut(f"the request's time ended while it waited for an engine; {engines}", "deadline_exceeded")
-        return TimedOut(f"no engine had a place for the request within {limit_seconds:g} s; {engines}", "queue_timeout")
 
     def grant(self, engine: Engine) -> None:
         """Called by the queue: `engine` has kept a place for this request."""

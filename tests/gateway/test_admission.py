@@ -5,6 +5,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
+import uvloop
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -97,6 +98,16 @@ async def test_the_wait_ends_with_the_requests_own_deadline() -> None:
     with pytest.raises(TimedOut) as caught:
         await ticket.place()
     assert caught.value.code == "deadline_exceeded"
+
+
+def test_the_wait_names_the_requests_own_deadline_also_when_the_timer_is_early() -> None:
+    async def codes() -> set[str]:
+        queue = make_queue(queue_timeout_seconds=60, max_queued_requests=40)
+        tickets = [queue.admit(queue.loop.time() + 0.01 + i * 0.0013) for i in range(40)]
+        ends = await asyncio.gather(*(ticket.place() for ticket in tickets), return_exceptions=True)
+        return {end.code for end in ends if isinstance(end, TimedOut)}
+
+    assert uvloop.run(codes()) == {"deadline_exceeded"}  # it rounds a timer to the nearest millisecond
 
 
 async def test_a_client_that_leaves_the_queue_makes_room_at_once() -> None:
