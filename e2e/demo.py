@@ -17,7 +17,7 @@ from rich.table import Table
 
 from e2e import kube
 from e2e.cluster.tools import binary
-from e2e.gateway import forward_command, service_url
+from e2e.gateway import service_url
 from e2e.load import Load, running_load
 from e2e.services import provide_demo_model
 
@@ -179,8 +179,6 @@ def report(story: Story, load: Load, url: str) -> int:
     body = json.dumps({"messages": [{"role": "user", "content": "Tell me about lists."}], "max_tokens": 60})
     print(f"export KUBECONFIG={kube.kubeconfig_path()}")
     print(f"{binary('kubectl')} get infsvc,hpa,pods")
-    if forward := forward_command():
-        print(f"{forward} &   # curl's way to the gateway")
     print(f"curl {url}/chat/completions -H 'Content-Type: application/json' -d '{body}'")
     print("make demo-down   # removes every trace")
     went = story.decided is not None and story.decided <= HPA_SYNC_SECONDS + 1 and story.all_ready and story.back_to_one

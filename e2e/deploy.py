@@ -22,10 +22,10 @@ def deploy() -> None:
     print(f"Installing the chart on {context} ...", flush=True)
     started = time.monotonic()
     provide_namespace(kube.SYSTEM_NAMESPACE)
+    tags = (f"image.tag={loaded_tag('control', docker)}", f"engine.image.tag={loaded_tag('engine', docker)}")
     kube.helm(
         "upgrade", "--install", "conveyor", str(CHART), "--namespace", kube.SYSTEM_NAMESPACE,
-        "--set", f"image.tag={loaded_tag('control', docker)}",
-        "--set", f"engine.image.tag={loaded_tag('engine', docker)}",
+        "--set", ",".join([*tags, *(kind.CHART_VALUES if docker else ())]),
         "--wait", "--timeout", "180s",
     )  # fmt: skip
     kube.kubectl(

@@ -1,4 +1,4 @@
-"""The container runtime of the local cluster from the side: its image store, and what it leaves behind.
+"""The container runtime of a node from the side: its image store, and what the local one leaves behind.
 
 Called by `local` and `load`. Everything is in the namespace that the kubelet's images live in.
 """
@@ -19,10 +19,10 @@ BLOBS = IMAGE_STORE / "io.containerd.content.v1.content" / "blobs"
 
 
 class Containerd:
-    """A running containerd, by its socket."""
+    """A running containerd, by the client's command that reaches it."""
 
-    def __init__(self, socket: Path) -> None:
-        self._command = ["ctr", "--address", str(socket), "--namespace", "k8s.io"]
+    def __init__(self, *client: str | Path) -> None:
+        self._command = [*map(str, client), "--namespace", "k8s.io"]
 
     def ready(self) -> bool:
         return subprocess.run([*self._command, "version"], capture_output=True).returncode == 0
@@ -33,6 +33,9 @@ class Containerd:
         if left:
             self._run("containers", "rm", *left)
         return bool(left)
+
+    def has_image(self, name: str) -> bool:
+        return self._run("images", "ls", "--quiet", f"name=={name}") != ""
 
     def image_id(self, name: str) -> str:
         """Identity of an image (the digest of its configuration); empty if there is none."""

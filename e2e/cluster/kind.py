@@ -16,6 +16,12 @@ from e2e.cluster.paths import CACHE
 NAME = "conveyor"
 CONTEXT = f"kind-{NAME}"
 KUBECONFIG = CACHE / "kind" / "kubeconfig"
+# A port of this machine leads to one of the nodes, and there to the gateway if the chart gets these values.
+GATEWAY_PORT, _NODE_PORT = 18080, 30080
+CHART_VALUES = ("gateway.service.type=NodePort", f"gateway.service.nodePort={_NODE_PORT}")
+# The node whose pods run an image, as kind names it: the taint keeps all but the engines from the worker, and an engine
+# without a GPU has no place here. On both nodes the engine's image would take 12 GB more.
+NODES = {"control": f"{NAME}-control-plane", "engine": f"{NAME}-worker"}
 
 _AUTOSCALER = {
     # Kubernetes' own are 15 and 300 s; a demo should not be about waiting.
@@ -82,6 +88,7 @@ def configuration() -> dict[str, Any]:
         "role": "control-plane",
         # kind takes kubeadm's own taint away only where there is no second node.
         "kubeadmConfigPatches": [_taints_patch("InitConfiguration", []), *_autoscaler_patches()],
+        "extraPortMappings": [{"containerPort": _NODE_PORT, "hostPort": GATEWAY_PORT, "listenAddress": "127.0.0.1"}],
     }
     return {"kind": "Cluster", "apiVersion": "kind.x-k8s.io/v1alpha4", "nodes": [control, worker]}
 

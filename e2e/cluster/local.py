@@ -134,7 +134,7 @@ def _start() -> None:
 
 
 def _start_containerd(processes: Processes, node: Node) -> None:
-    runtime = Containerd(node.containerd_socket)
+    runtime = Containerd("ctr", "--address", node.containerd_socket)
     processes.start("containerd", node.containerd())
     wait_until("containerd", runtime.ready, 30, processes.check)
     runtime.import_pause_image(PAUSE_IMAGE)

@@ -20,6 +20,7 @@ FULL = (
     "engine.image.tag=v9",
     "imagePullSecrets[0].name=registry",
     "gateway.service.type=LoadBalancer",
+    "gateway.service.nodePort=30080",
     "gateway.service.annotations.a/b=c",
     "gateway.url=https://inference.example.com",
     "gateway.publicHosts={inference.example}",

@@ -54,6 +54,8 @@ def test_the_schema_knows_exactly_the_values_that_there_are() -> None:
         ("crds.create=yes please", "at '/crds/create': got string, want boolean"),
         ("metrics.apiService.caBundle=abc", "additional properties 'caBundle' not allowed"),
         ("gateway.service.type=ExternalName", "value must be one of 'ClusterIP', 'NodePort', 'LoadBalancer'"),
+        ("gateway.service.nodePort=http", "at '/gateway/service/nodePort': got string, want"),
+        ("gateway.service.nodePort=65536", "maximum: got 65,536, want 65,535"),
         ("gateway.drainTimeoutSeconds=0", "minimum: got 0, want 1"),
         ("gateway.drainTimeoutSeconds=86401", "maximum: got 86,401, want 86,400"),
         ("gateway.url=inference.example.com", "'inference.example.com' does not match pattern"),

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from e2e import gateway, kube
+from e2e import kube
 from e2e.cluster import kind, local, lock, provider, tools
 from e2e.cluster.paths import REPOSITORY
 
@@ -75,15 +75,6 @@ def test_a_context_that_is_not_ours_is_refused(tmp_path: Path, monkeypatch: pyte
         kube.require_our_cluster()
     with pytest.raises(provider.ContextRefused, match="'production'"):
         provider.of_kubeconfig()
-
-
-def test_on_kind_the_gateway_is_reached_through_a_command_and_locally_without(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KUBECONFIG", context_file(tmp_path, "kind-conveyor"))
-    assert "port-forward" in (gateway.forward_command() or "")
-    context_file(tmp_path, "conveyor-local")
-    assert gateway.forward_command() is None
 
 
 @pytest.mark.parametrize("module", ["e2e.deploy", "e2e.gateway", "e2e.demo"])

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.chart.installation import find, render
 
 from e2e.cluster import gpus, kind, sysctls, tools
 from e2e.cluster.api import Api, wait_until
@@ -103,6 +104,13 @@ def test_kinds_control_plane_takes_pods_that_tolerate_nothing() -> None:
     patches = [json.loads(patch) for patch in control["kubeadmConfigPatches"]]
     # An empty list, not none: without one kubeadm sets its own taint. No apiVersion: it fits all of them.
     assert {"kind": "InitConfiguration", "nodeRegistration": {"taints": []}} in patches
+
+
+def test_a_port_of_this_machine_leads_to_the_gateway_on_kinds_nodes() -> None:
+    control, _ = kind.configuration()["nodes"]
+    service = find(render(*kind.CHART_VALUES), "Service", "conveyor-gateway")
+    ports = [mapping["containerPort"] for mapping in control["extraPortMappings"]]
+    assert [port["nodePort"] for port in service["spec"]["ports"]] == ports
 
 
 def test_kinds_worker_looks_like_a_gpu_node() -> None:
