@@ -35,7 +35,7 @@ class Containerd:
         return bool(left)
 
     def has_image(self, name: str) -> bool:
-        return self._run("images", "ls", "--quiet", f"name=={name}") != ""
+        return name in self._run("images", "ls", "--quiet", f"name=={name}").split()
 
     def image_id(self, name: str) -> str:
         """Identity of an image (the digest of its configuration); empty if there is none."""

@@ -18,6 +18,8 @@ CNI_PLUGINS = "/usr/lib/cni"
 
 _NFT_TABLE = "conveyor"
 _NFT_TABLES = (("ip", _NFT_TABLE), ("ip", "kube-proxy"), ("ip6", "kube-proxy"))
+# Past a firewall that drops what it does not know, as Docker's does.
+_FORWARDED = (("-s", POD_CIDR), ("-d", POD_CIDR))
 _CNI_RESULTS = Path("/var/lib/cni/results")
 # Pods reach the world by the host's address; inside the cluster every address stays what it is.
 _MASQUERADE = f"""
@@ -37,6 +39,9 @@ def create() -> None:
     # Without a route a connection to a service address fails before kube-proxy's rules see it.
     _run("ip", "route", "add", SERVICE_CIDR, "dev", BRIDGE)
     subprocess.run(["nft", "-f", "-"], input=_MASQUERADE, text=True, check=True)
+    if _firewall() != ["-P FORWARD ACCEPT"]:
+        for end in _FORWARDED:
+            _run("iptables", "--wait", "-I", "FORWARD", *end, "-j", "ACCEPT")
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
 
 
@@ -45,6 +50,8 @@ def delete() -> None:
     _run("ip", "link", "delete", BRIDGE, check=False)
     for family, table in _NFT_TABLES:
         _run("nft", "delete", "table", family, table, check=False)
+    for end in _FORWARDED:
+        _run("iptables", "--wait", "-D", "FORWARD", *end, "-j", "ACCEPT", check=False)
     for result in _CNI_RESULTS.glob(f"{CNI_NAME}-*"):
         pod = json.loads(result.read_text())["containerId"]
         for file in _CNI_RESULTS.glob(f"*-{pod}-*"):  # its loopback has one too
@@ -62,6 +69,7 @@ def left() -> list[str]:
     return [
         *([f"network interface {BRIDGE}"] if exists() else []),
         *(f"nft {table}" for table in (f"table {family} {name}" for family, name in _NFT_TABLES) if table in tables),
+        *(f"iptables rule {rule}" for rule in _firewall() if POD_CIDR in rule),
         *(f"route {route.strip()}" for route in routes),
         *(f"file {result}" for result in _CNI_RESULTS.glob(f"{CNI_NAME}-*")),
     ]
@@ -75,6 +83,11 @@ def cni_configuration(data_folder: Path) -> dict[str, object]:
         "routes": [{"dst": "0.0.0.0/0"}],
     }
     return {"cniVersion": "0.4.0", "name": CNI_NAME, "plugins": [{"type": "ptp", "ipam": addresses}]}
+
+
+def _firewall() -> list[str]:
+    """The rules of iptables for forwarded packets; looking at them makes no table."""
+    return _output("iptables", "--wait", "-S", "FORWARD").splitlines()
 
 
 def _output(*command: str) -> str:

@@ -84,19 +84,29 @@ def write_all(folder: Path, texts: dict[str, str]) -> None:
 
 
 @pytest.mark.skipif(
-    shutil.which("nft") is None or subprocess.run(["unshare", "--net", "true"], capture_output=True).returncode != 0,
-    reason="needs nftables and a network namespace of its own, so root",
+    not all(map(shutil.which, ("nft", "iptables")))
+    or subprocess.run(["unshare", "--net", "true"], capture_output=True).returncode != 0,
+    reason="needs nftables, iptables and a network namespace of its own, so root",
 )
-def test_what_is_left_of_a_network_is_named_until_it_is_deleted() -> None:
+@pytest.mark.parametrize(
+    ("firewall", "ways_past_it"),
+    [("true", []), ("iptables -P FORWARD DROP", ["-d 10.188.0.0/16", "-s 10.188.0.0/16"])],
+    ids=["no firewall", "one that drops what it does not know"],
+)
+def test_what_is_left_of_a_network_is_named_until_it_is_deleted(firewall: str, ways_past_it: list[str]) -> None:
     code = (
         "from e2e.cluster import network as n\n"
         "n._CNI_RESULTS = n.Path('/none')\n"  # files are not of a namespace: they may be a running cluster's
-        "before = n.left(); n.create(); there = n.left(); n.delete(); print([before, there, n.left()])"
+        "def rules(): return n._output('nft', 'list', 'ruleset')\n"
+        "before, first = rules(), n.left(); n.create(); there = n.left(); n.delete()\n"
+        "print([first, there, n.left(), rules() == before])"
     )
     # sysfs shows the interfaces of the namespace in which it was mounted.
-    alone = ["unshare", "--net", "--mount", "sh", "-c", 'mount -t sysfs sysfs /sys && exec "$@"', "sh"]
+    alone = ["unshare", "--net", "--mount", "sh", "-c", f'mount -t sysfs sysfs /sys && {firewall} && exec "$@"', "sh"]
     finished = subprocess.run([*alone, sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True)
-    assert finished.stdout == "[[], ['network interface conveyor0', 'nft table ip conveyor'], []]\n", finished.stderr
+    there = ["network interface conveyor0", "nft table ip conveyor"]
+    there += [f"iptables rule -A FORWARD {way} -j ACCEPT" for way in ways_past_it]
+    assert finished.stdout == f"{[[], there, [], True]}\n", finished.stderr
 
 
 def test_kinds_control_plane_takes_pods_that_tolerate_nothing() -> None:
