@@ -20,7 +20,8 @@ from conveyor_gateway.memory import Holding
 
 # Answers that are no event stream are collected up to this size, then passed on as they come.
 MAX_COLLECTED_BYTES: Final = 1 << 20
-_CONNECT_SECONDS: Final = 3.0
+_CONNECT_SECONDS: Final = 3.0  # at most, and half of what the request has left: the rest is for another engine
+_MIN_CONNECT_SECONDS: Final = 0.25  # in less a busy machine may fail too; the request's own deadline ends the wait
 _IDLE_SECONDS: Final = 60.0  # below the engine's own 75 s: whoever closes first must not be the one who is asked
 _PIECE_BYTES: Final = 256 << 10  # of a request
 _BUFFER_BYTES: Final = 16 << 10  # of an answer whose client is slower than its engine; in the kernel too
@@ -132,7 +133,6 @@ class EngineClient:
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
             skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
             read_bufsize=_BUFFER_BYTES,
         )
 
@@ -146,6 +146,7 @@ class EngineClient:
         lets it; cancelling it aborts the request at the engine.
         """
         request.headers[REQUEST_TIMEOUT_HEADER] = f"{max(remaining_seconds, 0.001):.3f}"
+        connect_seconds = max(_MIN_CONNECT_SECONDS, min(_CONNECT_SECONDS, remaining_seconds / 2))
         try:
             response = await self._session.request(
                 "POST",
@@ -153,6 +154,7 @@ class EngineClient:
                 headers=request.headers,
                 data=_payload(request),
                 allow_redirects=False,
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_seconds),
             )
         except aiohttp.ConnectionTimeoutError as error:
             raise EngineUnreachable(_describe(error)) from error

@@ -102,9 +102,9 @@ class Server:
         hurried.cancel()
         if not ended.done():
             logger.warning("drain timeout: the requests that are left are answered 503")
-            self._gateway.stop()
-            await asyncio.wait((ended,), timeout=_LAST_ANSWERS_SECONDS)
             ended.cancel()
+        self._gateway.stop()  # also for what an open connection brings before it is closed
+        await _wait_at_most(_LAST_ANSWERS_SECONDS, self._gateway.wait_idle())
 
     async def _log_staleness(self) -> None:
         while True:

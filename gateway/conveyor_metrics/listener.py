@@ -4,6 +4,7 @@ The new server takes over the listening socket before the old one answers what i
 so no caller is turned away, and no connection outlives the authority that it rests on. Called by `server`.
 """
 
+import asyncio
 import logging
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -67,15 +68,19 @@ class Listener:
         """Runs until cancelled; returns after every accepted request was answered."""
         runner: web.AppRunner | None = None
         listening: socket.socket | None = None
+        retiring: asyncio.Task[None] | None = None
         try:
             async for serving in servings:
                 listening = listening or _bind(*self._wanted)
                 retired, runner = runner, await self._start(listening, serving)
                 if retired is not None:
-                    await retired.cleanup()
+                    retiring = asyncio.create_task(retired.cleanup())
+                    await asyncio.shield(retiring)
         finally:
             if listening is not None:
                 listening.close()
+            if retiring is not None:
+                await retiring
             if runner is not None:
                 await runner.cleanup()
 

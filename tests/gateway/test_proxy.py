@@ -242,6 +242,17 @@ async def test_an_engine_that_takes_no_connection_in_time_is_told_from_one_that_
         await client.close()
 
 
+async def test_connecting_leaves_time_for_another_engine() -> None:
+    client = EngineClient()
+    request = EngineRequest("/v1/completions", CIMultiDict(), b"{}", Holding(Memory(1), ""))
+    try:
+        with silent_address() as (host, port), pytest.raises(EngineUnreachable):
+            async with asyncio.timeout(1):
+                await client.ask(f"{host}:{port}", request, remaining_seconds=1)
+    finally:
+        await client.close()
+
+
 def test_the_engine_gets_the_clients_headers_but_not_those_of_the_connection() -> None:
     headers = CIMultiDict(
         [

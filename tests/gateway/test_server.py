@@ -18,7 +18,8 @@ from tests.gateway.process import GatewayProcess
 from tests.gateway.stack import Stack
 
 from conveyor_gateway.__main__ import main
-from conveyor_gateway.server import allow_open_files
+from conveyor_gateway.server import Server, allow_open_files
+from conveyor_gateway.settings import Settings
 
 
 @pytest.fixture
@@ -118,6 +119,22 @@ async def test_what_has_not_ended_at_the_drain_timeout_is_answered_503(
             assert json.loads(body.split(b"data: ")[-1])["error"]["code"] == "stopping"
         assert time.monotonic() - began > 3
         assert await asyncio.to_thread(gateway.wait_ended) == 0
+
+
+async def test_what_comes_on_an_open_connection_at_the_end_of_the_drain_is_answered_too() -> None:
+    server = Server(Settings(host="127.0.0.1", port=0, admin_port=0, drain_delay_seconds=0, drain_timeout_seconds=60))
+    await server._public.open()
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server._public.port)
+        await server._drain(asyncio.Event())
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
+        head, body = (await asyncio.wait_for(reader.read(), 10)).split(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 503 ")
+        assert json.loads(body)["error"]["code"] == "stopping"
+        writer.close()
+    finally:
+        await server._public.close()
+        await server._engines.close()
 
 
 @pytest.mark.parametrize("ending", [3600], indirect=True)

@@ -4,14 +4,20 @@ import asyncio
 import json
 import socket
 import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
 from tests.metrics.aggregation import Aggregated
 from tests.metrics.test_server import read_health
 
-from conveyor_metrics.listener import Runner
+from conveyor_metrics.auth import Trust
+from conveyor_metrics.certificates import Serving
+from conveyor_metrics.listener import Listener, Runner
+from e2e.cluster.certificates import Authority
 
 HEADERS = b"GET /apis HTTP/1.1\r\nHost: localhost\r\n"
 
@@ -85,3 +91,45 @@ async def test_a_bug_is_answered_with_a_status_that_does_not_tell_it(caplog: pyt
     assert (code, status["kind"], status["reason"]) == (500, "Status", "InternalError")
     assert "secret" not in status["message"]
     assert "a secret" in caplog.text
+
+
+async def test_stopping_in_the_middle_of_a_change_of_certificates_answers_what_was_accepted(tmp_path: Path) -> None:
+    pair = Authority(tmp_path, "serving-authority").issue("tls", "localhost", names=["localhost"])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pair.certificate, pair.key)
+    accepted, changed, answering = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def servings() -> AsyncIterator[Serving]:
+        yield Serving(context, Trust("", (), ()))
+        await accepted.wait()
+        yield Serving(context, Trust("", (), ()))
+
+    async def answer(request: web.Request) -> web.Response:
+        accepted.set()
+        await answering.wait()
+        return web.Response(text="answered")
+
+    def build_app(_: Trust) -> web.Application:
+        changed.set() if accepted.is_set() else None
+        app = web.Application()
+        app.router.add_get("/", answer)
+        return app
+
+    async def ask() -> str:
+        async with http.get(f"https://127.0.0.1:{listener.port}/", ssl=False) as got:
+            return await got.text()
+
+    listener = Listener("127.0.0.1", 0, build_app)
+    serving = asyncio.create_task(listener.serve(servings()))
+    async with aiohttp.ClientSession() as http, asyncio.timeout(30):
+        while listener.port is None:  # noqa: ASYNC110  it has no event for it
+            await asyncio.sleep(0.01)
+        asking = asyncio.create_task(ask())
+        await changed.wait()
+        await asyncio.sleep(0.1)  # the old server waits for its request now
+        serving.cancel()
+        await asyncio.sleep(0.1)
+        answering.set()
+        await asyncio.wait({serving})
+        assert asking.done()
+        assert await asking == "answered"
