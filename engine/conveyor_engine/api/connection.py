@@ -21,9 +21,14 @@ class Connection(HttpToolsProtocol):
         self._too_long = False
         self._unread_timer: asyncio.TimerHandle | None = None
 
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect_head()
+
     def data_received(self, data: bytes) -> None:
         self._num_bytes += len(data)
         super().data_received(data)
+        self._expect_head()
         if self._num_bytes > HEAD_BYTES_MAX and not self.transport.is_closing():
             self._too_long = True
             self.send_400_response("")
@@ -64,6 +69,14 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._forget_unread()
+
+    def _expect_head(self) -> None:
+        """Ends a connection that brings no whole head; uvicorn ends only one that brings nothing after an answer."""
+        begun = self.cycle is not None and not self.cycle.response_complete
+        if not begun and self.timeout_keep_alive_task is None and not self.transport.is_closing():
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     def _expect_reading(self, num_unread_before: int | None = None) -> None:
         """Ends the connection if nothing was read since the last look. Without it answers would pile up here."""

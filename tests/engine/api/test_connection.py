@@ -26,8 +26,8 @@ async def answer_much(scope: Any, receive: Any, send: Any) -> None:
 
 
 @asynccontextmanager
-async def connected() -> AsyncIterator[tuple[Client, uvicorn.Server]]:
-    config = uvicorn.Config(answer_much, http=Connection, lifespan="off", log_config=None)
+async def connected(**options: Any) -> AsyncIterator[tuple[Client, uvicorn.Server]]:
+    config = uvicorn.Config(answer_much, http=Connection, lifespan="off", log_config=None, **options)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
         client = await asyncio.open_connection(*listener.getsockname())
@@ -53,6 +53,13 @@ async def test_trailers_without_an_end_are_refused() -> None:
         for _ in range(2):
             writer.write(b"X-A: " + b"a" * (HEAD_BYTES_MAX // 2) + b"\r\n")
         assert (await reader.read(1000)).startswith(b"HTTP/1.1 431 ")
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: a\r\n\r\nG"])
+async def test_a_connection_that_brings_no_whole_head_ends(sent: bytes) -> None:
+    async with connected(timeout_keep_alive=0.2) as ((reader, writer), _):
+        writer.write(sent)
+        await reader.read()  # to the end
 
 
 async def test_a_client_that_reads_nothing_more_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
