@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import cast
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -89,9 +89,10 @@ def find_fault(serving: Serving, hosts: tuple[str, ...], now: datetime) -> str:
         authorities = x509.load_pem_x509_certificates(serving.bundle)
         leaf.verify_directly_issued_by(authorities[0])
         names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (ValueError, TypeError, InvalidSignature, x509.ExtensionNotFound) as error:
+        is_pair = leaf.public_key() == cast(ec.EllipticCurvePrivateKey, key).public_key()
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm, x509.ExtensionNotFound) as error:
         return f"the present one is unusable: {error!r}"
-    if leaf.public_key() != cast(ec.EllipticCurvePrivateKey, key).public_key():
+    if not is_pair:
         return "the present key is not that of the certificate"
     if not set(hosts) <= set(names.get_values_for_type(x509.DNSName)):
         return "the present one is for another name"

@@ -1,5 +1,6 @@
 """Making and judging the metrics server's certificate; the clock is a number here."""
 
+import base64
 import ssl
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -51,11 +52,19 @@ def test_the_old_authority_is_dropped_after_an_hour(serving: Serving) -> None:
     assert plan_certificate(both, HOSTS, later + KEEP_OLD_AUTHORITY) == DropOld(new.bundle)
 
 
+def on_a_curve_of_nobody(key: bytes) -> bytes:
+    first, *lines, last = key.decode().splitlines()
+    p256, nobodys = bytes.fromhex("2a8648ce3d030107"), bytes.fromhex("2a8648ce3d030170")
+    body = base64.encodebytes(base64.b64decode("".join(lines)).replace(p256, nobodys)).decode()
+    return "\n".join((first, body.strip(), last, "")).encode()
+
+
 def test_what_is_wrong_with_a_pair_is_found(serving: Serving) -> None:
     other = issue(HOSTS, START)
     assert "unusable" in find_fault(replace(serving, certificate=b"no certificate"), HOSTS, START)
     assert "unusable" in find_fault(replace(serving, bundle=other.bundle), HOSTS, START)
     assert "unusable" in find_fault(replace(serving, key=b"no key"), HOSTS, START)
+    assert "unusable" in find_fault(replace(serving, key=on_a_curve_of_nobody(serving.key)), HOSTS, START)
     assert "not that of the certificate" in find_fault(replace(serving, key=other.key), HOSTS, START)
     assert "another name" in find_fault(serving, ("elsewhere.svc",), START)
     assert "ended" in find_fault(serving, HOSTS, START + LIFETIME)
