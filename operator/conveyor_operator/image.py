@@ -1,8 +1,11 @@
 """Which engine image a service runs. Pure; used by `reconcile`.
 
 An upgrade of Conveyor brings a new default image, and must not restart a GPU pod for it. So a service keeps the image
-it has (`status.engineImage`) until its pods are replaced anyway: because the spec asks something else of them, also
-by no longer naming an image, or because the new operator renders them differently. Scaling is not such a change.
+it has until its pods are replaced anyway: because the spec asks something else of them, also by no longer naming an
+image, or because the new operator renders them differently. Scaling is not such a change.
+
+The image and what it was chosen for are annotations of the Deployment, written in one call and read together. The
+status would not do: it is written later, so it may still name the image before that when this is asked again.
 """
 
 from conveyor_api.spec import InferenceServiceSpec
@@ -12,11 +15,10 @@ from conveyor_operator.manifests.metadata import Owner
 from conveyor_operator.observed import DeploymentState
 
 
-def choose_engine_image(
-    owner: Owner, spec: InferenceServiceSpec, default: str, kept: str | None, live: DeploymentState | None
-) -> str:
-    """`kept` is what the status says; `live` the Deployment, whose annotation is the hash of what was asked for."""
+def choose_engine_image(owner: Owner, spec: InferenceServiceSpec, default: str, live: DeploymentState | None) -> str:
+    """`live` is the Deployment, which says what was asked for and what was chosen."""
     if spec.engine.image is not None:
         return spec.engine.image
-    same = live is not None and live.template_hash == hash_template(owner, spec, build_engine_config(owner, spec))
-    return kept if kept and same else default
+    if live is not None and live.template_hash == hash_template(owner, spec, build_engine_config(owner, spec)):
+        return live.engine_image or default
+    return default

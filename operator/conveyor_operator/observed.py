@@ -16,6 +16,7 @@ from conveyor_operator.pods import PodState
 Object = Mapping[str, Any]
 
 TEMPLATE_HASH_ANNOTATION = f"{names.GROUP}/template-hash"
+ENGINE_IMAGE_ANNOTATION = f"{names.GROUP}/engine-image"
 HELD_REPLICAS_ANNOTATION = f"{names.GROUP}/held-replicas"
 
 # Written by Kubernetes' own controllers; not a change anybody made.
@@ -50,6 +51,7 @@ class DeploymentState:
     replicas_managers: frozenset[str] = frozenset()
     """Field managers that own spec.replicas; empty when it is only the API server's default."""
     template_hash: str = ""
+    engine_image: str = ""
     config_hash: str = ""
     """The configuration that its pods are asked to have."""
     held_replicas: str = ""
@@ -163,6 +165,7 @@ def observe_deployment(body: Object) -> DeploymentState:
         asked_replicas=int(spec.get("replicas", _DEFAULT_REPLICAS)),
         replicas_managers=_replicas_managers(metadata),
         template_hash=str(annotations.get(TEMPLATE_HASH_ANNOTATION, "")),
+        engine_image=str(annotations.get(ENGINE_IMAGE_ANNOTATION, "")),
         config_hash=str((template.get("annotations") or {}).get(names.CONFIG_HASH_ANNOTATION, "")),
         held_replicas=str(annotations.get(HELD_REPLICAS_ANNOTATION, "")),
         replicas=int(status.get("replicas", 0)),

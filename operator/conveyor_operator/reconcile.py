@@ -132,7 +132,7 @@ class Reconciler:
     def _begin(self, key: Key, service: InferenceService, memory: _Memory) -> _Work:
         owner = Owner(service.namespace, service.name, service.metadata.uid)
         observed, default = self._store.observe(key), self._settings.engine_image
-        image = choose_engine_image(owner, service.spec, default, service.status.engine_image, observed.deployment)
+        image = choose_engine_image(owner, service.spec, default, observed.deployment)
         return _Work(service, owner, observed, image, memory)
 
     async def _bring_about(self, work: _Work) -> None:

@@ -5,44 +5,47 @@ from typing import Any
 from tests.operator.builders import CHOICES, OWNER, build_one, make_deployment, make_resource
 
 from conveyor_operator.image import choose_engine_image
-from conveyor_operator.observed import TEMPLATE_HASH_ANNOTATION, DeploymentState
+from conveyor_operator.observed import TEMPLATE_HASH_ANNOTATION, DeploymentState, observe_deployment
 
 OLD, NEW = CHOICES.engine_image, "example/engine:2"
 
 
-def live(**spec: Any) -> DeploymentState:
+def live(image: str = OLD, **spec: Any) -> DeploymentState:
     annotations = build_one("Deployment", **spec)["metadata"]["annotations"]
-    return make_deployment(template_hash=annotations[TEMPLATE_HASH_ANNOTATION])
+    return make_deployment(template_hash=annotations[TEMPLATE_HASH_ANNOTATION], engine_image=image)
 
 
-def choose(kept: str | None, deployment: DeploymentState | None, **spec: Any) -> str:
-    return choose_engine_image(OWNER, make_resource(**spec).spec, NEW, kept, deployment)
+def choose(deployment: DeploymentState | None, **spec: Any) -> str:
+    return choose_engine_image(OWNER, make_resource(**spec).spec, NEW, deployment)
 
 
 def test_a_new_default_does_not_touch_running_pods() -> None:
-    assert choose(OLD, live()) == OLD
+    assert choose(live()) == OLD
 
 
 def test_scaling_is_no_reason_for_another_image() -> None:
-    assert choose(OLD, live(), replicas=5) == OLD
-    assert choose(OLD, live(), autoscaling={"maxReplicas": 4}) == OLD
-    assert choose(OLD, live(), endpoint={"maxQueuedRequests": 7}) == OLD
+    assert choose(live(), replicas=5) == OLD
+    assert choose(live(), autoscaling={"maxReplicas": 4}) == OLD
+    assert choose(live(), endpoint={"maxQueuedRequests": 7}) == OLD
 
 
 def test_pods_that_are_replaced_anyway_take_the_new_default() -> None:
-    assert choose(OLD, live(), batching={"maxBatchSize": 8}) == NEW
-    assert choose(OLD, live(), drain={"timeoutSeconds": 9}) == NEW
+    assert choose(live(), batching={"maxBatchSize": 8}) == NEW
+    assert choose(live(), drain={"timeoutSeconds": 9}) == NEW
 
 
 def test_an_image_in_the_spec_wins() -> None:
-    assert choose(OLD, live(), engine={"image": "mine/engine:7"}) == "mine/engine:7"
+    assert choose(live(), engine={"image": "mine/engine:7"}) == "mine/engine:7"
 
 
 def test_an_image_that_leaves_the_spec_leaves_the_pods() -> None:
-    assert choose("mine/engine:7", live(engine={"image": "mine/engine:7"})) == NEW
+    assert choose(live("mine/engine:7", engine={"image": "mine/engine:7"})) == NEW
 
 
-def test_a_service_without_a_deployment_or_a_kept_image_gets_the_default() -> None:
-    assert choose(None, None) == NEW
-    assert choose(OLD, None) == NEW
-    assert choose(None, live()) == NEW
+def test_a_service_without_a_deployment_or_an_image_gets_the_default() -> None:
+    assert choose(None) == NEW
+    assert choose(live("")) == NEW
+
+
+def test_a_deployment_says_which_image_was_chosen() -> None:
+    assert observe_deployment(build_one("Deployment")).engine_image == OLD

@@ -125,6 +125,31 @@ def test_an_upgrade_with_another_default_image_restarts_no_pod(stage: Stage) -> 
             assert container["image"] == "example/engine:2"
 
 
+def test_an_operator_whose_status_was_not_taken_stays_with_the_new_image(stage: Stage) -> None:
+    """What the status says is then the image before that: it must not come back, nor must any pod be rolled again."""
+
+    def deployed() -> tuple[int, str]:
+        deployment = stage.space.need("Deployment", "qwen-engine")
+        container = deployment["spec"]["template"]["spec"]["containers"][0]
+        return deployment["metadata"]["generation"], container["image"]
+
+    with Kubelet(stage.space, ready):
+        with stage.operator():
+            stage.space.make_service()
+            stage.space.wait_condition("qwen", "Ready", "True", "Ready")
+        generation, _ = deployed()
+        stage.proxy.fail(lambda call: (call.resource, call.subresource) == ("inferenceservices", "status"), 500, 1000)
+        with stage.operator(engine_image="example/engine:2"):
+            stage.proxy.wait_quiet()
+            stage.space.edit("qwen", batching={"maxBatchSize": 8})
+            wait_until("the new image", lambda: deployed()[1] == "example/engine:2")
+        stage.proxy.faults.clear()
+        with stage.operator(engine_image="example/engine:2"):
+            stage.space.wait_observed("qwen")
+            stage.proxy.wait_quiet()
+            assert deployed() == (generation + 1, "example/engine:2")
+
+
 def test_faults_of_the_api_server_are_outlived(stage: Stage) -> None:
     """Every third write fails, each time in another way; 0 is a connection that breaks."""
     count = 0

@@ -13,7 +13,12 @@ from conveyor_api.spec import InferenceServiceSpec
 from conveyor_operator.manifests.config import EngineConfig
 from conveyor_operator.manifests.metadata import Object, Owner, build_metadata
 from conveyor_operator.manifests.model import build_model_mount, build_model_volume
-from conveyor_operator.observed import HELD_REPLICAS_ANNOTATION, TEMPLATE_HASH_ANNOTATION, hash_of
+from conveyor_operator.observed import (
+    ENGINE_IMAGE_ANNOTATION,
+    HELD_REPLICAS_ANNOTATION,
+    TEMPLATE_HASH_ANNOTATION,
+    hash_of,
+)
 
 ENGINE_CONTAINER = "engine"
 FETCH_CONTAINER = "fetch"
@@ -33,7 +38,10 @@ def build_deployment(owner: Owner, spec: InferenceServiceSpec, image: str, confi
     """Without `spec.replicas`: `with_replicas` adds them where they are ours."""
     template = build_pod_template(owner, spec, image, config)
     metadata = build_metadata(owner, names.engine_name(owner.name))
-    metadata["annotations"] = {TEMPLATE_HASH_ANNOTATION: hash_template(owner, spec, config)}
+    metadata["annotations"] = {
+        TEMPLATE_HASH_ANNOTATION: hash_template(owner, spec, config),
+        ENGINE_IMAGE_ANNOTATION: image,
+    }
     rollout = {"maxSurge": spec.rollout.max_surge, "maxUnavailable": spec.rollout.max_unavailable}
     return {
         "apiVersion": "apps/v1",
