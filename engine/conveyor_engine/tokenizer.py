@@ -37,9 +37,13 @@ class Tokenizer:
         self._fast.no_padding()
         self._byte_of = _byte_level_alphabet() if '"ByteLevel"' in path.read_text() else None
         self._longest_token = max((len(piece) for piece in self._fast.get_vocab()), default=1)
-        config = _read_json(directory / "tokenizer_config.json")
-        source = _chat_template_source(directory, config)
-        self._chat_template = ChatTemplate(source, _special_tokens(directory, config)) if source else None
+        try:
+            config = _read_json(directory / "tokenizer_config.json")
+            source = _chat_template_source(directory, config)
+            self._chat_template = ChatTemplate(source, _special_tokens(directory, config)) if source else None
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+            what = f"the chat template in {directory}, or what tokenizer_config.json says of it, is not usable"
+            raise ModelError(f"{what}: {type(error).__name__}: {error}") from error
 
     @property
     def vocab_size(self) -> int:

@@ -182,6 +182,14 @@ def test_what_cannot_be_a_model_is_refused_with_a_reason(directory: Path, tmp_pa
         with_config(directory, tmp_path, chat_template="{% if %}")
 
 
+@pytest.mark.parametrize("chat_template", [[{"template": "x"}], ["x"], {"default": "x"}, 5])
+def test_a_chat_template_of_another_shape_is_refused_with_a_reason(
+    directory: Path, tmp_path: Path, chat_template: object
+) -> None:
+    with pytest.raises(ModelError, match="is not usable"):
+        with_config(directory, tmp_path, chat_template=chat_template)
+
+
 def test_the_api_process_never_imports_torch() -> None:
     code = (
         "import sys, conveyor_engine.__main__, conveyor_engine.server, conveyor_engine.fetch\n"
