@@ -23,7 +23,12 @@ from huggingface_hub.file_download import http_get
 from huggingface_hub.utils import build_hf_headers, disable_progress_bars  # type: ignore[attr-defined]
 
 from conveyor_engine.errors import ModelError
+from conveyor_engine.logs import without_secrets
 
+# It writes to stderr too, past our form of a line.
+logging.getLogger("huggingface_hub").handlers.clear()
+
+_TOKEN = re.compile(r"[!-~]*")
 _PLAIN_NAME = re.compile(r"[\w.+-]+")  # files in folders are never wanted, and names are not trusted
 _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")  # SHA-1 or SHA-256; a part of it becomes a part of a file's name
 _PROGRESS_SECONDS = 5.0
@@ -60,7 +65,7 @@ def describe_model(repository: str, revision: str) -> HubModel:
         )
         files = tuple(_describe_file(s) for s in info.siblings or () if _PLAIN_NAME.fullmatch(s.rfilename))
         if info.sha is None or not _PLAIN_NAME.fullmatch(info.sha):
-            raise _failed(f"{_endpoint()} does not say which commit {revision} is")
+            raise _failed(f"{_shown_endpoint()} does not say which commit {revision} is")
     _log.info("event=revision_pinned repository=%s revision=%s commit=%s", repository, revision, info.sha)
     return HubModel(repository, info.sha, files)
 
@@ -69,7 +74,7 @@ def _describe_file(sibling: Any) -> HubFile:
     lfs = sibling.lfs
     size, digest = (sibling.size, sibling.blob_id) if lfs is None else (lfs.size, lfs.sha256)
     if not isinstance(size, int) or size < 0 or not _DIGEST.fullmatch(digest or ""):
-        raise _failed(f"{_endpoint()} gives no size or no digest of {sibling.rfilename}")
+        raise _failed(f"{_shown_endpoint()} gives no size or no digest of {sibling.rfilename}")
     return HubFile(sibling.rfilename, size, digest, is_large=lfs is not None)
 
 
@@ -123,7 +128,7 @@ class _ProgressFile(io.FileIO):
 @contextmanager
 def _errors_explained(repository: str, revision: str) -> Iterator[None]:
     """huggingface_hub's errors as ours. The one broad except of the fetching process: it raises its HTTP library's."""
-    where = f"at {_endpoint()}"
+    where = f"at {_shown_endpoint()}"
     try:
         yield
     except ModelError:
@@ -141,16 +146,25 @@ def _errors_explained(repository: str, revision: str) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError):
             raise  # the disk's, not the network's
-        raise _failed(f"{repository} {where} cannot be fetched: {type(error).__name__}: {error}") from error
+        raise _failed(
+            f"{repository} {where} cannot be fetched: {type(error).__name__}: {without_secrets(str(error))}"
+        ) from error
 
 
 def _endpoint() -> str:
     return os.environ.get("HF_ENDPOINT", "").rstrip("/") or constants.ENDPOINT
 
 
+def _shown_endpoint() -> str:
+    return without_secrets(_endpoint())
+
+
 def _token() -> str | bool:
-    """False: send none, not even one that was saved on this machine."""
-    return os.environ.get("HF_TOKEN", "").strip() or False
+    """False: send none, not even one that was saved on this machine. Raises ModelError, which does not show it."""
+    token = os.environ.get("HF_TOKEN", "").strip()
+    if not _TOKEN.fullmatch(token):
+        raise _failed("HF_TOKEN is not one word of ASCII characters: look at the key of its Secret")
+    return token or False
 
 
 def _failed(message: str) -> ModelError:

@@ -5,8 +5,11 @@ Set up by the main of each process: `__main__`, `engine_process`.
 
 import json
 import logging
+import re
 import sys
 import time
+
+_URL = re.compile(r"(https?://)(?:[^\s/@'\"]*@)?([^\s?'\"]*)(?:\?[^\s'\"]*)?")
 
 
 class _LineFormatter(logging.Formatter):
@@ -19,10 +22,10 @@ class _LineFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         message = record.getMessage()
         if not message.startswith("event="):
-            message = f"event=log logger={record.name} message={quote(message)}"
+            message = f"event=log logger={record.name} message={quote(without_secrets(message))}"
         line = f"time={self.formatTime(record)} level={record.levelname} {message}"
         if record.exc_info:
-            line += f" traceback={quote(self.formatException(record.exc_info))}"
+            line += f" traceback={quote(without_secrets(self.formatException(record.exc_info)))}"
         return line
 
 
@@ -33,6 +36,11 @@ def configure_logging() -> None:
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     for talkative in ("uvicorn.error", "httpx", "httpx2", "huggingface_hub"):
         logging.getLogger(talkative).setLevel(logging.WARNING)
+
+
+def without_secrets(text: str) -> str:
+    """Its URLs without user and password and without a query, which is the signature of a signed address."""
+    return _URL.sub(r"\1\2", text)
 
 
 def quote(value: object) -> str:

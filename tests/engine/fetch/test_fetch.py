@@ -127,6 +127,22 @@ def test_a_token_opens_a_private_repository(fetch_from: Fetch, root: Path, targe
     assert (target / MARKER).exists()
 
 
+@pytest.mark.parametrize(
+    "token", ["hf_SECRET\nhf_OTHER", "hf_SECRET and more", "\N{LEFT DOUBLE QUOTATION MARK}hf_SECRET"]
+)
+def test_a_token_that_is_none_is_told_and_not_shown(fetch_from: Fetch, hub: Hub, target: Path, token: str) -> None:
+    with pytest.raises(ModelError, match="HF_TOKEN is not one word") as caught:
+        fetch_from(hub.url, "hf://org/tiny", target, token=token)
+    assert "SECRET" not in str(caught.value)
+    assert not hub.requests
+
+
+def test_the_password_of_a_mirror_is_not_shown(fetch_from: Fetch, target: Path) -> None:
+    with pytest.raises(ModelError, match=re.escape(f"at {NOWHERE} cannot be fetched")) as caught:
+        fetch_from(NOWHERE.replace("//", "//mirror:PASSWORD@"), "hf://org/tiny", target)
+    assert "PASSWORD" not in str(caught.value)
+
+
 def test_the_token_does_not_leave_the_hub(fetch_from: Fetch, root: Path, target: Path) -> None:
     with running_hub(root) as storage, running_hub(root, token="secret", storage=storage.url) as hub:
         fetch_from(hub.url, "hf://org/tiny", target, token="secret")
