@@ -1,7 +1,7 @@
 """Brings the built images to the nodes of the running cluster, as little of them as possible.
 
-Called by `python -m e2e.cluster load`. What was built is known by its digest: the tag that it gets on a node is taken
-from it, and an image with that tag is not copied again; locally, nor is a layer that the node has.
+Called by `python -m e2e.cluster load`. The tag that an image gets on a node is taken from its digest. kind's nodes do
+not get an image with that tag again; locally the digest itself is compared, and layers that are there are not copied.
 """
 
 import contextlib
@@ -63,14 +63,13 @@ def _stream(name: str, target: str, node: str) -> None:
     subprocess.run(["docker", "tag", name, target], check=True)
     save = subprocess.Popen(["docker", "save", target], stdout=subprocess.PIPE)
     load = ["kind", "load", "image-archive", "/dev/stdin", "--name", kind.NAME, "--nodes", node]
-    try:
-        subprocess.run(load, stdin=save.stdout, check=True)
-    finally:
-        assert save.stdout is not None
-        save.stdout.close()  # if kind went, saving ends too
-        saved = save.wait() == 0
-        subprocess.run(["docker", "rmi", target], check=True, stdout=subprocess.DEVNULL)  # the name alone
-    if not saved:
+    loaded = subprocess.run(load, stdin=save.stdout)
+    assert save.stdout is not None
+    save.stdout.close()  # if kind went, saving ends too
+    save.wait()
+    subprocess.run(["docker", "rmi", target], stdout=subprocess.DEVNULL)  # the name alone
+    loaded.check_returncode()
+    if save.returncode:
         raise subprocess.CalledProcessError(save.returncode, save.args)
 
 

@@ -152,7 +152,10 @@ def _errors_explained(repository: str, revision: str) -> Iterator[None]:
 
 
 def _endpoint() -> str:
-    return os.environ.get("HF_ENDPOINT", "").rstrip("/") or constants.ENDPOINT
+    endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or constants.ENDPOINT
+    if not endpoint.startswith(("http://", "https://")):
+        raise _failed("HF_ENDPOINT is not the URL of a hub: it has to begin with https:// or http://")
+    return endpoint
 
 
 def _shown_endpoint() -> str:

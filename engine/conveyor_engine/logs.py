@@ -9,7 +9,7 @@ import re
 import sys
 import time
 
-_URL = re.compile(r"(https?://)(?:[^\s/@'\"]*@)?([^\s?'\"]*)(?:\?[^\s'\"]*)?")
+_URL = re.compile(r"(https?://)(?:[^\s/'\"]*@)?([^\s?'\"]*)(?:\?[^\s'\"]*)?", re.IGNORECASE)
 
 
 class _LineFormatter(logging.Formatter):

@@ -20,8 +20,8 @@ from conveyor_gateway.memory import Holding
 
 # Answers that are no event stream are collected up to this size, then passed on as they come.
 MAX_COLLECTED_BYTES: Final = 1 << 20
-_CONNECT_SECONDS: Final = 3.0  # at most, and half of what the request has left: the rest is for another engine
-_MIN_CONNECT_SECONDS: Final = 0.25  # in less a busy machine may fail too; the request's own deadline ends the wait
+_CONNECT_SECONDS: Final = 3.0  # or half of what the request has left: the rest is for another engine
+_MIN_CONNECT_SECONDS: Final = 0.25
 _IDLE_SECONDS: Final = 60.0  # below the engine's own 75 s: whoever closes first must not be the one who is asked
 _PIECE_BYTES: Final = 256 << 10  # of a request
 _BUFFER_BYTES: Final = 16 << 10  # of an answer whose client is slower than its engine; in the kernel too
@@ -157,7 +157,8 @@ class EngineClient:
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_seconds),
             )
         except aiohttp.ConnectionTimeoutError as error:
-            raise EngineUnreachable(_describe(error)) from error
+            had_its_time = connect_seconds >= _CONNECT_SECONDS
+            raise (EngineUnreachable if had_its_time else EngineRefused)(_describe(error)) from error
         except aiohttp.ClientConnectorError as error:
             raise EngineRefused(_describe(error)) from error
         except (aiohttp.ClientError, OSError) as error:

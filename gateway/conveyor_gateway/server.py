@@ -2,10 +2,10 @@
 
 The end, in order: /readyz says no at once; new connections are still taken for drain_delay_seconds, because kube-proxy
 and clients learn late that this address is leaving; every answer that begins says that its connection closes, so that
-the client's next request goes elsewhere; then the port closes; queued and running requests, and the one that may still
-come on each open connection, have drain_timeout_seconds to end; what is left is answered 503. /demand answers until the
-last request has ended, and the watches go on, because queued requests still need engines. A second signal skips the
-waiting.
+the client's next request goes elsewhere; then the port closes; queued and running requests, and those that come
+meanwhile on open connections, have drain_timeout_seconds to end; what is left then, and what comes when nothing is held
+any more, is answered 503. /demand answers until the last request has ended, and the watches go on, because queued
+requests still need engines. A second signal skips the waiting.
 """
 
 import asyncio

@@ -79,10 +79,12 @@ class Listener:
         finally:
             if listening is not None:
                 listening.close()
-            if retiring is not None:
-                await retiring
-            if runner is not None:
-                await runner.cleanup()
+            try:
+                if retiring is not None:
+                    await retiring
+            finally:
+                if runner is not None:
+                    await runner.cleanup()
 
     async def _start(self, listening: socket.socket, serving: Serving) -> web.AppRunner:
         runner = Runner(self._build_app(serving.trust), access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS)

@@ -5,7 +5,7 @@ it has until its pods are replaced anyway: because the spec asks something else 
 image, or because the new operator renders them differently. Scaling is not such a change.
 
 The image and what it was chosen for are annotations of the Deployment, written in one call and read together. The
-status would not do: it is written later, so it may still name the image before that when this is asked again.
+status would not do: it is written later, so the next reconcile may still read the previous image in it.
 """
 
 from conveyor_api.spec import InferenceServiceSpec

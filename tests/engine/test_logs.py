@@ -36,7 +36,8 @@ def test_values_are_bare_words_or_json_strings(value: object, text: str) -> None
     [
         ("from https://storage:443/a/b?X-Amz-Signature=abc&Expires=1: broken", "from https://storage:443/a/b broken"),
         ("'http://user:password@mirror:8080/x'", "'http://mirror:8080/x'"),
-        ("http://token@mirror", "http://mirror"),
+        ("HTTP://token@mirror", "HTTP://mirror"),
+        ("http://user:p@ss@mirror", "http://mirror"),
         ("is it so? see https://hub/org/tiny, please", "is it so? see https://hub/org/tiny, please"),
     ],
 )

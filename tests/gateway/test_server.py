@@ -123,16 +123,18 @@ async def test_what_has_not_ended_at_the_drain_timeout_is_answered_503(
 
 async def test_what_comes_on_an_open_connection_at_the_end_of_the_drain_is_answered_too() -> None:
     server = Server(Settings(host="127.0.0.1", port=0, admin_port=0, drain_delay_seconds=0, drain_timeout_seconds=60))
+    for watch in server._watches:
+        watch.state.synced, watch.state.heard_at = True, time.monotonic()
     await server._public.open()
+    reader, writer = await asyncio.open_connection("127.0.0.1", server._public.port)
     try:
-        reader, writer = await asyncio.open_connection("127.0.0.1", server._public.port)
         await server._drain(asyncio.Event())
-        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}")
         head, body = (await asyncio.wait_for(reader.read(), 10)).split(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 503 ")
         assert json.loads(body)["error"]["code"] == "stopping"
-        writer.close()
     finally:
+        writer.close()
         await server._public.close()
         await server._engines.close()
 

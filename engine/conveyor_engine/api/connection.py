@@ -20,6 +20,7 @@ class Connection(HttpToolsProtocol):
         self._num_bytes = 0  # since the last piece of a body, or the end of a request
         self._too_long = False
         self._unread_timer: asyncio.TimerHandle | None = None
+        self._head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -69,14 +70,19 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._forget_unread()
+        self._forget_head()
 
     def _expect_head(self) -> None:
-        """Ends a connection that brings no whole head; uvicorn ends only one that brings nothing after an answer."""
-        begun = self.cycle is not None and not self.cycle.response_complete
-        if not begun and self.timeout_keep_alive_task is None and not self.transport.is_closing():
-            self.timeout_keep_alive_task = self.loop.call_later(
-                self.timeout_keep_alive, self.timeout_keep_alive_handler
-            )
+        """Ends a connection that brings no whole head in time; uvicorn ends only one that brings nothing at all."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._forget_head()
+        elif self._head_timer is None:
+            self._head_timer = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+
+    def _forget_head(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
 
     def _expect_reading(self, num_unread_before: int | None = None) -> None:
         """Ends the connection if nothing was read since the last look. Without it answers would pile up here."""

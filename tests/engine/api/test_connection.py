@@ -55,11 +55,27 @@ async def test_trailers_without_an_end_are_refused() -> None:
         assert (await reader.read(1000)).startswith(b"HTTP/1.1 431 ")
 
 
-@pytest.mark.parametrize("sent", [b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: a\r\n\r\nG"])
-async def test_a_connection_that_brings_no_whole_head_ends(sent: bytes) -> None:
-    async with connected(timeout_keep_alive=0.2) as ((reader, writer), _):
+@pytest.mark.parametrize("answered", [False, True])
+@pytest.mark.parametrize("sent", [b"", b"G"])
+async def test_a_connection_that_brings_no_whole_head_in_time_ends(answered: bool, sent: bytes) -> None:
+    async with connected(timeout_keep_alive=0.3) as ((reader, writer), server):
+        if answered:
+            writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+            await reader.readuntil(b"\r\n\r\n")
+            await reader.readexactly(MUCH_BYTES)
+        await until(lambda: server.server_state.connections)
         writer.write(sent)
         await reader.read()  # to the end
+
+
+async def test_a_head_that_comes_byte_by_byte_has_no_more_time() -> None:
+    async with connected(timeout_keep_alive=0.3) as ((reader, writer), _):
+        for byte in b"GET /" + b"a" * 1000:
+            writer.write(bytes([byte]))
+            await asyncio.sleep(0.01)
+            if reader.at_eof():
+                return
+        pytest.fail("the connection is still open")
 
 
 async def test_a_client_that_reads_nothing_more_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,6 +137,12 @@ def test_a_token_that_is_none_is_told_and_not_shown(fetch_from: Fetch, hub: Hub,
     assert not hub.requests
 
 
+def test_an_endpoint_that_is_no_url_is_told_and_not_shown(fetch_from: Fetch, target: Path) -> None:
+    with pytest.raises(ModelError, match="HF_ENDPOINT is not the URL") as caught:
+        fetch_from("mirror:PASSWORD@127.0.0.1:9", "hf://org/tiny", target)
+    assert "PASSWORD" not in str(caught.value)
+
+
 def test_the_password_of_a_mirror_is_not_shown(fetch_from: Fetch, target: Path) -> None:
     with pytest.raises(ModelError, match=re.escape(f"at {NOWHERE} cannot be fetched")) as caught:
         fetch_from(NOWHERE.replace("//", "//mirror:PASSWORD@"), "hf://org/tiny", target)
