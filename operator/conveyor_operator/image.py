@@ -4,8 +4,9 @@ An upgrade of Conveyor brings a new default image, and must not restart a GPU po
 it has until its pods are replaced anyway: because the spec asks something else of them, also by no longer naming an
 image, or because the new operator renders them differently. Scaling is not such a change.
 
-The image and what it was chosen for are annotations of the Deployment, written in one call and read together. The
-status would not do: it is written later, so the next reconcile may still read the previous image in it.
+Which one it has says the Deployment, whose annotation is a hash of the image and of what it was chosen for: an image
+that was edited by hand does not fit it and is not kept. The status would not do: it is written later, so the next
+reconcile may still read the previous image in it.
 """
 
 from conveyor_api.spec import InferenceServiceSpec
@@ -16,9 +17,10 @@ from conveyor_operator.observed import DeploymentState
 
 
 def choose_engine_image(owner: Owner, spec: InferenceServiceSpec, default: str, live: DeploymentState | None) -> str:
-    """`live` is the Deployment, which says what was asked for and what was chosen."""
+    """`live` is the Deployment, as far as there is one."""
     if spec.engine.image is not None:
         return spec.engine.image
-    if live is not None and live.template_hash == hash_template(owner, spec, build_engine_config(owner, spec)):
-        return live.engine_image or default
-    return default
+    if live is None:
+        return default
+    fitting = hash_template(owner, spec, live.engine_image, build_engine_config(owner, spec))
+    return live.engine_image if live.template_hash == fitting else default

@@ -16,7 +16,6 @@ from conveyor_operator.pods import PodState
 Object = Mapping[str, Any]
 
 TEMPLATE_HASH_ANNOTATION = f"{names.GROUP}/template-hash"
-ENGINE_IMAGE_ANNOTATION = f"{names.GROUP}/engine-image"
 HELD_REPLICAS_ANNOTATION = f"{names.GROUP}/held-replicas"
 
 # Written by Kubernetes' own controllers; not a change anybody made.
@@ -165,7 +164,7 @@ def observe_deployment(body: Object) -> DeploymentState:
         asked_replicas=int(spec.get("replicas", _DEFAULT_REPLICAS)),
         replicas_managers=_replicas_managers(metadata),
         template_hash=str(annotations.get(TEMPLATE_HASH_ANNOTATION, "")),
-        engine_image=str(annotations.get(ENGINE_IMAGE_ANNOTATION, "")),
+        engine_image=str(spec["template"]["spec"]["containers"][0].get("image", "")),
         config_hash=str((template.get("annotations") or {}).get(names.CONFIG_HASH_ANNOTATION, "")),
         held_replicas=str(annotations.get(HELD_REPLICAS_ANNOTATION, "")),
         replicas=int(status.get("replicas", 0)),

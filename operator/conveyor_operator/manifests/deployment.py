@@ -13,12 +13,7 @@ from conveyor_api.spec import InferenceServiceSpec
 from conveyor_operator.manifests.config import EngineConfig
 from conveyor_operator.manifests.metadata import Object, Owner, build_metadata
 from conveyor_operator.manifests.model import build_model_mount, build_model_volume
-from conveyor_operator.observed import (
-    ENGINE_IMAGE_ANNOTATION,
-    HELD_REPLICAS_ANNOTATION,
-    TEMPLATE_HASH_ANNOTATION,
-    hash_of,
-)
+from conveyor_operator.observed import HELD_REPLICAS_ANNOTATION, TEMPLATE_HASH_ANNOTATION, hash_of
 
 ENGINE_CONTAINER = "engine"
 FETCH_CONTAINER = "fetch"
@@ -38,10 +33,7 @@ def build_deployment(owner: Owner, spec: InferenceServiceSpec, image: str, confi
     """Without `spec.replicas`: `with_replicas` adds them where they are ours."""
     template = build_pod_template(owner, spec, image, config)
     metadata = build_metadata(owner, names.engine_name(owner.name))
-    metadata["annotations"] = {
-        TEMPLATE_HASH_ANNOTATION: hash_template(owner, spec, config),
-        ENGINE_IMAGE_ANNOTATION: image,
-    }
+    metadata["annotations"] = {TEMPLATE_HASH_ANNOTATION: hash_template(owner, spec, image, config)}
     rollout = {"maxSurge": spec.rollout.max_surge, "maxUnavailable": spec.rollout.max_unavailable}
     return {
         "apiVersion": "apps/v1",
@@ -67,9 +59,9 @@ def with_replicas(deployment: Object, replicas: int | None, held: str = "") -> O
     return {**deployment, "metadata": metadata, "spec": {"replicas": replicas, **deployment["spec"]}}
 
 
-def hash_template(owner: Owner, spec: InferenceServiceSpec, config: EngineConfig) -> str:
-    """Of what the spec asks of the pods: with the image that it names, not with the one that was found for it."""
-    return hash_of(build_pod_template(owner, spec, spec.engine.image or "", config))
+def hash_template(owner: Owner, spec: InferenceServiceSpec, image: str, config: EngineConfig) -> str:
+    """Of what the spec asks of the pods, with the image that it names or none, and of the image that they got."""
+    return hash_of([build_pod_template(owner, spec, spec.engine.image or "", config), image])
 
 
 def build_pod_template(owner: Owner, spec: InferenceServiceSpec, image: str, config: EngineConfig) -> Object:
