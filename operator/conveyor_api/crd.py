@@ -151,7 +151,7 @@ def _map_values(value: bool | Schema, definitions: Mapping[str, Schema]) -> Sche
     if value is False:  # unknown fields: pruned, or refused under fieldValidation=Strict
         return {}
     if value is True:
-        return {"x-kubernetes-preserve-unknown-fields": True}
+        raise UnsupportedSchema("an untyped map would carry a tenant's JSON of any depth into every process")
     return {"additionalProperties": _structural(value, definitions)}
 
 

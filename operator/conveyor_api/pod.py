@@ -1,17 +1,14 @@
-"""`spec.engine`, `spec.resources`, `spec.scheduling`, `spec.imagePullSecrets`: what the engine's pods look like.
-
-Opaque parts (affinity, ...) are passed on as they are: the API server checks them in the Deployment, and what it
-refuses becomes a condition.
-"""
+"""`spec.engine`, `spec.resources`, `spec.imagePullSecrets`: what the engine's pods look like."""
 
 import re
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
 
 from conveyor_api import names
 from conveyor_api.base import ApiModel, KeyedBy, Rule
 from conveyor_api.quantities import IntOrString, parse_quantity
+from conveyor_api.scheduling import Name
 
 Device = Literal["CUDA", "Auto"]
 Dtype = Literal["Auto", "Float32", "BFloat16", "Float16"]
@@ -23,9 +20,6 @@ _ENV_PATTERN: Final = "^[A-Za-z_][A-Za-z0-9_]*$"
 _RESERVED_PATTERN: Final = f"^{names.ENGINE_ENV_PREFIX}({'|'.join(FREE_ENGINE_SETTINGS)})$"
 _IMAGE_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$"
 _RESOURCE_NAME_PATTERN: Final = r"^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
-
-Name = Annotated[str, Field(min_length=1, max_length=253)]
-Opaque = Annotated[dict[str, Any], Field(max_length=64)]
 
 
 class KeySelector(ApiModel):
@@ -202,42 +196,6 @@ class Resources(ApiModel):
     """Amounts that are reserved."""
     limits: ResourceAmounts = Field(default_factory=dict)
     """Amounts that are never exceeded; GPUs are given here."""
-
-
-class Toleration(ApiModel):
-    """A taint that the pods accept. The taint `nvidia.com/gpu` is tolerated already when a GPU is asked for."""
-
-    key: Annotated[str, Field(max_length=317)] | None = None
-    """Key of the taint; none with operator Exists tolerates all."""
-    operator: Annotated[str, Field(max_length=16)] | None = None
-    """Equal (Kubernetes' default), Exists, or another that the cluster knows."""
-    value: Annotated[str, Field(max_length=63)] | None = None
-    """Value of the taint."""
-    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
-    """Effect of the taint; none means all."""
-    toleration_seconds: Annotated[int, Field(ge=0)] | None = None
-    """How long a pod stays after a NoExecute taint appears."""
-
-
-class Scheduling(ApiModel):
-    """Where the pods may run. All of it goes to the pod template as it is."""
-
-    node_selector: Annotated[dict[str, Annotated[str, Field(max_length=63)]], Field(max_length=32)] = Field(
-        default_factory=dict
-    )
-    """Labels that a node must have."""
-    tolerations: Annotated[list[Toleration], Field(max_length=32)] = Field(default_factory=list)
-    """Taints that the pods accept."""
-    affinity: Opaque | None = None
-    """As in a pod's spec."""
-    topology_spread_constraints: Annotated[list[Opaque], Field(max_length=16)] = Field(default_factory=list)
-    """As in a pod's spec."""
-    priority_class_name: Name | None = None
-    """PriorityClass of the pods."""
-    runtime_class_name: Name | None = None
-    """RuntimeClass of the pods, for example `nvidia`."""
-    scheduler_name: Name | None = None
-    """Scheduler of the pods; default: the cluster's."""
 
 
 class ImagePullSecret(ApiModel):

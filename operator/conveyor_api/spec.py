@@ -1,7 +1,7 @@
 """`spec` as a whole: what a person asks for.
 
-Parts: `model`, `batching`, `autoscaling`, `pod`; the small ones are here. Defaults and limits live in these models
-only; the CRD and the API reference are generated from them.
+Parts: `model`, `batching`, `autoscaling`, `pod`, `scheduling`; the small ones are here. Defaults and limits live in
+these models only; the CRD and the API reference are generated from them.
 """
 
 from typing import Annotated, ClassVar
@@ -12,8 +12,9 @@ from conveyor_api.autoscaling import Autoscaling
 from conveyor_api.base import ApiModel, Rule
 from conveyor_api.batching import Batching, KVCache
 from conveyor_api.model import Model
-from conveyor_api.pod import Engine, ImagePullSecrets, Resources, Scheduling
+from conveyor_api.pod import Engine, ImagePullSecrets, Resources
 from conveyor_api.quantities import IntOrPercent, is_zero
+from conveyor_api.scheduling import Scheduling
 
 
 class Endpoint(ApiModel):

@@ -254,6 +254,46 @@ BAD_SERVICES: tuple[Bad, ...] = (
         scheduling={"tolerations": [{"effect": "NoRun"}]},
     ),
     _bad(
+        "affinity that Kubernetes does not know",
+        "spec.scheduling.affinity.anything",
+        "unknown field",
+        scheduling={"affinity": {"anything": {}}},
+    ),
+    _bad(
+        "affinity with an unknown operator",
+        "spec.scheduling.affinity.podAffinity.requiredDuringSchedulingIgnoredDuringExecution[0]"
+        ".labelSelector.matchExpressions[0].operator",
+        "supported values:",
+        scheduling={
+            "affinity": {
+                "podAffinity": {
+                    "requiredDuringSchedulingIgnoredDuringExecution": [
+                        {
+                            "topologyKey": "zone",
+                            "labelSelector": {"matchExpressions": [{"key": "app", "operator": "Gt"}]},
+                        }
+                    ]
+                }
+            }
+        },
+    ),
+    _bad(
+        "spread that is not told what to do",
+        "spec.scheduling.topologySpreadConstraints[0].whenUnsatisfiable",
+        "Required value",
+        scheduling={"topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone"}]},
+    ),
+    _bad(
+        "spread with groups that nothing enforces",
+        "spec.scheduling.topologySpreadConstraints[0]",
+        "minDomains needs whenUnsatisfiable: DoNotSchedule",
+        scheduling={
+            "topologySpreadConstraints": [
+                {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway", "minDomains": 2}
+            ]
+        },
+    ),
+    _bad(
         "pull secret twice", "spec.imagePullSecrets", "Duplicate value", imagePullSecrets=[{"name": "a"}, {"name": "a"}]
     ),
     _bad("unknown field of the spec", "spec.modelUri", "unknown field", modelUri="x"),

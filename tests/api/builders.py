@@ -74,8 +74,33 @@ def build_full_body(name: str = "full") -> Json:
         scheduling={
             "nodeSelector": {"nvidia.com/gpu.product": "H200"},
             "tolerations": [{"key": "team", "operator": "Equal", "value": "a", "effect": "NoExecute"}],
-            "affinity": {"nodeAffinity": {"anything": ["the", "API", "server", "checks"]}},
-            "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone"}],
+            "affinity": {
+                "nodeAffinity": {
+                    "requiredDuringSchedulingIgnoredDuringExecution": {
+                        "nodeSelectorTerms": [
+                            {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a", "b"]}]}
+                        ]
+                    },
+                    "preferredDuringSchedulingIgnoredDuringExecution": [
+                        {"weight": 1, "preference": {"matchFields": [{"key": "metadata.name", "operator": "Exists"}]}}
+                    ],
+                },
+                "podAntiAffinity": {
+                    "preferredDuringSchedulingIgnoredDuringExecution": [
+                        {
+                            "weight": 100,
+                            "podAffinityTerm": {
+                                "topologyKey": "kubernetes.io/hostname",
+                                "labelSelector": {"matchLabels": {"app": "other"}},
+                                "namespaceSelector": {},
+                            },
+                        }
+                    ]
+                },
+            },
+            "topologySpreadConstraints": [
+                {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": {}}
+            ],
             "priorityClassName": "high",
             "runtimeClassName": "nvidia",
             "schedulerName": "mine",

@@ -196,6 +196,15 @@ def test_kubectl_apply_refuses_an_unknown_field(crd: Json, kubeconfig: Path, tmp
     assert 'unknown field "spec.batchng"' in caught.value.stderr
 
 
+def test_json_of_any_depth_is_dropped_where_it_is_not_refused(api: Api, namespace: str) -> None:
+    deep: Json = {}
+    for _ in range(400):
+        deep = {"a": deep}
+    path = f"/apis/{names.API_VERSION}/namespaces/{namespace}/{names.PLURAL}?fieldValidation=Ignore"
+    made = api.create(path, build_body(scheduling={"affinity": deep, "topologySpreadConstraints": []}))
+    assert made["spec"]["scheduling"] == {"affinity": {}, "topologySpreadConstraints": []}
+
+
 def test_the_documentation_s_part_of_a_spec_is_taken(services: Services) -> None:
     part = re.search(r"```yaml\n(.*?)```", (REPOSITORY / "docs/models.md").read_text(), re.DOTALL)
     assert part
