@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from tests.engine.chat_model import write_tokenizer
 
 from conveyor_engine.detokenizer import Detokenizer
+from conveyor_engine.stop_strings import StopStrings
 from conveyor_engine.tokenizer import Tokenizer
 
 
@@ -31,7 +32,7 @@ def byte_ids(tokenizer: Tokenizer) -> dict[int, int]:
 
 def show(tokenizer: Tokenizer, text: str, *stop: str, min_tokens: int = 0) -> tuple[list[str], bool]:
     """The pieces shown when the text comes byte by byte, and whether a stop string ended it."""
-    detokenizer = Detokenizer(tokenizer, [], stop, min_tokens)
+    detokenizer = Detokenizer(tokenizer, [], StopStrings(stop), min_tokens)
     pieces = []
     for token_id in ids_of(tokenizer, text):
         piece = detokenizer.push([token_id])
@@ -77,15 +78,14 @@ def test_a_replacement_character_of_the_models_own_is_shown(tokenizer: Tokenizer
 
 
 def test_tokens_are_counted_when_their_text_is_shown(tokenizer: Tokenizer) -> None:
-    detokenizer = Detokenizer(tokenizer, [], ["xyz"])
-    counts = [detokenizer.push([i]).num_tokens for i in ids_of(tokenizer, "axyb")]
-    assert counts == [1, 0, 0, 3]
-    assert [detokenizer.start(index) for index in range(detokenizer.num_tokens)] == [0, 1, 2, 3]
+    detokenizer = Detokenizer(tokenizer, [], StopStrings(["xyz"]))
+    starts = [detokenizer.push([i]).token_starts for i in ids_of(tokenizer, "axyb")]
+    assert starts == [[0], [], [], [1, 2, 3]]
 
 
 def test_all_at_once_is_cut_as_byte_by_byte(tokenizer: Tokenizer) -> None:
-    piece = Detokenizer(tokenizer, [], ["END"]).push(ids_of(tokenizer, "one END two"))
-    assert (piece.text, piece.stopped, piece.num_tokens) == ("one ", True, 4)
+    piece = Detokenizer(tokenizer, [], StopStrings(["END"])).push(ids_of(tokenizer, "one END two"))
+    assert (piece.text, piece.stopped, piece.token_starts) == ("one ", True, [0, 1, 2, 3])
 
 
 @settings(deadline=None)
@@ -93,7 +93,7 @@ def test_all_at_once_is_cut_as_byte_by_byte(tokenizer: Tokenizer) -> None:
 def test_any_cutting_of_a_text_shows_what_comes_before_the_first_stop_string(
     tokenizer: Tokenizer, text: str, stop: list[str], data: st.DataObject
 ) -> None:
-    detokenizer = Detokenizer(tokenizer, [], stop)
+    detokenizer = Detokenizer(tokenizer, [], StopStrings(stop))
     ids = ids_of(tokenizer, text)
     shown, stopped = "", False
     while ids and not stopped:

@@ -10,6 +10,7 @@ from conveyor_engine.detokenizer import Detokenizer, Piece
 from conveyor_engine.errors import DeadlineExceeded, GenerationFailed
 from conveyor_engine.metrics import EngineMetrics
 from conveyor_engine.request import EngineRequest, FinishReason, RequestOutput, TokenLogprobs
+from conveyor_engine.stop_strings import StopStrings
 from conveyor_engine.tokenizer import Tokenizer
 
 
@@ -35,7 +36,7 @@ class Choice:
     """Invariant: the deltas' texts put together are the choice's text; exactly the last one has a finish reason."""
 
     def __init__(
-        self, index: int, request: EngineRequest, stop: tuple[str, ...], tokenizer: Tokenizer, metrics: EngineMetrics
+        self, index: int, request: EngineRequest, stop: StopStrings, tokenizer: Tokenizer, metrics: EngineMetrics
     ) -> None:
         params = request.sampling_params
         self.index = index
@@ -45,7 +46,6 @@ class Choice:
         self.num_cached_tokens = 0
         self._detokenizer = Detokenizer(tokenizer, request.prompt_token_ids, stop, params.min_tokens)
         self._logprobs: list[TokenLogprobs] = []  # of the tokens not shown yet
-        self._num_shown = 0
         self._clock = _Clock(metrics, request.arrival_time)
 
     def take(self, output: RequestOutput) -> Delta | None:
@@ -63,7 +63,7 @@ class Choice:
         piece = self._detokenizer.push(token_ids)
         if output.finish_reason is not None and not piece.stopped:
             rest = self._detokenizer.finish()
-            piece = Piece(piece.text + rest.text, piece.num_tokens + rest.num_tokens, rest.stopped)
+            piece = Piece(piece.text + rest.text, piece.token_starts + rest.token_starts, rest.stopped)
         if piece.stopped:
             self.num_tokens = self._detokenizer.num_tokens  # static batching gives those after it too
             self._end(FinishReason.STOP)
@@ -81,9 +81,9 @@ class Choice:
         self._clock.observe_end(reason.value, self.num_tokens)
 
     def _delta(self, piece: Piece) -> Delta | None:
-        shown, self._logprobs = self._logprobs[: piece.num_tokens], self._logprobs[piece.num_tokens :]
-        tokens = [Token(logprobs, self._detokenizer.start(i)) for i, logprobs in enumerate(shown, self._num_shown)]
-        self._num_shown += piece.num_tokens
+        num_tokens = len(piece.token_starts)
+        shown, self._logprobs = self._logprobs[:num_tokens], self._logprobs[num_tokens:]
+        tokens = [Token(logprobs, start) for logprobs, start in zip(shown, piece.token_starts, strict=False)]
         if not (piece.text or tokens or self.finish_reason):
             return None
         return Delta(self.index, piece.text, tokens, self.finish_reason)

@@ -24,6 +24,7 @@ from conveyor_engine.api.prepare import Prepared, model_facts
 from conveyor_engine.errors import ConveyorEngineError
 from conveyor_engine.generation import Generation
 from conveyor_engine.request import RequestOutput
+from conveyor_engine.stop_strings import StopStrings
 
 _log = logging.getLogger(__name__)
 _SSE_HEADERS = [
@@ -85,8 +86,9 @@ class GeneratedResponse(Response):
         self._prepared = prepared
         self._format = answer_format
         self._generation = generation
+        stop = StopStrings(prepared.stop)
         self._choices = [
-            Choice(index, request, prepared.stop, edge.tokenizer, edge.metrics)
+            Choice(index, request, stop, edge.tokenizer, edge.metrics)
             for index, request in enumerate(prepared.requests)
         ]
 

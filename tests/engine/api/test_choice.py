@@ -7,6 +7,7 @@ import pytest
 from conveyor_engine.api.choice import Choice
 from conveyor_engine.metrics import EngineMetrics
 from conveyor_engine.request import EngineRequest, FinishReason, RequestOutput, SamplingParams
+from conveyor_engine.stop_strings import StopStrings
 from conveyor_engine.tokenizer import Tokenizer
 
 
@@ -16,7 +17,7 @@ def test_tokens_are_counted_up_to_the_one_that_completes_a_stop_string(chat_mode
     tokenizer = Tokenizer(chat_model)
     ids = [tokenizer.encode(character, 100)[0] for character in "one END two three"]
     request = EngineRequest(request_id="a", prompt_token_ids=[5], sampling_params=SamplingParams())
-    choice = Choice(0, request, ("END",), tokenizer, EngineMetrics("tiny"))
+    choice = Choice(0, request, StopStrings(["END"]), tokenizer, EngineMetrics("tiny"))
     text = ""
     while choice.finish_reason is None:
         now, ids = ids[:tokens_at_a_time], ids[tokens_at_a_time:]

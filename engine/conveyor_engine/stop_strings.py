@@ -1,0 +1,78 @@
+"""Finds stop strings in a text that comes in pieces, in constant time per character (amortized) and stop string.
+
+Used by `detokenizer`, one matcher per choice. Pure. Each string is matched with its failure function (Knuth, Morris and
+Pratt, 1977), which is computed only as far as some text has matched: a request with many long strings costs nothing
+until an answer resembles them.
+"""
+
+from collections.abc import Sequence
+
+
+class StopStrings:
+    """One request's stop strings; its choices share what was computed for them."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        """None of them is empty."""
+        self._patterns = [_Pattern(text) for text in dict.fromkeys(texts)]
+        self.by_first: dict[str, list[_Pattern]] = {}
+        for pattern in self._patterns:
+            self.by_first.setdefault(pattern.text[0], []).append(pattern)
+
+
+class StopMatcher:
+    """Where one text stands in each stop string."""
+
+    def __init__(self, stops: StopStrings) -> None:
+        self._by_first = stops.by_first
+        self._matched: dict[_Pattern, int] = {}  # characters at the end of the text, where there are any
+
+    @property
+    def num_held(self) -> int:
+        """Length of the longest end of the text that is the beginning of a stop string."""
+        return max(self._matched.values(), default=0)
+
+    def feed(self, text: str) -> tuple[int, int] | None:
+        """The first stop string that the text completes: (characters of `text` up to its end, its own length).
+
+        Of those that end together the longest. Nothing may be fed after it.
+        """
+        if not self._by_first:
+            return None
+        for index, character in enumerate(text):
+            if (self._matched or character in self._by_first) and (length := self._advance(character)):
+                return index + 1, length
+        return None
+
+    def _advance(self, character: str) -> int:
+        """The length of the stop string that ends here, or 0."""
+        before, self._matched = self._matched, {}
+        for pattern in self._by_first.get(character, ()):
+            if pattern not in before:
+                self._matched[pattern] = 1
+        for pattern, length in before.items():
+            if now := pattern.advance(length, character):
+                self._matched[pattern] = now
+        return max((n for pattern, n in self._matched.items() if n == len(pattern.text)), default=0)
+
+
+class _Pattern:
+    """One stop string. `_borders[i]`: length of the longest proper border of its first i + 1 characters."""
+
+    __slots__ = ("_borders", "text")
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._borders = [0]
+
+    def advance(self, matched: int, character: str) -> int:
+        """How much matches after one more character, if `matched` characters (at least one, not all) did before."""
+        if len(self._borders) < matched:
+            self._borders.append(self._extend(self._borders[-1], self.text[matched - 1]))
+        return self._extend(matched, character)
+
+    def _extend(self, matched: int, character: str) -> int:
+        while self.text[matched] != character:
+            if not matched:
+                return 0
+            matched = self._borders[matched - 1]
+        return matched + 1
