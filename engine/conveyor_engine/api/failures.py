@@ -21,6 +21,8 @@ from conveyor_engine.errors import (
 )
 
 RETRY_AFTER_SECONDS = 1
+MESSAGE_CHARACTERS_MAX = 1000  # messages quote what a client or a model's template wrote, whatever its length
+PARAM_CHARACTERS_MAX = 100
 
 # error -> (status, type, code); the first class that fits
 _ANSWERS: tuple[tuple[type[ConveyorEngineError], int, str, str], ...] = (
@@ -46,7 +48,12 @@ class _Error(msgspec.Struct):
 
 def error_body(message: str, kind: str, code: str, param: str | None = None) -> bytes:
     """{"error": {...}} in OpenAI's form."""
-    return msgspec.json.encode({"error": _Error(message, kind, param, code)})
+    param = None if param is None else _shorten(param, PARAM_CHARACTERS_MAX)
+    return msgspec.json.encode({"error": _Error(_shorten(message, MESSAGE_CHARACTERS_MAX), kind, param, code)})
+
+
+def _shorten(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 4]} ..."
 
 
 def failure_body(error: ConveyorEngineError) -> bytes:

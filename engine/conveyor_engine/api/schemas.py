@@ -58,7 +58,11 @@ def _is_ids(value: object) -> bool:
 
 Unsupported = Annotated[None, _only()]
 IgnoredLabel = Annotated[str | None, Field(description="Accepted and ignored: it only labels the request.")]
-Prompts = Annotated[list[str] | list[list[int]], BeforeValidator(_parse_prompt)]
+# Every list stops at its first error: a client would make millions of them.
+Prompts = Annotated[
+    Annotated[list[str], Field(fail_fast=True)] | Annotated[list[list[int]], Field(fail_fast=True)],
+    BeforeValidator(_parse_prompt),
+]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
 
@@ -86,7 +90,7 @@ class SamplingFields(BaseModel):
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = 0
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
     stop: Annotated[tuple[str, ...], BeforeValidator(_parse_stop)] = ()
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=128)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=128, fail_fast=True)] | None = None
     max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     min_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = 0
     ignore_eos: bool | None = False
@@ -181,7 +185,7 @@ class ChatRequest(SamplingFields):
 
     prompt_field = "messages"
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
     logprobs: bool | None = False
     top_logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
