@@ -11,11 +11,11 @@ requests still need engines. A second signal skips the waiting.
 import asyncio
 import contextlib
 import logging
-import resource
 import signal
 from collections.abc import Awaitable
 from dataclasses import dataclass
 
+from conveyor_api.http_server import allow_open_files
 from conveyor_api.names import GROUP, INFERENCE_SERVICE_LABEL, PLURAL, VERSION
 from conveyor_gateway.app import PublicApp, build_admin_handler
 from conveyor_gateway.bodies import BodyReader
@@ -132,12 +132,6 @@ def _plan_watches(namespaces: tuple[str, ...], queues: Queues) -> list[_Watch]:
         watches.append(_Watch(services, catalog.services, WatchState(services.name)))
         watches.append(_Watch(slices, catalog.slices, WatchState(slices.name)))
     return watches
-
-
-def allow_open_files() -> None:
-    """As many as the system lets this process have: a stream takes two, and many systems begin with 1024."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 async def serve(settings: Settings) -> None:

@@ -49,7 +49,9 @@ class Settings:
     # One takes 0.1 MiB with the longest headers, 0.25 MiB more with a stream that its client does not read: all of them
     # and max_held_bytes fit in the 1 GiB that the chart allows.
     max_connections: int = setting(
-        2048, "clients' connections at a time; one more is answered 503", whole_number(1, 1_000_000)
+        2048,
+        "clients' connections at a time; for one more, those that wait longest for their client are closed",
+        whole_number(1, 1_000_000),
     )
     max_request_bytes: int = setting(
         8 * _MIB,

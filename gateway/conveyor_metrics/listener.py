@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Callable
 
 from aiohttp import web
 
+from conveyor_api.http_connection import Connection
+from conveyor_api.http_server import AppRunner
 from conveyor_metrics.app import refuse_outside
 from conveyor_metrics.auth import Trust
 from conveyor_metrics.certificates import Serving
@@ -19,10 +21,13 @@ logger = logging.getLogger(__name__)
 
 # A value takes at most the gateways' time-out; what takes longer is no answer of ours.
 _SHUTDOWN_SECONDS = 5.0
+# Before it a connection counts as none of the port's.
+_HANDSHAKE_SECONDS = 5.0
+_MAX_CONNECTIONS = 256  # the API servers'
 
 
-class _Connection(web.RequestHandler):
-    """aiohttp's connection with our words for what never reaches the app, and for its bugs."""
+class ApiConnection(Connection):
+    """With our words for what never reaches the app, and for its bugs."""
 
     __slots__ = ()
 
@@ -42,17 +47,20 @@ class _Connection(web.RequestHandler):
         return answer
 
 
-class _Server(web.Server):
-    def __call__(self) -> web.RequestHandler:
-        return _Connection(self, loop=self._loop, **self._kwargs)
+class _TlsSite(web.SockSite):
+    """aiohttp's, with a time for the handshake: a connection that never begins it has a minute otherwise."""
 
-
-class Runner(web.AppRunner):
-    """aiohttp's, with `_Connection`s."""
-
-    async def _make_server(self) -> web.Server:
-        made = await super()._make_server()
-        return _Server(made.request_handler, request_factory=made.request_factory, **made._kwargs)
+    async def start(self) -> None:
+        await web.BaseSite.start(self)
+        server = self._runner.server
+        assert server is not None, "the runner is set up"
+        self._server = await asyncio.get_running_loop().create_server(
+            server,
+            sock=self._sock,
+            ssl=self._ssl_context,
+            backlog=self._backlog,
+            ssl_handshake_timeout=_HANDSHAKE_SECONDS,
+        )
 
 
 class Listener:
@@ -87,9 +95,10 @@ class Listener:
                     await runner.cleanup()
 
     async def _start(self, listening: socket.socket, serving: Serving) -> web.AppRunner:
-        runner = Runner(self._build_app(serving.trust), access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS)
+        app = self._build_app(serving.trust)
+        runner = AppRunner(app, _MAX_CONNECTIONS, ApiConnection, shutdown_timeout=_SHUTDOWN_SECONDS)
         await runner.setup()
-        await web.SockSite(runner, listening.dup(), ssl_context=serving.context).start()
+        await _TlsSite(runner, listening.dup(), ssl_context=serving.context).start()
         if self.port is None:
             self.port = listening.getsockname()[1]
             logger.info("serving custom.metrics.k8s.io on port %d", self.port)

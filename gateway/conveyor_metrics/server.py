@@ -12,6 +12,7 @@ import aiohttp
 from aiohttp import web
 from kubernetes.aio.client import ApiClient
 
+from conveyor_api.http_server import AppRunner, allow_open_files
 from conveyor_gateway.watch import Collection, WatchState, connect, watch_collection
 from conveyor_metrics import auth
 from conveyor_metrics.app import build_api_app, build_health_app
@@ -23,6 +24,8 @@ from conveyor_metrics.source import GatewaySource, Json
 from conveyor_metrics.watched_list import WatchedList
 
 logger = logging.getLogger(__name__)
+
+_MAX_ADMIN_CONNECTIONS = 256  # the kubelet's and Prometheus's
 
 
 class MetricsServer:
@@ -45,7 +48,7 @@ class MetricsServer:
             source = self._source = GatewaySource(session, settings.gateway_timeout_seconds, self._slices_watch)
             self._certificates = Certificates(settings.certificate_folder)
             self._listener = Listener(settings.host, settings.https_port, lambda trust: build_api_app(source, trust))
-            health = web.AppRunner(build_health_app(self._missing), access_log=None)
+            health = AppRunner(build_health_app(self._missing), _MAX_ADMIN_CONNECTIONS)
             await health.setup()
             try:
                 await web.TCPSite(health, settings.host or None, settings.admin_port).start()
@@ -93,6 +96,7 @@ class MetricsServer:
 
 async def serve(settings: Settings) -> None:
     """Runs until SIGTERM or SIGINT."""
+    allow_open_files()
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)

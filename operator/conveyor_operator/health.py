@@ -11,12 +11,14 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from conveyor_api import names
+from conveyor_api.http_server import AppRunner
 from conveyor_operator.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
 # A reconcile makes some twenty calls that end within 30 s each; longer than this, something is stuck.
 _STUCK_SECONDS = 300.0
+_MAX_CONNECTIONS = 256  # the kubelet's and Prometheus's
 
 
 class Health:
@@ -45,7 +47,7 @@ class HealthServer:
         app.router.add_get(names.LIVENESS_PATH, self._live)
         app.router.add_get(names.READINESS_PATH, self._ready)
         app.router.add_get(names.PROMETHEUS_PATH, self._prometheus)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
+        self._runner = AppRunner(app, _MAX_CONNECTIONS, shutdown_timeout=1)
 
     async def start(self) -> None:
         await self._runner.setup()

@@ -14,9 +14,10 @@ from aiohttp import web
 from tests.metrics.aggregation import Aggregated
 from tests.metrics.test_server import read_health
 
+from conveyor_api.http_server import AppRunner
 from conveyor_metrics.auth import Trust
 from conveyor_metrics.certificates import Serving
-from conveyor_metrics.listener import Listener, Runner
+from conveyor_metrics.listener import ApiConnection, Listener
 from e2e.cluster.certificates import Authority
 
 HEADERS = b"GET /apis HTTP/1.1\r\nHost: localhost\r\n"
@@ -77,7 +78,7 @@ async def test_a_bug_is_answered_with_a_status_that_does_not_tell_it(caplog: pyt
 
     app = web.Application()
     app.router.add_get("/apis", fail)
-    runner = Runner(app)
+    runner = AppRunner(app, 10, ApiConnection)
     await runner.setup()
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
