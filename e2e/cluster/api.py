@@ -60,10 +60,15 @@ class Api:
         return self.call("PATCH", path, operations, "application/json-patch+json")
 
     def call(self, verb: str, path: str, body: Any = None, content_type: str = "application/json") -> Json:
+        content = self.send(verb, path, None if body is None else json.dumps(body).encode(), content_type)
+        return json.loads(content) if content.startswith(b"{") else {}
+
+    def send(self, verb: str, path: str, body: bytes | None = None, content_type: str = "application/json") -> bytes:
+        """As `call`, with texts that no JSON library may read or write."""
         request = urllib.request.Request(
             self._server + path,
             method=verb,
-            data=None if body is None else json.dumps(body).encode(),
+            data=body,
             headers={"Content-Type": content_type, "Accept": "application/json"},
         )
         # No proxy: an API server here is always on this machine.
@@ -72,11 +77,11 @@ class Api:
         )
         try:
             with opener.open(request, timeout=30) as response:
-                content = response.read()
+                content: bytes = response.read()
         except urllib.error.HTTPError as error:
             with error:
                 raise ApiError(error.code, error.read().decode(errors="replace")) from None
-        return json.loads(content) if content.startswith(b"{") else {}
+        return content
 
     def reachable(self, path: str) -> bool:
         """Whether a GET of `path` is answered with success."""

@@ -5,21 +5,16 @@ A service is known because its InferenceService exists, not because a pod was se
 Knows the shapes of the two resources, not how they are fetched.
 """
 
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-from conveyor_api.errors import InvalidResource
 from conveyor_api.names import ENGINE_PORT_NAME, INFERENCE_SERVICE_LABEL
 from conveyor_api.resource import InferenceService
+from conveyor_gateway.unreadable import Unreadable
+from conveyor_gateway.wanted_json import Json
 
-Json = dict[str, Any]
-
-logger = logging.getLogger(__name__)
-
-_Parsed = TypeVar("_Parsed")
 _NO_ENGINES: Final[tuple[str, ...]] = ()
 
 
@@ -129,10 +124,12 @@ class ServiceTable:
     def __init__(self, directory: Directory, on_change: Callable[[str], None]) -> None:
         self._directory = directory
         self._on_change = on_change
+        self.unreadable = Unreadable("service")
 
     def replace(self, bodies: Iterable[Json], namespace: str) -> None:
         """`bodies` is all there is in `namespace` (empty: in all of them): what is not among them is gone."""
         seen = {self.put(body) for body in bodies}
+        self.unreadable.forget_others(seen, namespace)
         for key in _within(namespace, self._directory.services) - seen:
             self._directory.remove(key)
             self._on_change(key)
@@ -140,15 +137,17 @@ class ServiceTable:
     def put(self, body: Json) -> str:
         """Takes a new or changed resource; one that cannot be read keeps what was known of it."""
         key = _key(body)
-        service = _parse_or_skip("service", parse_service, body)
+        service = self.unreadable.parse(key, parse_service, body)
         if service is not None and self._directory.services.get(key) != service:
             self._directory.put(service)
             self._on_change(key)
         return key
 
     def delete(self, body: Json) -> None:
-        self._directory.remove(_key(body))
-        self._on_change(_key(body))
+        key = _key(body)
+        self.unreadable.forget(key)
+        self._directory.remove(key)
+        self._on_change(key)
 
 
 class SliceTable:
@@ -156,6 +155,7 @@ class SliceTable:
 
     def __init__(self, on_change: Callable[[str], None]) -> None:
         self._on_change = on_change
+        self.unreadable = Unreadable("slice")
         self._slices: dict[str, Slice] = {}
         self._by_service: dict[str, set[str]] = {}
 
@@ -172,12 +172,14 @@ class SliceTable:
     def replace(self, bodies: Iterable[Json], namespace: str) -> None:
         """`bodies` is all there is in `namespace` (empty: in all of them): what is not among them is gone."""
         seen = {self.put(body) for body in bodies}
+        self.unreadable.forget_others(seen, namespace)
         for key in _within(namespace, self._slices) - seen:
             self._remove(key)
 
     def put(self, body: Json) -> str:
         """As `ServiceTable.put`."""
-        key, piece = _key(body), _parse_or_skip("slice", parse_slice, body)
+        key = _key(body)
+        piece = self.unreadable.parse(key, parse_slice, body)
         known = self._slices.get(key)
         if piece is not None and known != piece:
             if known is not None and known.service != piece.service:  # its label was edited
@@ -188,7 +190,9 @@ class SliceTable:
         return key
 
     def delete(self, body: Json) -> None:
-        self._remove(_key(body))
+        key = _key(body)
+        self.unreadable.forget(key)
+        self._remove(key)
 
     def _remove(self, key: str) -> None:
         if (piece := self._slices.pop(key, None)) is not None:
@@ -197,16 +201,6 @@ class SliceTable:
             if not names:
                 del self._by_service[piece.service]
             self._on_change(piece.service)
-
-
-def _parse_or_skip(what: str, parse: Callable[[Json], _Parsed], body: Json) -> _Parsed | None:
-    """None for a body that cannot be read: one odd object must not end a process that serves all the others."""
-    try:
-        return parse(body)
-    except (InvalidResource, LookupError, TypeError, ValueError, AttributeError) as error:
-        kind = type(error).__name__
-        logger.warning("%s=%s cannot be read, its last readable state is used: %s: %s", what, _key(body), kind, error)
-        return None
 
 
 def _key(body: Json) -> str:

@@ -111,6 +111,10 @@ class StateCollector(Collector):
             dispatched.add_metric(labels, queue.dispatched)
             engines.add_metric(labels, queue.num_engines)
         yield from (queued, depth, dispatched, engines)
+        unreadable = _gauge("unreadable_objects", "Objects of the cluster that cannot be read.", ("resource",))
+        unreadable.add_metric(("inferenceservices",), len(self._queues.catalog.services.unreadable))
+        unreadable.add_metric(("endpointslices",), len(self._queues.catalog.slices.unreadable))
+        yield unreadable
         silence = _gauge("watch_silence_seconds", "Time since the API server was last heard, per watch.", ("watch",))
         for name, seconds in self._readiness.silences():
             silence.add_metric((name,), seconds)

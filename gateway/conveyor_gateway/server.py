@@ -16,7 +16,6 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 
 from conveyor_api.http_server import allow_open_files
-from conveyor_api.names import GROUP, INFERENCE_SERVICE_LABEL, PLURAL, VERSION
 from conveyor_gateway.app import PublicApp, build_admin_handler
 from conveyor_gateway.bodies import BodyReader
 from conveyor_gateway.gateway import Gateway
@@ -27,6 +26,7 @@ from conveyor_gateway.proxy import EngineClient
 from conveyor_gateway.queues import Queues
 from conveyor_gateway.readiness import Readiness
 from conveyor_gateway.record import Recorder
+from conveyor_gateway.resources import service_collection, slice_collection
 from conveyor_gateway.routing import OwnHosts
 from conveyor_gateway.settings import Settings
 from conveyor_gateway.watch import Collection, Sink, WatchState, connect, watch_collection
@@ -127,8 +127,7 @@ def _plan_watches(namespaces: tuple[str, ...], queues: Queues) -> list[_Watch]:
     catalog = queues.catalog
     watches = []
     for namespace in namespaces or ("",):
-        services = Collection(GROUP, VERSION, PLURAL, namespace)
-        slices = Collection("discovery.k8s.io", "v1", "endpointslices", namespace, INFERENCE_SERVICE_LABEL)
+        services, slices = service_collection(namespace), slice_collection(namespace)
         watches.append(_Watch(services, catalog.services, WatchState(services.name)))
         watches.append(_Watch(slices, catalog.slices, WatchState(slices.name)))
     return watches

@@ -1,15 +1,15 @@
-"""The only calls to Kubernetes: list a collection, watch it, and list again whenever the watch ends. Reads only.
+"""The only calls to Kubernetes: list a collection, watch it, list again when the watch fails. Reads only.
 
 Run by `server`, one `watch_collection` per resource and namespace; what it reads goes to a sink of `catalog`. The
 metrics server follows its collections the same way.
-A watch that was resumed can have lost an event (a DELETED lost this way keeps requests going to a dead address), so
-nothing is ever resumed: every end, also the regular one after a few minutes, leads to a new list that replaces all.
+A watch that ends at its time goes on where it was; any other end, also a refusal of that place (410), leads to a new
+list that replaces all. Memory is bounded whatever the objects hold: pages are small, an object's wanted members are all
+that is kept of it (`wanted_json`), and no text is read beyond a limit.
 Only the configuration and the transport of the `kubernetes` package are used: its typed models cost far more memory
 and start time than plain JSON.
 """
 
 import asyncio
-import json
 import logging
 import os
 import random
@@ -20,16 +20,18 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import aiohttp
+import msgspec
 from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
 
 from conveyor_api.kubeconfig import UNREADABLE, find_kubeconfig, no_kubernetes
-
-Json = dict[str, Any]
+from conveyor_gateway.wanted_json import Bookmark, Event, Json, Named, Page, Status, decode, decode_item
 
 logger = logging.getLogger(__name__)
 
-_PAGE_ITEMS: Final = 500
+# The API server takes no object above 3 MiB, so that a page stays below 32 MiB.
+_PAGE_ITEMS: Final = 10
+_MAX_TEXT_BYTES: Final = 64 << 20  # of a page or an event
 _WATCH_SECONDS: Final = (240, 360)  # at random, so that the gateways do not all list at once
 _BACKOFF_SECONDS: Final = (0.25, 8.0)
 _LIST_TIMEOUT: Final = aiohttp.ClientTimeout(total=30)
@@ -42,7 +44,10 @@ MAX_SILENCE_SECONDS: Final = _SILENCE_SECONDS + 10.0
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """What is watched; an empty namespace means all of them, an empty group the core API."""
+    """What is watched; an empty namespace means all of them, an empty group the core API.
+
+    Of each object the sink gets what `shape`, a TypedDict, names.
+    """
 
     group: str
     version: str
@@ -50,6 +55,7 @@ class Collection:
     namespace: str = ""
     label_selector: str = ""
     field_selector: str = ""
+    shape: Any = Named
 
     @property
     def path(self) -> str:
@@ -70,7 +76,7 @@ class Collection:
 
 
 class Sink(Protocol):
-    """Who keeps the objects."""
+    """Who keeps the objects. Of one that has not the collection's shape it gets `metadata` alone."""
 
     def replace(self, bodies: Iterable[Json], namespace: str) -> None: ...
 
@@ -90,7 +96,7 @@ class WatchState:
 
 
 class _WatchFailed(Exception):
-    """The API server refused the list or the watch, or ended the watch with an error (410 among them)."""
+    """The API server refused the list or the watch, ended it with an error (410 among them), or sends too much."""
 
 
 @asynccontextmanager
@@ -111,15 +117,17 @@ async def connect(kubeconfig: str) -> AsyncIterator[ApiClient]:
 
 async def watch_collection(client: ApiClient, collection: Collection, sink: Sink, state: WatchState) -> None:
     """Keeps `sink` equal to the collection, for ever; while the API server is silent it stays as it is."""
+    watch = _Watch(client, collection, sink, state)
     shortest, longest = _BACKOFF_SECONDS
     pause = shortest
     loop = asyncio.get_running_loop()
     while True:
         began = loop.time()
         try:
-            await _list_then_watch(client, collection, sink, state)
+            await watch.follow()
             failure = None
-        except (TimeoutError, OSError, aiohttp.ClientError, json.JSONDecodeError, _WatchFailed) as error:
+        except (TimeoutError, OSError, aiohttp.ClientError, ValueError, _WatchFailed) as error:
+            watch.version = None
             failure = str(error) or type(error).__name__
             logger.warning("watch=%s failed, again in at most %.1f s: %s", state.name, pause, failure)
         if loop.time() - began > longest:
@@ -128,62 +136,92 @@ async def watch_collection(client: ApiClient, collection: Collection, sink: Sink
         pause = shortest if failure is None else min(2 * pause, longest)
 
 
-async def _list_then_watch(client: ApiClient, collection: Collection, sink: Sink, state: WatchState) -> None:
-    """Returns when the API server ends the watch at the time that was asked for."""
-    bodies, version = await _list(client, collection.path, collection.selector)
-    sink.replace(bodies, collection.namespace)
-    _heard(state)
-    state.lists += 1
-    if not state.synced:
-        state.synced = True
-        logger.info("watch=%s synced objects=%d", state.name, len(bodies))
-    query = {
-        **collection.selector,
-        "watch": "true",
-        "allowWatchBookmarks": "true",
-        "resourceVersion": version,
-        "timeoutSeconds": str(random.randint(*_WATCH_SECONDS)),
-    }
-    async with _get(client, collection.path, query, _WATCH_TIMEOUT) as response:
-        async for line in _read_lines(response.content):
-            _take_event(json.loads(line), sink)
-            _heard(state)
+class _Watch:
+    """One collection on its way into a sink. `version` is where the next watch begins; None: with a list."""
+
+    def __init__(self, client: ApiClient, collection: Collection, sink: Sink, state: WatchState) -> None:
+        self._client = client
+        self._collection = collection
+        self._sink = sink
+        self._state = state
+        self.version: str | None = None
+
+    async def follow(self) -> None:
+        """Returns when the API server ends the watch at the time that was asked for."""
+        if self.version is None:
+            self.version = await self._list()
+        query = {
+            **self._collection.selector,
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": self.version,
+            "timeoutSeconds": str(random.randint(*_WATCH_SECONDS)),
+        }
+        async with _get(self._client, self._collection.path, query, _WATCH_TIMEOUT) as response:
+            async for line in _read_lines(response.content):
+                self._take_event(await decode(line, Event))
+                self._heard()
+
+    async def _list(self) -> str:
+        """Replaces all that the sink has, and returns the version to watch from."""
+        bodies: list[Json] = []
+        query = {**self._collection.selector, "limit": str(_PAGE_ITEMS)}
+        while True:
+            async with _get(self._client, self._collection.path, query, _LIST_TIMEOUT) as response:
+                page = await decode(await _read_whole(response.content), Page)
+            for item in page.items or ():
+                bodies.append(decode_item(item, self._collection.shape))
+                await asyncio.sleep(0)  # other requests go on in between
+            if not page.metadata.more:
+                break
+            query["continue"] = page.metadata.more
+        self._sink.replace(bodies, self._collection.namespace)
+        self._heard()
+        self._state.lists += 1
+        if not self._state.synced:
+            self._state.synced = True
+            logger.info("watch=%s synced objects=%d", self._state.name, len(bodies))
+        return page.metadata.resource_version
+
+    def _take_event(self, event: Event) -> None:
+        if event.type == "ERROR":
+            status = msgspec.json.decode(event.object, type=Status)
+            raise _WatchFailed(f"{status.code} {status.reason}: {status.message}")
+        if event.type == "BOOKMARK":
+            body = decode_item(event.object, Bookmark)
+        else:
+            body = decode_item(event.object, self._collection.shape)
+            (self._sink.delete if event.type == "DELETED" else self._sink.put)(body)
+        self.version = body["metadata"]["resourceVersion"]
+
+    def _heard(self) -> None:
+        self._state.heard_at = time.monotonic()
 
 
-async def _list(client: ApiClient, path: str, selector: Mapping[str, str]) -> tuple[list[Json], str]:
-    """All objects, page by page, and the version to watch from."""
-    bodies: list[Json] = []
-    query = {**selector, "limit": str(_PAGE_ITEMS)}
-    while True:
-        async with _get(client, path, query, _LIST_TIMEOUT) as response:
-            page: Json = json.loads(await response.read())
-        bodies += page.get("items") or []
-        token = page["metadata"].get("continue")
-        if not token:
-            return bodies, page["metadata"]["resourceVersion"]
-        query["continue"] = token
+async def _read_whole(content: aiohttp.StreamReader) -> bytearray:
+    text = bytearray()
+    async for chunk in content.iter_any():
+        text += chunk
+        _check_size(text)
+    return text
 
 
-def _take_event(event: Json, sink: Sink) -> None:
-    kind, body = event["type"], event["object"]
-    if kind in ("ADDED", "MODIFIED"):
-        sink.put(body)
-    elif kind == "DELETED":
-        sink.delete(body)
-    elif kind != "BOOKMARK":
-        raise _WatchFailed(f"{body.get('code')} {body.get('reason')}: {body.get('message')}")
-
-
-async def _read_lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Lines of any length: the reader's own `readline` refuses those above its buffer, and an object may be larger."""
-    pieces: list[bytes] = []
+async def _read_lines(content: aiohttp.StreamReader) -> AsyncIterator[bytearray]:
+    """Lines of up to the limit: the reader's own `readline` refuses those above its buffer, which objects exceed."""
+    line = bytearray()
     async for chunk in content.iter_any():
         *ends, rest = chunk.split(b"\n")
         for end in ends:
-            yield b"".join((*pieces, end))
-            pieces.clear()
-        if rest:
-            pieces.append(rest)
+            line += end
+            yield line
+            line = bytearray()
+        line += rest
+        _check_size(line)
+
+
+def _check_size(text: bytearray) -> None:
+    if len(text) > _MAX_TEXT_BYTES:
+        raise _WatchFailed(f"the API server sends a text of more than {_MAX_TEXT_BYTES} bytes")
 
 
 @asynccontextmanager
@@ -204,7 +242,3 @@ async def _get(
             hint = "; grant it with the chart's roles" if response.status == 403 else ""
             raise _WatchFailed(f"GET {path}: {response.status}: {text}{hint}")
         yield response
-
-
-def _heard(state: WatchState) -> None:
-    state.heard_at = time.monotonic()

@@ -12,12 +12,20 @@ import json
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
+from conveyor_gateway.wanted_json import Identity
 from conveyor_metrics.errors import InvalidTrust, Unauthenticated
 
 CONFIG_MAP_NAMESPACE = "kube-system"
 CONFIG_MAP_NAME = "extension-apiserver-authentication"
+
+
+class ConfigMapBody(TypedDict):
+    """What is read of the ConfigMap."""
+
+    metadata: Identity
+    data: NotRequired[dict[str, str] | None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from aiohttp import web
 from kubernetes.aio.client import ApiClient
 
 from conveyor_api.http_server import AppRunner, allow_open_files
+from conveyor_gateway.resources import slice_collection
 from conveyor_gateway.watch import Collection, WatchState, connect, watch_collection
 from conveyor_metrics import auth
 from conveyor_metrics.app import build_api_app, build_health_app
@@ -35,7 +36,7 @@ class MetricsServer:
         self._settings = settings
         self._stopping = False
         selector = f"kubernetes.io/service-name={settings.gateway_service}"
-        self._slices = Collection("discovery.k8s.io", "v1", "endpointslices", settings.system_namespace, selector)
+        self._slices = slice_collection(settings.system_namespace, selector)
         self._slices_watch = WatchState(self._slices.name)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -72,7 +73,9 @@ class MetricsServer:
 
     async def _follow_trust(self, client: ApiClient) -> None:
         name = f"metadata.name={auth.CONFIG_MAP_NAME}"
-        config_map = Collection("", "v1", "configmaps", auth.CONFIG_MAP_NAMESPACE, field_selector=name)
+        config_map = Collection(
+            "", "v1", "configmaps", auth.CONFIG_MAP_NAMESPACE, field_selector=name, shape=auth.ConfigMapBody
+        )
         await watch_collection(client, config_map, WatchedList(self._on_trust), WatchState(config_map.name))
 
     def _on_trust(self, config_maps: list[Json]) -> None:

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import aiohttp
-from prometheus_client import Counter
+from prometheus_client import Counter, Gauge
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
+from conveyor_gateway.unreadable import Unreadable
 from conveyor_gateway.watch import MAX_SILENCE_SECONDS, WatchState
 from conveyor_metrics.errors import NotFound, NotKnown
 
@@ -31,6 +32,9 @@ ADMIN_PORT_NAME = "admin"
 _NOBODY_THERE: Final = {errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT}
 
 GATEWAY_READS = Counter("conveyor_metrics_gateway_reads", "Reads of a gateway's demand, by outcome.", ["outcome"])
+
+
+UNREADABLE_SLICES = Gauge("conveyor_metrics_unreadable_slices", "EndpointSlices of the gateways that cannot be read.")
 
 
 class ServiceDemand(BaseModel):
@@ -74,19 +78,21 @@ class _Unreadable(Exception):
     """One gateway did not say what it holds."""
 
 
-def parse_gateways(slices: Iterable[Json]) -> tuple[Gateway, ...]:
+def parse_gateways(slices: Iterable[Json], unreadable: Unreadable) -> tuple[Gateway, ...]:
     """The gateways behind the EndpointSlices of one headless Service that publishes addresses that are not ready.
 
     Terminating ones are among them: a gateway that drains still holds requests.
     """
     found: dict[tuple[str, int], Gateway] = {}
     for piece in slices:
-        try:
-            found |= {(gateway.host, gateway.port): gateway for gateway in _parse_slice(piece)}
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            name = (piece.get("metadata") or {}).get("name")
-            logger.warning("slice=%s cannot be read and is left out: %s: %s", name, type(error).__name__, error)
+        gateways = unreadable.parse(_name(piece), _parse_slice, piece)
+        found |= {(gateway.host, gateway.port): gateway for gateway in gateways or ()}
     return tuple(found[key] for key in sorted(found))
+
+
+def _name(piece: Json) -> str:
+    name: str = piece["metadata"]["name"]
+    return name
 
 
 def _parse_slice(piece: Json) -> list[Gateway]:
@@ -112,10 +118,14 @@ class GatewaySource:
         self._timeout = aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=timeout_seconds / 2)
         self.gateways: tuple[Gateway, ...] | None = None
         self._unreadable: set[Gateway] = set()
+        self._unreadable_slices = Unreadable("slice", "it is left out")
         self._stale = False
 
     def set_slices(self, slices: Iterable[Json]) -> None:
-        gateways = parse_gateways(slices)
+        slices = list(slices)
+        self._unreadable_slices.forget_others({_name(piece) for piece in slices}, "")
+        gateways = parse_gateways(slices, self._unreadable_slices)
+        UNREADABLE_SLICES.set(len(self._unreadable_slices))
         if gateways != self.gateways:
             logger.info("gateways: %s", ", ".join(map(str, gateways)) or "none")
         self.gateways = gateways

@@ -31,12 +31,13 @@ class ApiProxy:
             self._tls.load_cert_chain(pair.name)
         self.loses_events = False
         self.is_shut = False
+        self.ends_in_order = False
         self.lists: list[str] = []
         self.watches = 0
         self._endings: set[asyncio.Future[bytes | None]] = set()
 
     def end_watches(self, code: int | None = None) -> None:
-        """Breaks every watch off; with a code, after the event with which the API server says why."""
+        """Breaks every watch off, or ends it as at its time (`ends_in_order`); with a code, after the event for it."""
         status = {"kind": "Status", "code": code, "reason": "Expired", "message": "too old resource version"}
         words = None if code is None else json.dumps({"type": "ERROR", "object": status}).encode() + b"\n"
         for ending in self._endings:
@@ -70,7 +71,8 @@ class ApiProxy:
                 self.watches += 1
                 await self._pass_events(upstream, answer)
                 assert request.transport is not None
-                request.transport.abort()
+                if not self.ends_in_order:
+                    request.transport.abort()
             else:
                 await answer.write(await upstream.read())
         return answer

@@ -131,6 +131,37 @@ def test_a_service_that_cannot_be_read_keeps_its_last_readable_state(caplog: pyt
     assert "default/worse cannot be read" in caplog.text
 
 
+def test_what_cannot_be_read_is_told_once_and_counted_until_it_can_be_or_is_gone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    services = Changes().catalog.services
+    bad, worse = (make_service(name, "a", batching={"maxBatchSize": "many"}) for name in ("bad", "worse"))
+    nameless_spec = {"metadata": {"name": "empty", "namespace": "a"}}  # all that is left of one of another shape
+    for _ in range(3):
+        services.replace([bad, worse, nameless_spec], "")
+        services.put(bad)
+    assert len(services.unreadable) == 3
+    assert [caplog.text.count(f"a/{name} cannot be read") for name in ("bad", "worse", "empty")] == [1, 1, 1]
+    services.put(make_service("bad", "a"))
+    services.delete(worse)
+    assert len(services.unreadable) == 1
+    services.replace([], "b")
+    assert len(services.unreadable) == 1
+    services.replace([], "a")
+    assert len(services.unreadable) == 0
+
+
+def test_a_parser_that_recurses_too_deep_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    deep: Any = 1
+    for _ in range(100_000):
+        deep = {"a": deep}
+    services = Changes().catalog.services
+    services.replace([make_service("deep", "a", model=deep), make_service("good", "a")], "")
+    assert len(services.unreadable) == 1
+    while isinstance(deep, dict):  # taken apart from outside: to be forgotten at once would recurse as well
+        deep = deep.pop("a")
+
+
 @pytest.mark.parametrize("odd", [{"ports": [None]}, {"endpoints": [{}]}, {"endpoints": [{"addresses": []}]}])
 def test_a_slice_that_cannot_be_read_keeps_its_last_readable_state_and_harms_no_other(
     odd: dict[str, Any], caplog: pytest.LogCaptureFixture

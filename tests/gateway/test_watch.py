@@ -11,9 +11,10 @@ from kubernetes.aio.client import ApiClient, Configuration
 from tests.gateway.api_proxy import ApiProxy
 from tests.gateway.cluster import Cluster, make_service
 
-from conveyor_api.names import GROUP, INFERENCE_SERVICE_LABEL, PLURAL, VERSION
+from conveyor_api.names import PLURAL
 from conveyor_gateway.catalog import Catalog
-from conveyor_gateway.watch import Collection, WatchState, connect, watch_collection
+from conveyor_gateway.resources import service_collection, slice_collection
+from conveyor_gateway.watch import WatchState, connect, watch_collection
 
 
 class Followed:
@@ -23,8 +24,8 @@ class Followed:
         self.proxy = proxy
         self.cluster = cluster
         self.catalog = Catalog(lambda key: None, lambda key: None)
-        self.services = Collection(GROUP, VERSION, PLURAL, cluster.namespace)
-        self.slices = Collection("discovery.k8s.io", "v1", "endpointslices", cluster.namespace, INFERENCE_SERVICE_LABEL)
+        self.services = service_collection(cluster.namespace)
+        self.slices = slice_collection(cluster.namespace)
         self.states = (WatchState(self.services.name), WatchState(self.slices.name))
 
     def knows(self, *names: str) -> bool:
@@ -93,6 +94,31 @@ async def test_a_watch_that_ends_is_followed_by_a_list_that_repairs_what_was_los
     await until(lambda: followed.knows("new") and followed.engines("gone") == ())
 
 
+async def test_a_watch_that_ends_at_its_time_goes_on_where_it_was(followed: Followed) -> None:
+    cluster = followed.cluster
+    await asyncio.to_thread(cluster.apply_service, "gone")
+    await until(lambda: followed.knows("gone"))
+    followed.proxy.loses_events = followed.proxy.ends_in_order = True
+    await asyncio.to_thread(cluster.delete_service, "gone")
+    await asyncio.to_thread(cluster.apply_service, "new")
+    followed.proxy.loses_events = False
+    followed.proxy.end_watches()
+    await until(lambda: followed.knows("new"))
+    assert len(followed.proxy.lists) == 2
+
+
+async def test_a_text_beyond_any_object_is_not_taken_into_memory(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("conveyor_gateway.watch._MAX_TEXT_BYTES", 100_000)
+    body = make_service("large", followed.cluster.namespace)
+    body["metadata"]["annotations"] = {"note": "x" * 200_000}
+    await asyncio.to_thread(followed.cluster.api.apply, f"{followed.services.path}/large", body)
+    await until(lambda: caplog.text.count("a text of more than 100000 bytes") >= 2)  # as an event, then in the list
+    monkeypatch.undo()
+    await until(lambda: followed.knows("large"))
+
+
 async def test_while_the_api_server_is_away_what_was_known_stays(followed: Followed) -> None:
     await asyncio.to_thread(followed.cluster.apply_service, "qwen")
     await until(lambda: followed.knows("qwen"))
@@ -148,7 +174,7 @@ async def test_an_object_larger_than_any_buffer_arrives(followed: Followed) -> N
 
 async def test_any_number_of_watches_is_open_at_once(kubeconfig: Path, cluster: Cluster) -> None:
     """The client's own limit would be 100 connections: what is listed, but not watched, misses every change."""
-    collection = Collection(GROUP, VERSION, PLURAL, cluster.namespace)
+    collection = service_collection(cluster.namespace)
     catalogs = [Catalog(lambda key: None, lambda key: None) for _ in range(102)]
     states = [WatchState(collection.name) for _ in catalogs]
     async with connect(str(kubeconfig)) as client:

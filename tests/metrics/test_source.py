@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 from tests.gateway.engines import refusing_address, silent_address
 
+from conveyor_gateway.unreadable import Unreadable
 from conveyor_gateway.watch import MAX_SILENCE_SECONDS, WatchState
 from conveyor_metrics.errors import NotFound, NotKnown
 from conveyor_metrics.source import Gateway, GatewaySource, parse_gateways
@@ -29,7 +30,7 @@ def build_demand(in_flight: int, queue_depth: int, name: str = "default/qwen") -
 
 
 def build_slice(endpoints: list[Json], port: int = 8081, name: str = "admin") -> Json:
-    return {"ports": [{"name": name, "port": port}], "endpoints": endpoints}
+    return {"metadata": {"name": "s"}, "ports": [{"name": name, "port": port}], "endpoints": endpoints}
 
 
 @pytest.fixture
@@ -209,7 +210,7 @@ def test_terminating_and_starting_gateways_are_asked_too() -> None:
         {"addresses": ["10.0.0.2"], "conditions": {"ready": True, "serving": False, "terminating": False}},
         {"addresses": ["10.0.0.3"]},
     ]
-    gateways = parse_gateways([build_slice(endpoints)])
+    gateways = parse_gateways([build_slice(endpoints)], Unreadable("slice"))
     assert [(gateway.host, gateway.serving) for gateway in gateways] == [
         ("10.0.0.1", True),
         ("10.0.0.2", False),
@@ -219,17 +220,17 @@ def test_terminating_and_starting_gateways_are_asked_too() -> None:
 
 def test_a_gateway_that_two_slices_name_is_asked_once() -> None:
     endpoints: list[Json] = [{"addresses": ["10.0.0.1"]}]
-    assert len(parse_gateways([build_slice(endpoints), build_slice(endpoints)])) == 1
+    assert len(parse_gateways([build_slice(endpoints), build_slice(endpoints)], Unreadable("slice"))) == 1
 
 
 def test_only_the_admin_port_is_asked_and_ipv6_is_written_in_brackets() -> None:
     slices = [build_slice([{"addresses": ["fd00::1"]}]), build_slice([{"addresses": ["fd00::2"]}], 80, "http")]
-    assert [gateway.url for gateway in parse_gateways(slices)] == ["http://[fd00::1]:8081/demand"]
+    assert [gateway.url for gateway in parse_gateways(slices, Unreadable("slice"))] == ["http://[fd00::1]:8081/demand"]
 
 
 def test_a_slice_that_cannot_be_read_is_left_out_and_harms_no_other(caplog: pytest.LogCaptureFixture) -> None:
-    odd = {"metadata": {"name": "odd"}, **build_slice([{}])}
-    without_number = {"ports": [{"name": "admin"}], "endpoints": [{"addresses": ["10.0.0.2"]}]}
-    gateways = parse_gateways([odd, without_number, build_slice([{"addresses": ["10.0.0.1"]}])])
+    odd = {**build_slice([{}]), "metadata": {"name": "odd"}}
+    without_number = {**build_slice([{"addresses": ["10.0.0.2"]}]), "ports": [{"name": "admin"}]}
+    gateways = parse_gateways([odd, without_number, build_slice([{"addresses": ["10.0.0.1"]}])], Unreadable("slice"))
     assert [gateway.host for gateway in gateways] == ["10.0.0.1"]
     assert "slice=odd cannot be read" in caplog.text

@@ -1,0 +1,108 @@
+"""The part that is wanted of what the API server sends, at the price of that part.
+
+Used by `watch`. Whoever may edit an object may make it as large and as deep as the API server takes it, so nothing here
+builds what nobody asked for: a page and an event are split into raw items, and an item is decoded into the members that
+its `shape` (TypedDicts) names. msgspec skips the rest without making an object of it, but by recursion: text that is
+too deep for that loses what lies below any member that is wanted, and is decoded then.
+"""
+
+import asyncio
+import re
+from typing import Any, Final, NotRequired, TypedDict, TypeVar
+
+import msgspec
+
+Json = dict[str, Any]
+
+MAX_DEPTH: Final = 100  # nothing that is wanted lies as deep, with the list or the event around it
+
+_Decoded = TypeVar("_Decoded")
+# A string is one token, so that the brackets in it do not count.
+_TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{}]', re.DOTALL)
+
+
+class Identity(TypedDict):
+    """Which object it is."""
+
+    name: str
+    namespace: NotRequired[str]
+    resourceVersion: NotRequired[str]
+
+
+class Named(TypedDict):
+    """What every object has."""
+
+    metadata: Identity
+
+
+class _Version(TypedDict):
+    resourceVersion: str
+
+
+class Bookmark(TypedDict):
+    """Where a watch may go on later; it names no object."""
+
+    metadata: _Version
+
+
+class _ListMetadata(msgspec.Struct):
+    resource_version: str = msgspec.field(name="resourceVersion")
+    more: str = msgspec.field(default="", name="continue")
+
+
+class Page(msgspec.Struct):
+    """One page of a list."""
+
+    metadata: _ListMetadata
+    items: list[msgspec.Raw] | None  # Go writes an empty list as null
+
+
+class Event(msgspec.Struct):
+    """One event of a watch."""
+
+    type: str
+    object: msgspec.Raw
+
+
+class Status(msgspec.Struct):
+    """Why the API server ended a watch."""
+
+    code: int | None = None
+    reason: str | None = None
+    message: str | None = None
+
+
+async def decode(text: bytes | bytearray, shape: type[_Decoded]) -> _Decoded:
+    """`text` as a `shape`, whatever its depth. Raises ValueError."""
+    try:
+        return msgspec.json.decode(text, type=shape)
+    except RecursionError:
+        # Slow, so beside the event loop: other requests go on in between.
+        return msgspec.json.decode(await asyncio.to_thread(cut_depth, text), type=shape)
+
+
+def decode_item(item: msgspec.Raw, shape: Any) -> Json:
+    """The members of an object that `shape` names; of one that has another shape its identity. Raises ValueError."""
+    wanted: Json
+    try:
+        wanted = msgspec.json.decode(item, type=shape)
+    except (ValueError, RecursionError):
+        wanted = msgspec.json.decode(cut_depth(bytes(item)), type=Named)
+    return wanted
+
+
+def cut_depth(text: bytes | bytearray, max_depth: int = MAX_DEPTH) -> bytes:
+    """The same JSON with null for every array and object that lies deeper than `max_depth`."""
+    kept, begin, depth = [], 0, 0
+    for token in _TOKEN.finditer(text):
+        bracket = token[0]
+        if bracket in (b"{", b"["):
+            depth += 1
+            if depth == max_depth + 1:
+                kept.append(text[begin : token.start()] + b"null")
+        elif bracket in (b"}", b"]"):
+            if depth == max_depth + 1:
+                begin = token.end()
+            depth -= 1
+    kept.append(text[begin:])
+    return b"".join(kept)
