@@ -40,6 +40,7 @@ cluster-tools: venv ## Those that a cluster of pods needs: all of them for local
 generate: venv ## Write the CRD, the chart's copy of it and the generated documentation
 	$(PY) -m conveyor_api generate
 	$(PY) docs/configuration.py > docs/configuration.md
+	$(PY) docs/openai_fields.py > docs/openai-fields.md
 
 check: venv check-generated ## Lint, format, types, layers, generated files
 	.venv/bin/ruff check .
@@ -49,7 +50,8 @@ check: venv check-generated ## Lint, format, types, layers, generated files
 
 check-generated: venv ## Whether the CRD, the generated pages and uv.lock are what their sources say
 	$(PY) -m conveyor_api crd --check
-	$(PY) docs/configuration.py | diff -u docs/configuration.md - || { echo "docs/configuration.md is out of date: run make generate"; exit 1; }
+	for page in configuration openai-fields; do \
+		$(PY) docs/$${page//-/_}.py | diff -u docs/$$page.md - || { echo "docs/$$page.md is out of date: run make generate"; exit 1; }; done
 	$(UV) lock --check
 
 test: venv tools ## Every test that needs no pods

@@ -10,10 +10,10 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NoReturn
 
+from conveyor_engine import __version__
 from conveyor_engine.config_sources import add_flags, parse_config
 from conveyor_engine.errors import ConfigError, StartError
 from conveyor_engine.logs import configure_logging, quote
@@ -74,7 +74,7 @@ def _run(flags: argparse.Namespace) -> int:
 
         fetch(flags.uri, flags.target)
     else:
-        print(_version())
+        print(__version__)
     return 0
 
 
@@ -92,13 +92,6 @@ def _serve(flags: argparse.Namespace) -> int:
     _log.error("event=engine_dead reason=%s message=%s", death.reason, quote(death.message))
     write_termination_message(death.reason, death.message)
     return 1
-
-
-def _version() -> str:
-    try:
-        return version("conveyor")
-    except PackageNotFoundError:
-        return "unknown (not installed)"
 
 
 if __name__ == "__main__":

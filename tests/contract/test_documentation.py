@@ -1,4 +1,4 @@
-"""The pages keep up with the parts: metrics by which people alert, fields that clients send."""
+"""The pages keep up with the parts: metrics by which people alert."""
 
 import asyncio
 import re
@@ -6,7 +6,6 @@ import re
 from prometheus_client import REGISTRY, generate_latest
 
 import conveyor_metrics.server  # noqa: F401  fills REGISTRY
-from conveyor_engine.api.schemas import ChatRequest, CompletionRequest
 from conveyor_engine.metrics import EngineMetrics
 from conveyor_gateway.memory import Memory
 from conveyor_gateway.metrics import Metrics, StateCollector
@@ -34,8 +33,3 @@ async def test_a_metric_that_a_page_names_is_exposed() -> None:
     named = {name for page in PAGES for name in _NAME.findall(page.read_text())}
     assert len(named) > 30
     assert named <= exposed
-
-
-def test_every_field_of_the_api_is_on_its_page() -> None:
-    named = set(re.findall(r"`(\w+)", (REPOSITORY / "docs" / "openai-api.md").read_text()))
-    assert ChatRequest.model_fields.keys() | CompletionRequest.model_fields.keys() <= named

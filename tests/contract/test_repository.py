@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from conveyor_engine import __version__
 from e2e.cluster.images import IMAGES
 from e2e.cluster.paths import REPOSITORY
 
@@ -42,12 +43,26 @@ def test_pre_commit_runs_what_make_check_runs() -> None:
         assert [hook for hook in hooks if command.startswith(hook["entry"])], command
 
 
-def test_the_configuration_page_is_what_the_programs_say() -> None:
-    page = REPOSITORY / "docs" / "configuration.md"
-    done = subprocess.run([sys.executable, page.with_suffix(".py")], check=True, capture_output=True, text=True)
-    assert done.stdout == page.read_text()
-    for word in ("CONVEYOR_OPERATOR_WORKERS", "--max-held-bytes", "CONVEYOR_METRICS_HTTPS_PORT", "`max_num_seqs`"):
+@pytest.mark.parametrize(
+    ("page", "words"),
+    [
+        (
+            "configuration",
+            ("CONVEYOR_OPERATOR_WORKERS", "--max-held-bytes", "CONVEYOR_METRICS_HTTPS_PORT", "`max_num_seqs`"),
+        ),
+        ("openai-fields", ("| `temperature` | chat, completions | number from 0 to 2 |", "`user`", "`logit_bias`")),
+    ],
+)
+def test_a_generated_page_is_what_the_programs_say(page: str, words: tuple[str, ...]) -> None:
+    program = REPOSITORY / "docs" / f"{page.replace('-', '_')}.py"
+    done = subprocess.run([sys.executable, program], check=True, capture_output=True, text=True)
+    assert done.stdout == (REPOSITORY / "docs" / f"{page}.md").read_text()
+    for word in words:
         assert word in done.stdout
+
+
+def test_the_engine_tells_the_version_that_is_released() -> None:
+    assert tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"] == __version__
 
 
 def test_the_readme_stays_short() -> None:

@@ -249,6 +249,7 @@ def test_probes_answer_while_the_engine_loads(chat_model: Path, tmp_path: Path) 
     with EngineServer(tmp_path, chat_model) as server:
         assert server.get("/livez").status_code == 200
         assert server.get("/readyz").json() == {"status": "starting"}
+        assert server.get("/health").status_code == 503
         refused = server.post("/v1/completions", {"prompt": "a"})
         assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
         server.terminate()

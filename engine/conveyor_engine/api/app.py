@@ -20,6 +20,16 @@ from conveyor_engine.metrics import EngineMetrics
 
 REQUEST_ID_HEADER = "X-Request-Id"
 _log = logging.getLogger(__name__)
+# vLLM's and SGLang's clients ask for the second part before they begin, some of them below the OpenAI base URL.
+_PAGES = {
+    "/v1/models": status.list_models,
+    "/livez": status.get_livez,
+    "/readyz": status.get_readyz,
+    "/load": status.get_load,
+    "/metrics": status.get_metrics,
+    **{f"{base}/{name}": status.get_readyz for base in ("", "/v1") for name in ("health", "ping")},
+    **{f"{base}/version": status.get_version for base in ("", "/v1")},
+}
 
 
 def build_app(edge: Edge) -> ASGIApp:
@@ -28,15 +38,9 @@ def build_app(edge: Edge) -> ASGIApp:
     app.state.edge = edge
     for path, post in (("/v1/completions", create_completion), ("/v1/chat/completions", create_chat_completion)):
         app.add_route(path, post, methods=["POST"])
-    for path, get in (
-        ("/v1/models", status.list_models),
-        ("/v1/models/{model:path}", status.get_model),
-        ("/livez", status.get_livez),
-        ("/readyz", status.get_readyz),
-        ("/load", status.get_load),
-        ("/metrics", status.get_metrics),
-    ):
+    for path, get in _PAGES.items():
         app.add_route(path, get, methods=["GET"])
+    app.add_route("/v1/models/{model:path}", status.get_model, methods=["GET"])
     app.add_exception_handler(ConveyorEngineError, _answer_failure)
     app.add_exception_handler(HTTPException, _answer_http_exception)
     app.add_exception_handler(Exception, _answer_bug)
@@ -96,7 +100,7 @@ def _request_id(scope: Scope) -> bytes:
     return wish if re.fullmatch(rb"[\x21-\x7e]{1,128}", wish) else uuid.uuid4().hex.encode()
 
 
-_ROUTES = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/livez", "/readyz", "/load", "/metrics")
+_ROUTES = ("/v1/completions", "/v1/chat/completions", *_PAGES)
 
 
 def _route(path: str) -> str:

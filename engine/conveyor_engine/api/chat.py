@@ -77,16 +77,16 @@ class ChatFormat:
         self._with_logprobs = with_logprobs
         self._id = prepared.id
         self._created = int(time.time())
-        self._chunk_usage = None if prepared.include_usage else UNSET
+        self._no_usage = None if prepared.include_usage else UNSET
         self._begun: set[int] = set()
 
-    def chunk(self, delta: Delta) -> ChatChunk:
+    def chunk(self, delta: Delta, usage: Usage | None) -> ChatChunk:
         """One event; a choice's first has its role."""
         role = None if delta.choice in self._begun else "assistant"
         self._begun.add(delta.choice)
         message = DeltaMessage(role, delta.text if delta.text or role else None)
         choice = ChunkChoice(delta.choice, message, self._logprobs([delta]), delta.finish_reason)
-        return ChatChunk(self._id, self._created, self._edge.model_name, [choice], self._chunk_usage)
+        return ChatChunk(self._id, self._created, self._edge.model_name, [choice], usage or self._no_usage)
 
     def usage_chunk(self, usage: Usage) -> ChatChunk:
         """The counts, with no choice."""

@@ -30,6 +30,7 @@ class Delta:
     text: str
     tokens: list[Token]
     finish_reason: str | None
+    num_tokens: int  # generated so far, these included
 
 
 class Choice:
@@ -86,7 +87,7 @@ class Choice:
         tokens = [Token(logprobs, start) for logprobs, start in zip(shown, piece.token_starts, strict=False)]
         if not (piece.text or tokens or self.finish_reason):
             return None
-        return Delta(self.index, piece.text, tokens, self.finish_reason)
+        return Delta(self.index, piece.text, tokens, self.finish_reason, self.num_tokens)
 
     def _refuse_no_answer(self, output: RequestOutput) -> None:
         reason = output.finish_reason

@@ -44,11 +44,11 @@ class CompletionFormat:
         self._num_top = num_top
         self._id = prepared.id
         self._created = int(time.time())
-        self._chunk_usage = None if prepared.include_usage else UNSET
+        self._no_usage = None if prepared.include_usage else UNSET
 
-    def chunk(self, delta: Delta) -> Completion:
+    def chunk(self, delta: Delta, usage: Usage | None) -> Completion:
         """One event."""
-        return self._completion([self._choice(delta.choice, [delta])], self._chunk_usage)
+        return self._completion([self._choice(delta.choice, [delta])], usage or self._no_usage)
 
     def usage_chunk(self, usage: Usage) -> Completion:
         """The counts, with no choice."""

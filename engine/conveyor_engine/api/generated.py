@@ -37,7 +37,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Usage(msgspec.Struct):
-    """Token counts of the whole answer. Each prompt counts once, however many choices it has."""
+    """Token counts: of the whole answer, where each prompt counts once, or of one choice so far."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -48,8 +48,8 @@ class Usage(msgspec.Struct):
 class Format(Protocol):
     """How answers look: completions or chat."""
 
-    def chunk(self, delta: Delta) -> msgspec.Struct:
-        """One event of a stream."""
+    def chunk(self, delta: Delta, usage: Usage | None) -> msgspec.Struct:
+        """One event of a stream, with its choice's counts so far when each is to have them."""
 
     def usage_chunk(self, usage: Usage) -> msgspec.Struct:
         """The event with the counts, when asked for."""
@@ -171,7 +171,7 @@ class GeneratedResponse(Response):
         await send({"type": "http.response.body", "body": last})
 
     async def _send_events(self, deltas: list[Delta], send: Send) -> None:
-        events = b"".join(event(_encode(self._format.chunk(delta))) for delta in deltas)
+        events = b"".join(event(_encode(self._format.chunk(delta, self._usage_so_far(delta)))) for delta in deltas)
         await send({"type": "http.response.body", "body": events, "more_body": True})
 
     def _usage(self) -> Usage:
@@ -179,7 +179,18 @@ class GeneratedResponse(Response):
         completion_tokens = sum(choice.num_tokens for choice in self._choices)
         first_choices = self._choices[:: self._prepared.choices_per_prompt]
         cached = sum(choice.num_cached_tokens for choice in first_choices)
-        return Usage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, {"cached_tokens": cached})
+        return _count(prompt_tokens, completion_tokens, cached)
+
+    def _usage_so_far(self, delta: Delta) -> Usage | None:
+        if not self._prepared.continuous_usage:
+            return None
+        prompt_tokens = len(self._prepared.requests[delta.choice].prompt_token_ids)
+        return _count(prompt_tokens, delta.num_tokens, self._choices[delta.choice].num_cached_tokens)
+
+
+def _count(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
+    total_tokens = prompt_tokens + completion_tokens
+    return Usage(prompt_tokens, completion_tokens, total_tokens, {"cached_tokens": cached_tokens})
 
 
 def event(data: bytes) -> bytes:

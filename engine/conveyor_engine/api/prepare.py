@@ -26,7 +26,8 @@ class Prepared:
 
     id: str
     stream: bool
-    include_usage: bool
+    include_usage: bool  # at the end of a stream ...
+    continuous_usage: bool  # ... and in each of its chunks
     stop: tuple[str, ...]
     requests: list[EngineRequest]
     choices_per_prompt: int
@@ -58,6 +59,7 @@ def prepare(
     """Engine requests for every prompt and choice; `max_tokens` None = what the context leaves. InvalidRequest."""
     facts = model_facts(edge)
     request_id = f"{id_prefix}-{uuid.uuid4().hex}"
+    include_usage, continuous_usage = fields.stream_options.usage_wanted() if fields.stream_options else (False, False)
     requests: list[EngineRequest] = []
     for prompt in prompts:
         params = _sampling_params(fields, facts, len(prompt), max_tokens, top_logprobs)
@@ -74,7 +76,8 @@ def prepare(
     return Prepared(
         id=request_id,
         stream=bool(fields.stream),
-        include_usage=bool(fields.stream_options and fields.stream_options.include_usage),
+        include_usage=include_usage,
+        continuous_usage=continuous_usage,
         stop=fields.stop,
         requests=requests,
         choices_per_prompt=fields.choices_per_prompt(),

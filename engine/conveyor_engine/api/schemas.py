@@ -1,30 +1,19 @@
-"""What clients may send: OpenAI's fields, vLLM's extra ones, and for what is not supported only its neutral value.
+"""What clients may send: here the fields that act, with OpenAI's and vLLM's names; in `fields` those that do not.
 
-Unknown fields and wrong types are errors that name the field; nothing is ignored in silence but `user` and its
-successors, which only label a request. Used by `completions` and `chat`. Pure.
+Any other field, and a wrong value, is an error that names the field. Used by `completions` and `chat`. Pure.
 """
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, LiteralString, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from conveyor_engine.api.fields import ROWS, Place
 
 STOP_STRINGS_MAX = 16
 STOP_CHARACTERS_MAX = 1024
 TOP_LOGPROBS_MAX = 20
 CHOICES_MAX = 128
-
-
-def _only(*neutral: object) -> BeforeValidator:
-    """A field that must have one of these values, or null: the feature is not supported."""
-
-    def check(value: object) -> object:
-        if value is None or any(value == n and isinstance(value, bool) == isinstance(n, bool) for n in neutral):
-            return None
-        allowed = ", ".join("null" if n is None else repr(n).lower().replace("'", '"') for n in (None, *neutral))
-        raise PydanticCustomError("unsupported", f"is not supported by this engine; leave it out (or send {allowed})")
-
-    return BeforeValidator(check)
 
 
 def _parse_stop(value: object) -> object:
@@ -56,8 +45,6 @@ def _is_ids(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(type(v) is int and 0 <= v < 2**31 for v in value)
 
 
-Unsupported = Annotated[None, _only()]
-IgnoredLabel = Annotated[str | None, Field(description="Accepted and ignored: it only labels the request.")]
 # Every list stops at its first error: a client would make millions of them.
 Prompts = Annotated[
     Annotated[list[str], Field(fail_fast=True)] | Annotated[list[list[int]], Field(fail_fast=True)],
@@ -66,46 +53,75 @@ Prompts = Annotated[
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
 
-class StreamOptions(BaseModel):
-    """How a stream ends."""
+class _Object(BaseModel):
+    """An object of the API: its own fields, and those that `fields` accepts beside them."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="allow", strict=True, use_attribute_docstrings=True)
+    place: ClassVar[Place]
 
-    include_usage: bool = False
-    include_obfuscation: Annotated[None, _only(False)] = None
+    @model_validator(mode="after")
+    def _check_others(self) -> Self:
+        for name, value in (self.model_extra or {}).items():
+            row = ROWS[self.place].get(name)
+            if row is None:
+                raise self._wrong(name, value, "extra_forbidden")
+            if refusal := row.refusal(value):
+                raise self._wrong(name, value, PydanticCustomError("value" if row.kinds else "unsupported", refusal))
+        return self
+
+    def _wrong(self, name: str, value: object, kind: LiteralString | PydanticCustomError) -> ValidationError:
+        error = InitErrorDetails(type=kind, loc=(name,), input=value)
+        return ValidationError.from_exception_data(type(self).__name__, [error])
 
 
-class SamplingFields(BaseModel):
+class StreamOptions(_Object):
+    """How a stream ends, and what each of its chunks tells."""
+
+    place = Place.STREAM_OPTIONS
+
+    include_usage: bool | None = None
+    """A last chunk with the token counts of the whole answer."""
+    continuous_usage_stats: bool | None = None
+    """In each chunk the token counts of its choice so far, and the last chunk, unless `include_usage` is false."""
+
+    def usage_wanted(self) -> tuple[bool, bool]:
+        """At the end; in each chunk too. As vLLM has it: not in each chunk if not at the end."""
+        each = bool(self.continuous_usage_stats)
+        at_end = each if self.include_usage is None else self.include_usage
+        return at_end, at_end and each
+
+
+class SamplingFields(_Object):
     """What completions and chat have in common."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
     prompt_field: ClassVar[str]  # the field that holds the prompt, whatever its form
 
     model: str | None = None
+    """The served name."""
     stream: bool | None = False
+    """The answer as server-sent events."""
     stream_options: StreamOptions | None = None
+    """Of a stream only."""
     n: Annotated[int, Field(ge=1, le=CHOICES_MAX)] | None = 1
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = 1.0
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = 1.0
-    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = 0
+    """Choices for each prompt."""
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    """0 takes the likeliest token."""
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Only the likeliest tokens that together have this probability."""
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    """Only this many of the likeliest tokens; 0 and -1 are all."""
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    """Makes the choice of tokens repeatable."""
     stop: Annotated[tuple[str, ...], BeforeValidator(_parse_stop)] = ()
+    """A string or a list of up to 16, of at most 1,024 characters each; what ends the answer is no part of it."""
     stop_token_ids: Annotated[list[TokenId], Field(max_length=128, fail_fast=True)] | None = None
+    """Up to 128 tokens that end the answer."""
     max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    """The longest answer. Without it a completion has 16 tokens, a chat what the context leaves."""
     min_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = 0
+    """No end before so many tokens."""
     ignore_eos: bool | None = False
-    user: IgnoredLabel = None
-    safety_identifier: IgnoredLabel = None
-    metadata: Annotated[None, _only({})] = None
-    presence_penalty: Annotated[None, _only(0)] = None
-    frequency_penalty: Annotated[None, _only(0)] = None
-    repetition_penalty: Annotated[None, _only(1)] = None
-    min_p: Annotated[None, _only(0)] = None
-    logit_bias: Annotated[None, _only({})] = None
-    best_of: Annotated[None, _only(1)] = None
-    use_beam_search: Annotated[None, _only(False)] = None
-    include_stop_str_in_output: Annotated[None, _only(False)] = None
-    skip_special_tokens: Annotated[None, _only(True)] = None
+    """Go on past the model's end-of-sequence token."""
 
     @model_validator(mode="after")
     def _check_together(self) -> "SamplingFields":
@@ -125,13 +141,13 @@ class SamplingFields(BaseModel):
 class CompletionRequest(SamplingFields):
     """POST /v1/completions."""
 
+    place = Place.COMPLETIONS
     prompt_field = "prompt"
 
     prompt: Prompts
+    """A text, token ids, or a list of either."""
     logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
-    suffix: Annotated[None, _only("")] = None
-    echo: Annotated[None, _only(False)] = None
-    response_format: Annotated[None, _only({"type": "text"})] = None
+    """Log probabilities of the tokens and of so many alternatives."""
 
 
 def _parse_content(value: object) -> object:
@@ -140,32 +156,32 @@ def _parse_content(value: object) -> object:
         return value
     if not isinstance(value, list) or not value:
         raise PydanticCustomError("content", "must be a string or a non-empty list of text parts")
-    texts = []
-    for number, part in enumerate(value):
-        if not isinstance(part, dict) or part.get("type") != "text":
-            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-            raise PydanticCustomError(
-                "content", f"part {number} is {kind!r}; this engine takes parts of type 'text' only"
-            )
-        if set(part) != {"type", "text"} or not isinstance(part["text"], str):
-            raise PydanticCustomError("content", f"part {number} must have a string `text`, and nothing else")
-        texts.append(part["text"])
-    return "\n".join(texts)
+    return "\n".join(_parse_part(number, part) for number, part in enumerate(value))
 
 
-class ChatMessage(BaseModel):
+def _parse_part(number: int, part: Any) -> str:
+    kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+    if kind != "text" or not isinstance(part, dict):
+        raise PydanticCustomError("content", f"part {number} is {kind!r}; this engine takes parts of type 'text' only")
+    others = ROWS[Place.TEXT_PART]
+    known = all(name in others and others[name].refusal(part[name]) is None for name in part.keys() - {"type", "text"})
+    if not known or not isinstance(part.get("text"), str):
+        raise PydanticCustomError("content", f"part {number} must have a string `text`, and nothing else")
+    text: str = part["text"]
+    return text
+
+
+class ChatMessage(_Object):
     """One turn. Null fields, which clients send back from answers, are taken as absent."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    place = Place.MESSAGE
 
     role: Literal["system", "developer", "user", "assistant"]
+    """`developer` is given to the chat template as `system`."""
     content: Annotated[str | None, BeforeValidator(_parse_content)] = None
+    """A string, or parts `{"type": "text", "text": ...}`."""
     name: str | None = None
-    refusal: Unsupported = None
-    tool_calls: Annotated[None, _only([])] = None
-    function_call: Unsupported = None
-    audio: Unsupported = None
-    annotations: Annotated[None, _only([])] = None
+    """For chat templates that show it."""
 
     @model_validator(mode="after")
     def _check_content(self) -> "ChatMessage":
@@ -183,32 +199,21 @@ class ChatMessage(BaseModel):
 class ChatRequest(SamplingFields):
     """POST /v1/chat/completions."""
 
+    place = Place.CHAT
     prompt_field = "messages"
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
+    """The conversation."""
     logprobs: bool | None = False
+    """Log probabilities of the answer's tokens."""
     top_logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
+    """So many alternatives of each token."""
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
-    response_format: Annotated[None, _only({"type": "text"})] = None
-    tools: Annotated[None, _only([])] = None
-    tool_choice: Annotated[None, _only("none")] = None
-    parallel_tool_calls: Annotated[None, _only(True, False)] = None
-    functions: Annotated[None, _only([])] = None
-    function_call: Annotated[None, _only("none")] = None
-    modalities: Annotated[None, _only(["text"])] = None
-    audio: Unsupported = None
-    prediction: Unsupported = None
-    reasoning_effort: Annotated[None, _only("none")] = None
-    verbosity: Annotated[None, _only("medium")] = None
-    web_search_options: Unsupported = None
-    store: Annotated[None, _only(False)] = None
-    service_tier: Annotated[None, _only("auto", "default")] = None
-    prompt_cache_key: IgnoredLabel = None
-    add_generation_prompt: Annotated[None, _only(True)] = None
+    """The newer name of `max_tokens`."""
 
     @model_validator(mode="after")
     def _check_chat(self) -> "ChatRequest":
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise PydanticCustomError("top_logprobs", "top_logprobs is only allowed when logprobs is true")
         both = (self.max_tokens, self.max_completion_tokens)
         if None not in both and both[0] != both[1]:

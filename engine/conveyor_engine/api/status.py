@@ -4,6 +4,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from conveyor_engine import __version__
 from conveyor_engine.api.edge import Edge, check_model, edge_of
 from conveyor_engine.async_engine import State
 
@@ -46,6 +47,11 @@ async def get_readyz(request: Request) -> Response:
     engine = edge_of(request).engine
     ready = engine.state is State.READY and engine.is_alive
     return _json({"status": engine.state if ready or engine.is_alive else "stuck"}, 200 if ready else 503)
+
+
+async def get_version(_: Request) -> Response:
+    """GET /version, as vLLM answers it."""
+    return _json({"version": __version__})
 
 
 async def get_load(request: Request) -> Response:

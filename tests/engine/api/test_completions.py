@@ -46,6 +46,21 @@ def test_a_stream_says_the_same_as_the_whole(server: EngineServer) -> None:
     assert all(c["usage"] is None for c in chunks[:-1])
 
 
+def test_each_chunk_has_its_choice_s_usage_so_far_when_asked(server: EngineServer) -> None:
+    """As vLLM counts: each choice with its own prompt, and the whole answer at the end."""
+    body = {"prompt": [[5, 6, 7], [8]], "n": 2, "max_tokens": 20, "temperature": 1, "seed": 5, "ignore_eos": True}
+    options = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    *chunks, last = events(server.post("/v1/completions", body | options))
+    for index in range(4):
+        usages = [c["usage"] for c in chunks if c["choices"][0]["index"] == index]
+        counts = [usage["completion_tokens"] for usage in usages]
+        assert counts == sorted(counts)
+        assert counts[-1] == 20
+        assert {usage["prompt_tokens"] for usage in usages} == {3 if index < 2 else 1}
+        assert all(usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"] for usage in usages)
+    assert (last["choices"], last["usage"]["prompt_tokens"], last["usage"]["completion_tokens"]) == ([], 4, 80)
+
+
 def test_without_being_asked_a_stream_has_no_usage(server: EngineServer) -> None:
     chunks = events(server.post("/v1/completions", {"prompt": "a", "max_tokens": 3, "stream": True}))
     assert all("usage" not in chunk for chunk in chunks)

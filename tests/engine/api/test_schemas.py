@@ -74,20 +74,6 @@ def test_a_bad_value_is_refused_with_its_field(schema: Any, field: str, value: A
     assert str(error).startswith(field)
 
 
-UNSUPPORTED = [
-    (schema, name)
-    for schema in (CompletionRequest, ChatRequest)
-    for name, field in schema.model_fields.items()
-    if field.annotation is type(None)
-]
-
-
-@pytest.mark.parametrize(("schema", "field"), UNSUPPORTED)
-def test_what_is_not_supported_is_refused_with_its_field(schema: Any, field: str) -> None:
-    error = refuse(schema, **{field: {"x": 1}})
-    assert (error.param, error.code) == (field, "unsupported_value")
-
-
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -122,7 +108,7 @@ def test_completions_refuse(field: str, value: Any) -> None:
         ("messages[1].mood", [user("a"), user("b", mood="good")]),
         ("messages[0].tool_calls", [{"role": "assistant", "content": "a", "tool_calls": [{"id": "1"}]}]),
         ("tools", [{"type": "function", "function": {"name": "f"}}]),
-        ("tool_choice", "auto"),
+        ("tool_choice", "required"),
         ("functions", [{"name": "f"}]),
         ("logprobs", 5),
         ("top_logprobs", 3),
@@ -170,6 +156,28 @@ def test_text_parts_are_one_text() -> None:
 
 def test_two_different_limits_of_tokens_are_refused() -> None:
     assert refuse(ChatRequest, max_tokens=5, max_completion_tokens=6).param == "max_completion_tokens"
+
+
+def test_no_alternatives_need_no_log_probabilities() -> None:
+    ChatRequest.model_validate_json(json.dumps({"messages": [user("a")], "logprobs": False, "top_logprobs": 0}))
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ({}, (False, False)),
+        ({"include_usage": True}, (True, False)),
+        ({"include_usage": True, "continuous_usage_stats": True}, (True, True)),
+        ({"continuous_usage_stats": True}, (True, True)),
+        ({"include_usage": False, "continuous_usage_stats": True}, (False, False)),
+        ({"include_usage": None, "continuous_usage_stats": None}, (False, False)),
+    ],
+)
+def test_usage_in_each_chunk_comes_with_usage_at_the_end(options: Any, wanted: tuple[bool, bool]) -> None:
+    body = {"prompt": "a", "stream": True, "stream_options": options}
+    fields = CompletionRequest.model_validate_json(json.dumps(body))
+    assert fields.stream_options is not None
+    assert fields.stream_options.usage_wanted() == wanted
 
 
 def test_stream_options_need_a_stream() -> None:

@@ -6,7 +6,10 @@ import socket
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from tests.engine.chat_model import CONTEXT_TOKENS
 from tests.engine.processes import EngineServer
+
+from conveyor_engine import __version__
 
 
 def samples(server: EngineServer) -> dict[str, float]:
@@ -20,10 +23,17 @@ def test_a_ready_engine_says_so(server: EngineServer) -> None:
     assert server.get("/readyz").json() == {"status": "ready"}
 
 
+@pytest.mark.parametrize("base", ["", "/v1"])
+def test_what_the_field_s_clients_ask_first_is_answered(server: EngineServer, base: str) -> None:
+    assert server.get(f"{base}/health").status_code == server.get(f"{base}/ping").status_code == 200
+    assert server.get(f"{base}/version").json() == {"version": __version__}
+
+
 def test_the_model_is_listed(server: EngineServer) -> None:
     listed = server.get("/v1/models").json()
     assert listed["object"] == "list"
     assert [model["id"] for model in listed["data"]] == ["tiny"]
+    assert listed["data"][0]["max_model_len"] == CONTEXT_TOKENS
     assert server.get("/v1/models/tiny").json() == listed["data"][0]
     assert server.get("/v1/models/org/other").status_code == 404
 

@@ -1,0 +1,87 @@
+"""Prints openai-fields.md, from the engine's own schemas and table: `python docs/openai_fields.py`.
+
+Called by `make generate`, and by `make check-generated`, which compares.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from conveyor_engine.api.fields import TABLE, Place
+from conveyor_engine.api.schemas import ChatMessage, ChatRequest, CompletionRequest, StreamOptions
+
+_HEAD = """\
+# Fields of requests
+
+Written by `make generate` from the table that the engine validates by; do not edit.
+
+A field is in one of these tables or refused with its name (400, `unknown_field`). Null is the same as leaving it out.
+"""
+_ACTING = {
+    Place.CHAT: ChatRequest, Place.COMPLETIONS: CompletionRequest, Place.STREAM_OPTIONS: StreamOptions,
+    Place.MESSAGE: ChatMessage,
+}  # fmt: skip
+_HIGHEST = 2**31  # a bound from here on is that of a machine word
+
+
+def acting() -> Iterator[str]:
+    """The fields that do something, each once, with all the places it stands in."""
+    yield "## Fields that act"
+    yield "| field | of | values | meaning |"
+    yield "| --- | --- | --- | --- |"
+    seen: dict[tuple[str, str, str], list[Place]] = {}
+    for place, schema in _ACTING.items():
+        for name, field in schema.model_json_schema(mode="validation")["properties"].items():
+            about = schema.model_fields[name].description or ""
+            seen.setdefault((name, values(field), about), []).append(place)
+    for (name, allowed, about), places in seen.items():
+        yield f"| `{name}` | {', '.join(places)} | {allowed} | {about} |"
+
+
+def values(schema: dict[str, Any]) -> str:
+    """The type and the bounds of one field, null aside."""
+    (kind, *others) = [choice for choice in schema.get("anyOf", [schema]) if choice.get("type") != "null"]
+    if others or "type" not in kind or kind["type"] in ("array", "object"):
+        return ""
+    if "enum" in kind:
+        return " ".join(f"`{value}`" for value in kind["enum"])
+    low = kind.get("minimum", kind.get("exclusiveMinimum"))
+    high = kind.get("maximum", kind.get("exclusiveMaximum"))
+    bounds = [f"{word} {bound:g}" for word, bound in ((_low_word(kind), low), ("to", high)) if _is_told(bound)]
+    return " ".join([kind["type"], *bounds])
+
+
+def _low_word(schema: dict[str, Any]) -> str:
+    return "above" if "exclusiveMinimum" in schema else "from"
+
+
+def _is_told(bound: float | None) -> bool:
+    return bound is not None and abs(bound) < _HIGHEST
+
+
+def ignored() -> Iterator[str]:
+    yield "## Fields that cannot change the answer: accepted, not acted on"
+    yield "| of | fields | each of them |"
+    yield "| --- | --- | --- |"
+    groups: dict[tuple[str, tuple[Place, ...]], list[str]] = {}
+    for row in TABLE:
+        if row.kinds:
+            groups.setdefault((row.why, row.places), []).append(f"`{row.name}` ({', '.join(row.defined_by)})")
+    for (why, places), names in groups.items():
+        yield f"| {', '.join(places)} | {', '.join(names)} | {why} |"
+
+
+def neutral() -> Iterator[str]:
+    yield "## Fields that are not supported: accepted with the value that changes nothing"
+    yield "Any other value is refused with the field's name (400, `unsupported_value`)."
+    yield ""
+    yield "| field | of | defined by | only |"
+    yield "| --- | --- | --- | --- |"
+    for row in TABLE:
+        if not row.kinds:
+            yield (
+                f"| `{row.name}` | {', '.join(row.places)} | {', '.join(row.defined_by)} | `{row.accepted_values()}` |"
+            )
+
+
+if __name__ == "__main__":
+    print("\n".join((_HEAD, *acting(), "", *ignored(), "", *neutral())))

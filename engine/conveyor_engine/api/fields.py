@@ -1,0 +1,182 @@
+"""The fields of OpenAI, vLLM and SGLang that this engine knows and does not act on: one table.
+
+What cannot change the answer is accepted; what would change it only with the value that changes nothing. `schemas`
+validates by this table (what acts is a field there), and docs/openai-fields.md and the tests are made from it. Pure.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+OPENAI, VLLM, SGLANG = "OpenAI", "vLLM", "SGLang"
+
+
+class Place(StrEnum):
+    """The JSON object that a field stands in."""
+
+    CHAT = "chat"
+    COMPLETIONS = "completions"
+    STREAM_OPTIONS = "`stream_options`"
+    MESSAGE = "a message"
+    TEXT_PART = "a text part"
+
+
+BOTH = (Place.CHAT, Place.COMPLETIONS)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One field. Null is accepted everywhere: it means that the field is not there."""
+
+    name: str
+    defined_by: tuple[str, ...]
+    places: tuple[Place, ...] = BOTH
+    kinds: tuple[type, ...] = ()  # any value of these JSON types, or ...
+    only: tuple[object, ...] = ()  # ... these values alone, or with neither only null
+    why: str = ""  # a value of any kind cannot change the answer
+
+    def refusal(self, value: object) -> str | None:
+        """The end of a sentence that begins with the field's name; None if this value is accepted."""
+        if value is None or type(value) in self.kinds or any(_equal(value, neutral) for neutral in self.only):
+            return None
+        if self.kinds:
+            return "must be " + " or ".join(_KINDS[kind] for kind in self.kinds)
+        return f"is not supported by this engine; leave it out (or send {self.accepted_values()})"
+
+    def accepted_values(self) -> str:
+        """As JSON, for people."""
+        return ", ".join(["null", *map(_as_json, self.only)])
+
+
+_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a string", list: "a list"}
+_KINDS[dict] = "an object"
+
+
+def _equal(value: object, neutral: object) -> bool:
+    return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
+
+
+def _as_json(value: object) -> str:
+    return repr(value).lower().replace("'", '"')
+
+
+_LABEL = "labels the request or its user"
+_PLACE = "says where, when or with which help it is computed"
+_CACHE = "advises a prompt cache; prefixes are cached in any case"
+_WITHOUT = "is about tools, reasoning, media, truncation or special tokens in the text, of which there are none"
+
+
+def _ignored(
+    why: str, kinds: type | tuple[type, ...], by: Iterable[str], *names: str, on: tuple[Place, ...] = BOTH
+) -> Iterator[Row]:
+    for name in names:
+        yield Row(name, tuple(by), on, kinds if isinstance(kinds, tuple) else (kinds,), why=why)
+
+
+def _only(values: tuple[object, ...], by: Iterable[str], *names: str, on: tuple[Place, ...] = BOTH) -> Iterator[Row]:
+    for name in names:
+        yield Row(name, tuple(by), on, only=values)
+
+
+_ALL = (OPENAI, VLLM, SGLANG)
+_ENGINES = (VLLM, SGLANG)
+_CHAT = (Place.CHAT,)
+_COMPLETIONS = (Place.COMPLETIONS,)
+
+TABLE: tuple[Row, ...] = (
+    *_ignored(_LABEL, str, _ALL, "user"),
+    *_ignored(_LABEL, str, [OPENAI], "safety_identifier"),
+    *_ignored(_LABEL, dict, [OPENAI], "metadata"),
+    *_ignored(_LABEL, str, [VLLM], "request_id"),
+    *_ignored(_LABEL, str, _ENGINES, "session_id"),
+    *_ignored(_LABEL, (str, list), [SGLANG], "rid"),
+    *_ignored(_LABEL, dict, [SGLANG], "custom_labels"),
+    *_ignored(_PLACE, str, [OPENAI], "service_tier"),
+    *_ignored(_PLACE, int, _ENGINES, "priority"),
+    *_ignored(_PLACE, dict, [OPENAI], "prediction", on=_CHAT),
+    *_ignored(_PLACE, int, [VLLM], "stream_interval"),
+    *_ignored(_PLACE, int, [SGLANG], "routed_dp_rank", "disagg_prefill_dp_rank", "data_parallel_rank"),
+    *_ignored(_PLACE, (str, list), [SGLANG], "bootstrap_host", "ngram_corpus_id"),
+    *_ignored(_PLACE, (int, list), [SGLANG], "bootstrap_port", "bootstrap_room"),
+    *_ignored(_CACHE, str, [OPENAI], "prompt_cache_key", "prompt_cache_retention"),
+    *_ignored(_CACHE, dict, [OPENAI], "prompt_cache_options"),
+    *_ignored(_CACHE, dict, [OPENAI], "prompt_cache_breakpoint", on=(Place.TEXT_PART,)),
+    *_ignored(_WITHOUT, bool, _ALL, "parallel_tool_calls", on=_CHAT),
+    *_ignored(_WITHOUT, bool, [SGLANG], "separate_reasoning", "stream_reasoning", on=_CHAT),
+    *_ignored(_WITHOUT, dict, [VLLM], "media_io_kwargs", "mm_processor_kwargs", on=_CHAT),
+    *_ignored(_WITHOUT, dict, [SGLANG], "images_config"),
+    *_ignored(_WITHOUT, int, [SGLANG], "max_dynamic_patch", "min_dynamic_patch", on=_CHAT),
+    *_ignored(_WITHOUT, bool, [SGLANG], "use_audio_in_video", on=_CHAT),
+    *_ignored(_WITHOUT, str, [VLLM], "truncation_side"),
+    *_ignored(_WITHOUT, bool, [VLLM], "spaces_between_special_tokens", "return_token_offsets", "return_mm_kwargs"),
+    # how tokens are chosen
+    *_only((0,), _ALL, "presence_penalty", "frequency_penalty"),
+    *_only((1,), _ENGINES, "repetition_penalty"),
+    *_only((0,), _ENGINES, "min_p"),
+    *_only(({},), _ALL, "logit_bias"),
+    *_only((1,), [OPENAI, SGLANG], "best_of"),
+    *_only((False,), [VLLM], "use_beam_search", "watermarking"),
+    *_only((1,), [VLLM], "length_penalty"),
+    *_only(([],), [VLLM], "bad_words", "logits_processors"),
+    *_only((), [VLLM], "allowed_token_ids", "repetition_detection"),
+    *_only((-1,), [VLLM], "thinking_token_budget"),
+    *_only(({},), [VLLM], "vllm_xargs"),
+    *_only(({},), [SGLANG], "custom_params"),
+    *_only((), [SGLANG], "custom_logit_processor", "lora_path", "session_params"),
+    # structured output
+    *_only(({"type": "text"},), _ALL, "response_format"),
+    *_only((), [VLLM], "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+    *_only((), [SGLANG], "json_schema", "regex", "ebnf"),
+    # what the prompt is
+    *_only((), [VLLM], "truncate_prompt_tokens"),
+    *_only((False,), [VLLM], "add_special_tokens", "echo", on=_CHAT),
+    *_only((True,), [VLLM], "add_special_tokens", on=_COMPLETIONS),
+    *_only((), [VLLM], "prompt_embeds", on=_COMPLETIONS),
+    *_only((False,), _ALL, "echo", on=_COMPLETIONS),
+    *_only(("",), _ALL, "suffix", on=_COMPLETIONS),
+    *_only((True,), [VLLM], "add_generation_prompt", on=_CHAT),
+    *_only((False,), _ENGINES, "continue_final_message", on=_CHAT),
+    *_only(([],), [VLLM], "documents", on=_CHAT),
+    *_only((), [VLLM], "chat_template", on=_CHAT),
+    *_only(({},), _ENGINES, "chat_template_kwargs", on=_CHAT),
+    *_only((), [SGLANG], "input_ids", "task", on=_CHAT),
+    # when it ends, and what is told of it
+    *_only((False,), [VLLM], "include_stop_str_in_output"),
+    *_only((False,), [SGLANG], "no_stop_trim"),
+    *_only(([],), [SGLANG], "stop_regex"),
+    *_only((True,), _ENGINES, "skip_special_tokens"),
+    *_only((), [VLLM], "prompt_logprobs", "logprob_token_ids"),
+    *_only((False,), _ENGINES, "return_token_ids"),
+    *_only((False,), [VLLM], "return_tokens_as_token_ids"),
+    *_only((False,), [VLLM], "return_prompt_text", on=_CHAT),
+    *_only((0,), [VLLM], "routed_experts_prompt_start"),
+    *_only((False,), [SGLANG], "return_hidden_states", "return_routed_experts", "return_cached_tokens_details"),
+    *_only((False,), [SGLANG], "return_prompt_token_ids", "return_meta_info", on=_CHAT),
+    *_only((0,), [SGLANG], "routed_experts_start_len"),
+    *_only((False,), [OPENAI], "store", on=_CHAT),
+    *_only((False,), [OPENAI], "include_obfuscation", on=(Place.STREAM_OPTIONS,)),
+    # whose prefixes are shared with whom: accepted, these would promise what is not done
+    *_only((), _ENGINES, "cache_salt"),
+    *_only((), [SGLANG], "extra_key"),
+    *_only(({},), [VLLM], "kv_transfer_params", "ec_transfer_params"),
+    # tools, reasoning and media
+    *_only(([],), _ALL, "tools", on=_CHAT),
+    *_only(("none", "auto"), _ALL, "tool_choice", on=_CHAT),
+    *_only(([],), [OPENAI], "functions", on=_CHAT),
+    *_only(("none", "auto"), [OPENAI], "function_call", on=_CHAT),
+    *_only((["text"],), [OPENAI], "modalities", on=_CHAT),
+    *_only((), [OPENAI], "audio", "moderation", "web_search_options", on=_CHAT),
+    *_only(("none",), _ALL, "reasoning_effort", on=_CHAT),
+    *_only((), [SGLANG], "reasoning", on=_CHAT),
+    *_only((True,), [VLLM], "include_reasoning", on=_CHAT),
+    *_only(("medium",), [OPENAI], "verbosity", on=_CHAT),
+    *_only((), [OPENAI], "refusal", "function_call", "audio", on=(Place.MESSAGE,)),
+    *_only(([],), _ALL, "tool_calls", on=(Place.MESSAGE,)),
+    *_only(([],), [OPENAI], "annotations", on=(Place.MESSAGE,)),
+    *_only((), _ENGINES, "reasoning_content", on=(Place.MESSAGE,)),
+    *_only((), [VLLM], "reasoning", on=(Place.MESSAGE,)),
+    *_only(([],), [SGLANG], "tools", on=(Place.MESSAGE,)),
+    *_only((), _ALL, "tool_call_id", on=(Place.MESSAGE,)),
+)  # fmt: skip
+
+ROWS: dict[Place, dict[str, Row]] = {place: {row.name: row for row in TABLE if place in row.places} for place in Place}
