@@ -16,7 +16,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export KUBECACHEDIR := $(CACHE)/kubectl
 KUBECONFIG_FILE = $$($(PY) -m e2e.cluster kubeconfig)
 
-.PHONY: help venv tools cluster-tools generate check check-generated test test-oldest e2e demo demo-url demo-down images cluster cluster-down deploy bench clean
+.PHONY: help venv tools cluster-tools generate check check-generated test test-oldest set-up e2e demo demo-url demo-down demo-model images cluster cluster-down deploy fresh bench clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -31,11 +31,12 @@ $(UV):
 
 venv: .venv/.complete ## .venv at the root, from uv.lock, with every extra
 
-tools: venv ## Build Kubernetes, etcd, Helm and CoreDNS from Go modules into the cache, once
-	$(PY) -m e2e.cluster tools
+tools: ## Build Kubernetes, etcd, Helm and CoreDNS from Go modules into the cache, once
+	@python3 -m e2e.cluster.tools.build all
 
-cluster-tools: venv ## Those that a cluster of pods needs: all of them for local, kubectl and Helm for kind
-	$(PY) -m e2e.cluster cluster-tools
+cluster-tools: ## Those that a cluster of pods needs: nearly all of them for local, kubectl and Helm for kind
+	@python3 -m e2e.cluster.preflight cluster
+	@python3 -m e2e.cluster.tools.build cluster
 
 generate: venv ## Write the CRD, the chart's copy of it and the generated documentation
 	$(PY) -m conveyor_api generate
@@ -54,8 +55,13 @@ check-generated: venv ## Whether the CRD, the generated pages and uv.lock are wh
 		$(PY) docs/$${page//-/_}.py | diff -u docs/$$page.md - || { echo "docs/$$page.md is out of date: run make generate"; exit 1; }; done
 	$(UV) lock --check
 
-test: venv tools ## Every test that needs no pods
+# What needs no program of Kubernetes.
+PYTHON_ALONE := tests/engine tests/demo_model
+test: venv $(if $(filter-out $(addsuffix %,$(PYTHON_ALONE)),$(TESTS)),tools) ## Every test that needs no pods; `make test-engine` and so on for one part
 	.venv/bin/pytest -n 2 --dist loadfile --durations=25 $(TESTS)
+
+$(patsubst tests/%/,test-%,$(wildcard tests/*/)): test-%:
+	@$(MAKE) --no-print-directory test TESTS=tests/$*
 
 test-oldest: venv ## The tests of the models' answers, with the oldest transformers that is allowed
 	$(UV) run --no-sync --with 'transformers==$(TRANSFORMERS_OLDEST).*' python -m pytest -p no:cacheprovider \
@@ -64,7 +70,10 @@ test-oldest: venv ## The tests of the models' answers, with the oldest transform
 images: venv ## Build the control and the engine image
 	$(PY) -m e2e.cluster images
 
-cluster: cluster-tools ## Bring up a whole empty local Kubernetes; prints its KUBECONFIG
+demo-model: venv ## Train the demo's model into the cache, once
+	@nice $(PY) -m e2e.demo_model
+
+cluster: cluster-tools venv ## Bring up a whole empty local Kubernetes; prints its KUBECONFIG
 	$(PY) -m e2e.cluster up
 
 cluster-down: venv ## Remove every trace of that cluster
@@ -74,13 +83,20 @@ deploy: cluster-tools images ## Load the images and install the chart on the clu
 	$(PY) -m e2e.cluster load
 	$(PY) -m e2e.deploy
 
-e2e: cluster images ## Run the stories of e2e/ on a whole local cluster
+set-up: ## What the demo and e2e need, side by side as far as it goes: cluster, images, model
+	@python3 -m e2e.cluster.preflight demo
+	@$(MAKE) --no-print-directory -j cluster images demo-model
+
+e2e: set-up ## Run the stories of e2e/ on a whole local cluster
 	export KUBECONFIG=$(KUBECONFIG_FILE) && $(PY) -m e2e.cluster load && $(PY) -m e2e.deploy && \
 		.venv/bin/pytest -c e2e/pytest.ini $(STORIES) && .venv/bin/pytest -c e2e/pytest.ini e2e/crash.py
 	$(PY) -m e2e.cluster down
 
-demo: cluster images ## The main job from nothing: cluster, chart, InferenceService, a chat, a burst, 1 -> 3 -> 1
-	export KUBECONFIG=$(KUBECONFIG_FILE) && $(PY) -m e2e.cluster load && $(PY) -m e2e.deploy && $(PY) -m e2e.demo
+demo: set-up ## The main job from nothing: cluster, chart, InferenceService, a chat, a burst, 1 -> 3 -> 1
+	@export KUBECONFIG=$(KUBECONFIG_FILE) && $(PY) -m e2e.cluster load && $(PY) -m e2e.deploy && $(PY) -m e2e.demo
+
+fresh: ## Run TARGET (default: cluster and cluster-down) on a fresh clone in a bare Debian root, as root
+	python3 -m e2e.fresh make $(or $(TARGET),cluster cluster-down)
 
 demo-url: ## Print the base URL of the demo's service, for curl and OpenAI clients
 	@$(MAKE) --silent --no-print-directory venv >&2

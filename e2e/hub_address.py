@@ -1,8 +1,7 @@
 """Where a server of this machine is reached from the pods of our cluster. For the stories that run a model hub here."""
 
-import subprocess
-
 from e2e import kube
+from e2e.cluster import programs
 
 
 def host_address() -> str:
@@ -10,6 +9,6 @@ def host_address() -> str:
     if kube.current_context() == "conveyor-local":
         node = kube.list_("nodes", "default")[0]
         return next(a["address"] for a in node["status"]["addresses"] if a["type"] == "InternalIP")
-    inspect = ["docker", "network", "inspect", "kind", "-f", "{{range .IPAM.Config}}{{.Gateway}} {{end}}"]
-    gateways = subprocess.run(inspect, check=True, capture_output=True, text=True).stdout.split()
+    inspect = ("network", "inspect", "kind", "-f", "{{range .IPAM.Config}}{{.Gateway}} {{end}}")
+    gateways = programs.run("docker", *inspect, check=True, capture_output=True, text=True).stdout.split()
     return next(address for address in gateways if ":" not in address)

@@ -7,14 +7,14 @@ but the two that `e2e.cluster` makes, so that no story ever runs on somebody's r
 import contextlib
 import json
 import os
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+from e2e.cluster import programs
 from e2e.cluster.images import ImageMissing
-from e2e.cluster.tools import ToolMissing, binary
+from e2e.cluster.tools import ProgramMissing
 
 OUR_CONTEXTS = ("conveyor-local", "kind-conveyor")
 SYSTEM_NAMESPACE = "conveyor-system"
@@ -33,24 +33,24 @@ def errors_in_words() -> Iterator[None]:
     """What a person can mend ends the program with its own words instead of a traceback."""
     try:
         yield
-    except (ToolMissing, ImageMissing, CommandFailed) as error:
+    except (ProgramMissing, ImageMissing, CommandFailed) as error:
         raise SystemExit(str(error)) from None
 
 
-def run(*command: str, stdin: str | None = None, timeout_seconds: float = 180) -> str:
-    """Run a command and return what it printed; raises CommandFailed with its own words."""
-    done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=timeout_seconds)
-    if done.returncode != 0:
-        raise CommandFailed(f"{' '.join(command)}\n{done.stdout}{done.stderr}".strip())
-    return done.stdout
-
-
 def kubectl(*arguments: str, stdin: str | None = None, timeout_seconds: float = 180) -> str:
-    return run(str(binary("kubectl")), *arguments, stdin=stdin, timeout_seconds=timeout_seconds)
+    return _run("kubectl", *arguments, stdin=stdin, timeout_seconds=timeout_seconds)
 
 
 def helm(*arguments: str, timeout_seconds: float = 300) -> str:
-    return run(str(binary("helm")), *arguments, timeout_seconds=timeout_seconds)
+    return _run("helm", *arguments, timeout_seconds=timeout_seconds)
+
+
+def _run(*command: str, stdin: str | None = None, timeout_seconds: float = 180) -> str:
+    """What a program printed; raises CommandFailed with its own words."""
+    done = programs.run(*command, input=stdin, capture_output=True, text=True, timeout=timeout_seconds)
+    if done.returncode != 0:
+        raise CommandFailed(f"{' '.join(command)}\n{done.stdout}{done.stderr}".strip())
+    return str(done.stdout)
 
 
 def get(kind: str, name: str, namespace: str | None = None) -> Object | None:

@@ -10,21 +10,9 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-from e2e.cluster import debian, images, load, local, provider, tools
+from e2e.cluster import images, load, local, provider
 from e2e.cluster.lock import exclusive
-
-
-def build_tools() -> None:
-    """build Kubernetes, etcd, Helm and CoreDNS from Go modules, once"""
-    tools.build_missing()
-
-
-def provide_cluster_tools() -> None:
-    """build what `up` and the cluster's users need: all of it for local, kubectl and helm for kind"""
-    if provider.addressed() is local:
-        tools.build_missing()
-    else:
-        tools.provide_clients()
+from e2e.cluster.tools import ProgramMissing
 
 
 def build_images() -> None:
@@ -38,7 +26,6 @@ def up() -> None:
         chosen = provider.addressed()
         if chosen is local:
             _require_root()
-            debian.require(debian.CLUSTER_PACKAGES)
         chosen.up()
     print(f"export KUBECONFIG={chosen.KUBECONFIG}")
 
@@ -77,12 +64,10 @@ def load_images() -> None:
 
 def _require_root() -> None:
     if os.geteuid() != 0:
-        raise debian.PackagesMissing("the local cluster needs root: use sudo, or Docker and kind (CLUSTER=kind)")
+        raise ProgramMissing("the local cluster needs root: use sudo, or Docker and kind (CLUSTER=kind)")
 
 
 COMMANDS: dict[str, Callable[[], None]] = {
-    "tools": build_tools,
-    "cluster-tools": provide_cluster_tools,
     "images": build_images,
     "up": up,
     "load": load_images,
@@ -92,9 +77,7 @@ COMMANDS: dict[str, Callable[[], None]] = {
 }
 
 
-TO_MEND = (
-    debian.PackagesMissing, tools.ToolMissing, images.ImageMissing, local.TracesLeft, provider.ContextRefused,
-)  # fmt: skip
+TO_MEND = (ProgramMissing, images.ImageMissing, local.NotStarted, local.TracesLeft, provider.ContextRefused)
 
 
 def main() -> int:

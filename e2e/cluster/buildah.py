@@ -9,10 +9,11 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 
+from e2e.cluster import programs
 from e2e.cluster.paths import CACHE, REPOSITORY
+from e2e.cluster.progress import announced
 
 _RELEASE = "bookworm"
 # python3-dev: like python:3.x-slim, the base has Python's headers (Triton compiles against them).
@@ -20,48 +21,40 @@ _PACKAGES = ("python3", "python3-venv", "python3-dev", "ca-certificates")
 _AUTHORITIES = "/etc/ssl/certs"
 
 
-def command(*arguments: str | Path) -> list[str]:
-    store = ["--storage-driver", "overlay", "--root", CACHE / "images", "--runroot", CACHE / "images-run"]
-    return ["buildah", *map(str, store), *map(str, arguments)]
+_STORE = ("--storage-driver", "overlay", "--root", CACHE / "images", "--runroot", CACHE / "images-run")
 
 
 def build(name: str, dockerfile: Path) -> None:
     """Runs a Dockerfile of the repository; layers are cached in the store, what the new image replaces is dropped."""
-    old = image_id(name)
-    subprocess.run(
-        command(
-            *("build", "--layers", "--isolation", "chroot", "--network", "host", "--quiet"),
-            *("--volume", f"{_AUTHORITIES}:{_AUTHORITIES}:ro"),
-            *("--build-arg", f"BASE={_base()}", "--tag", name, "--file", dockerfile, REPOSITORY),
-        ),
-        check=True,
-        stdout=subprocess.DEVNULL,
-    )
+    old, base = image_id(name), _base()
+    with announced(f"images: building {name}"):
+        _quietly(
+            "buildah", *_STORE, "build", "--layers", "--isolation", "chroot", "--network", "host",
+            "--volume", f"{_AUTHORITIES}:{_AUTHORITIES}:ro", "--build-arg", f"BASE={base}",
+            "--tag", name, "--file", dockerfile, REPOSITORY,
+        )  # fmt: skip
     if old not in ("", image_id(name)):
-        subprocess.run(command("rmi", old), capture_output=True)  # fails where another image stands on it: fine
+        _buildah("rmi", old)  # fails where another image stands on it: fine
 
 
 def export(name: str, layout: Path) -> None:
     """Writes an image into an OCI layout, uncompressed; a layer that is there already is neither read nor written."""
     store = f"overlay@{CACHE / 'images'}+{CACHE / 'images-run'}"
     options = ["--quiet", "--insecure-policy", "--dest-oci-accept-uncompressed-layers"]
-    _quietly(["skopeo", "copy", *options, f"containers-storage:[{store}]{name}", f"oci:{layout}:{name}"])
+    _quietly("skopeo", "copy", *options, f"containers-storage:[{store}]{name}", f"oci:{layout}:{name}")
 
 
 def image_id(name: str) -> str:
     """Identity of an image in the store (the digest of its configuration); empty if there is none."""
-    found = subprocess.run(
-        command("inspect", "--type", "image", "--format", "{{.FromImageID}}", name), capture_output=True, text=True
-    )
-    return found.stdout.strip()
+    return _buildah("inspect", "--type", "image", "--format", "{{.FromImageID}}", name).stdout.strip()
 
 
 def _base() -> str:
     recipe = json.dumps([_RELEASE, _PACKAGES])
     name = f"localhost/conveyor-base:{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
     if not image_id(name):
-        print("making the base image from Debian packages ...", flush=True)
-        _make_base(name)
+        with announced("images: making their base from Debian packages"):
+            _make_base(name)
     return name
 
 
@@ -70,20 +63,25 @@ def _make_base(name: str) -> None:
     shutil.rmtree(root, ignore_errors=True)
     try:
         include = f"--include={','.join(_PACKAGES)}"
-        _quietly(["debootstrap", "--variant=minbase", include, _RELEASE, str(root)])
+        _quietly("debootstrap", "--variant=minbase", include, _RELEASE, root)
         for waste in ("var/cache/apt/archives", "var/lib/apt/lists"):
             shutil.rmtree(root / waste)
             (root / waste / "partial").mkdir(parents=True)
-        container = _quietly(command("from", "scratch")).strip()
-        _quietly(command("add", container, root, "/"))
-        _quietly(command("config", "--env", "LANG=C.UTF-8", "--cmd", "python3", container))
-        _quietly(command("commit", "--rm", container, name))
+        container = _quietly("buildah", *_STORE, "from", "scratch").strip()
+        _quietly("buildah", *_STORE, "add", container, root, "/")
+        _quietly("buildah", *_STORE, "config", "--env", "LANG=C.UTF-8", "--cmd", "python3", container)
+        _quietly("buildah", *_STORE, "commit", "--rm", container, name)
     finally:
         shutil.rmtree(root, ignore_errors=True)
 
 
-def _quietly(arguments: Sequence[str]) -> str:
-    finished = subprocess.run(arguments, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"})
+def _buildah(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return programs.run("buildah", *_STORE, *arguments, capture_output=True, text=True)
+
+
+def _quietly(program: str, *arguments: str | Path) -> str:
+    environment = {**os.environ, "LC_ALL": "C"}
+    finished = programs.run(program, *arguments, capture_output=True, text=True, env=environment)
     if finished.returncode:
-        raise RuntimeError(f"{' '.join(arguments)} failed:\n{finished.stdout[-2000:]}{finished.stderr[-2000:]}")
+        raise RuntimeError(f"{' '.join(finished.args)} failed:\n{finished.stdout[-2000:]}{finished.stderr[-2000:]}")
     return finished.stdout

@@ -12,6 +12,7 @@ import subprocess
 import tarfile
 from pathlib import Path
 
+from e2e.cluster import programs
 from e2e.cluster.node import IMAGE_STORE
 from e2e.cluster.tools import binary
 
@@ -19,13 +20,14 @@ BLOBS = IMAGE_STORE / "io.containerd.content.v1.content" / "blobs"
 
 
 class Containerd:
-    """A running containerd, by the client's command that reaches it."""
+    """A running containerd, by the client's command that reaches it; its first word is a program of ours."""
 
     def __init__(self, *client: str | Path) -> None:
-        self._command = [*map(str, client), "--namespace", "k8s.io"]
+        program, *arguments = map(str, client)
+        self._client = (program, *arguments, "--namespace", "k8s.io")
 
     def ready(self) -> bool:
-        return subprocess.run([*self._command, "version"], capture_output=True).returncode == 0
+        return programs.run(*self._client, "version", capture_output=True).returncode == 0
 
     def forget_containers(self) -> bool:
         """Removes the records of containers of an earlier cluster; whether there were any."""
@@ -50,16 +52,17 @@ class Containerd:
         self._run("images", "tag", "--force", name, other)
 
     def remove_images(self, repository: str, but: str) -> None:
-        """Removes the images of a repository except one, and waits until their layers are gone."""
-        names = self._run("images", "ls", "--quiet").split()
-        for name in names:
-            if name.startswith(f"{repository}:") and name != but:
+        """Removes the images of a repository but the one of that name, and waits until their layers are gone."""
+        digests = {line.split()[0]: line.split()[2] for line in self._run("images", "ls").splitlines()[1:]}
+        for name, digest in digests.items():
+            if name.startswith(f"{repository}:") and digest != digests.get(but):
                 self._run("images", "rm", "--sync", name)
 
     def import_layout(self, layout: Path) -> None:
         """Imports an OCI layout; layers that are symbolic links stand for content that is here already."""
         files = [path for path in sorted(layout.rglob("*")) if path.is_file() and not path.is_symlink()]
-        importer = subprocess.Popen([*self._command, "images", "import", "-"], stdin=subprocess.PIPE)
+        quiet = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL}
+        importer = programs.start(*self._client, "images", "import", "-", **quiet)
         assert importer.stdin is not None
         with importer.stdin as stream, tarfile.open(fileobj=stream, mode="w|") as archive:
             for file in files:
@@ -70,15 +73,11 @@ class Containerd:
     def import_pause_image(self, name: str) -> None:
         """The image that holds a pod's namespaces, packed by hand: one static program."""
         if not self.image_id(name):
-            subprocess.run(
-                [*self._command, "images", "import", "-"],
-                input=_pause_archive(name),
-                check=True,
-                capture_output=True,
-            )
+            archive = _pause_archive(name)
+            programs.run(*self._client, "images", "import", "-", input=archive, check=True, capture_output=True)
 
     def _run(self, *arguments: str) -> str:
-        finished = subprocess.run([*self._command, *arguments], capture_output=True, text=True)
+        finished = programs.run(*self._client, *arguments, capture_output=True, text=True)
         if finished.returncode:
             raise RuntimeError(f"ctr {' '.join(arguments)} failed: {finished.stderr.strip()}")
         return finished.stdout

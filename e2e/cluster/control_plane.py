@@ -36,7 +36,6 @@ from e2e.cluster.api import Api, wait_until
 from e2e.cluster.certificates import Authority, KeyPair, write_kubeconfig, write_service_account_key
 from e2e.cluster.paths import CACHE
 from e2e.cluster.processes import Processes, Recorded, started_ticks
-from e2e.cluster.tools import binary
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +137,7 @@ class ControlPlane:
 
     def _etcd_command(self) -> list[str | Path]:
         return [
-            binary("etcd"),
+            "etcd",
             f"--data-dir={self.folder}/etcd",
             f"--listen-client-urls={self._etcd_url}",
             "--advertise-client-urls=http://127.0.0.1:2379",  # must look so; nobody asks for it
@@ -150,7 +149,7 @@ class ControlPlane:
     def _api_server_command(self) -> list[str | Path]:
         settings, (public, private) = self._settings, self._service_account
         return [
-            binary("kube-apiserver"),
+            "kube-apiserver",
             f"--etcd-servers={self._etcd_url}",
             f"--bind-address={'127.0.0.1' if settings.address == '127.0.0.1' else '0.0.0.0'}",
             f"--secure-port={self.port}",
@@ -191,7 +190,7 @@ class ControlPlane:
     def _controller_manager_command(self) -> list[str | Path]:
         settings, kubeconfig = self._settings, self.folder / "controller-manager.kubeconfig"
         return [
-            binary("kube-controller-manager"),
+            "kube-controller-manager",
             f"--kubeconfig={kubeconfig}",
             f"--authentication-kubeconfig={kubeconfig}",
             f"--authorization-kubeconfig={kubeconfig}",

@@ -4,13 +4,13 @@ Called by `python -m e2e.cluster images`, the loaders and the installation, whic
 Does not load them anywhere.
 """
 
-import subprocess
-import time
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from e2e.cluster import buildah, debian
+from e2e.cluster import buildah, programs
 from e2e.cluster.paths import REPOSITORY
+from e2e.cluster.progress import announced
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,13 @@ class Image:
     def name(self) -> str:
         return f"{self.repository}:dev"
 
+    @property
+    def loaded_last(self) -> str:
+        """The newest one's name on the nodes: the chart's default, so that a plain `helm install` finds it there."""
+        return f"{self.repository}:{_VERSION}"
 
+
+_VERSION = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
 IMAGES = {
     "control": Image("docker.io/conveyor/control", REPOSITORY / "operator" / "Dockerfile"),
     "engine": Image("docker.io/conveyor/engine", REPOSITORY / "engine" / "Dockerfile"),
@@ -38,8 +44,8 @@ class ImageMissing(RuntimeError):
 def image_id(image: Image, docker: bool) -> str:
     """Identity of a built image, without the name of the digest; `ImageMissing` if there is none."""
     if docker:
-        inspect = ["docker", "image", "inspect", "--format", "{{.Id}}", image.name]
-        found = subprocess.run(inspect, capture_output=True, text=True).stdout.strip().removeprefix("sha256:")
+        inspect = ("image", "inspect", "--format", "{{.Id}}", image.name)
+        found = programs.run("docker", *inspect, capture_output=True, text=True).stdout.strip().removeprefix("sha256:")
     else:
         found = buildah.image_id(image.name)
     if not found:
@@ -56,14 +62,11 @@ def loaded_tag(name: str, docker: bool) -> str:
 
 
 def build_all(docker: bool) -> None:
-    if not docker:
-        debian.require(debian.IMAGE_PACKAGES)
+    programs.require(*(("docker",) if docker else programs.IMAGES))
     for image in IMAGES.values():
-        print(f"building {image.name} ...", flush=True)
-        started = time.monotonic()
         if docker:
-            build = ["docker", "build", "--tag", image.name, "--file", str(image.dockerfile), str(REPOSITORY)]
-            subprocess.run(build, check=True)
+            with announced(f"images: building {image.name}"):
+                build = ("build", "--tag", image.name, "--file", image.dockerfile, REPOSITORY)
+                programs.run("docker", *build, check=True)
         else:
             buildah.build(image.name, image.dockerfile)
-        print(f"built {image.name} in {time.monotonic() - started:.0f} s", flush=True)

@@ -6,11 +6,11 @@ node: NVIDIA's label and taint.
 
 import functools
 import json
+import os
 import shutil
-import subprocess
 from typing import Any
 
-from e2e.cluster import gpus
+from e2e.cluster import gpus, programs
 from e2e.cluster.paths import CACHE
 
 NAME = "conveyor"
@@ -33,22 +33,26 @@ _AUTOSCALER = {
 @functools.cache
 def docker_answers() -> bool:
     """A docker client may be installed with no daemon behind it."""
-    if shutil.which("docker") is None:
-        return False
-    return subprocess.run(["docker", "info"], capture_output=True).returncode == 0
+    return programs.found("docker") is not None and programs.run("docker", "info", capture_output=True).returncode == 0
 
 
 def available() -> bool:
     """Whether both the daemon and kind work; a client alone is not enough."""
-    if shutil.which("kind") is None or not docker_answers():
+    if programs.found("kind") is None or not docker_answers():
         return False
-    return subprocess.run(["kind", "version"], capture_output=True).returncode == 0
+    return programs.run("kind", "version", capture_output=True).returncode == 0
+
+
+def wanted() -> bool:
+    """Whether a cluster that is brought up now is kind's: CLUSTER says so, or says nothing and kind works."""
+    choice = os.environ.get("CLUSTER", "")
+    return choice == "kind" or (not choice and available())
 
 
 def exists() -> bool:
     if not available():
         return False
-    names = subprocess.run(["kind", "get", "clusters"], capture_output=True, text=True, check=True).stdout
+    names = programs.run("kind", "get", "clusters", capture_output=True, text=True, check=True).stdout
     return NAME in names.split()
 
 
@@ -60,17 +64,13 @@ def up() -> None:
     if not running():
         down()
         KUBECONFIG.parent.mkdir(parents=True, exist_ok=True)
-        subprocess.run(
-            [*("kind", "create", "cluster", "--name", NAME, "--kubeconfig", str(KUBECONFIG)), "--config=-"],
-            input=json.dumps(configuration()),
-            text=True,
-            check=True,
-        )
+        create = ("create", "cluster", "--name", NAME, "--kubeconfig", KUBECONFIG, "--config=-")
+        programs.run("kind", *create, input=json.dumps(configuration()), text=True, check=True)
     gpus.fake(KUBECONFIG)
 
 
 def down() -> None:
-    subprocess.run(["kind", "delete", "cluster", "--name", NAME], check=True)
+    programs.run("kind", "delete", "cluster", "--name", NAME, check=True)
     shutil.rmtree(KUBECONFIG.parent, ignore_errors=True)
 
 

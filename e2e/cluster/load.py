@@ -4,22 +4,16 @@ Called by `python -m e2e.cluster load`. The tag that an image gets on a node is 
 not get an image with that tag again; locally the digest itself is compared, and layers that are there are not copied.
 """
 
-import contextlib
 import json
 import subprocess
 import tempfile
-import time
-import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
-from e2e.cluster import buildah, kind, local
+from e2e.cluster import buildah, kind, local, programs
 from e2e.cluster.containerd import BLOBS, Containerd
 from e2e.cluster.images import IMAGES, image_id, loaded_tag
-from e2e.cluster.paths import CACHE, REPOSITORY
-
-# The chart's default tag, so that its plain `helm install` finds on the nodes what was built here.
-VERSION = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
+from e2e.cluster.paths import CACHE
+from e2e.cluster.progress import announced
 
 
 def load_into_kind() -> None:
@@ -30,9 +24,9 @@ def load_into_kind() -> None:
         if runtime.has_image(target):
             print(f"{target} is loaded already", flush=True)
         else:
-            with _announced(target):
+            with announced(f"images: bringing {target} to the node"):
                 _stream(image.name, target, node)
-        runtime.tag_image(target, f"{image.repository}:{VERSION}")
+        runtime.tag_image(target, image.loaded_last)
 
 
 def load_into_local() -> None:
@@ -43,31 +37,23 @@ def load_into_local() -> None:
         if runtime.image_id(target) == digest:
             print(f"{target} is loaded already", flush=True)
         else:
-            with _announced(target):
+            with announced(f"images: bringing {target} to the node"):
                 _copy(image.name, target, runtime)
                 if runtime.image_id(target) != digest:
                     raise RuntimeError(f"{target} on the node is not the one that was built")
-        runtime.tag_image(target, f"{image.repository}:{VERSION}")
-
-
-@contextlib.contextmanager
-def _announced(target: str) -> Iterator[None]:
-    print(f"loading {target} ...", flush=True)
-    started = time.monotonic()
-    yield
-    print(f"loaded {target} in {time.monotonic() - started:.0f} s", flush=True)
+        runtime.tag_image(target, image.loaded_last)
 
 
 def _stream(name: str, target: str, node: str) -> None:
     """From Docker into the node, without the file that `kind load docker-image` writes in between (engine: 6 GB)."""
-    subprocess.run(["docker", "tag", name, target], check=True)
-    save = subprocess.Popen(["docker", "save", target], stdout=subprocess.PIPE)
-    load = ["kind", "load", "image-archive", "/dev/stdin", "--name", kind.NAME, "--nodes", node]
-    loaded = subprocess.run(load, stdin=save.stdout)
+    programs.run("docker", "tag", name, target, check=True)
+    save = programs.start("docker", "save", target, stdout=subprocess.PIPE)
+    load = ("load", "image-archive", "/dev/stdin", "--name", kind.NAME, "--nodes", node)
+    loaded = programs.run("kind", *load, stdin=save.stdout)
     assert save.stdout is not None
     save.stdout.close()  # if kind went, saving ends too
     save.wait()
-    subprocess.run(["docker", "rmi", target], stdout=subprocess.DEVNULL)  # the name alone
+    programs.run("docker", "rmi", target, stdout=subprocess.DEVNULL)  # the name alone
     loaded.check_returncode()
     if save.returncode:
         raise subprocess.CalledProcessError(save.returncode, save.args)

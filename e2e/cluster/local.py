@@ -1,16 +1,17 @@
 """The `local` provider: a whole cluster of plain processes on this machine, needing no container of its own to run in.
 
-Called by the command line. All of it lives in `<cache>/local`, apart from the image store, which outlives the cluster.
+Called by the command line; `keeper` runs this module as the parent of the cluster's processes. All of it lives in
+`<cache>/local`, apart from the image store, which outlives the cluster.
 `down` needs nothing but that folder and the fixed names of `network` and `cgroups`, so it works after any crash.
 """
 
 import contextlib
 import shutil
-import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from e2e.cluster import cgroups, gpus, images, network, sysctls
+from e2e.cluster import cgroups, gpus, images, keeper, network, programs, sysctls
 from e2e.cluster.api import Api, wait_until
 from e2e.cluster.containerd import Containerd, remove_shim_sockets
 from e2e.cluster.control_plane import ControlPlane, Settings
@@ -44,6 +45,10 @@ _FIXED_FOLDERS = [_LOG_LINKS] + [
 ]
 
 
+class NotStarted(RuntimeError):
+    """`up` failed; the message names the logs."""
+
+
 class TracesLeft(RuntimeError):
     """`down` could not remove all of the cluster; the message names what is left."""
 
@@ -53,22 +58,19 @@ def up() -> None:
     if running():
         gpus.fake(KUBECONFIG)
         return
+    programs.require(*programs.CLUSTER)
     down()
-    print("starting Kubernetes (HPA: sync every 5 s, scale-down after 10 s) ...", flush=True)
-    try:
-        _start()
-    except BaseException:
-        print(f"it did not start; logs are in {FOLDER}/logs until the next `up` or `down`", flush=True)
-        raise
+    print("cluster: starting Kubernetes (HPA: sync every 5 s, scale-down after 10 s) ...", flush=True)
+    if not keeper.launch("e2e.cluster.local"):
+        raise NotStarted(f"it did not start; logs are in {FOLDER}/logs until the next `up` or `down`")
 
 
 def down() -> None:
     """Removes every trace; finds nothing to do where there is none."""
     processes = Processes(FOLDER, die_with_parent=False)
     recorded = processes.recorded()
-    processes.stop(["containerd"])  # gently: its image store stays
-    processes.stop(grace_seconds=0)
-    cgroups.delete()
+    processes.stop([keeper.NAME], grace_seconds=30)  # it stops the others and waits for them
+    _stop_processes()  # where it was killed
     network.delete()
     sysctls.restore(FOLDER)
     remove_shim_sockets(FOLDER / "containerd")
@@ -77,6 +79,8 @@ def down() -> None:
     _remove_log_links()
     _remove_empty_folders()
     shutil.rmtree(FOLDER)
+    with contextlib.suppress(TimeoutError):  # the kernel takes the network of ended pods away a little later
+        wait_until("the end", lambda: not left(recorded), 10, lambda: None)
     if traces := left(recorded):
         raise TracesLeft(f"still there: {', '.join(traces)}")
 
@@ -108,6 +112,7 @@ def running() -> bool:
 
 
 def _start() -> None:
+    """In the keeper."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     sysctls.note(FOLDER)
     cgroups.create()
@@ -122,6 +127,7 @@ def _start() -> None:
         control_plane.issue_kubeconfig(file, user, group)
     _mark_kubelet_folder()
     processes = control_plane.processes
+    processes.record(keeper.NAME)
     _start_containerd(processes, node)
     control_plane.start()
     processes.start("kubelet", node.kubelet())
@@ -131,6 +137,16 @@ def _start() -> None:
     api = Api(KUBECONFIG)
     wait_until("the node", lambda: _node_ready(api), 120, processes.check)
     gpus.fake(KUBECONFIG)
+
+
+def _stop_processes() -> None:
+    """All but the keeper, and every container: first what starts others anew."""
+    processes = Processes(FOLDER, die_with_parent=False)
+    processes.stop(["kubelet"], grace_seconds=0)
+    processes.stop(["containerd"])  # gently: its image store stays
+    if others := [process.name for process in processes.recorded() if process.name != keeper.NAME]:
+        processes.stop(others, grace_seconds=0)
+    cgroups.delete()
 
 
 def _start_containerd(processes: Processes, node: Node) -> None:
@@ -146,11 +162,9 @@ def _start_containerd(processes: Processes, node: Node) -> None:
 
 
 def _drop_old_images(runtime: Containerd) -> None:
-    """No pod runs yet, so only what was built last is of use; the rest may be gigabytes."""
-    with contextlib.suppress(images.ImageMissing):
-        for name, image in images.IMAGES.items():
-            newest = images.loaded_tag(name, docker=False)
-            runtime.remove_images(image.repository, but=f"{image.repository}:{newest}")
+    """No pod runs yet, so only what was loaded last is of use; the rest may be gigabytes."""
+    for image in images.IMAGES.values():
+        runtime.remove_images(image.repository, but=image.loaded_last)
 
 
 def _node_ready(api: Api) -> bool:
@@ -161,7 +175,7 @@ def _node_ready(api: Api) -> bool:
 
 def _unmount_below(folder: Path) -> None:
     for point in reversed(_mounts_below(folder)):
-        subprocess.run(["umount", "--lazy", point], check=True)
+        programs.run("umount", "--lazy", point, check=True)
     if left := _mounts_below(folder):  # what is mounted there may be a person's data: do not delete through it
         raise RuntimeError(f"still mounted: {left}")
 
@@ -197,3 +211,7 @@ def _remove_empty_folders() -> None:
     for folder in _FIXED_FOLDERS:
         with contextlib.suppress(OSError):  # not there, or not empty and so not only ours
             folder.rmdir()
+
+
+if __name__ == "__main__":
+    keeper.keep(_start, _stop_processes, FOLDER / "logs" / "keeper.log", int(sys.argv[1]))

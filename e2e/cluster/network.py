@@ -5,8 +5,9 @@ kube-proxy's rules apply without any bridge filter. Knows no process.
 """
 
 import json
-import subprocess
 from pathlib import Path
+
+from e2e.cluster import programs
 
 BRIDGE = "conveyor0"
 NODE_ADDRESS = "10.187.0.1"
@@ -38,7 +39,7 @@ def create() -> None:
     _run("ip", "link", "set", BRIDGE, "up")
     # Without a route a connection to a service address fails before kube-proxy's rules see it.
     _run("ip", "route", "add", SERVICE_CIDR, "dev", BRIDGE)
-    subprocess.run(["nft", "-f", "-"], input=_MASQUERADE, text=True, check=True)
+    programs.run("nft", "-f", "-", input=_MASQUERADE, text=True, check=True)
     if _firewall() != ["-P FORWARD ACCEPT"]:
         for end in _FORWARDED:
             _run("iptables", "--wait", "-I", "FORWARD", *end, "-j", "ACCEPT")
@@ -91,8 +92,8 @@ def _firewall() -> list[str]:
 
 
 def _output(*command: str) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return str(programs.run(*command, check=True, capture_output=True, text=True).stdout)
 
 
 def _run(*command: str, check: bool = True) -> None:
-    subprocess.run(command, check=check, capture_output=True)
+    programs.run(*command, check=check, capture_output=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from e2e.cluster import cgroups, gpus, network
 from e2e.cluster.paths import CACHE
-from e2e.cluster.tools import binary, module_hash
+from e2e.cluster.tools import module_hash
 
 NAME = "conveyor-local"
 PAUSE_IMAGE = f"docker.io/conveyor/pause:{module_hash()}"
@@ -39,13 +39,13 @@ class Node:
         client = {"kubeconfig": str(self._kubeconfig("scheduler"))}
         content = {"leaderElection": {"leaderElect": False}, "clientConnection": client}
         config = self._write("kubescheduler.config.k8s.io/v1", "KubeSchedulerConfiguration", content)
-        return [binary("kube-scheduler"), f"--config={config}", "--secure-port=0"]
+        return ["kube-scheduler", f"--config={config}", "--secure-port=0"]
 
     def kubelet(self) -> Command:
         content = self._kubelet_configuration()
         config = self._write("kubelet.config.k8s.io/v1beta1", "KubeletConfiguration", content)
         return [
-            binary("kubelet"),
+            "kubelet",
             f"--config={config}",
             f"--kubeconfig={self._kubeconfig('node')}",
             f"--hostname-override={NAME}",
@@ -68,7 +68,7 @@ class Node:
             "nodePortAddresses": [f"{network.NODE_ADDRESS}/32"],
         }
         config = self._write("kubeproxy.config.k8s.io/v1alpha1", "KubeProxyConfiguration", content)
-        return [binary("kube-proxy"), f"--config={config}"]
+        return ["kube-proxy", f"--config={config}"]
 
     def dns(self) -> Command:
         """CoreDNS on the node's address, as a plain process: names work before the first pod runs."""
@@ -79,7 +79,7 @@ class Node:
             f" kubernetes cluster.local in-addr.arpa {{\n  kubeconfig {self._folder}/kubeconfig\n  ttl 1\n }}\n"
             f" {upstream}\n}}\n"
         )
-        return [binary("coredns"), "-conf", config]
+        return ["coredns", "-conf", config]
 
     def _kubeconfig(self, user: str) -> Path:
         return self._folder / f"{user}.kubeconfig"

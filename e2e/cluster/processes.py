@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from e2e.cluster import programs
+
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
 
@@ -47,21 +49,24 @@ class Processes:
         (folder / "logs").mkdir(parents=True, exist_ok=True)
 
     def start(self, name: str, command: Sequence[str | Path], environment: Mapping[str, str] = {}) -> None:
+        """Starts a program of `programs`, whose name is the first word of the command."""
+        program, *arguments = map(str, command)
         with self.log(name).open("ab") as log:
-            child = subprocess.Popen(
-                [str(part) for part in command],
+            child = programs.start(
+                program,
+                *arguments,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 cwd=self._folder,
-                env={**os.environ, **environment},
+                env={**os.environ, "PATH": programs.search_path(), **environment},
                 start_new_session=True,
-                preexec_fn=lambda: self._enter(name),
+                preexec_fn=lambda: self.record(name),
             )
         self._children.append(child)
 
-    def _enter(self, name: str) -> None:
-        """Runs in the child before its program: nothing can be started and not be on record."""
+    def record(self, name: str) -> None:
+        """Writes down the calling process. In a child, before its program runs: nothing is started and not recorded."""
         if self._die_with_parent:
             _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         own = Recorded(name, os.getpid(), started_ticks(os.getpid()) or 0)

@@ -6,11 +6,9 @@ Called by the command line. Knows no provider's insides.
 """
 
 import os
-import subprocess
 from types import ModuleType
 
-from e2e.cluster import kind, local
-from e2e.cluster.tools import binary
+from e2e.cluster import kind, local, programs
 
 PROVIDERS = {"local": local, "kind": kind}
 
@@ -25,7 +23,7 @@ def addressed() -> ModuleType:
     for provider in PROVIDERS.values():
         if provider.running():
             return provider
-    return kind if kind.available() else local
+    return kind if kind.wanted() else local
 
 
 def existing() -> list[ModuleType]:
@@ -44,8 +42,7 @@ def of_kubeconfig() -> ModuleType:
     """The one whose cluster KUBECONFIG names; without KUBECONFIG, the addressed one."""
     if not os.environ.get("KUBECONFIG"):
         return addressed()
-    command = [binary("kubectl"), "config", "current-context"]
-    context = subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    context = programs.run("kubectl", "config", "current-context", capture_output=True, text=True).stdout.strip()
     for provider in PROVIDERS.values():
         if context == provider.CONTEXT:
             return provider

@@ -1,6 +1,7 @@
 """Train tokenizer and model and save both as transformers does. Called by `e2e.demo_model`.
 
-Fixed steps and seed: the same machine and thread count give the same weights. Sized for two CPU cores in float32.
+Fixed steps and seed: the same machine gives the same weights. On one thread: the set-up's other steps have the cores,
+and two threads that wait for each other on a busy core are slower than one.
 """
 
 import math
@@ -35,6 +36,7 @@ def train(directory: Path, progress: Callable[[str], None]) -> None:
     """Leave a model directory (safetensors, tokenizer, chat template) in `directory`, readable by everybody."""
     random.seed(SEED)
     torch.manual_seed(SEED)
+    torch.set_num_threads(1)
     all_topics = build_topics()
     tokenizer = _train_tokenizer(all_topics)
     tokenizer.save_pretrained(directory)

@@ -11,6 +11,7 @@ import pytest
 from e2e import kube
 from e2e.cluster import kind, local, lock, provider, tools
 from e2e.cluster.paths import REPOSITORY
+from e2e.cluster.tools import build
 
 
 @pytest.fixture(autouse=True)
@@ -99,14 +100,14 @@ def test_kubectl_and_helm_keep_their_cache_in_ours(tmp_path: Path) -> None:
 def test_without_go_kind_does_with_the_clients_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tools, "CACHE", tmp_path / "cache")  # where nothing is built
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(tools.ToolMissing, match=r"kubectl and helm are needed: .* Go"):
-        tools.provide_clients()
+    with pytest.raises(tools.ProgramMissing, match=r"kubectl and helm are needed: .* Go"):
+        build.provide_clients()
     for name in tools.CLIENTS:
         (tmp_path / name).touch(mode=0o755)
-    tools.provide_clients()
+    build.provide_clients()
     assert tools.binary("kubectl") == tmp_path / "kubectl"
-    with pytest.raises(tools.ToolMissing, match="Go is needed"):
-        tools.build_missing()
+    with pytest.raises(tools.ProgramMissing, match="Go is needed"):
+        build.build_missing(tools.ALL)
 
 
 def test_a_second_command_waits_until_the_first_is_done_and_says_so(

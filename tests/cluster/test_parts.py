@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.chart.installation import find, render
 
-from e2e.cluster import gpus, kind, sysctls, tools
+from e2e.cluster import gpus, kind, programs, sysctls, tools
 from e2e.cluster.api import Api, wait_until
 from e2e.cluster.control_plane import ControlPlane
 from e2e.cluster.paths import REPOSITORY
@@ -39,7 +39,7 @@ def test_a_host_path_claim_is_bound_without_a_storage_class(control_plane: Contr
 
 def test_a_process_that_got_the_id_of_a_recorded_one_is_left_alone(tmp_path: Path) -> None:
     processes = Processes(tmp_path, die_with_parent=True)
-    processes.start("sleeper", ["sleep", "60"])
+    processes.start("sleeper", ["python", "-c", "import time; time.sleep(60)"])
     sleeper = processes.recorded()[0]
     assert not replace(sleeper, started_ticks=sleeper.started_ticks + 1).alive()
     processes.stop()
@@ -47,10 +47,11 @@ def test_a_process_that_got_the_id_of_a_recorded_one_is_left_alone(tmp_path: Pat
     assert processes.recorded() == []
 
 
-def test_a_process_that_was_killed_while_starting_is_on_record(tmp_path: Path) -> None:
+def test_a_process_that_was_killed_while_starting_is_on_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     processes = Processes(tmp_path, die_with_parent=True)
+    monkeypatch.setattr(programs, "path", lambda program: "/no/such/program")
     with pytest.raises(FileNotFoundError):
-        processes.start("nothing", ["/no/such/program"])
+        processes.start("nothing", ["python"])
     assert [process.name for process in processes.recorded()] == ["nothing"]
     assert not any(process.alive() for process in processes.recorded())
 

@@ -1,0 +1,120 @@
+"""`python3 -m e2e.cluster.preflight demo|cluster`: whether this machine can do it, and how long it takes.
+
+Called by make before anything long begins. What cannot be had is said here, all of it at once, a line each; Debian's
+packages are installed here, so that the steps that then run side by side need none. Standard library only.
+"""
+
+import importlib.util
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from e2e.cluster import kind, programs, tools
+from e2e.cluster.paths import CACHE, REPOSITORY
+
+_GO_OLDEST = (1, 26)
+_PYTHON_OLDEST = (3, 11)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A part of the set-up that is not there yet: what it took on two cores (docs/benchmarks.md), and its disk."""
+
+    name: str
+    minutes: float
+    gigabytes: float
+    scales: bool = False  # with the number of cores
+
+
+PACKAGES = Step("Python's packages", 1.5, 7)
+PROGRAMS = Step("Kubernetes' programs", 10, 10, scales=True)
+IMAGES = Step("the images", 3, 8)
+LOADING = Step("bringing them to the node", 2, 10)
+MODEL = Step("the demo's model", 2, 0.1)
+DEMO = Step("the cluster and the demo itself", 2, 1)
+
+
+def check(with_images: bool) -> None:
+    """Raises `ProgramMissing` with a line for each thing that lacks; installs Debian's packages."""
+    lacking = [*_lacking_for_python(), *(_lacking_for_kind() if kind.wanted() else _lacking_for_local())]
+    if lacking:
+        raise programs.ProgramMissing("\n".join(lacking))
+    if not kind.wanted():
+        programs.require(*programs.CLUSTER, *(programs.IMAGES if with_images else ()))
+
+
+def steps() -> Iterator[Step]:
+    """What `make demo` has to do on this machine, as far as can be seen."""
+    if not (REPOSITORY / ".venv" / ".complete").exists():
+        yield PACKAGES
+    if not kind.wanted() and not all(tools.tool_named(name).path.exists() for name in tools.CLUSTER):
+        yield PROGRAMS
+    if kind.wanted() or not (CACHE / "images" / "overlay-images").exists():
+        yield IMAGES
+    if kind.wanted() or not (CACHE / "containerd").exists():
+        yield LOADING
+    if not (CACHE / "models" / "demo").exists():
+        yield MODEL
+    yield DEMO
+
+
+def estimate(todo: list[Step], cores: int) -> str:
+    minutes = sum(step.minutes * (2 / cores if step.scales else 1) for step in todo)
+    names = ", ".join(step.name for step in todo)
+    return f"This takes about {max(1, round(minutes))} minutes on this machine's {cores} cores: {names}."
+
+
+def _lacking_for_python() -> Iterator[str]:
+    if sys.version_info < _PYTHON_OLDEST:
+        yield f"Python 3.11 or newer is needed; python3 is {sys.version.split()[0]}"
+    if importlib.util.find_spec("ensurepip") is None:
+        yield "Python's venv is needed; on Debian, as root: apt-get install python3-venv"
+    if not any(map(programs.found, ("cc", "gcc", "clang"))):
+        yield "a C compiler is needed; on Debian, as root: apt-get install gcc libc6-dev"
+    free, needed = shutil.disk_usage(_existing(CACHE)).free / 1e9, sum(step.gigabytes for step in steps())
+    if free < needed:
+        yield f"{needed:.0f} GB of disk are needed below {CACHE} (CONVEYOR_CACHE moves it); {free:.0f} are free"
+
+
+def _lacking_for_kind() -> Iterator[str]:
+    for program in ("docker", "kind"):
+        if programs.found(program) is None:
+            yield programs.INSTALLED_BY_PEOPLE[program]
+
+
+def _lacking_for_local() -> Iterator[str]:
+    if os.geteuid() != 0:
+        yield "the local cluster needs root: use sudo, or Docker and kind (CLUSTER=kind)"
+    if not all(tools.tool_named(name).path.exists() for name in tools.CLUSTER):
+        yield from _lacking_for_go()
+
+
+def _lacking_for_go() -> Iterator[str]:
+    if programs.found("go") is None:
+        yield programs.INSTALLED_BY_PEOPLE["go"]
+        return
+    version = programs.run("go", "env", "GOVERSION", capture_output=True, text=True, cwd="/").stdout.strip()
+    found = re.match(r"go(\d+)\.(\d+)", version)
+    if found and tuple(map(int, found.groups())) < _GO_OLDEST:
+        yield f"Go 1.26 or newer is needed to build Kubernetes; {programs.found('go')} is {version}"
+
+
+def _existing(folder: Path) -> Path:
+    return folder if folder.exists() else _existing(folder.parent)
+
+
+def main(target: str) -> None:
+    if target == "demo":
+        print(estimate(list(steps()), os.cpu_count() or 1), flush=True)
+    check(with_images=target != "cluster")
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1])
+    except programs.ProgramMissing as error:
+        sys.exit(str(error))

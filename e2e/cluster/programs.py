@@ -1,0 +1,124 @@
+"""Every program that this package runs: how it is had, and the only way to run one.
+
+A program is in a package of Debian, which is installed when it is needed, or built (`tools`), or what a person
+installs. A program that is in none of the tables below cannot be run, so none is ever run before it is there; a test
+looks that no other module starts processes. Standard library only: `preflight` runs before the virtual environment
+exists.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from e2e.cluster.tools import ALL, ProgramMissing, binary
+
+# The package of each program. The kubelet and containerd run some of them on their own.
+DEBIAN_PACKAGES = {
+    "buildah": "buildah",
+    "chroot": "coreutils",
+    "conntrack": "conntrack",
+    "cp": "coreutils",
+    "containerd": "containerd",
+    "ctr": "containerd",
+    "debootstrap": "debootstrap",
+    "ethtool": "ethtool",
+    "git": "git",
+    "ip": "iproute2",
+    "iptables": "iptables",
+    "mount": "mount",
+    "nft": "nftables",
+    "/usr/lib/cni/ptp": "containernetworking-plugins",
+    "runc": "runc",
+    "skopeo": "skopeo",
+    "socat": "socat",
+    "umount": "mount",
+    "unshare": "util-linux",
+}
+INSTALLED_BY_PEOPLE = {
+    "docker": "Docker is needed: install it, or use the local cluster (CLUSTER=local, as root on Debian)",
+    "kind": "kind is needed: install it, or use the local cluster (CLUSTER=local, as root on Debian)",
+    "go": "Go is needed to build Kubernetes: install Go 1.26 or newer",
+}
+# What a local cluster needs, and what building its images does.
+CLUSTER = (
+    "containerd", "runc", "/usr/lib/cni/ptp", "conntrack", "ethtool", "ip", "iptables", "nft", "socat", "umount"
+)  # fmt: skip
+IMAGES = ("buildah", "debootstrap", "skopeo")
+
+# Where Debian keeps what only root runs; not on every PATH.
+_OF_ROOT = os.pathsep.join(["/usr/local/sbin", "/usr/sbin", "/sbin"])
+
+
+def run(program: str, *arguments: str | Path, **options: Any) -> "subprocess.CompletedProcess[Any]":
+    """`subprocess.run` of a program that is known here."""
+    return subprocess.run(command(program, *arguments), **options)
+
+
+def start(program: str, *arguments: str | Path, **options: Any) -> "subprocess.Popen[Any]":
+    """`subprocess.Popen` of a program that is known here."""
+    return subprocess.Popen(command(program, *arguments), **options)
+
+
+def command(program: str, *arguments: str | Path) -> list[str]:
+    """The command line of a program, which is there from now on; else `ProgramMissing`."""
+    return [path(program), *map(str, arguments)]
+
+
+def path(program: str) -> str:
+    if program == "python":
+        return sys.executable
+    if program in ALL:
+        return str(binary(program))
+    if program not in DEBIAN_PACKAGES and program not in INSTALLED_BY_PEOPLE:
+        raise LookupError(f"{program} is in none of the tables of e2e.cluster.programs")
+    require(program)
+    place = found(program)
+    assert place is not None, f"{program} is not in its package"
+    return place
+
+
+def found(program: str) -> str | None:
+    """The path of a program that is there already."""
+    return shutil.which(program, path=search_path())
+
+
+def search_path() -> str:
+    return os.pathsep.join([os.environ.get("PATH", ""), _OF_ROOT])
+
+
+def require(*programs: str) -> None:
+    """Makes sure that all of them are there: installs the packages that lack, or raises `ProgramMissing` for all."""
+    absent = [program for program in programs if found(program) is None]
+    refusals = [INSTALLED_BY_PEOPLE[program] for program in absent if program in INSTALLED_BY_PEOPLE]
+    packages = sorted({DEBIAN_PACKAGES[program] for program in absent if program not in INSTALLED_BY_PEOPLE})
+    if packages and not _can_install():
+        refusals.append(f"missing programs; on Debian, as root: {' '.join(_apt_get(packages))}")
+    if refusals:
+        raise ProgramMissing("\n".join(refusals))
+    if packages:
+        _install(packages)
+
+
+def _can_install() -> bool:
+    return os.geteuid() == 0 and Path("/etc/debian_version").exists() and shutil.which("apt-get") is not None
+
+
+def _apt_get(packages: Iterable[str]) -> list[str]:
+    return ["apt-get", "install", "--yes", "--no-install-recommends", *packages]
+
+
+def _install(packages: list[str]) -> None:
+    print(f"installing Debian packages: {' '.join(packages)} ...", flush=True)
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    patience = ["-o", "DPkg::Lock::Timeout=300"]  # another installation may be under way
+    for step in (["apt-get", "update"], _apt_get(packages)):
+        done = subprocess.run(
+            [*step, *patience], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, env=environment,
+        )  # fmt: skip
+        if done.returncode:
+            raise ProgramMissing(f"{' '.join(step)} failed:\n{done.stdout[-2000:]}")

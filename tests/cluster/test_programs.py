@@ -1,0 +1,132 @@
+"""How other people's programs are had: from one place, asked before they run; what lacks is told in a line."""
+
+import ast
+import os
+from pathlib import Path
+
+import pytest
+
+from e2e.cluster import kind, preflight, programs, tools
+from e2e.cluster.paths import REPOSITORY
+
+MODULES = sorted(
+    path for path in (REPOSITORY / "e2e").rglob("*.py") if not path.name.startswith(("test_", "crash"))
+)  # fmt: skip
+# What starts a process. `programs` calls them for everybody; the stories' own shell is a person's.
+STARTERS = {
+    "subprocess": {"run", "Popen", "call", "check_call", "check_output", "getoutput", "getstatusoutput"},
+    "os": {"system", "popen", "posix_spawn", "posix_spawnp", "startfile"},
+    "asyncio": {"create_subprocess_exec", "create_subprocess_shell"},
+    "pty": {"spawn"},
+}
+
+
+def started_elsewhere(source: str) -> list[str]:
+    """The calls that start a process, and the imports by which such a call could have another name."""
+    found = []
+    tree = ast.parse(source)
+    types = {node.value for node in ast.walk(tree) if isinstance(node, ast.Subscript)}  # Popen[bytes]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node not in types:
+            name = node.attr
+            known = name in STARTERS.get(node.value.id, ())
+            if known or (node.value.id == "os" and name.startswith(("exec", "spawn"))):
+                found.append(f"{node.value.id}.{name}, line {node.lineno}")
+        if isinstance(node, ast.ImportFrom) and node.module in STARTERS:
+            hidden = {name.name for name in node.names} & STARTERS[str(node.module)]
+            found += [f"from {node.module} import {name}, line {node.lineno}" for name in hidden]
+        if isinstance(node, ast.Import):
+            found += [
+                f"import {name.name} as {name.asname}" for name in node.names if name.name in STARTERS and name.asname
+            ]
+    return found
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(REPOSITORY)))
+def test_no_other_module_starts_a_program(module: Path) -> None:
+    found = started_elsewhere(module.read_text())
+    assert bool(found) == (module == Path(str(programs.__file__))), found
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "subprocess.run(['buildah'])",
+        "from subprocess import Popen",
+        "import subprocess as s",
+        "os.execvp('nft', ['nft'])",
+        "asyncio.create_subprocess_exec('ip')",
+    ],
+)
+def test_each_way_around_it_is_seen(source: str) -> None:
+    assert started_elsewhere(source)
+
+
+def test_a_program_in_no_table_cannot_be_run() -> None:
+    with pytest.raises(LookupError, match="rm is in none"):
+        programs.run("rm", "--version")
+
+
+def test_a_program_is_installed_before_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without buildah: the package's installation is a stand-in that puts the program on the PATH."""
+    installed: list[list[str]] = []
+
+    def install(packages: list[str]) -> None:
+        installed.append(packages)
+        (tmp_path / "buildah").write_text("#!/bin/sh\necho $1")
+        (tmp_path / "buildah").chmod(0o755)
+
+    monkeypatch.setattr(programs, "search_path", lambda: str(tmp_path))
+    monkeypatch.setattr(programs, "_can_install", lambda: True)
+    monkeypatch.setattr(programs, "_install", install)
+    for _ in range(2):
+        assert programs.run("buildah", "said", capture_output=True, text=True).stdout == "said\n"
+    assert installed == [["buildah"]]
+
+
+@pytest.fixture
+def nothing_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with Python and no other program, nothing built, and nobody who may install."""
+    monkeypatch.setattr(programs, "search_path", lambda: str(tmp_path))
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(tools, "CACHE", tmp_path)
+    monkeypatch.setenv("CLUSTER", "local")
+
+
+@pytest.mark.usefixtures("nothing_there")
+def test_all_that_lacks_is_said_at_once_and_first() -> None:
+    with pytest.raises(programs.ProgramMissing) as caught:
+        preflight.check(with_images=True)
+    assert [line.split(" need")[0] for line in str(caught.value).splitlines()] == [
+        "a C compiler is", "the local cluster", "Go is",
+    ]  # fmt: skip
+
+
+@pytest.mark.usefixtures("nothing_there")
+def test_who_may_not_install_is_told_the_command() -> None:
+    with pytest.raises(programs.ProgramMissing, match=r"as root: apt-get install .* nftables skopeo$"):
+        programs.require("nft", "skopeo", "nft")
+
+
+@pytest.mark.usefixtures("nothing_there")
+def test_what_people_install_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLUSTER", "kind")
+    assert kind.wanted()
+    with pytest.raises(programs.ProgramMissing, match=r"Docker is needed(.|\n)*kind is needed"):
+        preflight.check(with_images=True)
+
+
+def test_an_old_go_is_refused_before_it_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "go").write_text("#!/bin/sh\necho go1.19.8")
+    (tmp_path / "go").chmod(0o755)
+    monkeypatch.setattr(programs, "search_path", lambda: str(tmp_path))
+    assert [f"Go 1.26 or newer is needed to build Kubernetes; {tmp_path}/go is go1.19.8"] == list(
+        preflight._lacking_for_go()
+    )
+
+
+def test_the_estimate_counts_what_is_left_to_do() -> None:
+    everything = [preflight.PROGRAMS, preflight.IMAGES, preflight.DEMO]
+    assert preflight.estimate(everything, cores=2).startswith("This takes about 15 minutes on this machine's 2 cores")
+    assert preflight.estimate(everything, cores=8).startswith("This takes about 8 minutes")
+    assert preflight.estimate([preflight.DEMO], cores=2).startswith("This takes about 2 minutes")
