@@ -1,0 +1,70 @@
+"""`python3 -m e2e.fresh COMMAND...`: see the package."""
+
+import os
+import re
+import sys
+from pathlib import Path
+
+from e2e.cluster import cgroups, network, programs
+from e2e.cluster.lock import exclusive
+from e2e.cluster.paths import CACHE
+from e2e.cluster.tools import ProgramMissing
+from e2e.fresh.root import HOME, bare_root
+
+_PROGRAMS = ("chroot", "cp", "debootstrap", "git", "mount", "unshare")
+_ENTER = Path(__file__).with_name("enter.sh")
+# Folders of this machine's home that may be lent, by the name that LEND gives them.
+_LENDABLE = {
+    "tools": (CACHE / "tools", ".cache/conveyor/tools"),
+    "images": (CACHE / "images", ".cache/conveyor/images"),
+    "model": (CACHE / "models", ".cache/conveyor/models"),
+    "uv": (Path.home() / ".cache" / "uv", ".cache/uv"),
+}
+_PASSED_ON = re.compile(r"(?i).*_proxy|GOPROXY|GOSUMDB|PIP_(CERT|INDEX_URL)|UV_INDEX.*|SSL_CERT_.*|TERM")
+
+
+def main(command: list[str]) -> int:
+    if os.geteuid() != 0:
+        raise ProgramMissing("a bare root needs root: use sudo")
+    programs.require(*_PROGRAMS)
+    with exclusive():
+        if network.exists() or cgroups.left():  # they are the machine's, and so the same in there
+            raise ProgramMissing("a local cluster is up on this machine: make cluster-down")
+        with bare_root() as root:
+            return _run(root, command)
+
+
+def _run(root: Path, command: list[str]) -> int:
+    lent = [
+        (str(folder), f"/{HOME}/{place}") for folder, place in map(_LENDABLE.__getitem__, _names()) if folder.exists()
+    ]
+    path = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"]
+    if go := programs.found("go"):
+        home = programs.run("go", "env", "GOROOT", capture_output=True, text=True, cwd="/").stdout.strip() or go
+        lent.append((home, home))
+        path.insert(0, f"{home}/bin")
+    environment = {name: value for name, value in os.environ.items() if _PASSED_ON.fullmatch(name)}
+    environment |= {"HOME": f"/{HOME}", "PATH": os.pathsep.join(path), "ROOT": str(root), "LANG": "C.UTF-8"}
+    environment["LENT"] = "\n".join(" ".join(pair) for pair in lent)
+    # With the first process of its namespace, all others end: --kill-child ends that one with this one.
+    namespaces = ("--mount", "--propagation", "private", "--pid", "--fork", "--kill-child")
+    with programs.start("unshare", *namespaces, "bash", _ENTER, *command, env=environment) as inside:
+        while True:
+            try:
+                return int(inside.wait())
+            except KeyboardInterrupt:
+                print("fresh: stopping what runs in the bare root ...", flush=True)
+
+
+def _names() -> list[str]:
+    names = os.environ.get("LEND", "").split()
+    if unknown := set(names) - _LENDABLE.keys():
+        raise ProgramMissing(f"LEND knows {', '.join(_LENDABLE)}; not {', '.join(sorted(unknown))}")
+    return names
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except ProgramMissing as error:
+        sys.exit(str(error))
