@@ -17,7 +17,7 @@ from aiohttp.web import BaseRequest, StreamResponse
 from conveyor_api.names import REQUEST_ID_HEADER, REQUEST_TIMEOUT_HEADER
 from conveyor_gateway.admission import Ticket
 from conveyor_gateway.answers import build_error, build_stopping, find_request_id
-from conveyor_gateway.bodies import BodyReader, parse_body, rename_model
+from conveyor_gateway.bodies import BodyReader, read_model, rename_model
 from conveyor_gateway.catalog import Service
 from conveyor_gateway.errors import EngineFailed, GatewayError, InvalidRequest, NotFound, TimedOut
 from conveyor_gateway.memory import Holding, Memory
@@ -101,7 +101,7 @@ class Gateway:
         return build_error(error, record.request_id)
 
     async def _answer(self, request: BaseRequest, route: Route, record: Record) -> StreamResponse:
-        with Holding(self._memory, route.service or "") as holding:
+        with Holding(self._memory, route.service or "", request.remote or "") as holding:
             service, engine_request = await self._read(request, route, record, holding)
             timeout_seconds = _timeout_seconds(request, service) - record.age_seconds()
             ticket = self._queues[service.key].admit(asyncio.get_running_loop().time() + timeout_seconds)
@@ -131,10 +131,10 @@ class Gateway:
             if service is not None:
                 return service, body
             raise NotFound(f"the InferenceService {route.service} was deleted", "service_deleted")
-        fields = parse_body(body, request.headers.get("Content-Encoding"))
-        service = find_model(fields["model"], directory)
-        if fields["model"] != service.model_name:
-            body = rename_model(fields, service.model_name)
+        model = read_model(body, request.headers.get("Content-Encoding"))
+        service = find_model(model, directory)
+        if model != service.model_name:
+            body = rename_model(body, service.model_name)
         return service, body
 
     async def _ask(self, request: EngineRequest, ticket: Ticket, record: Record) -> Answer:

@@ -25,14 +25,14 @@ from conveyor_gateway.settings import Settings
 
 @pytest.fixture
 async def ending(request: pytest.FixtureRequest, kubeconfig: Path, cluster: Cluster) -> AsyncIterator[Stack]:
-    """A stack whose gateway the test may end. It waits 1 s for a body, holds 2000 bytes, drains for 0.5 s + 3 s."""
+    """A stack whose gateway the test may end. It waits 1 s for a body, holds 2400 bytes, drains for 0.5 s + 3 s."""
     drain_timeout_seconds = getattr(request, "param", 3)
     times = (
         "--drain-delay-seconds=0.5",
         f"--drain-timeout-seconds={drain_timeout_seconds}",
         "--body-timeout-seconds=1",
     )
-    sizes = ("--max-request-bytes=1000", "--max-held-bytes=2000")
+    sizes = ("--max-request-bytes=1000", "--max-held-bytes=2400")
     gateway = GatewayProcess(kubeconfig, "--watch-namespaces", cluster.namespace, *times, *sizes)
     try:
         await asyncio.to_thread(gateway.start)
@@ -236,7 +236,7 @@ async def test_an_answer_for_which_there_is_no_memory_passes_as_it_comes(
     async def handle(request: web.Request) -> web.StreamResponse:
         answer = web.StreamResponse(headers={"Content-Type": "application/json"})
         await answer.prepare(request)
-        await answer.write(b"1" * 1001)  # of 1000 that one service may have
+        await answer.write(b"1" * 1201)  # of 1200 that one service may have
         await seen.wait()
         await answer.write(b"2")
         return answer
@@ -248,6 +248,23 @@ async def test_an_answer_for_which_there_is_no_memory_passes_as_it_comes(
             assert held_bytes(ending) == 0
             seen.set()
             assert (await answer.content.read()).endswith(b"2")
+
+
+async def test_a_body_that_is_still_arriving_gives_way_to_one_that_is_here(
+    ending: Stack, http: aiohttp.ClientSession
+) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", ending.gateway.port)
+    head = f"POST /{ending.key}/v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
+    writer.write(head.encode() + b" " * 999)
+    await ending.wait(lambda: held_bytes(ending) == 999)
+    asking = asyncio.create_task(ask_with_900_bytes(http, ending.completions))
+    received = await asyncio.wait_for(reader.read(), 20)
+    assert received.startswith(b"HTTP/1.1 503 ")
+    assert b"gateway_memory_full" in received
+    await ending.wait_demand(queued=1)
+    assert held_bytes(ending) == 900
+    writer.close()
+    asking.cancel()
 
 
 async def test_a_body_that_does_not_arrive_in_time_or_turns_to_nonsense_is_answered_408(ending: Stack) -> None:
