@@ -13,6 +13,7 @@ Device = Literal["cuda", "cpu", "auto"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 BatchingMode = Literal["none", "static", "dynamic", "continuous"]
 Padding = Literal["none", "real"]
+SamplingDefaultsSource = Literal["model", "openai"]
 AttentionBackendName = Literal["auto", "torch", "native", "triton"]
 
 
@@ -36,6 +37,11 @@ class EngineConfig:
     max_model_len: Annotated[
         int | None, "longest prompt and output together, in tokens; default: the model's own limit"
     ] = None
+    sampling_defaults: Annotated[
+        SamplingDefaultsSource,
+        "how a request is sampled that does not say it: model = temperature, top_p and top_k of the model's "
+        "generation_config.json; openai = temperature 1 and no cut",
+    ] = "model"
     batching_mode: Annotated[BatchingMode, "the policy that forms batches"] = "continuous"
     max_num_seqs: Annotated[int, "requests that take part in one step"] = 32
     batching_window_seconds: Annotated[

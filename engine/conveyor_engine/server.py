@@ -12,12 +12,14 @@ import signal
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import uvicorn
 
 from conveyor_engine.api.app import build_app
 from conveyor_engine.api.connection import Connection
 from conveyor_engine.api.edge import Edge
+from conveyor_engine.api.sampling_defaults import SamplingDefaults, read_sampling_defaults
 from conveyor_engine.async_engine import AsyncEngine, Death
 from conveyor_engine.config import EngineConfig
 from conveyor_engine.errors import ConfigError, Unavailable
@@ -38,14 +40,17 @@ class _Server(uvicorn.Server):
 
 
 async def serve(config: EngineConfig, tokenizer: Tokenizer, model_name: str) -> Death | None:
-    """Runs until a signal (None) or the engine's death. Raises ConfigError if the port cannot be had."""
+    """Runs until a signal (None) or the engine's death. Raises ConfigError if the port cannot be had, or ModelError."""
+    defaults = SamplingDefaults()
+    if config.sampling_defaults == "model":
+        defaults = read_sampling_defaults(Path(config.model))
     listener = _listen(config.host, config.port)
     metrics = EngineMetrics(model_name)
     engine = AsyncEngine(config, metrics.observe_step)
     metrics.num_waiting = lambda: engine.num_waiting
     metrics.facts = lambda: engine.facts
     threads = ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix="tokenize")
-    edge = Edge(config, model_name, engine, tokenizer, metrics, threads, int(time.time()))
+    edge = Edge(config, model_name, engine, tokenizer, metrics, threads, int(time.time()), defaults)
     server = _Server(
         uvicorn.Config(
             build_app(edge), http=Connection, loop="uvloop", lifespan="off", log_config=None, access_log=False,

@@ -33,6 +33,7 @@ def build_full_body(name: str = "full") -> Json:
             "device": "Auto",
             "dtype": "BFloat16",
             "maxModelLen": 4096,
+            "samplingDefaults": "OpenAI",
             "env": [
                 {"name": "HF_ENDPOINT", "value": "http://hub.example"},
                 {"name": "CONVEYOR_ENGINE_NUM_THREADS", "value": "4"},

@@ -76,7 +76,7 @@ def test_the_defaults_stand_in_the_answer(services: Services) -> None:
     answer = services.create(build_body(autoscaling={"maxReplicas": 4}))
     assert answer["spec"] == {
         "model": {"uri": "hf://Qwen/Qwen3-0.6B", "cache": {"strategy": "EmptyDir"}},
-        "engine": {"device": "CUDA", "dtype": "Auto"},
+        "engine": {"device": "CUDA", "dtype": "Auto", "samplingDefaults": "Model"},
         "batching": {"mode": "Continuous", "maxBatchSize": 32, "maxQueuedRequests": 256},
         "kvCache": {"blockSize": 16},
         "replicas": 1,

@@ -56,6 +56,7 @@ def test_what_is_asked_for_arrives(tmp_path: Path) -> None:
     config = read_as_engine(build_full_body(), tmp_path)
     assert config.model == "/models/hf/Qwen/Qwen3-0.6B/refs--pr--1"
     assert (config.served_model_name, config.device, config.dtype) == ("Qwen/Qwen3-0.6B", "auto", "bfloat16")
+    assert config.sampling_defaults == "openai"
     assert (config.max_model_len, config.num_kv_blocks, config.block_size) == (4096, 512, 32)
     assert (config.max_num_seqs, config.max_num_batched_tokens, config.max_num_queued_requests) == (16, 2048, 64)
     assert (config.request_timeout_seconds, config.drain_timeout_seconds) == (300, 60)

@@ -43,7 +43,7 @@ def test_the_children_of_a_plain_service_have_the_contracts_names() -> None:
 def test_the_engine_is_told_everything_in_its_own_words() -> None:
     told = config(
         model={"uri": "hf://example/model@refs/pr/1", "name": "served"},
-        engine={"device": "Auto", "dtype": "BFloat16", "maxModelLen": 512},
+        engine={"device": "Auto", "dtype": "BFloat16", "maxModelLen": 512, "samplingDefaults": "OpenAI"},
         batching={"mode": "Dynamic", "maxBatchSize": 8, "window": "20ms", "maxBatchTokens": 64, "maxQueuedRequests": 9},
         kvCache={"blockBudget": 4096, "blockSize": 16},
         endpoint={"requestTimeoutSeconds": 30},
@@ -55,6 +55,7 @@ def test_the_engine_is_told_everything_in_its_own_words() -> None:
         "device": "auto",
         "dtype": "bfloat16",
         "max_model_len": 512,
+        "sampling_defaults": "openai",
         "batching_mode": "dynamic",
         "max_num_seqs": 8,
         "batching_window_seconds": 0.02,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from starlette.requests import ClientDisconnect, Request
 
+from conveyor_engine.api.sampling_defaults import SamplingDefaults
 from conveyor_engine.async_engine import AsyncEngine
 from conveyor_engine.config import EngineConfig
 from conveyor_engine.errors import BodyTooLarge, BodyTooSlow, EncodedBody, InvalidRequest, UnknownModel
@@ -30,6 +31,7 @@ class Edge:
     metrics: EngineMetrics
     threads: ThreadPoolExecutor  # validation and tokenizing, off the event loop
     created: int  # Unix seconds
+    sampling_defaults: SamplingDefaults
 
 
 def edge_of(request: Request) -> Edge:

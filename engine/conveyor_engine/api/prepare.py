@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from conveyor_engine.api.edge import Edge, check_model
 from conveyor_engine.api.failures import invalid_request
+from conveyor_engine.api.sampling_defaults import SamplingDefaults
 from conveyor_engine.api.schemas import SamplingFields
 from conveyor_engine.errors import InvalidRequest, Unavailable
 from conveyor_engine.request import EngineRequest, ModelFacts, SamplingParams
@@ -62,7 +63,7 @@ def prepare(
     include_usage, continuous_usage = fields.stream_options.usage_wanted() if fields.stream_options else (False, False)
     requests: list[EngineRequest] = []
     for prompt in prompts:
-        params = _sampling_params(fields, facts, len(prompt), max_tokens, top_logprobs)
+        params = _sampling_params(fields, edge.sampling_defaults, facts, len(prompt), max_tokens, top_logprobs)
         _check_prompt(fields, prompt, params, facts)
         for choice in range(fields.choices_per_prompt()):
             requests.append(
@@ -86,8 +87,9 @@ def prepare(
 
 
 def _sampling_params(
-    fields: SamplingFields, facts: ModelFacts, num_prompt_tokens: int, max_tokens: int | None, top_logprobs: int | None
-) -> SamplingParams:
+    fields: SamplingFields, defaults: SamplingDefaults, facts: ModelFacts, num_prompt_tokens: int,
+    max_tokens: int | None, top_logprobs: int | None,
+) -> SamplingParams:  # fmt: skip
     """Null means the default, as in OpenAI's API."""
     room = facts.max_model_len - num_prompt_tokens
     if room < 1:
@@ -100,9 +102,9 @@ def _sampling_params(
     return SamplingParams(
         max_tokens=wanted,
         min_tokens=min_tokens,
-        temperature=1.0 if fields.temperature is None else fields.temperature,
-        top_p=1.0 if fields.top_p is None else fields.top_p,
-        top_k=max(0, fields.top_k or 0),
+        temperature=defaults.temperature if fields.temperature is None else fields.temperature,
+        top_p=defaults.top_p if fields.top_p is None else fields.top_p,
+        top_k=max(0, defaults.top_k if fields.top_k is None else fields.top_k),
         seed=fields.seed,
         ignore_eos=bool(fields.ignore_eos),
         stop_token_ids=tuple(fields.stop_token_ids or ()),

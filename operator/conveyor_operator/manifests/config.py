@@ -34,6 +34,7 @@ def build_engine_config(owner: Owner, spec: InferenceServiceSpec) -> EngineConfi
         "device": spec.engine.device.lower(),
         "dtype": spec.engine.dtype.lower(),
         "max_model_len": spec.engine.max_model_len,
+        "sampling_defaults": "openai" if spec.engine.sampling_defaults == "OpenAI" else None,  # else the engine's own
         "batching_mode": batching.mode.lower(),
         "max_num_seqs": batching.max_batch_size,
         "batching_window_seconds": batching.window_seconds or None,  # 0: a mode without a window
