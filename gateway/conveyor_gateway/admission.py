@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import takewhile
 
-from conveyor_gateway.dispatch import LEFT_OUT_SECONDS, Engine, EnginePool
+from conveyor_gateway.dispatch import Engine, EnginePool, left_out_seconds
 from conveyor_gateway.errors import GatewayError, QueueFull, TimedOut
 
 
@@ -42,6 +42,7 @@ class Ticket:
         "_full_engines",
         "_grant",
         "_queue",
+        "_times_full",
         "admitted_at",
         "deadline",
         "engine",
@@ -61,6 +62,7 @@ class Ticket:
         self.engine: Engine | None = None
         self.waited_seconds = 0.0
         self._full_engines: frozenset[Engine] = frozenset()  # without room for this request
+        self._times_full = 0
         self.full_until = 0.0
 
     async def place(self) -> Engine:
@@ -110,12 +112,16 @@ class Ticket:
         self._queue.pool.leave_out(self.engine, self._queue.loop.time(), unreachable)
 
     def note_full(self) -> None:
-        """The engine had no room for this request: it goes to others for a while. Others may still go to the engine."""
+        """The engine had no room for this request: it goes to others, for longer each time.
+
+        Others may still go to the engine: it may have room for their choices, if not for those of this one.
+        """
         assert self.engine is not None, "only a dispatched request has an engine"
         now = self._queue.loop.time()
         self._full_engines = self.full_engines(now) | {self.engine}
-        self.full_until = now + LEFT_OUT_SECONDS
-        self._queue.pool.note_full(self.engine, self.number, now)
+        self._times_full += 1
+        self.full_until = now + left_out_seconds(self._times_full)
+        self._queue.pool.note_full(self.engine, now)
 
     def full_engines(self, now: float) -> frozenset[Engine]:
         """Where this request does not go now."""

@@ -5,8 +5,9 @@ A service is known because its InferenceService exists, not because a pod was se
 Knows the shapes of the two resources, not how they are fetched.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ from conveyor_api.resource import InferenceService
 from conveyor_gateway.unreadable import Unreadable
 from conveyor_gateway.wanted_json import Json
 
+LABEL: Final = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
 _NO_ENGINES: Final[tuple[str, ...]] = ()
 
 
@@ -85,24 +87,48 @@ def parse_slice(body: Mapping[str, Any]) -> Slice:
     return Slice(service, tuple(engines))
 
 
-@dataclass(slots=True)
-class Directory:
-    """All services by `namespace/name`, and the keys of those that serve each model name."""
+# A model name of this form may be the `namespace/name` of some service, now or later.
+_KEY = re.compile(rf"({LABEL})/{LABEL}")
 
-    services: dict[str, Service] = field(default_factory=dict)
-    keys_by_model: dict[str, set[str]] = field(default_factory=dict)
+
+class Directory:
+    """All services by `namespace/name`, and which of them a model name stands for on the root."""
+
+    def __init__(self) -> None:
+        self.services: dict[str, Service] = {}
+        self._claims: dict[str, set[str]] = {}  # by model name
+        self._holders: dict[str, str] = {}
 
     def put(self, service: Service) -> None:
         self.remove(service.key)
         self.services[service.key] = service
-        self.keys_by_model.setdefault(service.model_name, set()).add(service.key)
+        if _may_claim(service):
+            self._claims.setdefault(service.model_name, set()).add(service.key)
+            holder = self._holders.setdefault(service.model_name, service.key)
+            self._holders[service.model_name] = min(holder, service.key, key=self._age)
 
     def remove(self, key: str) -> None:
-        if (service := self.services.pop(key, None)) is not None:
-            keys = self.keys_by_model[service.model_name]
-            keys.discard(key)
-            if not keys:
-                del self.keys_by_model[service.model_name]
+        service = self.services.get(key)
+        if service is not None and key in (claims := self._claims.get(service.model_name, set())):
+            claims.discard(key)
+            if not claims:
+                del self._claims[service.model_name], self._holders[service.model_name]
+            elif self._holders[service.model_name] == key:
+                self._holders[service.model_name] = min(claims, key=self._age)
+        self.services.pop(key, None)
+
+    def find_model(self, model: str) -> Service | None:
+        """The service that `model` means: its `namespace/name`, or the name that it was the first to serve."""
+        return self.services.get(model) or self.services.get(self._holders.get(model, ""))
+
+    def _age(self, key: str) -> tuple[int, str]:
+        return self.services[key].created_unix, key
+
+
+def _may_claim(service: Service) -> bool:
+    """A name that may be another namespace's `namespace/name` is nobody's on the root."""
+    match = _KEY.fullmatch(service.model_name)
+    return match is None or match[1] == service.namespace
 
 
 class Catalog:

@@ -14,6 +14,11 @@ MAX_LEFT_OUT_SECONDS: Final = 2.0
 PROBE_SECONDS: Final = 4.0
 
 
+def left_out_seconds(failures: int) -> float:
+    """The pause after so many failures in a row."""
+    return min(LEFT_OUT_SECONDS * 2.0 ** min(failures - 1, 10), MAX_LEFT_OUT_SECONDS)
+
+
 @dataclass(slots=True, eq=False)
 class Engine:
     """One engine as this gateway sees it. `load` counts its places that are taken by requests of this gateway."""
@@ -23,9 +28,14 @@ class Engine:
     ready: bool = True
     failures: int = 0  # in a row
     left_out_until: float = 0.0
-    full_for: int | None = None  # the number of the request that it had no room for, until it answers one
+    refusals: int = 0  # in a row, of requests that it had no room for
+    full_until: float = 0.0
     last_chosen: int = 0
     unreachable: bool = False  # the last request that it did not take could not connect in time
+
+    def rank(self, now_seconds: float) -> tuple[bool, int, int]:
+        """The lowest is chosen."""
+        return self.full_until > now_seconds, self.load, self.last_chosen
 
 
 class EnginePool:
@@ -52,15 +62,12 @@ class EnginePool:
     def choose(self, now_seconds: float, but: Collection[Engine] = ()) -> Engine | None:
         """A place on the least loaded engine (of several: the one chosen longest ago), or None if there is no place.
 
-        `but` are engines that this one request does not go to.
+        One that had no room lately comes after all others. `but` are engines that this one request does not go to.
         """
-        best: Engine | None = None
-        for engine in self._engines.values():
-            is_free = engine.load < self.place_limit and engine.left_out_until <= now_seconds
-            if engine.ready and is_free and engine not in but:
-                rank = (engine.load, engine.last_chosen)
-                if best is None or rank < (best.load, best.last_chosen):
-                    best = engine
+        places = [
+            engine for engine in self._engines.values() if self._has_place(engine, now_seconds) and engine not in but
+        ]
+        best = min(places, key=lambda engine: engine.rank(now_seconds), default=None)
         if best is not None:
             self._choices += 1
             best.last_chosen = self._choices
@@ -68,6 +75,9 @@ class EnginePool:
             if best.unreachable:
                 best.left_out_until = now_seconds + PROBE_SECONDS
         return best
+
+    def _has_place(self, engine: Engine, now_seconds: float) -> bool:
+        return engine.ready and engine.load < self.place_limit and engine.left_out_until <= now_seconds
 
     def release(self, engine: Engine) -> None:
         """Gives back one place that `choose` gave."""
@@ -81,23 +91,18 @@ class EnginePool:
         if engine.left_out_until > now_seconds:
             return
         engine.failures += 1
-        pause = min(LEFT_OUT_SECONDS * 2 ** min(engine.failures - 1, 10), MAX_LEFT_OUT_SECONDS)
-        engine.left_out_until = now_seconds + pause
+        engine.left_out_until = now_seconds + left_out_seconds(engine.failures)
 
-    def note_full(self, engine: Engine, number: int, now_seconds: float) -> None:
-        """`engine` has no room for the request `number`, which may want more of it than others do.
-
-        It is left out for all when it refuses a second request without having answered one in between.
-        """
-        if engine.full_for not in (None, number):
-            self.leave_out(engine, now_seconds)
-        engine.full_for = number
+    def note_full(self, engine: Engine, now_seconds: float) -> None:
+        """`engine` had no room for a request. It may have some for others, which want less: they ask it last."""
+        engine.refusals += 1
+        engine.full_until = now_seconds + left_out_seconds(engine.refusals)
 
     def praise(self, engine: Engine) -> None:
         """`engine` answered: its failures are forgotten, and others need not wait for what became of its probe."""
         if engine.unreachable:
             engine.unreachable, engine.left_out_until = False, 0.0
-        engine.failures, engine.full_for = 0, None
+        engine.failures, engine.refusals, engine.full_until = 0, 0, 0.0
 
     def next_return_seconds(self, now_seconds: float) -> float | None:
         """When the first of the engines that are left out is back; None if none is."""

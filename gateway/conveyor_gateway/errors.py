@@ -2,7 +2,6 @@
 
 GatewayError
 ├── InvalidRequest        400  the request cannot be read, or says something that makes no sense
-│   ├── AmbiguousModel    400  several services serve that model name
 │   ├── RequestTooSlow    408  the body did not arrive in time
 │   ├── RequestTooLarge   413  the body is longer than the gateway keeps
 │   ├── EncodedBody       415  a compressed body cannot be routed by the model it names
@@ -41,10 +40,6 @@ class GatewayError(Exception):
 
 class InvalidRequest(GatewayError):
     status = 400
-
-
-class AmbiguousModel(InvalidRequest):
-    pass
 
 
 class RequestTooSlow(InvalidRequest):

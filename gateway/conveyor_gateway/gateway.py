@@ -38,8 +38,8 @@ from conveyor_gateway.record import Record, Recorder
 from conveyor_gateway.relay import Relay, forgive_cancellation
 from conveyor_gateway.routing import Route, find_model
 
-# A request whose engines die is tried on this many: one that kills engines must not kill them all.
-MAX_LOST: Final = 3
+# A request whose engine dies is tried on one more: one that kills engines must not kill them all.
+MAX_LOST: Final = 2
 
 
 class Gateway:

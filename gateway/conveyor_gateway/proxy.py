@@ -39,14 +39,20 @@ _HOP_BY_HOP: Final = frozenset(
         "upgrade",
     ]
 )
-_OWN_REQUEST_HEADERS: Final = _HOP_BY_HOP | {
-    "host",
-    "content-length",
-    "expect",
-    REQUEST_ID_HEADER.lower(),
-    REQUEST_TIMEOUT_HEADER.lower(),
-}
-_OWN_ANSWER_HEADERS: Final = _HOP_BY_HOP | {REQUEST_ID_HEADER.lower()}
+# A client's credentials are no engine's business: its image is a tenant's.
+_CREDENTIALS: Final = {"authorization", "cookie"}
+_OWN_REQUEST_HEADERS: Final = (
+    _HOP_BY_HOP
+    | _CREDENTIALS
+    | {
+        "host",
+        "content-length",
+        "expect",
+        REQUEST_ID_HEADER.lower(),
+        REQUEST_TIMEOUT_HEADER.lower(),
+    }
+)
+_OWN_ANSWER_HEADERS: Final = _HOP_BY_HOP | {REQUEST_ID_HEADER.lower(), "set-cookie"}
 
 
 class EngineRefused(Exception):

@@ -19,12 +19,11 @@ from typing import Final
 from urllib.parse import unquote
 
 from conveyor_api.names import GATEWAY_SERVICE
-from conveyor_gateway.catalog import Directory, Service
-from conveyor_gateway.errors import AmbiguousModel, MethodNotAllowed, Misdirected, NotFound
+from conveyor_gateway.catalog import LABEL, Directory, Service
+from conveyor_gateway.errors import MethodNotAllowed, Misdirected, NotFound
 
-_LABEL: Final = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
-_SERVICE_PATH = re.compile(rf"/({_LABEL})/({_LABEL})(/v1/.*)")
-_SERVICE_HOST = re.compile(rf"({_LABEL})\.({_LABEL})(?:\.svc(?:\..+)?)?")
+_SERVICE_PATH = re.compile(rf"/({LABEL})/({LABEL})(/v1/.*)")
+_SERVICE_HOST = re.compile(rf"({LABEL})\.({LABEL})(?:\.svc(?:\..+)?)?")
 _MODELS: Final = "/v1/models"
 GENERATE_PATHS: Final = ("/v1/completions", "/v1/chat/completions")
 
@@ -102,36 +101,28 @@ def _parse_host(host: str, own: OwnHosts, directory: Directory) -> str | None:
         return _known(f"{match[2]}/{match[1]}", directory)
     if "." in name:
         return None
-    namespaces = sorted(key.partition("/")[0] for key in directory.services if key.endswith(f"/{name}")) or [
-        "<namespace>"
-    ]
-    urls = " or ".join(f"http://{name}.{namespace}/v1" for namespace in namespaces)
-    paths = " or ".join(f"http://<gateway>/{namespace}/{name}/v1" for namespace in namespaces)
-    raise Misdirected(f"the Host {name!r} names no namespace; use {urls}, or {paths}", "host_without_namespace")
+    urls = f"http://{name}.<namespace>/v1, or http://<gateway>/<namespace>/{name}/v1"
+    raise Misdirected(f"the Host {name!r} names no namespace; use {urls}", "host_without_namespace")
 
 
 def _known(service: str, directory: Directory) -> str:
     if service in directory.services:
         return service
     namespace, _, name = service.partition("/")
-    elsewhere = sorted(key for key in directory.services if key.endswith(f"/{name}"))
-    hint = f"; there is {', '.join(elsewhere)}" if elsewhere else "; kubectl get inferenceservices -A lists them"
-    raise NotFound(f"there is no InferenceService {name!r} in namespace {namespace!r}{hint}", "service_not_found")
+    raise NotFound(
+        f"there is no InferenceService {name!r} in namespace {namespace!r}; "
+        f"kubectl get inferenceservices -n {namespace} lists those that are there",
+        "service_not_found",
+    )
 
 
 def find_model(model: str, directory: Directory) -> Service:
-    """The service that `model` means on the root: `namespace/name` always, a served name when one service has it."""
-    if model in directory.services:
-        return directory.services[model]
-    found = sorted(directory.keys_by_model.get(model, ()))
-    if len(found) == 1:
-        return directory.services[found[0]]
-    if found:
-        raise AmbiguousModel(
-            f"the model {model!r} is served by {' and '.join(found)}; write one of these as the model",
-            "ambiguous_model",
-            "model",
-        )
+    """The service that `model` means on the root: `namespace/name` always, a served name that of the oldest service.
+
+    So nobody takes a name that is in use; whoever gives one up by deleting its service gives it to the next oldest.
+    """
+    if (service := directory.find_model(model)) is not None:
+        return service
     raise NotFound(
         f"the model {model[:100]!r} does not exist; GET /v1/models lists the models", "model_not_found", "model"
     )
@@ -139,6 +130,4 @@ def find_model(model: str, directory: Directory) -> Service:
 
 def model_id(service: Service, directory: Directory) -> str:
     """The shortest name under which `find_model` finds `service`."""
-    name = service.model_name
-    shadowed = name in directory.services and name != service.key
-    return service.key if shadowed or len(directory.keys_by_model[name]) > 1 else name
+    return service.model_name if directory.find_model(service.model_name) is service else service.key

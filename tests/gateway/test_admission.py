@@ -171,6 +171,28 @@ async def test_an_engine_that_is_full_for_one_request_takes_others_and_is_not_as
     assert await asyncio.wait_for(large.place(), 5) is engine  # without any event
 
 
+async def test_requests_that_want_too_much_keep_nobody_else_from_the_engine() -> None:
+    queue = make_queue("a:1", max_queued_requests=100, place_limit=100)
+    for _ in range(30):
+        large = queue.admit(FAR)
+        assert large.engine is not None
+        large.note_full()
+        large.give_back()
+    assert queue.queued == 30
+    assert queue.admit(FAR).engine is not None
+
+
+async def test_a_request_that_wants_too_much_is_tried_less_and_less_often() -> None:
+    queue = make_queue("a:1")
+    large = queue.admit(FAR)
+    for pause_seconds in (0.1, 0.2, 0.4):
+        await large.place()
+        refused_at = queue.loop.time()
+        large.note_full()
+        assert large.full_until >= refused_at + pause_seconds
+        large.give_back()
+
+
 async def test_a_request_for_which_an_engine_was_full_goes_to_another_at_once() -> None:
     queue = make_queue("a:1", "b:1", place_limit=5)
     others = [queue.admit(FAR) for _ in range(3)]

@@ -44,7 +44,7 @@ def test_the_model_list_names_each_service_so_that_the_root_finds_it() -> None:
     directory = make_directory(
         make_known_service("a/one", "same"), make_known_service("b/two", "same"), make_known_service("b/three")
     )
-    assert [model["id"] for model in build_model_list(None, directory)["data"]] == ["a/one", "three", "b/two"]
+    assert [model["id"] for model in build_model_list(None, directory)["data"]] == ["same", "three", "b/two"]
     assert [model["id"] for model in build_model_list("a/one", directory)["data"]] == ["same"]
 
 

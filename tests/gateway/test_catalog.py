@@ -118,7 +118,6 @@ def test_a_list_replaces_everything_in_its_namespace_and_nothing_else() -> None:
     assert (changes.catalog.engines("a/old"), changes.catalog.engines("b/other")) == ((), ("10.0.0.1:8000",))
     changes.catalog.services.replace([], "")
     assert changes.catalog.directory.services == {}
-    assert changes.catalog.directory.keys_by_model == {}
 
 
 def test_a_service_that_cannot_be_read_keeps_its_last_readable_state(caplog: pytest.LogCaptureFixture) -> None:
@@ -178,6 +177,7 @@ def test_a_changed_model_name_moves_the_service_in_the_index() -> None:
     changes = Changes()
     changes.catalog.services.put(make_service("qwen", "default"))
     changes.catalog.services.put(make_service("qwen", "default", model={"uri": "hf://org/model", "name": "renamed"}))
-    assert changes.catalog.directory.keys_by_model == {"renamed": {"default/qwen"}}
+    directory = changes.catalog.directory
+    assert (directory.find_model("qwen"), directory.find_model("renamed")) == (None, directory.services["default/qwen"])
     changes.catalog.services.delete(make_service("qwen", "default"))
-    assert changes.catalog.directory.keys_by_model == {}
+    assert directory.find_model("renamed") is None

@@ -99,18 +99,18 @@ def test_many_failures_of_one_moment_count_as_one() -> None:
     assert pool.next_return_seconds(0.0) == LEFT_OUT_SECONDS
 
 
-def test_an_engine_that_is_full_for_one_request_is_left_out_for_all_when_it_is_full_for_another() -> None:
-    pool = make_pool("a:1")
-    engine = pool.choose(0.0)
-    assert engine is not None
-    pool.note_full(engine, 7, 0.0)
-    pool.note_full(engine, 7, 0.0)
-    assert pool.next_return_seconds(0.0) is None
-    pool.praise(engine)
-    pool.note_full(engine, 8, 0.0)
-    assert pool.next_return_seconds(0.0) is None
-    pool.note_full(engine, 9, 0.0)
-    assert pool.next_return_seconds(0.0) == LEFT_OUT_SECONDS
+def test_an_engine_that_had_no_room_is_asked_after_all_others_but_is_never_left_out_for_it() -> None:
+    pool = make_pool("a:1", "b:1", place_limit=2)
+    full = pool.choose(0.0)
+    assert full is not None
+    for _ in range(3):  # requests of any number, by anybody
+        pool.note_full(full, 0.0)
+    pool.release(full)
+    assert [engine is full for engine in (pool.choose(0.1), pool.choose(0.1), pool.choose(0.1))] == [False, False, True]
+    assert pool.next_return_seconds(0.1) is None
+    pool.praise(full)
+    pool.set_ready(["a:1", "b:1"])
+    assert full.rank(0.1) == (False, 1, full.last_chosen)
 
 
 def test_an_engine_that_answers_again_starts_afresh() -> None:

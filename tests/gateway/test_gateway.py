@@ -268,7 +268,7 @@ async def test_the_host_names_the_service_and_a_host_of_one_part_is_misdirected(
         assert (await post(http, url, Host=f"qwen.{stack.cluster.namespace}.svc.cluster.local"))[0] == 200
         status, body, _ = await post(http, url, Host="qwen")
     assert (status, body["error"]["code"]) == (421, "host_without_namespace")
-    assert f"/{stack.cluster.namespace}/qwen/v1" in body["error"]["message"]
+    assert "/<namespace>/qwen/v1" in body["error"]["message"]
 
 
 def make_chunk(text: str) -> bytes:

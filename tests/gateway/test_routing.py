@@ -3,14 +3,14 @@
 import pytest
 from tests.gateway.builders import make_directory, make_known_service
 
-from conveyor_gateway.errors import AmbiguousModel, GatewayError, MethodNotAllowed, Misdirected, NotFound
+from conveyor_gateway.errors import GatewayError, MethodNotAllowed, Misdirected, NotFound
 from conveyor_gateway.routing import Action, OwnHosts, Route, find_model, model_id, parse_route
 
 OWN = OwnHosts("conveyor-system", ("models.example",))
 DIRECTORY = make_directory(
     make_known_service("default/qwen"),
-    make_known_service("team-a/llama", "meta/llama"),
-    make_known_service("team-b/llama", "meta/llama"),
+    make_known_service("team-a/llama", "Meta/Llama", created_unix=7),
+    make_known_service("team-b/llama", "Meta/Llama", created_unix=5),
     make_known_service("team-b/other", "default/qwen"),
 )
 CHAT = "/v1/chat/completions"
@@ -74,9 +74,9 @@ def test_a_route_says_what_to_do(method: str, path: str, expected: Route) -> Non
         ("POST", "/default/qwen/v1/embeddings", "", NotFound, "/v1/chat/completions"),
         ("POST", "/v1/completions/", "", NotFound, "no such path"),
         ("POST", "//v1/completions", "", NotFound, "no such path"),
-        ("POST", "/default/llama/v1/completions", "", NotFound, "there is team-a/llama, team-b/llama"),
-        ("POST", "/default/gone/v1/completions", "", NotFound, "kubectl get inferenceservices"),
-        ("POST", CHAT, "qwen.team-a", NotFound, "there is default/qwen"),
+        ("POST", "/default/llama/v1/completions", "", NotFound, "kubectl get inferenceservices -n default"),
+        ("POST", "/default/gone/v1/completions", "", NotFound, "kubectl get inferenceservices -n default"),
+        ("POST", CHAT, "qwen.team-a", NotFound, "'qwen' in namespace 'team-a'"),
         ("POST", CHAT, "example.com", NotFound, "'example' in namespace 'com'"),
         ("GET", CHAT, "", MethodNotAllowed, "takes POST"),
         ("POST", "/v1/models", "", MethodNotAllowed, "takes GET"),
@@ -91,17 +91,21 @@ def test_what_leads_nowhere_is_refused_with_what_to_do(
     assert words in str(caught.value)
 
 
-def test_a_host_of_one_part_is_misdirected_and_both_urls_are_named() -> None:
+@pytest.mark.parametrize("name", ["qwen", "nobody"])
+def test_a_host_of_one_part_is_misdirected_and_tells_nobodys_namespace(name: str) -> None:
     with pytest.raises(Misdirected) as caught:
-        route(host="qwen:80")
-    assert "http://qwen.default/v1" in str(caught.value)
-    assert "http://<gateway>/default/qwen/v1" in str(caught.value)
+        route(host=f"{name}:80")
+    assert f"http://{name}.<namespace>/v1" in str(caught.value)
+    assert f"http://<gateway>/<namespace>/{name}/v1" in str(caught.value)
+    assert "default" not in str(caught.value)
     assert caught.value.status == 421
 
 
-def test_a_host_of_one_part_that_no_service_has_gets_the_urls_with_a_gap() -> None:
-    with pytest.raises(Misdirected, match=r"http://nobody\.<namespace>/v1"):
-        route(host="nobody")
+def test_a_404_on_one_teams_path_names_no_other_team() -> None:
+    for call in (lambda: route("/default/llama/v1/models", method="GET"), lambda: route(host="llama.default")):
+        with pytest.raises(NotFound) as caught:
+            call()
+        assert "team" not in str(caught.value)
 
 
 def test_the_gateways_name_in_another_namespace_is_a_service() -> None:
@@ -111,16 +115,45 @@ def test_the_gateways_name_in_another_namespace_is_a_service() -> None:
 
 @pytest.mark.parametrize(
     ("model", "key"),
-    [("qwen", "default/qwen"), ("team-a/llama", "team-a/llama"), ("default/qwen", "default/qwen")],
+    [
+        ("qwen", "default/qwen"),
+        ("team-a/llama", "team-a/llama"),
+        ("default/qwen", "default/qwen"),
+        ("Meta/Llama", "team-b/llama"),  # the older one
+    ],
 )
 def test_a_model_is_found_by_its_served_name_or_by_namespace_and_name(model: str, key: str) -> None:
     assert find_model(model, DIRECTORY).key == key
 
 
-def test_a_served_name_of_two_services_is_ambiguous_and_both_are_named() -> None:
-    with pytest.raises(AmbiguousModel, match="team-a/llama and team-b/llama") as caught:
-        find_model("meta/llama", DIRECTORY)
-    assert (caught.value.status, caught.value.param) == (400, "model")
+def test_nobody_takes_a_model_name_that_is_in_use() -> None:
+    directory = make_directory(make_known_service("team-b/llama", "llama-70b", created_unix=5))
+    directory.put(make_known_service("team-a/x", "llama-70b", created_unix=6))
+    directory.put(make_known_service("team-a/same-age", "llama-70b", created_unix=5))
+    assert find_model("llama-70b", directory).key == "team-a/same-age"  # of two of one second the first by name
+    directory.remove("team-a/same-age")
+    assert find_model("llama-70b", directory).key == "team-b/llama"
+    directory.put(make_known_service("team-b/llama", "llama-70b", created_unix=5, max_queued_requests=9))
+    assert find_model("llama-70b", directory).key == "team-b/llama"  # a change of anything else keeps the name
+    directory.put(make_known_service("team-b/llama", "renamed", created_unix=5))
+    assert find_model("llama-70b", directory).key == "team-a/x"
+    directory.remove("team-a/x")
+    with pytest.raises(NotFound):
+        find_model("llama-70b", directory)
+
+
+def test_a_namespace_and_name_is_never_another_namespaces_model() -> None:
+    """Not even while that service is away."""
+    directory = make_directory(
+        make_known_service("team-a/y", "team-b/llama"),
+        make_known_service("team-b/z", "team-b/other"),
+        make_known_service("team-a/hub", "Team-b/Llama-3.1"),  # no namespace has such a name
+    )
+    with pytest.raises(NotFound):
+        find_model("team-b/llama", directory)
+    assert find_model("team-b/other", directory).key == "team-b/z"
+    assert find_model("Team-b/Llama-3.1", directory).key == "team-a/hub"
+    assert model_id(directory.services["team-a/y"], directory) == "team-a/y"
 
 
 def test_an_unknown_model_is_not_found() -> None:
@@ -136,8 +169,8 @@ def test_the_id_that_a_service_is_listed_with_leads_to_it() -> None:
     ids = {service.key: model_id(service, DIRECTORY) for service in DIRECTORY.services.values()}
     assert ids == {
         "default/qwen": "qwen",
-        "team-a/llama": "team-a/llama",  # shared name
-        "team-b/llama": "team-b/llama",
+        "team-a/llama": "team-a/llama",  # an older one has its name
+        "team-b/llama": "Meta/Llama",
         "team-b/other": "team-b/other",  # its name is another service's namespace/name
     }
     assert all(find_model(ids[key], DIRECTORY).key == key for key in ids)
