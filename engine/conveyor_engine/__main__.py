@@ -81,12 +81,17 @@ def _run(flags: argparse.Namespace) -> int:
 def _serve(flags: argparse.Namespace) -> int:
     from uvloop import run
 
+    from conveyor_engine.api.prepare import ServedModel
+    from conveyor_engine.api.prepare_process import Nursery
+    from conveyor_engine.api.sampling_defaults import SamplingDefaults, read_sampling_defaults
     from conveyor_engine.server import serve
     from conveyor_engine.tokenizer import Tokenizer
 
     config = parse_config(vars(flags), os.environ)
     directory = Path(config.model)
-    death = run(serve(config, Tokenizer(directory), config.served_model_name or directory.resolve().name))
+    defaults = read_sampling_defaults(directory) if config.sampling_defaults == "model" else SamplingDefaults()
+    model = ServedModel(config.served_model_name or directory.resolve().name, Tokenizer(directory), defaults)
+    death = run(serve(config, model, Nursery(model)))
     if death is None:
         return 0
     _log.error("event=engine_dead reason=%s message=%s", death.reason, quote(death.message))

@@ -22,7 +22,6 @@ from conveyor_engine.errors import EngineDead, InvalidRequest, Overloaded, Unava
 from conveyor_engine.generation import Generation
 from conveyor_engine.messages import (
     Abort,
-    Add,
     Drain,
     Failed,
     FrameReader,
@@ -38,7 +37,7 @@ from conveyor_engine.messages import (
     encode_frame,
     from_engine_decoder,
 )
-from conveyor_engine.request import EngineRequest, EngineStats, ModelFacts
+from conveyor_engine.request import EngineStats, ModelFacts
 
 HEARTBEAT_LATE_SECONDS = 20.0  # heartbeats come every second, from a thread that needs no device
 STEP_STUCK_SECONDS = 120.0  # no step of a healthy engine takes this long ...
@@ -172,28 +171,23 @@ class AsyncEngine:
             raise Unavailable("the engine has stopped; this server is about to exit")
         if self.state is not State.READY:
             raise Unavailable(f"the engine is {self.state}")
-        limit = self._config.max_num_queued_requests + self._max_num_seqs
-        if num_requests > limit:
-            raise InvalidRequest(
-                f"prompts x n is {num_requests}, more than the {limit} this engine ever takes at once", param="n"
-            )
         # Those that left before the engine took them count too: their prompts lie between the two processes.
         others = max(len(self._generations), self._num_unread) + self._num_held - 1
-        if others + num_requests > limit:
+        if others + num_requests > self.num_requests_max:
             raise Overloaded(f"{others} requests are arriving, waiting or running already; try again later")
 
-    def open_generation(self, requests: list[EngineRequest], timeout_seconds: float) -> Generation:
-        """Hands a place's requests to the engine, all or none. After the timeout they end with DEADLINE in any case.
+    def open_generation(self, request_ids: list[str], add: bytes, timeout_seconds: float) -> Generation:
+        """Hands a place's requests to the engine, all or none; `add` is the frame of their Add.
 
-        Raises Unavailable, Overloaded or InvalidRequest.
+        After the timeout they end with DEADLINE in any case. Raises Unavailable or Overloaded.
         """
-        self.check_admission(len(requests))
-        generation = Generation([r.request_id for r in requests], timeout_seconds, self.abort)
-        for request in requests:
-            self._generations[request.request_id] = generation
+        self.check_admission(len(request_ids))
+        generation = Generation(request_ids, timeout_seconds, self.abort)
+        for request_id in request_ids:
+            self._generations[request_id] = generation
         self.idle.clear()
-        self._num_sent += len(requests)
-        self._send(Add.of(requests))
+        self._num_sent += len(request_ids)
+        self._write(add)
         return generation
 
     def abort(self, request_ids: list[str]) -> None:
@@ -223,15 +217,20 @@ class AsyncEngine:
             self.idle.set()
 
     @property
-    def _max_num_seqs(self) -> int:
-        return self.facts.max_num_seqs if self.facts else self._config.max_num_seqs
+    def num_requests_max(self) -> int:
+        """That may be here at a time."""
+        max_num_seqs = self.facts.max_num_seqs if self.facts else self._config.max_num_seqs
+        return self._config.max_num_queued_requests + max_num_seqs
 
     # --- the socket ---
 
     def _send(self, message: ToEngine) -> None:
+        self._write(encode_frame(message))
+
+    def _write(self, frame: bytes) -> None:
         assert self._writer is not None
         if not self._writer.is_closing():  # else it is dying, and everybody will hear of it
-            self._writer.write(encode_frame(message))
+            self._writer.write(frame)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         """Takes in what the engine says. However that ends, the engine is dead then."""

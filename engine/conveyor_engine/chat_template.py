@@ -4,6 +4,7 @@ The same Jinja sandbox, filters and globals as transformers gives templates (its
 importing transformers, which would bring torch into the API process.
 """
 
+import io
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -29,16 +30,33 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise ModelError(f"the model's chat template is not valid Jinja: {error}") from error
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The prompt that asks for the next assistant message. Raises InvalidRequest if the template refuses."""
+    def render(self, messages: Sequence[Mapping[str, Any]], max_characters: int) -> str:
+        """The prompt that asks for the next assistant message. Raises InvalidRequest if the template refuses.
+
+        A template is a program of the model's author: the caller bounds its time and memory (`prepare_process`).
+        """
+        context = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": True}
+        text = io.StringIO()
         try:
-            return self._template.render(
-                **self._special_tokens, messages=messages, tools=None, documents=None, add_generation_prompt=True
-            )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, IndexError) as error:
+            for piece in self._template.generate({**self._special_tokens, **context}):
+                if text.tell() + len(piece) > max_characters:
+                    break
+                text.write(piece)
+            else:
+                return text.getvalue()
+        except MemoryError:
+            raise
+        except Exception as error:  # whatever a program may fail with
+            what = str(error) if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
             raise InvalidRequest(
-                f"the model's chat template refuses these messages: {error}", param="messages"
+                f"the model's chat template refuses these messages: {what}", param="messages"
             ) from error
+        raise InvalidRequest(
+            f"the model's chat template makes more than {max_characters} characters of these messages, which cannot "
+            "fit into the model's context; shorten them",
+            param="messages",
+            code="context_length_exceeded",
+        )
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

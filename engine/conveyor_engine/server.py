@@ -11,23 +11,21 @@ import logging
 import signal
 import socket
 import time
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import uvicorn
 
 from conveyor_engine.api.app import build_app
 from conveyor_engine.api.connection import Connection
 from conveyor_engine.api.edge import Edge
-from conveyor_engine.api.sampling_defaults import SamplingDefaults, read_sampling_defaults
+from conveyor_engine.api.prepare import ServedModel
+from conveyor_engine.api.prepare_process import Nursery
+from conveyor_engine.api.preparers import Preparers
 from conveyor_engine.async_engine import AsyncEngine, Death
 from conveyor_engine.config import EngineConfig
 from conveyor_engine.errors import ConfigError, Unavailable
 from conveyor_engine.metrics import EngineMetrics
-from conveyor_engine.tokenizer import Tokenizer
 
 _FLUSH_SECONDS = 5.0  # for last words to reach their clients
-_TOKENIZER_THREADS = 2
 _log = logging.getLogger(__name__)
 
 
@@ -39,18 +37,14 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def serve(config: EngineConfig, tokenizer: Tokenizer, model_name: str) -> Death | None:
-    """Runs until a signal (None) or the engine's death. Raises ConfigError if the port cannot be had, or ModelError."""
-    defaults = SamplingDefaults()
-    if config.sampling_defaults == "model":
-        defaults = read_sampling_defaults(Path(config.model))
+async def serve(config: EngineConfig, model: ServedModel, nursery: Nursery) -> Death | None:
+    """Runs until a signal (None) or the engine's death. Raises ConfigError if the port cannot be had."""
     listener = _listen(config.host, config.port)
-    metrics = EngineMetrics(model_name)
+    metrics = EngineMetrics(model.name)
     engine = AsyncEngine(config, metrics.observe_step)
     metrics.num_waiting = lambda: engine.num_waiting
     metrics.facts = lambda: engine.facts
-    threads = ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix="tokenize")
-    edge = Edge(config, model_name, engine, tokenizer, metrics, threads, int(time.time()), defaults)
+    edge = Edge(config, model.name, engine, model.tokenizer, metrics, Preparers(nursery), int(time.time()))
     server = _Server(
         uvicorn.Config(
             build_app(edge), http=Connection, loop="uvloop", lifespan="off", log_config=None, access_log=False,
@@ -58,18 +52,18 @@ async def serve(config: EngineConfig, tokenizer: Tokenizer, model_name: str) -> 
         )
     )  # fmt: skip
     stopping = _catch_signals()
+    await edge.preparers.start()
     await engine.start()
     serving = asyncio.create_task(server.serve([listener]))
     served = asyncio.Event()
     serving.add_done_callback(lambda _: served.set())
-    _log.info("event=listening host=%s port=%d model=%s", config.host, listener.getsockname()[1], model_name)
+    _log.info("event=listening host=%s port=%d model=%s", config.host, listener.getsockname()[1], model.name)
     try:
         await _until_stopped(engine, server, served, stopping, config.drain_timeout_seconds)
         await serving
     finally:
         listener.close()
         await engine.stop()
-        threads.shutdown(wait=False, cancel_futures=True)
     return engine.death
 
 

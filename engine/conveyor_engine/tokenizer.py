@@ -1,7 +1,8 @@
 """Text to token ids and back: the model directory's tokenizer.json, its chat template, and streamed decoding.
 
-Used by the API process, which must stay free of torch: `tokenizers` alone, never transformers. Encoding long text
-takes milliseconds, so `api/` calls it from a thread; decoding is per token and cheap. `detokenizer` adds stop strings.
+Used by the API process and its workers, which must stay free of torch: `tokenizers` alone, never transformers.
+Workers render and encode (`api/prepare_process`); the API process decodes, which is per token and cheap. `detokenizer`
+adds stop strings.
 """
 
 import json
@@ -14,7 +15,9 @@ from tokenizers import Tokenizer as _FastTokenizer
 from conveyor_engine.chat_template import ChatTemplate
 from conveyor_engine.errors import InvalidRequest, ModelError
 
-_PROMPT_TAIL_TOKENS = 6  # enough left context for a decoder to tell whether a space or a byte continues
+_CHARACTERS_PER_TOKEN = 4  # about as many as natural language has
+_CUT_TOKENS_MAX = 100  # ample for what a beginning has in tokens, being cut anywhere, that the whole has not
+PROMPT_TAIL_TOKENS = 6  # enough left context for a decoder to tell whether a space or a byte continues
 _UNFINISHED_TOKENS_MAX = 3  # a character has at most four bytes, and each token of it at least one
 _REPLACEMENT = "\ufffd"  # what bytes that are no text, or not yet, decode to
 
@@ -53,26 +56,32 @@ class Tokenizer:
     def encode(
         self, text: str, max_tokens: int, *, add_special_tokens: bool = True, param: str = "prompt"
     ) -> list[int]:
-        """Token ids. Raises InvalidRequest without tokenizing if the text cannot fit into `max_tokens` tokens.
+        """Token ids. Raises InvalidRequest if a beginning of the text does not fit into `max_tokens` tokens already:
 
-        `param` is the field that the text came in.
+        tokenizing takes 100 bytes and more per character. `param` is the field that the text came in.
         """
         at_least = len(text) // self._longest_token
         if at_least > max_tokens:
             raise too_long(f"at least {at_least}", max_tokens, param)
-        # A batch of one: unlike `encode`, it lets other threads run meanwhile.
-        return self._fast.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        for length in (_CHARACTERS_PER_TOKEN * max_tokens, _CHARACTERS_PER_TOKEN**2 * max_tokens):
+            if length < len(text) and len(self._encode(text[:length])) > max_tokens + _CUT_TOKENS_MAX:
+                raise too_long(f"more than {max_tokens}", max_tokens, param)
+        return self._encode(text, add_special_tokens=add_special_tokens)
+
+    def _encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        ids: list[int] = self._fast.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        return ids
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], max_tokens: int) -> list[int]:
         """Ids of the rendered chat; the template writes the special tokens itself. Raises InvalidRequest."""
         if self._chat_template is None:
             raise InvalidRequest("this model has no chat template; use /v1/completions", param="messages")
-        text = self._chat_template.render(messages)
+        text = self._chat_template.render(messages, max_tokens * self._longest_token)
         return self.encode(text, max_tokens, add_special_tokens=False, param="messages")
 
     def decode_stream(self, prompt_token_ids: Sequence[int]) -> "TextStream":
         """A decoder of what follows this prompt."""
-        return TextStream(self._fast, prompt_token_ids[-_PROMPT_TAIL_TOKENS:])
+        return TextStream(self._fast, prompt_token_ids[-PROMPT_TAIL_TOKENS:])
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that the token stands for, wherever it stands; a special token's name; b"" for an unknown id."""

@@ -13,8 +13,9 @@ from tests.engine.builders import make_facts, make_request
 from conveyor_engine.async_engine import STEP_STUCK_SECONDS, AsyncEngine, State
 from conveyor_engine.config import EngineConfig
 from conveyor_engine.errors import EngineDead, Overloaded, Unavailable
-from conveyor_engine.messages import Drain, Heartbeat, Ready, Step
-from conveyor_engine.request import EngineStats
+from conveyor_engine.generation import Generation
+from conveyor_engine.messages import Add, Drain, Heartbeat, Ready, Step, encode_frame
+from conveyor_engine.request import EngineRequest, EngineStats
 
 
 @asynccontextmanager
@@ -31,6 +32,10 @@ async def running(
         await engine.stop()
 
 
+def open_generation(engine: AsyncEngine, request: EngineRequest) -> Generation:
+    return engine.open_generation([request.request_id], encode_frame(Add.of([request])), 100)
+
+
 async def test_an_engine_that_is_not_understood_is_dead_and_its_requests_hear_it(chat_model: Path) -> None:
     def fail(_: Step) -> None:
         raise ValueError("who could have known")
@@ -39,7 +44,7 @@ async def test_an_engine_that_is_not_understood_is_dead_and_its_requests_hear_it
         while engine.state is State.STARTING:  # noqa: ASYNC110  a state has no event
             await asyncio.sleep(0.05)
         with engine.hold_place():
-            generation = engine.open_generation([make_request(max_tokens=1000)], 100)
+            generation = open_generation(engine, make_request(max_tokens=1000))
         async with generation:
             with pytest.raises(EngineDead, match="who could have known"):
                 _ = [batch async for batch in generation.batches()]
@@ -67,7 +72,7 @@ async def test_a_request_that_leaves_keeps_its_place_until_the_engine_has_taken_
         _, engine._writer = await asyncio.open_connection(sock=ours)
         for name in ("a", "b"):
             with engine.hold_place():
-                generation = engine.open_generation([make_request(name)], 100)
+                generation = open_generation(engine, make_request(name))
             async with generation:
                 pass
         assert engine.num_open == 0

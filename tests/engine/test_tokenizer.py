@@ -1,4 +1,3 @@
-import asyncio
 import json
 import subprocess
 import sys
@@ -32,16 +31,6 @@ def tokenizer(directory: Path) -> Tokenizer:
 def streamed(tokenizer: Tokenizer, ids: list[int], prompt: list[int] | None = None) -> str:
     stream = tokenizer.decode_stream(prompt or [])
     return "".join(stream.push(i) for i in ids)
-
-
-async def test_a_long_text_in_a_thread_leaves_the_others_their_turns(tokenizer: Tokenizer) -> None:
-    encoding = asyncio.create_task(asyncio.to_thread(tokenizer.encode, "the fox " * 100_000, 10**6))
-    turns = 0
-    while not encoding.done():
-        await asyncio.sleep(0.001)
-        turns += 1
-    assert len(await encoding) > 100_000
-    assert turns > 20
 
 
 def test_ids_are_those_of_transformers(directory: Path, tokenizer: Tokenizer) -> None:
@@ -122,6 +111,13 @@ def test_tokens_have_their_bytes(tokenizer: Tokenizer, tmp_path: Path) -> None:
 def test_a_text_far_too_long_is_refused_before_it_is_tokenized(tokenizer: Tokenizer) -> None:
     with pytest.raises(InvalidRequest, match="at least") as caught:
         tokenizer.encode("x" * 10**6, 100)
+    assert caught.value.code == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("text", ["the fox " * 12_500, "q" * 100_000], ids=["words", "one word"])
+def test_a_text_too_long_is_refused_by_its_beginning(tokenizer: Tokenizer, text: str) -> None:
+    with pytest.raises(InvalidRequest, match="more than 5000") as caught:
+        tokenizer.encode(text, 5000)
     assert caught.value.code == "context_length_exceeded"
 
 

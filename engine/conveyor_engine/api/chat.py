@@ -10,8 +10,7 @@ from conveyor_engine.api.choice import Delta
 from conveyor_engine.api.edge import Edge
 from conveyor_engine.api.generated import GeneratedResponse, Usage, generate
 from conveyor_engine.api.logprobs import ChatLogprobs, chat_logprobs
-from conveyor_engine.api.prepare import Prepared, model_facts, parse_body, prepare
-from conveyor_engine.api.schemas import ChatRequest
+from conveyor_engine.api.prepare import Prepared
 
 
 class DeltaMessage(msgspec.Struct, omit_defaults=True):
@@ -72,9 +71,9 @@ class ChatCompletion(msgspec.Struct):
 class ChatFormat:
     """Answers as chat completions."""
 
-    def __init__(self, edge: Edge, prepared: Prepared, *, with_logprobs: bool) -> None:
+    def __init__(self, edge: Edge, prepared: Prepared) -> None:
         self._edge = edge
-        self._with_logprobs = with_logprobs
+        self._with_logprobs = prepared.top_logprobs is not None
         self._id = prepared.id
         self._created = int(time.time())
         self._no_usage = None if prepared.include_usage else UNSET
@@ -108,15 +107,4 @@ class ChatFormat:
 
 async def create_chat_completion(request: Request) -> GeneratedResponse:
     """Answers the conversation, `n` times."""
-    return await generate(request, _prepare)
-
-
-def _prepare(edge: Edge, body: bytes, arrival: float) -> tuple[Prepared, ChatFormat]:
-    fields = parse_body(edge, ChatRequest, body)
-    messages = [message.for_template() for message in fields.messages]
-    prompt = edge.tokenizer.encode_chat(messages, model_facts(edge).max_model_len)
-    prepared = prepare(
-        edge, fields, [prompt], max_tokens=fields.max_completion_tokens or fields.max_tokens,
-        top_logprobs=fields.top_logprobs_wanted(), arrival=arrival, id_prefix="chatcmpl",
-    )  # fmt: skip
-    return prepared, ChatFormat(edge, prepared, with_logprobs=bool(fields.logprobs))
+    return await generate(request, "chat", ChatFormat)

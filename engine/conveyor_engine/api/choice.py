@@ -6,10 +6,11 @@ Used by `generated`, one per engine request. Knows neither HTTP nor the JSON it 
 import time
 from dataclasses import dataclass, field
 
+from conveyor_engine.api.prepare import PreparedChoice
 from conveyor_engine.detokenizer import Detokenizer, Piece
 from conveyor_engine.errors import DeadlineExceeded, GenerationFailed
 from conveyor_engine.metrics import EngineMetrics
-from conveyor_engine.request import EngineRequest, FinishReason, RequestOutput, TokenLogprobs
+from conveyor_engine.request import FinishReason, RequestOutput, TokenLogprobs
 from conveyor_engine.stop_strings import StopStrings
 from conveyor_engine.tokenizer import Tokenizer
 
@@ -37,15 +38,14 @@ class Choice:
     """Invariant: the deltas' texts put together are the choice's text; exactly the last one has a finish reason."""
 
     def __init__(
-        self, index: int, request: EngineRequest, stop: StopStrings, tokenizer: Tokenizer, metrics: EngineMetrics
+        self, index: int, request: PreparedChoice, stop: StopStrings, tokenizer: Tokenizer, metrics: EngineMetrics
     ) -> None:
-        params = request.sampling_params
         self.index = index
         self.request_id = request.request_id
         self.finish_reason: str | None = None
         self.num_tokens = 0  # generated, an end-of-sequence token included
         self.num_cached_tokens = 0
-        self._detokenizer = Detokenizer(tokenizer, request.prompt_token_ids, stop, params.min_tokens)
+        self._detokenizer = Detokenizer(tokenizer, request.prompt_tail, stop, request.min_tokens)
         self._logprobs: list[TokenLogprobs] = []  # of the tokens not shown yet
         self._clock = _Clock(metrics, request.arrival_time)
 

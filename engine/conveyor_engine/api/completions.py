@@ -10,10 +10,7 @@ from conveyor_engine.api.choice import Delta
 from conveyor_engine.api.edge import Edge
 from conveyor_engine.api.generated import GeneratedResponse, Usage, generate
 from conveyor_engine.api.logprobs import CompletionLogprobs, completion_logprobs
-from conveyor_engine.api.prepare import Prepared, model_facts, parse_body, prepare
-from conveyor_engine.api.schemas import CompletionRequest
-
-MAX_TOKENS_DEFAULT = 16  # OpenAI's
+from conveyor_engine.api.prepare import Prepared
 
 
 class CompletionChoice(msgspec.Struct):
@@ -39,9 +36,9 @@ class Completion(msgspec.Struct):
 class CompletionFormat:
     """Answers as completions."""
 
-    def __init__(self, edge: Edge, prepared: Prepared, num_top: int | None) -> None:
+    def __init__(self, edge: Edge, prepared: Prepared) -> None:
         self._edge = edge
-        self._num_top = num_top
+        self._num_top = prepared.top_logprobs
         self._id = prepared.id
         self._created = int(time.time())
         self._no_usage = None if prepared.include_usage else UNSET
@@ -71,16 +68,4 @@ class CompletionFormat:
 
 async def create_completion(request: Request) -> GeneratedResponse:
     """Continues each prompt, `n` times."""
-    return await generate(request, _prepare)
-
-
-def _prepare(edge: Edge, body: bytes, arrival: float) -> tuple[Prepared, CompletionFormat]:
-    fields = parse_body(edge, CompletionRequest, body)
-    longest = model_facts(edge).max_model_len
-    edge.engine.check_admission(len(fields.prompt) * fields.choices_per_prompt())
-    prompts = [edge.tokenizer.encode(p, longest) if isinstance(p, str) else p for p in fields.prompt]
-    prepared = prepare(
-        edge, fields, prompts, max_tokens=fields.max_tokens or MAX_TOKENS_DEFAULT, top_logprobs=fields.logprobs,
-        arrival=arrival, id_prefix="cmpl",
-    )  # fmt: skip
-    return prepared, CompletionFormat(edge, prepared, fields.logprobs)
+    return await generate(request, "completion", CompletionFormat)

@@ -2,16 +2,16 @@
 
 import asyncio
 import math
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from starlette.requests import ClientDisconnect, Request
 
-from conveyor_engine.api.sampling_defaults import SamplingDefaults
+from conveyor_engine.api.preparers import Preparers
 from conveyor_engine.async_engine import AsyncEngine
 from conveyor_engine.config import EngineConfig
-from conveyor_engine.errors import BodyTooLarge, BodyTooSlow, EncodedBody, InvalidRequest, UnknownModel
+from conveyor_engine.errors import BodyTooLarge, BodyTooSlow, EncodedBody, InvalidRequest, Unavailable
 from conveyor_engine.metrics import EngineMetrics
+from conveyor_engine.request import ModelFacts
 from conveyor_engine.tokenizer import Tokenizer
 
 BODY_BYTES_PER_TOKEN = 32  # of the context: ample for ids and for text in any script, even escaped
@@ -27,11 +27,10 @@ class Edge:
     config: EngineConfig
     model_name: str  # what requests call it
     engine: AsyncEngine
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer  # for decoding
     metrics: EngineMetrics
-    threads: ThreadPoolExecutor  # validation and tokenizing, off the event loop
+    preparers: Preparers  # validation and tokenizing, in processes of their own
     created: int  # Unix seconds
-    sampling_defaults: SamplingDefaults
 
 
 def edge_of(request: Request) -> Edge:
@@ -40,10 +39,11 @@ def edge_of(request: Request) -> Edge:
     return edge
 
 
-def check_model(edge: Edge, name: str) -> None:
-    """Raises UnknownModel if requests call this engine's model otherwise."""
-    if name != edge.model_name:
-        raise UnknownModel(f"the model {name!r} is not served here; {edge.model_name!r} is", param="model")
+def model_facts(edge: Edge) -> ModelFacts:
+    """What is known since the model was loaded. Raises Unavailable before that."""
+    if edge.engine.facts is None:
+        raise Unavailable("the engine is starting")
+    return edge.engine.facts
 
 
 def body_bytes_max(max_model_len: int) -> int:

@@ -18,10 +18,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from conveyor_engine.api.choice import Choice, Delta
-from conveyor_engine.api.edge import Edge, body_bytes_max, edge_of, read_body, timeout_seconds
+from conveyor_engine.api.edge import Edge, body_bytes_max, edge_of, model_facts, read_body, timeout_seconds
 from conveyor_engine.api.failures import failure_body
-from conveyor_engine.api.prepare import Prepared, model_facts
-from conveyor_engine.errors import ConveyorEngineError
+from conveyor_engine.api.prepare import Job, Kind, Prepared
+from conveyor_engine.errors import ConveyorEngineError, DeadlineExceeded
 from conveyor_engine.generation import Generation
 from conveyor_engine.request import RequestOutput
 from conveyor_engine.stop_strings import StopStrings
@@ -59,22 +59,24 @@ class Format(Protocol):
 
 
 async def generate(
-    request: Request, prepare: Callable[[Edge, bytes, float], tuple[Prepared, Format]]
+    request: Request, kind: Kind, make_format: Callable[[Edge, Prepared], Format]
 ) -> "GeneratedResponse":
-    """Hands the request to the engine. `prepare` gets the body and time.monotonic() at its arrival, in a thread.
-
-    From before its body is read the request holds a place: so many bodies at most are here at a time. Its time runs
-    from then on too.
-    """
+    """Hands the request to the engine. From its head on its time runs; from the end of its body on it holds a place."""
     arrival = time.monotonic()
     edge = edge_of(request)
+    facts = model_facts(edge)
     timeout = timeout_seconds(request, edge.config.request_timeout_seconds)
+    body = await read_body(request, body_bytes_max(facts.max_model_len))
     with edge.engine.hold_place():
-        body = await read_body(request, body_bytes_max(model_facts(edge).max_model_len))
-        work = asyncio.get_running_loop().run_in_executor(edge.threads, prepare, edge, body, arrival)
-        prepared, answer_format = await work
-        generation = edge.engine.open_generation(prepared.requests, arrival + timeout - time.monotonic())
-    return GeneratedResponse(edge, prepared, answer_format, generation)
+        job = Job(kind, facts, edge.engine.num_requests_max, arrival, body)
+        try:
+            async with asyncio.timeout(arrival + timeout - time.monotonic()):
+                prepared = await edge.preparers.prepare(job)
+        except TimeoutError:
+            raise DeadlineExceeded("the request's time ran out before its prompt was tokenized") from None
+        request_ids = [choice.request_id for choice in prepared.choices]
+        generation = edge.engine.open_generation(request_ids, prepared.add, arrival + timeout - time.monotonic())
+    return GeneratedResponse(edge, prepared, make_format(edge, prepared), generation)
 
 
 class GeneratedResponse(Response):
@@ -88,8 +90,7 @@ class GeneratedResponse(Response):
         self._generation = generation
         stop = StopStrings(prepared.stop)
         self._choices = [
-            Choice(index, request, stop, edge.tokenizer, edge.metrics)
-            for index, request in enumerate(prepared.requests)
+            Choice(index, choice, stop, edge.tokenizer, edge.metrics) for index, choice in enumerate(prepared.choices)
         ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -115,8 +116,8 @@ class GeneratedResponse(Response):
                     await task
 
     async def _answer(self, send: Send) -> None:
-        for request in self._prepared.requests:
-            self._edge.metrics.observe_prompt(len(request.prompt_token_ids), request.sampling_params.max_tokens)
+        for choice in self._prepared.choices:
+            self._edge.metrics.observe_prompt(choice.num_prompt_tokens, choice.max_tokens)
         deltas = self._deltas(self._generation.batches())
         if self._prepared.stream:
             await self._send_stream(deltas, send)
@@ -184,7 +185,7 @@ class GeneratedResponse(Response):
     def _usage_so_far(self, delta: Delta) -> Usage | None:
         if not self._prepared.continuous_usage:
             return None
-        prompt_tokens = len(self._prepared.requests[delta.choice].prompt_token_ids)
+        prompt_tokens = self._prepared.choices[delta.choice].num_prompt_tokens
         return _count(prompt_tokens, delta.num_tokens, self._choices[delta.choice].num_cached_tokens)
 
 

@@ -1,77 +1,134 @@
-"""From a request's bytes to engine requests: validate, tokenize, check against the model. Runs in a thread.
+"""From a request's bytes to engine requests: validate, tokenize, check against the model.
 
-Used by `completions` and `chat`, which differ only in how they get the prompts. No I/O, no asyncio.
+Runs in the workers of `prepare_process`. No I/O, no asyncio.
 """
 
 import uuid
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 from pydantic import ValidationError
 
-from conveyor_engine.api.edge import Edge, check_model
 from conveyor_engine.api.failures import invalid_request
 from conveyor_engine.api.sampling_defaults import SamplingDefaults
-from conveyor_engine.api.schemas import SamplingFields
-from conveyor_engine.errors import InvalidRequest, Unavailable
+from conveyor_engine.api.schemas import ChatRequest, CompletionRequest, SamplingFields
+from conveyor_engine.errors import InvalidRequest, UnknownModel
+from conveyor_engine.messages import Add, encode_frame
 from conveyor_engine.request import EngineRequest, ModelFacts, SamplingParams
-from conveyor_engine.tokenizer import too_long
+from conveyor_engine.tokenizer import PROMPT_TAIL_TOKENS, Tokenizer, too_long
 
 Fields = TypeVar("Fields", bound=SamplingFields)
 
 
+Kind = Literal["completion", "chat"]
+COMPLETION_MAX_TOKENS = 16  # OpenAI's default
+
+
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """An admissible request. `requests` holds prompt 0's choices, then prompt 1's, and so on."""
+class ServedModel:
+    """What a request is checked against."""
+
+    name: str  # what requests call it
+    tokenizer: Tokenizer
+    sampling_defaults: SamplingDefaults
+
+
+class Job(msgspec.Struct, array_like=True):
+    """One body, and what else it is checked against."""
+
+    kind: Kind
+    facts: ModelFacts
+    num_requests_max: int  # that the engine ever takes at once
+    arrival_time: float
+    body: bytes
+
+
+class PreparedChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """What is needed of an engine request to show its answer."""
+
+    request_id: str
+    arrival_time: float
+    num_prompt_tokens: int
+    prompt_tail: list[int]  # its last tokens
+    max_tokens: int
+    min_tokens: int
+
+
+class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """An admissible request. `choices` holds prompt 0's, then prompt 1's, and so on."""
 
     id: str
     stream: bool
     include_usage: bool  # at the end of a stream ...
     continuous_usage: bool  # ... and in each of its chunks
     stop: tuple[str, ...]
-    requests: list[EngineRequest]
+    top_logprobs: int | None  # alternatives per token; None = no log probabilities at all
+    choices: list[PreparedChoice]
     choices_per_prompt: int
     num_prompt_tokens: int  # each prompt once
+    add: bytes  # the message for the engine, encoded: the API process never handles the tokens
 
 
-def parse_body(edge: Edge, schema: type[Fields], body: bytes) -> Fields:
-    """The validated fields. Raises InvalidRequest or UnknownModel."""
+def prepare(model: ServedModel, job: Job) -> Prepared:
+    """Raises InvalidRequest or UnknownModel."""
+    return _prepare_chat(model, job) if job.kind == "chat" else _prepare_completion(model, job)
+
+
+def _prepare_completion(model: ServedModel, job: Job) -> Prepared:
+    fields = _parse_body(model, CompletionRequest, job.body)
+    num_requests = len(fields.prompt) * fields.choices_per_prompt()
+    if num_requests > job.num_requests_max:
+        most = f"more than the {job.num_requests_max} this engine ever takes at once"
+        raise InvalidRequest(f"prompts x n is {num_requests}, {most}", param="n")
+    longest = job.facts.max_model_len
+    prompts = [model.tokenizer.encode(p, longest) if isinstance(p, str) else p for p in fields.prompt]
+    max_tokens = fields.max_tokens or COMPLETION_MAX_TOKENS
+    return _prepared(model, fields, prompts, max_tokens, fields.logprobs, job, "cmpl")
+
+
+def _prepare_chat(model: ServedModel, job: Job) -> Prepared:
+    fields = _parse_body(model, ChatRequest, job.body)
+    messages = [message.for_template() for message in fields.messages]
+    prompt = model.tokenizer.encode_chat(messages, job.facts.max_model_len)
+    max_tokens = fields.max_completion_tokens or fields.max_tokens
+    return _prepared(model, fields, [prompt], max_tokens, fields.top_logprobs_wanted(), job, "chatcmpl")
+
+
+def _parse_body(model: ServedModel, schema: type[Fields], body: bytes) -> Fields:
     try:
         fields = schema.model_validate_json(body)
     except ValidationError as error:
         raise invalid_request(error) from None
     if fields.model is not None:
-        check_model(edge, fields.model)
+        check_model(model.name, fields.model)
     return fields
 
 
-def model_facts(edge: Edge) -> ModelFacts:
-    """What is known since the model was loaded. Raises Unavailable before that."""
-    if edge.engine.facts is None:
-        raise Unavailable("the engine is starting")
-    return edge.engine.facts
+def check_model(served: str, asked: str) -> None:
+    """Raises UnknownModel if requests call this engine's model otherwise."""
+    if asked != served:
+        raise UnknownModel(f"the model {asked[:200]!r} is not served here; {served!r} is", param="model")
 
 
-def prepare(
-    edge: Edge, fields: SamplingFields, prompts: list[list[int]], *, max_tokens: int | None, top_logprobs: int | None,
-    arrival: float, id_prefix: str,
+def _prepared(
+    model: ServedModel, fields: SamplingFields, prompts: list[list[int]], max_tokens: int | None,
+    top_logprobs: int | None, job: Job, id_prefix: str,
 ) -> Prepared:  # fmt: skip
     """Engine requests for every prompt and choice; `max_tokens` None = what the context leaves. InvalidRequest."""
-    facts = model_facts(edge)
     request_id = f"{id_prefix}-{uuid.uuid4().hex}"
     include_usage, continuous_usage = fields.stream_options.usage_wanted() if fields.stream_options else (False, False)
     requests: list[EngineRequest] = []
     for prompt in prompts:
-        params = _sampling_params(fields, edge.sampling_defaults, facts, len(prompt), max_tokens, top_logprobs)
-        _check_prompt(fields, prompt, params, facts)
+        params = _sampling_params(fields, model.sampling_defaults, job.facts, len(prompt), max_tokens, top_logprobs)
+        _check_prompt(fields, prompt, params, job.facts)
         for choice in range(fields.choices_per_prompt()):
             requests.append(
                 EngineRequest(
                     request_id=f"{request_id}-{len(requests)}",
                     prompt_token_ids=prompt,
                     sampling_params=_for_choice(params, choice),
-                    arrival_time=arrival,
+                    arrival_time=job.arrival_time,
                 )
             )
     return Prepared(
@@ -80,9 +137,22 @@ def prepare(
         include_usage=include_usage,
         continuous_usage=continuous_usage,
         stop=fields.stop,
-        requests=requests,
+        top_logprobs=top_logprobs,
+        choices=[_choice(request) for request in requests],
         choices_per_prompt=fields.choices_per_prompt(),
         num_prompt_tokens=sum(map(len, prompts)),
+        add=encode_frame(Add.of(requests)),
+    )
+
+
+def _choice(request: EngineRequest) -> PreparedChoice:
+    return PreparedChoice(
+        request_id=request.request_id,
+        arrival_time=request.arrival_time,
+        num_prompt_tokens=len(request.prompt_token_ids),
+        prompt_tail=request.prompt_token_ids[-PROMPT_TAIL_TOKENS:],
+        max_tokens=request.sampling_params.max_tokens,
+        min_tokens=request.sampling_params.min_tokens,
     )
 
 

@@ -5,7 +5,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from conveyor_engine import __version__
-from conveyor_engine.api.edge import Edge, check_model, edge_of
+from conveyor_engine.api.edge import Edge, edge_of
+from conveyor_engine.api.prepare import check_model
 from conveyor_engine.async_engine import State
 
 
@@ -21,7 +22,7 @@ async def list_models(request: Request) -> Response:
 async def get_model(request: Request) -> Response:
     """GET /v1/models/{id}; ids may contain slashes. Raises UnknownModel."""
     edge = edge_of(request)
-    check_model(edge, request.path_params["model"])
+    check_model(edge.model_name, request.path_params["model"])
     return _json(_model(edge))
 
 

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from conveyor_engine.api.choice import Choice
+from conveyor_engine.api.prepare import PreparedChoice
 from conveyor_engine.metrics import EngineMetrics
-from conveyor_engine.request import EngineRequest, FinishReason, RequestOutput, SamplingParams
+from conveyor_engine.request import FinishReason, RequestOutput
 from conveyor_engine.stop_strings import StopStrings
 from conveyor_engine.tokenizer import Tokenizer
 
@@ -16,7 +17,9 @@ def test_tokens_are_counted_up_to_the_one_that_completes_a_stop_string(chat_mode
     """Static batching gives a whole answer at once, with what the model went on to say after the stop string."""
     tokenizer = Tokenizer(chat_model)
     ids = [tokenizer.encode(character, 100)[0] for character in "one END two three"]
-    request = EngineRequest(request_id="a", prompt_token_ids=[5], sampling_params=SamplingParams())
+    request = PreparedChoice(
+        request_id="a", arrival_time=0.0, num_prompt_tokens=1, prompt_tail=[5], max_tokens=100, min_tokens=0
+    )
     choice = Choice(0, request, StopStrings(["END"]), tokenizer, EngineMetrics("tiny"))
     text = ""
     while choice.finish_reason is None:

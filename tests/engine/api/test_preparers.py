@@ -1,0 +1,99 @@
+"""Bodies that cost much, against a real server: they are refused, and everybody else goes on."""
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from tests.engine.chat_model import CHAT_TEMPLATE, write_chat_model
+from tests.engine.processes import EngineServer, wait_until
+
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+HOSTILE = {
+    "loop": "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}",
+    "grow": "{% for a in range(100000) %}{{ 'x' * 100000 }}{% endfor %}",
+    "explode": "{{ 'x' * 100000000000 }}",
+    "explode slowly": "{% set ns = namespace(s='x') %}{% for a in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
+    "hang in one operation": "{% set n = messages | length + 8 %}{{ n ** (n ** n) }}",
+    "divide by zero": "{{ 1 / 0 }}",
+    "recurse": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+}
+
+
+def say(text: str) -> dict[str, object]:
+    return {"messages": [{"role": "user", "content": text}], "max_tokens": 1}
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
+    """A server whose model's template does something bad when it is told to."""
+    folder = tmp_path_factory.mktemp("hostile")
+    model = write_chat_model(folder / "model")
+    ifs = "".join(
+        f"{{% if messages[0].content == '{name}' %}}{source}{{% endif %}}" for name, source in HOSTILE.items()
+    )
+    (model / "chat_template.jinja").write_text(ifs + CHAT_TEMPLATE)
+    with EngineServer(folder / "server", model, max_num_queued_requests=100) as server:
+        yield server.wait_ready()
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_template_is_refused_with_a_reason_and_the_next_chat_goes_on(
+    hostile: EngineServer, name: str
+) -> None:
+    answer = hostile.post(CHAT, say(name))
+    assert answer.status_code == 400, answer.text
+    assert "template" in answer.json()["error"]["message"]
+    assert hostile.post(CHAT, say("hello")).status_code == 200
+
+
+def test_looping_templates_leave_completions_and_probes_alone(hostile: EngineServer) -> None:
+    with ThreadPoolExecutor(6) as threads:
+        looping = [threads.submit(hostile.post, CHAT, say("loop")) for _ in range(6)]
+        answered = [hostile.post(COMPLETION, {"prompt": "a", "max_tokens": 1}).status_code, hostile.load()["running"]]
+        assert not all(future.done() for future in looping)
+        assert answered == [200, 0]
+        assert {future.result().status_code for future in looping} == {400}
+
+
+def test_a_request_waits_for_a_worker_no_longer_than_its_own_time(hostile: EngineServer) -> None:
+    with ThreadPoolExecutor(6) as threads:
+        looping = [threads.submit(hostile.post, CHAT, say("loop")) for _ in range(6)]
+        timed = hostile.post(CHAT, say("loop"), **{"X-Request-Timeout-Seconds": "0.5"})
+        assert timed.status_code == 504
+        assert {future.result().status_code for future in looping} == {400}
+
+
+def test_four_mebibytes_of_wrong_messages_leave_the_others_their_turns(hostile: EngineServer) -> None:
+    body = b'{"messages":[' + b",".join([b"1"] * 500_000) + b"]}"
+    with ThreadPoolExecutor(4) as threads:
+        wrong = [threads.submit(hostile.post, CHAT, body) for _ in range(4)]
+        assert hostile.post(CHAT, say("hello")).status_code == 200
+        assert {future.result().status_code for future in wrong} == {400}
+
+
+def test_a_worker_that_is_killed_is_replaced(hostile: EngineServer) -> None:
+    workers = children(children(hostile.process.pid)[0])
+    for pid in workers:
+        os.kill(pid, 9)
+    answers = [hostile.post(CHAT, say("hello")).status_code for _ in range(2 * len(workers))]
+    assert answers[-1] == 200
+    wait_until(lambda: len(children(children(hostile.process.pid)[0])) == len(workers), "new workers", hostile)
+
+
+def test_workers_end_with_their_server(hostile: EngineServer, tmp_path: Path) -> None:
+    with EngineServer(tmp_path, hostile_model(hostile)) as server:
+        nursery = wait_until(lambda: server.log and children(server.process.pid), "a nursery", server)[0]
+        workers = wait_until(lambda: len(found := children(nursery)) == 3 and found, "workers", server)
+        server.process.kill()
+        server.process.wait()
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in (nursery, *workers)), "the end of all")
+
+
+def children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def hostile_model(server: EngineServer) -> Path:
+    return server.log_path.parent.parent / "model"
