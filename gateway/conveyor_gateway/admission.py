@@ -10,7 +10,7 @@ event loop, so nothing here locks; each method leaves queue and engines consiste
 """
 
 import asyncio
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -152,7 +152,7 @@ class ServiceQueue:
         self._closed_by: GatewayError | None = None
         self._wake_up: asyncio.TimerHandle | None = None
         self._admitted = 0
-        self.dispatched = 0
+        self._dispatched: set[Ticket] = set()
         self.configure(limits)
 
     @property
@@ -160,15 +160,26 @@ class ServiceQueue:
         return len(self._waiting)
 
     @property
+    def dispatched(self) -> int:
+        return len(self._dispatched)
+
+    @property
     def num_engines(self) -> int:
         return self.pool.num_ready
 
     def count_waiting_beyond(self, window_seconds: float) -> int:
         """Queued requests that were admitted more than `window_seconds` ago; a window of 0 counts all."""
-        if window_seconds <= 0:
-            return self.queued
         before = self.loop.time() - window_seconds
         return sum(ticket.admitted_at <= before for ticket in self._waiting)
+
+    def count_dispatched_beyond(self, window_seconds: float) -> dict[str, int]:
+        """By engine's address, its requests that were admitted more than `window_seconds` ago; not if there are none.
+
+        One that is younger may only wait for others to come into its batch.
+        """
+        before = self.loop.time() - window_seconds
+        engines = [ticket.engine for ticket in self._dispatched if ticket.admitted_at <= before]
+        return dict(Counter(engine.address for engine in engines if engine is not None))
 
     def configure(self, limits: QueueLimits) -> None:
         """Takes changed limits. Those who wait already stay, even above a lowered limit."""
@@ -236,7 +247,7 @@ class ServiceQueue:
         assert ticket.engine is not None
         self.pool.release(ticket.engine)
         ticket.engine = None
-        self.dispatched -= 1
+        self._dispatched.remove(ticket)
 
     def _match(self) -> None:
         """Gives the head of the queue a place, as long as there is one."""
@@ -246,7 +257,7 @@ class ServiceQueue:
         while (match := self._find_match(now)) is not None:
             ticket, engine = match
             del self._waiting[ticket]
-            self.dispatched += 1
+            self._dispatched.add(ticket)
             ticket.grant(engine)
         if self._waiting:
             self._match_again(now)

@@ -13,7 +13,7 @@ from aiohttp.web import BaseRequest, Response, StreamResponse
 from conveyor_api.names import DEMAND_PATH, GATEWAY_HEALTH_PATH, PROMETHEUS_PATH, READINESS_PATH
 from conveyor_gateway.answers import build_error, build_json, build_model, build_model_list, find_request_id
 from conveyor_gateway.catalog import Directory
-from conveyor_gateway.demand import build_demand
+from conveyor_gateway.demand import read_demand
 from conveyor_gateway.errors import GatewayError, MethodNotAllowed, NotFound, Unavailable
 from conveyor_gateway.gateway import Gateway
 from conveyor_gateway.metrics import Metrics
@@ -73,18 +73,18 @@ def build_admin_handler(
 ) -> Callable[[BaseRequest], Awaitable[StreamResponse]]:
     """Port 8081."""
 
-    def demand(request: BaseRequest) -> Response:
+    async def demand(request: BaseRequest) -> Response:
         if not readiness.synced:
             raise Unavailable("; ".join(readiness.problems()), "not_synced")
-        return build_json(build_demand(queues, request.query.get("service")), find_request_id(request))
+        return build_json(await read_demand(queues, request.query.get("service")), find_request_id(request))
 
-    def render_metrics(request: BaseRequest) -> Response:
+    async def render_metrics(request: BaseRequest) -> Response:
         return Response(body=metrics.render(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
-    def probe(request: BaseRequest) -> Response:
+    async def probe(request: BaseRequest) -> Response:
         return build_probe(request, readiness)
 
-    pages: Mapping[str, Callable[[BaseRequest], Response]] = {
+    pages: Mapping[str, Callable[[BaseRequest], Awaitable[Response]]] = {
         DEMAND_PATH: demand,
         PROMETHEUS_PATH: render_metrics,
         GATEWAY_HEALTH_PATH: probe,
@@ -98,7 +98,7 @@ def build_admin_handler(
                 raise NotFound(f"no such path: {path}; there are {', '.join(pages)}", "path_not_found")
             if request.method not in ("GET", "HEAD"):
                 raise MethodNotAllowed(f"{path} takes GET, not {request.method}", "GET, HEAD")
-            return pages[path](request)
+            return await pages[path](request)
         except GatewayError as error:
             return build_error(error, find_request_id(request))
 

@@ -28,6 +28,7 @@ class Service:
     name: str
     model_name: str
     created_unix: int  # seconds
+    batch_size: int  # requests that one engine runs at once
     place_limit: int  # requests that this gateway may have on one engine
     window_seconds: float  # how long a request may wait for its batch before it counts as waiting
     max_queued_requests: int
@@ -49,6 +50,7 @@ def parse_service(body: Mapping[str, Any]) -> Service:
         name=resource.name,
         model_name=resource.served_model_name,
         created_unix=int(datetime.fromisoformat(created).timestamp()) if created else 0,
+        batch_size=batching.effective_batch_size,
         place_limit=batching.engine_place_limit,
         window_seconds=batching.window_seconds,
         max_queued_requests=endpoint.max_queued_requests,

@@ -101,7 +101,7 @@ class StateCollector(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         queued = _gauge("queued_requests", "Requests that wait for an engine.", _SERVICE)
-        depth = _gauge("queue_depth", "Requests that wait for an engine longer than the batching window.", _SERVICE)
+        depth = _gauge("queue_depth", "Requests that wait at this gateway longer than the batching window.", _SERVICE)
         dispatched = _gauge("dispatched_requests", "Requests that are at an engine.", _SERVICE)
         engines = _gauge("engines", "Engines that take new requests.", _SERVICE)
         for service, queue in self._queues.items():

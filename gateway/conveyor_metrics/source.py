@@ -16,11 +16,12 @@ from typing import Any, Final
 
 import aiohttp
 from prometheus_client import Counter, Gauge
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
+from pydantic import ValidationError
 
 from conveyor_gateway.unreadable import Unreadable
 from conveyor_gateway.watch import MAX_SILENCE_SECONDS, WatchState
-from conveyor_metrics.errors import NotFound, NotKnown
+from conveyor_metrics.demand import Demand, ServiceDemand, sum_demand
+from conveyor_metrics.errors import NotKnown
 
 Json = dict[str, Any]
 
@@ -35,26 +36,6 @@ GATEWAY_READS = Counter("conveyor_metrics_gateway_reads", "Reads of a gateway's 
 
 
 UNREADABLE_SLICES = Gauge("conveyor_metrics_unreadable_slices", "EndpointSlices of the gateways that cannot be read.")
-
-
-class ServiceDemand(BaseModel):
-    """One InferenceService at one gateway, or summed: requests held, and those that wait beyond the window."""
-
-    model_config = ConfigDict(frozen=True)
-
-    in_flight: NonNegativeInt
-    queue_depth: NonNegativeInt
-
-
-class Demand(BaseModel):
-    """A gateway's answer to `GET /demand?service=<namespace>/<name>`: a service that it does not know is not listed.
-
-    Fields that it has beyond these are of no interest here.
-    """
-
-    model_config = ConfigDict(frozen=True)
-
-    services: dict[str, ServiceDemand]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +128,7 @@ class GatewaySource:
                 demands.append(answer)
         if not demands:
             raise NotKnown("no gateway can be reached that has read the InferenceServices")
-        return _sum_demand(service, demands)
+        return sum_demand(service, demands)
 
     def _check_heard(self) -> None:
         """Raises NotKnown when there may be gateways that are not in the list."""
@@ -205,13 +186,3 @@ def _says_not_synced(status: int, body: bytes) -> bool:
         return status == 503 and bool(json.loads(body)["error"]["code"] == "not_synced")
     except (ValueError, LookupError, TypeError):
         return False
-
-
-def _sum_demand(service: str, demands: list[Demand]) -> ServiceDemand:
-    known = [demand.services[service] for demand in demands if service in demand.services]
-    if not known:
-        raise NotFound(f"no gateway knows an InferenceService {service}")
-    return ServiceDemand(
-        in_flight=sum(demand.in_flight for demand in known),
-        queue_depth=sum(demand.queue_depth for demand in known),
-    )

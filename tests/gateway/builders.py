@@ -13,6 +13,7 @@ def make_known_service(key: str, model: str = "", **changes: Any) -> Service:
         "name": name,
         "model_name": model or name,
         "created_unix": 0,
+        "batch_size": 1,
         "place_limit": 2,
         "window_seconds": 0.0,
         "max_queued_requests": 4,

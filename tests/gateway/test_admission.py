@@ -205,6 +205,18 @@ async def test_a_request_for_which_an_engine_was_full_goes_to_another_at_once() 
     assert large.state is TicketState.QUEUED
 
 
+async def test_requests_at_engines_are_counted_by_engine_and_not_within_the_window() -> None:
+    queue = make_queue("a:1", "b:1")
+    tickets = [queue.admit(FAR) for _ in range(5)]
+    assert queue.count_dispatched_beyond(0.0) == {"a:1": 2, "b:1": 2}
+    assert queue.count_dispatched_beyond(1e6) == {}
+    gone = tickets[0].engine
+    assert gone is not None
+    for ticket in tickets[4:] + [each for each in tickets if each.engine is gone]:
+        ticket.close()
+    assert gone.address not in queue.count_dispatched_beyond(0.0)
+
+
 async def test_requests_that_come_back_wait_in_the_order_in_which_they_came() -> None:
     queue = make_queue("a:1", place_limit=3)
     tickets = [queue.admit(FAR) for _ in range(4)]

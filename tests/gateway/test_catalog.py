@@ -29,7 +29,7 @@ def test_a_service_carries_what_the_queue_needs() -> None:
         endpoint={"maxQueuedRequests": 7, "queueTimeoutSeconds": 8, "requestTimeoutSeconds": 9},
     )
     body["metadata"]["creationTimestamp"] = CREATED
-    assert parse_service(body) == Service("default", "qwen", "Qwen/Qwen3", 1795219200, 36, 0.05, 7, 8, 9)
+    assert parse_service(body) == Service("default", "qwen", "Qwen/Qwen3", 1795219200, 32, 36, 0.05, 7, 8, 9)
 
 
 @pytest.mark.parametrize(

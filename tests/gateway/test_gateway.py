@@ -331,7 +331,8 @@ async def test_two_hundred_streams_at_once_arrive_whole(stack: Stack, http: aioh
         await stack.add_engine(engine.port)
         asking = [asyncio.create_task(ask()) for _ in range(200)]
         await stack.wait(lambda: running == 200)
-        assert stack.demand() == {"in_flight": 200, "queue_depth": 0, "queued": 0, "dispatched": 200}
+        counts = {"in_flight": 200, "queue_depth": 0, "queued": 0, "dispatched": 200}
+        assert counts.items() <= stack.demand().items()
         gate.set()
         assert set(await asyncio.gather(*asking)) == {b"data: first\n\ndata: last\n\n"}
     await stack.wait_demand(in_flight=0)

@@ -1,0 +1,44 @@
+"""The sum of what gateways say: each request once."""
+
+from typing import Any
+
+import pytest
+
+from conveyor_metrics.demand import Demand, ServiceDemand, sum_demand
+from conveyor_metrics.errors import NotFound
+
+
+def make_demand(in_flight: int, depth: int, **engines: tuple[int, int | None]) -> Demand:
+    """One gateway's; of each engine what it has dispatched, and what the engine says that waits."""
+    at = {name: {"dispatched": dispatched, "waiting": waiting} for name, (dispatched, waiting) in engines.items()}
+    service: dict[str, Any] = {"in_flight": in_flight, "queue_depth": depth, "batch_size": 4, "engines": at}
+    return Demand.model_validate({"services": {"default/qwen": service}})
+
+
+@pytest.mark.parametrize(
+    ("demands", "depth"),
+    [
+        ([make_demand(10, 5, a=(5, 1))], 6),
+        ([make_demand(5, 0, a=(5, 6)), make_demand(5, 0, a=(5, 6))], 6),  # it is the same six
+        ([make_demand(5, 0, a=(5, 5)), make_demand(5, 0, a=(5, 6))], 6),  # asked a moment apart
+        ([make_demand(5, 0, a=(5, None)), make_demand(5, 0, a=(5, 6))], 6),  # once it answered too late
+        ([make_demand(5, 0, a=(5, None)), make_demand(5, 0, a=(5, None))], 6),  # it never says
+        ([make_demand(9, 3, a=(2, None), b=(4, None))], 3),
+        ([make_demand(9, 3, a=(2, 2), b=(4, 0))], 5),  # one that cannot run two at once
+        ([make_demand(5, 0, a=(5, 10**12))], 5),  # never more than is there
+        ([make_demand(5, 0)], 0),
+    ],
+)
+def test_each_waiting_request_counts_once_wherever_it_waits(demands: list[Demand], depth: int) -> None:
+    in_flight = sum(demand.services["default/qwen"].in_flight for demand in demands)
+    assert sum_demand("default/qwen", demands) == ServiceDemand(in_flight=in_flight, queue_depth=depth)
+
+
+def test_a_gateway_of_an_earlier_release_is_summed_as_far_as_it_tells() -> None:
+    old = Demand.model_validate({"services": {"default/qwen": {"in_flight": 2, "queue_depth": 1, "queued": 1}}})
+    assert sum_demand("default/qwen", [old, make_demand(5, 0, a=(5, 1))]).queue_depth == 2
+
+
+def test_a_service_that_no_gateway_knows_is_not_found() -> None:
+    with pytest.raises(NotFound):
+        sum_demand("default/gone", [make_demand(1, 1), Demand(services={})])
