@@ -17,7 +17,7 @@ from conveyor_engine import __version__
 from conveyor_engine.config_sources import add_flags, parse_config
 from conveyor_engine.errors import ConfigError, StartError
 from conveyor_engine.logs import configure_logging, quote
-from conveyor_engine.termination import write_termination_message
+from conveyor_engine.termination import write_facts, write_termination_message
 
 _log = logging.getLogger("conveyor_engine")
 
@@ -73,6 +73,7 @@ def _run(flags: argparse.Namespace) -> int:
         from conveyor_engine.fetch import fetch
 
         fetch(flags.uri, flags.target)
+        write_facts(Path(flags.target))
     else:
         print(__version__)
     return 0

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import cast
 
-from conveyor_engine.cgroup import count_oom_kills
+from conveyor_engine.cgroup import OOM_KILLED, count_oom_kills
 from conveyor_engine.config import EngineConfig
 from conveyor_engine.errors import EngineDead, InvalidRequest, Overloaded, Unavailable
 from conveyor_engine.generation import Generation
@@ -304,6 +304,6 @@ class AsyncEngine:
         if exit_code >= 0:
             return Death("EngineError", f"the engine process exited with code {exit_code}")
         if exit_code == -signal.SIGKILL and count_oom_kills() > self._oom_kills_before:
-            return Death("OutOfMemory", "the engine process was killed for want of memory; raise the memory limit")
+            return Death("OOMKilled", OOM_KILLED)
         name = signal.Signals(-exit_code).name
         return Death("EngineError", f"the engine process was ended by {name}")

@@ -100,8 +100,8 @@ def limits_broken(config: EngineConfig) -> Iterator[tuple[str, str]]:
     if config.served_model_name == "":
         yield "served_model_name", "must not be empty"
     if config.num_kv_blocks is not None and config.kv_memory_fraction is not None:
-        yield "num_kv_blocks", "and kv_memory_fraction exclude each other: give one"
+        yield "num_kv_blocks", "and `kv_memory_fraction` exclude each other: give one"
     if config.batching_window_seconds is not None and config.batching_mode not in ("static", "dynamic"):
-        yield "batching_window_seconds", f"means nothing in batching_mode {config.batching_mode}: leave it out"
+        yield "batching_window_seconds", f"means nothing in `batching_mode: {config.batching_mode}`: leave it out"
     if config.padding == "real" and config.batching_mode != "static":
-        yield "padding", f"real is for batching_mode static, not {config.batching_mode}"
+        yield "padding", f"real is for `batching_mode: static`, not {config.batching_mode}"

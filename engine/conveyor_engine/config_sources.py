@@ -73,7 +73,7 @@ def parse_config(flags: Mapping[str, Any], environment: Mapping[str, str]) -> En
         raise ConfigError("model is missing: give --model, CONVEYOR_ENGINE_MODEL or `model:` in the file")
     config = EngineConfig(**values)  # type: ignore[arg-type]
     for name, sentence in limits_broken(config):
-        raise ConfigError(f"{origins.get(name, 'default')}: {name} {sentence}")
+        raise ConfigError(f"{origins.get(name, 'default')}: `{name}` {sentence}")
     return config
 
 
@@ -123,8 +123,8 @@ def _parse_value(setting: Setting, raw: object, origin: str) -> object:
     if raw is None or (raw == "null" and setting.kind is not str):
         if setting.nullable:
             return None
-        raise ConfigError(f"{origin}: {setting.name} cannot be null")
-    wrong = ConfigError(f"{origin}: {setting.name} must be {_expected(setting)}, not {raw!r}")
+        raise ConfigError(f"{origin}: `{setting.name}` cannot be null")
+    wrong = ConfigError(f"{origin}: `{setting.name}` must be {_expected(setting)}, not {raw!r}")
     if setting.kind is str:
         if not isinstance(raw, str) or (setting.choices and raw not in setting.choices):
             raise wrong

@@ -113,5 +113,5 @@ class EngineCore:
 
 
 def _not_finite(dtype: str) -> str:
-    advice = "the weights are damaged" if dtype == "float32" else "set dtype to float32, or mend the weights"
+    advice = "the weights are damaged" if dtype == "float32" else "set `dtype: float32`, or mend the weights"
     return f"computed in {dtype}, the model's logits are not finite (NaN or infinity) for any prompt: {advice}"

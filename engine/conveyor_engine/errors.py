@@ -16,6 +16,9 @@
     │   └── DeadlineExceeded      504
     └── EngineDead            the engine loop ended while it worked on this request: 502
 
+A StartError's sentence has the names of settings in backticks, `device` or `device: auto`, and nothing else: whoever
+shows it to people who know other names for them, as Conveyor's operator does, can put those in their place.
+
 Raised by core, models and the HTTP edge; `__main__` turns StartErrors into exit messages and
 `api/` turns RequestErrors into answers. Imports nothing.
 """

@@ -24,10 +24,10 @@ def plan_num_blocks(
     else:
         num_blocks = _blocks_of(config, needed, max_num_seqs, block_bytes, free_bytes, is_cpu)
     if num_blocks < needed:
-        source = "the free memory" if config.num_kv_blocks is None else "num_kv_blocks"
+        source = "the free memory" if config.num_kv_blocks is None else "`num_kv_blocks`"
         raise ConfigError(
-            f"{source} gives {num_blocks} KV blocks of {config.block_size} tokens, but one request of max_model_len "
-            f"{max_model_len} needs {needed} ({_mib(needed * block_bytes)}); set max_model_len to "
+            f"{source} gives {num_blocks} KV blocks of {config.block_size} tokens, but one request of {max_model_len} "
+            f"tokens needs {needed} ({_mib(needed * block_bytes)}); set `max_model_len` to "
             f"{num_blocks * config.block_size} or less, or give the KV cache more room",
             reason="KVBudgetTooSmall",
         )
@@ -40,7 +40,7 @@ def _check_free(num_blocks: int, block_bytes: int, free_bytes: int) -> None:
         raise ConfigError(
             f"{num_blocks} KV blocks take {_mib(num_blocks * block_bytes)}, but only {_mib(free_bytes)} are free "
             f"beside the model and its largest step, of which the KV cache may have {LARGEST_MEMORY_FRACTION:.0%}; "
-            f"lower num_kv_blocks to {most} or less",
+            f"lower `num_kv_blocks` to {most} or less",
             reason="KVBudgetTooLarge",
         )
 

@@ -35,8 +35,8 @@ def choose_device(device: Device) -> torch.device:
     if device == "auto":
         return torch.device("cpu")
     raise ConfigError(
-        "device is cuda, but no CUDA device is visible here; request a GPU for this container "
-        "(resources.limits nvidia.com/gpu), or set device to auto or cpu",
+        "`device: cuda` is set, but no CUDA device is visible here; ask for a GPU (resources.limits: "
+        "nvidia.com/gpu: 1), or set `device: auto` to run on the CPU",
         reason="NoDevice",
     )
 
@@ -48,7 +48,10 @@ def choose_dtype(dtype: Dtype, device: torch.device, model_config: PretrainedCon
     computes in it, else float32.
     """
     if dtype == "float16" and device.type == "cpu":
-        raise ConfigError("dtype is float16, which CPUs compute many times slower; use auto, bfloat16 or float32")
+        raise ConfigError(
+            "`dtype: float16` is set, which CPUs compute many times slower; "
+            "use `dtype: auto`, `dtype: bfloat16` or `dtype: float32`"
+        )
     if dtype != "auto":
         return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[dtype]
     if device.type == "cpu":

@@ -127,7 +127,7 @@ class ModelRunner:
             with torch.inference_mode():
                 self._forward(torch.zeros_like(positions), positions, positions.new_zeros(max_num_seqs), Probe())
         except torch.OutOfMemoryError as error:
-            message = f"a step of {num_tokens} tokens does not fit beside the weights; lower max_num_batched_tokens"
+            message = f"a step of {num_tokens} tokens does not fit beside the weights; lower `max_num_batched_tokens`"
             raise ModelError(message, reason="OutOfMemory") from error
         peak = torch.cuda.max_memory_allocated(self.device) - before
         torch.cuda.empty_cache()
@@ -150,10 +150,12 @@ def _choose_max_model_len(config: EngineConfig, model_config: PretrainedConfig) 
     limit = getattr(model_config.get_text_config(), "max_position_embeddings", None)
     if config.max_model_len is None:
         if limit is None:
-            raise ConfigError("the model's config.json does not say how long its context may be; set max_model_len")
+            raise ConfigError("the model's config.json does not say how long its context may be; set `max_model_len`")
         return int(limit)
     if limit is not None and config.max_model_len > limit:
-        raise ConfigError(f"max_model_len is {config.max_model_len}, but the model was made for at most {limit} tokens")
+        raise ConfigError(
+            f"`max_model_len` is {config.max_model_len}, but the model was made for at most {limit} tokens; lower it"
+        )
     return config.max_model_len
 
 
@@ -165,7 +167,7 @@ def _choose_batch_limits(config: EngineConfig, device: torch.device) -> tuple[in
         tokens = max(DEFAULT_BATCHED_TOKENS[device.type], max_num_seqs)
     if tokens < max_num_seqs:
         raise ConfigError(
-            f"max_num_batched_tokens is {tokens}, less than max_num_seqs {max_num_seqs}: "
+            f"`max_num_batched_tokens` is {tokens}, less than `max_num_seqs`, which is {max_num_seqs}: "
             "a step must have room for one token of each request"
         )
     return max_num_seqs, tokens

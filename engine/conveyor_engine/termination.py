@@ -1,12 +1,14 @@
-"""The termination message: why this process ended, for whoever reads the container's status. Called by `__main__`.
+"""The termination message: how this process ended, for whoever reads the container's status. Called by `__main__`.
 
-One JSON object {"reason": CamelCase, "message": sentence} in the file that the environment's TERMINATION_LOG names.
+One JSON object in the file that the environment's TERMINATION_LOG names: {"reason": CamelCase, "message": sentence}, or
+after a fetch {"contextLength": tokens}, what the model's config.json says of it.
 """
 
 import json
 import logging
 import os
 from pathlib import Path
+from typing import Any
 
 MESSAGE_CHARACTERS_MAX = 2000  # Kubernetes keeps 4,096 bytes
 _log = logging.getLogger(__name__)
@@ -14,11 +16,32 @@ _log = logging.getLogger(__name__)
 
 def write_termination_message(reason: str, message: str) -> None:
     """Does nothing without TERMINATION_LOG; a file that cannot be written is only logged."""
+    _write({"reason": reason, "message": message[:MESSAGE_CHARACTERS_MAX]})
+
+
+def write_facts(model: Path) -> None:
+    """What is worth knowing of a model before it runs. Says nothing where its config.json does not."""
+    length = find_context_length(model)
+    if length is not None:
+        _write({"contextLength": length})
+
+
+def find_context_length(model: Path) -> int | None:
+    """The longest context that the model in this folder was made for, in tokens."""
+    try:
+        config = json.loads((model / "config.json").read_text())
+        text = config.get("text_config", config)
+        length = text.get("max_position_embeddings", text.get("n_positions"))
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return None  # the engine says what is wrong with it
+    return length if type(length) is int and length > 1 else None
+
+
+def _write(content: dict[str, Any]) -> None:
     path = os.environ.get("TERMINATION_LOG")
     if not path:
         return
-    text = json.dumps({"reason": reason, "message": message[:MESSAGE_CHARACTERS_MAX]}, ensure_ascii=False)
     try:
-        Path(path).write_text(text)
+        Path(path).write_text(json.dumps(content, ensure_ascii=False))
     except OSError as error:
         _log.warning("event=termination_message_not_written path=%s error=%s", path, error.strerror)

@@ -22,9 +22,12 @@ class ConditionType(StrEnum):
 CONDITION_MEANINGS: Final[dict[ConditionType, str]] = {
     ConditionType.READY: (
         "Requests are answered, also while pods are replaced. "
-        "False carries the reason of the first condition that is missing."
+        "False carries the reason of the first condition that is missing; True carries a failure's reason while a part "
+        "of the engines fails."
     ),
-    ConditionType.PROGRESSING: "Something is on its way to the wanted state: pods are made, replaced or loading.",
+    ConditionType.PROGRESSING: (
+        "Pods of the present spec are on their way: the first ones, or those that replace others. Scaling is none."
+    ),
     ConditionType.MODEL_AVAILABLE: "The model was found, fetched and loaded by at least one engine.",
     ConditionType.WORKLOAD_READY: "As many engines are ready as are wanted.",
     ConditionType.ENDPOINT_READY: "The gateway has at least one engine to send requests to.",
@@ -44,9 +47,10 @@ class Reason(StrEnum):
     SCALING_ACTIVE = "ScalingActive"
     FIXED_REPLICAS = "FixedReplicas"
     SCALED_TO_ZERO = "ScaledToZero"
+    # All is well, and something is wasted.
+    GPUS_UNUSED = "GPUsUnused"
     # On the way.
     ROLLING_OUT = "RollingOut"
-    SCALING = "Scaling"
     MODEL_DOWNLOADING = "ModelDownloading"
     MODEL_LOADING = "ModelLoading"
     PODS_STARTING = "PodsStarting"
@@ -94,10 +98,10 @@ REASON_MEANINGS: Final[dict[Reason, str]] = {
     Reason.SCALING_ACTIVE: "The autoscaler reads its metrics and decides.",
     Reason.FIXED_REPLICAS: "No autoscaling: the number of engines is `spec.replicas`.",
     Reason.SCALED_TO_ZERO: "No engine is wanted.",
+    Reason.GPUS_UNUSED: "An engine uses one GPU; the others that `resources.limits` asks for are idle.",
     Reason.ROLLING_OUT: "Pods are being replaced by ones of the present spec.",
-    Reason.SCALING: "Pods are being added or removed.",
     Reason.MODEL_DOWNLOADING: "The first engine is fetching the model.",
-    Reason.MODEL_LOADING: "The first engine is loading the model.",
+    Reason.MODEL_LOADING: "The first engine is loading the model, or looks for it in the volume.",
     Reason.PODS_STARTING: "Fewer engines are ready than wanted; nothing has failed.",
     Reason.NO_READY_ENDPOINTS: "No engine is ready; requests wait in the gateway.",
     Reason.WAITING_FOR_AUTOSCALER: "The autoscaler has not decided yet.",
@@ -140,53 +144,56 @@ ENGINE_FAILURES: Final = frozenset(
         Reason.KV_BUDGET_TOO_LARGE,
         Reason.KV_BUDGET_TOO_SMALL,
         Reason.OUT_OF_MEMORY,
+        Reason.OOM_KILLED,
         Reason.ENGINE_ERROR,
     }
 )
 
+# What keeps pods from running or from being ready. All conditions that depend on the pods have the same one.
+POD_FAILURES: Final = (
+    Reason.CHILD_REFUSED,
+    Reason.CHILD_NOT_OWNED,
+    Reason.CLAIM_NOT_FOUND,
+    Reason.SECRET_NOT_FOUND,
+    *sorted(MODEL_FAILURES),
+    *sorted(ENGINE_FAILURES),
+    Reason.IMAGE_PULL_FAILED,
+    Reason.CONTAINER_CONFIG_INVALID,
+    Reason.CRASH_LOOP,
+    Reason.INSUFFICIENT_GPU,
+    Reason.UNSCHEDULABLE,
+    Reason.PODS_REFUSED,
+    Reason.PROGRESS_DEADLINE_EXCEEDED,
+)
+
 REASONS_BY_CONDITION: Final[dict[ConditionType, tuple[Reason, ...]]] = {
-    ConditionType.READY: (Reason.READY, Reason.SCALED_TO_ZERO, Reason.INVALID_SPEC),
+    ConditionType.READY: (Reason.READY, Reason.GPUS_UNUSED, Reason.SCALED_TO_ZERO, Reason.INVALID_SPEC),
     ConditionType.PROGRESSING: (
         Reason.UP_TO_DATE,
         Reason.ROLLING_OUT,
-        Reason.SCALING,
         Reason.PODS_STARTING,
-        Reason.PROGRESS_DEADLINE_EXCEEDED,
         Reason.INVALID_SPEC,
-        Reason.CHILD_REFUSED,
-        Reason.CHILD_NOT_OWNED,
+        *POD_FAILURES,
     ),
     ConditionType.MODEL_AVAILABLE: (
         Reason.MODEL_LOADED,
         Reason.MODEL_DOWNLOADING,
         Reason.MODEL_LOADING,
         Reason.SCALED_TO_ZERO,
-        Reason.CLAIM_NOT_FOUND,
-        Reason.SECRET_NOT_FOUND,
-        *sorted(MODEL_FAILURES),
+        *POD_FAILURES,
     ),
     ConditionType.WORKLOAD_READY: (
         Reason.REPLICAS_READY,
+        Reason.GPUS_UNUSED,
         Reason.SCALED_TO_ZERO,
         Reason.PODS_STARTING,
-        Reason.CHILD_REFUSED,
-        Reason.CHILD_NOT_OWNED,
-        Reason.IMAGE_PULL_FAILED,
-        Reason.CONTAINER_CONFIG_INVALID,
-        Reason.OOM_KILLED,
-        Reason.CRASH_LOOP,
-        Reason.INSUFFICIENT_GPU,
-        Reason.UNSCHEDULABLE,
-        Reason.PODS_REFUSED,
-        Reason.PROGRESS_DEADLINE_EXCEEDED,
-        *sorted(ENGINE_FAILURES),
+        *POD_FAILURES,
     ),
     ConditionType.ENDPOINT_READY: (
         Reason.ENDPOINTS_AVAILABLE,
         Reason.NO_READY_ENDPOINTS,
         Reason.SCALED_TO_ZERO,
-        Reason.CHILD_REFUSED,
-        Reason.CHILD_NOT_OWNED,
+        *POD_FAILURES,
     ),
     ConditionType.SCALING_READY: (
         Reason.SCALING_ACTIVE,

@@ -77,7 +77,7 @@ def _version() -> Schema:
         },
         "additionalPrinterColumns": [
             _column("Ready", "string", '.status.conditions[?(@.type=="Ready")].status'),
-            _column("Reason", "string", '.status.conditions[?(@.type=="Ready")].reason', priority=1),
+            _column("Reason", "string", '.status.conditions[?(@.type=="Ready")].reason'),
             _column("Mode", "string", ".spec.batching.mode"),
             _column("Replicas", "integer", ".status.replicas"),
             _column("ReadyReplicas", "integer", ".status.readyReplicas"),
@@ -161,7 +161,17 @@ def _with_stated_default(schema: Schema) -> Schema:
         schema["default"] = _stated(schema["default"])
         if schema["default"] in (None, {}):
             del schema["default"]
+        elif "description" in schema:
+            schema["description"] += default_sentence(schema)
     return schema
+
+
+def default_sentence(schema: Schema) -> str:
+    """What the description ends in: `kubectl explain` does not show defaults. An object's are those of its members."""
+    default = schema.get("default")
+    if default is None or isinstance(default, dict):
+        return ""
+    return f" Default: {str(default).lower() if isinstance(default, bool) else default}."
 
 
 def _stated(value: Any) -> Any:

@@ -69,6 +69,9 @@ TERMINATION_LOG_ENV: Final = "TERMINATION_LOG"
 TERMINATION_LOG_PATH: Final = "/dev/termination-log"
 HUB_TOKEN_ENV: Final = "HF_TOKEN"
 
+# Devices of which an engine uses one: GPUs and MIG slices.
+GPU_VENDOR: Final = "nvidia.com/"
+
 # Custom metrics API.
 METRICS_GROUP: Final = "custom.metrics.k8s.io"
 METRICS_VERSIONS: Final = ("v1beta2", "v1beta1")

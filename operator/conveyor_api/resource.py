@@ -16,6 +16,13 @@ from conveyor_api.errors import InvalidResource, Problem
 from conveyor_api.spec import InferenceServiceSpec
 from conveyor_api.status import InferenceServiceStatus
 
+# What an edit may ask of the model is known once a pod has read its config.json. The pods that run would be replaced
+# by ones that cannot start, so such an edit is refused.
+_UNKNOWN_LIMIT = (
+    "!has(oldSelf.status) || !has(oldSelf.status.model) || !has(oldSelf.status.model.contextLength)"
+    " || !has(oldSelf.status.model.uri) || oldSelf.status.model.uri != self.spec.model.uri"
+)
+
 
 class Metadata(ApiModel):
     """The members of `metadata` that Conveyor reads."""
@@ -53,6 +60,21 @@ class InferenceService(ApiModel):
             f"!self.metadata.name.endsWith('{names.ENGINE_SUFFIX}')",
             f"metadata.name must not end in {names.ENGINE_SUFFIX}: the children of another service have such names",
             lambda service: not service.name.endswith(names.ENGINE_SUFFIX),
+        ),
+        Rule(
+            f"{_UNKNOWN_LIMIT} || !has(self.spec.engine.maxModelLen)"
+            " || self.spec.engine.maxModelLen <= oldSelf.status.model.contextLength"
+            " || (has(oldSelf.spec.engine.maxModelLen)"
+            " && self.spec.engine.maxModelLen == oldSelf.spec.engine.maxModelLen)",
+            "spec.engine.maxModelLen is more than the model was made for, which is status.model.contextLength; "
+            "set that or less",
+        ),
+        Rule(
+            f"{_UNKNOWN_LIMIT} || has(self.spec.engine.maxModelLen) || !has(self.spec.kvCache.blockBudget)"
+            " || self.spec.kvCache.blockBudget * self.spec.kvCache.blockSize >= oldSelf.status.model.contextLength"
+            " || (self.spec.kvCache == oldSelf.spec.kvCache && !has(oldSelf.spec.engine.maxModelLen))",
+            "spec.kvCache.blockBudget x blockSize is less than the model's longest request, "
+            "status.model.contextLength; raise blockBudget, or set spec.engine.maxModelLen to what fits",
         ),
     )
 

@@ -78,6 +78,14 @@ class InferenceServiceSpec(ApiModel):
             ),
             field="engine",
         ),
+        Rule(
+            "!has(self.autoscaling) || self.autoscaling.provider == 'None'"
+            " || !has(oldSelf.autoscaling) || oldSelf.autoscaling.provider == 'None'"
+            " || self.replicas == oldSelf.replicas",
+            "with autoscaling the HorizontalPodAutoscaler sets the replicas: change autoscaling.minReplicas and "
+            "autoscaling.maxReplicas, or remove autoscaling to set replicas yourself",
+            field="replicas",
+        ),
     )
 
     model: Model
@@ -89,7 +97,7 @@ class InferenceServiceSpec(ApiModel):
     kv_cache: KVCache = KVCache()
     """Memory for attention keys and values."""
     replicas: Annotated[int, Field(ge=0, le=1000)] = 1
-    """Number of engines; with autoscaling only the number to start with."""
+    """Number of engines; with autoscaling only the number to start with, which cannot be changed then."""
     autoscaling: Autoscaling | None = None
     """Replicas that follow the queue; absent: `replicas` is fixed."""
     endpoint: Endpoint = Endpoint()

@@ -11,6 +11,7 @@ from pydantic import ConfigDict, Field
 from conveyor_api.base import ApiModel, KeyedBy
 
 MAX_MESSAGE_LENGTH: Final = 4096
+MAX_CONTEXT_LENGTH: Final = 16_777_216
 
 Message = Annotated[str, Field(max_length=MAX_MESSAGE_LENGTH)]
 Word = Annotated[str, Field(max_length=253)]
@@ -49,6 +50,11 @@ class ModelStatus(_StatusModel):
 
     name: Annotated[str, Field(max_length=128)] | None = None
     """Name that clients put in `model`."""
+    uri: Annotated[str, Field(max_length=512)] | None = None
+    """Source of the model that `contextLength` is about."""
+    context_length: Annotated[int, Field(ge=2, le=MAX_CONTEXT_LENGTH)] | None = None
+    """Longest context that the model was made for, in tokens, as its config.json says; an edit that asks for more is
+    refused, and the pods run on."""
 
 
 class MetricStatus(_StatusModel):
@@ -57,20 +63,23 @@ class MetricStatus(_StatusModel):
     name: Word
     """Name of the metric."""
     current: Annotated[str, Field(max_length=32)] | None = None
-    """Value per replica, as a quantity."""
+    """Value per replica at the decision, as a quantity; `kubectl get hpa` has the present one."""
     target: Annotated[str, Field(max_length=32)] | None = None
     """Value per replica that is aimed at, as a quantity."""
 
 
 class AutoscalingStatus(_StatusModel):
-    """What the autoscaler sees and wants."""
+    """What the autoscaler decided last, with the readings of that moment; it changes with the decision."""
 
     provider: Annotated[str, Field(max_length=32)] | None = None
     """Who decides the replicas."""
     desired_replicas: Count | None = None
     """Replicas that it wants."""
+    reason: Word | None = None
+    """Why that number, in one word: Decided; AtMaximum, more are wished for; Stabilized or Limited, held by `behavior`;
+    Pending, not acted on yet; NoMetrics."""
     metrics: Annotated[list[MetricStatus], Field(max_length=8), KeyedBy("name")] = Field(default_factory=list)
-    """What it decides by."""
+    """What it decided by."""
     message: Message | None = None
     """The decision with its arithmetic."""
 
@@ -114,6 +123,6 @@ class InferenceServiceStatus(_StatusModel):
     model: ModelStatus | None = None
     """The served model."""
     autoscaling: AutoscalingStatus | None = None
-    """What the autoscaler sees and wants."""
+    """What the autoscaler decided last."""
     last_failure: LastFailure | None = None
     """The latest failure of an engine pod."""

@@ -1,8 +1,9 @@
 """Why a pod does not run, in one reason and one sentence. Pure; used by `status`.
 
 A user should never have to look into a pod to learn what is wrong. Sources, best first: the scheduler's condition,
-the kubelet's waiting reasons, and how a container ended: its termination message is `{"reason", "message"}` when the
-engine or the fetch wrote it, or the last lines of its log.
+the kubelet's waiting reasons, and how a container ended: that the kernel killed it for its memory, or else its
+termination message, which is `{"reason", "message"}` when the engine or the fetch wrote it, or the last lines of its
+log.
 """
 
 import json
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from conveyor_api.conditions import ENGINE_FAILURES, MODEL_FAILURES, Reason
 from conveyor_api.status import clip
 from conveyor_operator.pods import ContainerState, PodState
+from conveyor_operator.wording import say_in_fields
 
 _IMAGE_REASONS = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError",
@@ -24,7 +26,7 @@ _START_REASONS = frozenset(
 # Between two tries the kubelet says this, and then what the last one said: nothing new.
 _BACK_OFF = re.compile(r'^Back-off pulling image "[^"]*"(?:: \w+: |$)')
 _GPU = re.compile(r"Insufficient \S*gpu", re.IGNORECASE)
-_NO_CLAIM = re.compile(r'persistentvolumeclaim "[^"]*" not found', re.IGNORECASE)
+_NO_CLAIM = re.compile(r'persistentvolumeclaim "([^"]*)" not found', re.IGNORECASE)
 _NO_SECRET = re.compile(r"secret \"[^\"]*\" not found|couldn't find key .* in Secret", re.IGNORECASE)
 _TOLD_REASONS = MODEL_FAILURES | ENGINE_FAILURES
 
@@ -55,8 +57,8 @@ def find_last_failure(pods: Iterable[PodState]) -> PodFailure | None:
 def find_failure(pod: PodState, also_past: bool = False) -> PodFailure | None:
     """What is wrong with one pod. `also_past`: also what a restart has already mended."""
     if pod.unschedulable:
-        reason = _judge_scheduler(pod.unschedulable)
-        return PodFailure(reason, _tidy(pod.unschedulable), pod.name, pod.unschedulable_at)
+        reason, message = _judge_scheduler(pod)
+        return PodFailure(reason, _tidy(message), pod.name, pod.unschedulable_at)
     for container in pod.containers:
         failure = _container_failure(pod, container, also_past)
         if failure is not None:
@@ -67,10 +69,15 @@ def find_failure(pod: PodState, also_past: bool = False) -> PodFailure | None:
     return None
 
 
-def _judge_scheduler(sentence: str) -> Reason:
-    if _NO_CLAIM.search(sentence):
-        return Reason.CLAIM_NOT_FOUND
-    return Reason.INSUFFICIENT_GPU if _GPU.search(sentence) else Reason.UNSCHEDULABLE
+def _judge_scheduler(pod: PodState) -> tuple[Reason, str]:
+    claim = _NO_CLAIM.search(pod.unschedulable)
+    if claim is not None:
+        return Reason.CLAIM_NOT_FOUND, (
+            f"namespace {pod.namespace} has no PersistentVolumeClaim {claim[1]}; make it there, or correct model.uri "
+            "or model.cache.claimName"
+        )
+    reason = Reason.INSUFFICIENT_GPU if _GPU.search(pod.unschedulable) else Reason.UNSCHEDULABLE
+    return reason, pod.unschedulable
 
 
 def _container_failure(pod: PodState, container: ContainerState, also_past: bool) -> PodFailure | None:
@@ -81,7 +88,8 @@ def _container_failure(pod: PodState, container: ContainerState, also_past: bool
         return PodFailure(Reason.IMAGE_PULL_FAILED, _tidy(message), pod.name, pod.created_at)
     if container.waiting_reason in _START_REASONS:
         reason = Reason.SECRET_NOT_FOUND if _NO_SECRET.search(said) else Reason.CONTAINER_CONFIG_INVALID
-        message = f"container {container.name} cannot start: {said}"
+        where = f" in namespace {pod.namespace}" if said.endswith("not found") else ""
+        message = f"container {container.name} cannot start: {said}{where}"
         return PodFailure(reason, _tidy(message), pod.name, pod.created_at)
     well_again = container.ready and not also_past
     done = container.initial and container.exit_code == 0
@@ -92,14 +100,14 @@ def _container_failure(pod: PodState, container: ContainerState, also_past: bool
 
 
 def _judge_ending(container: ContainerState) -> tuple[Reason, str]:
-    told = _parse_told(container.ended_message)
-    if told is not None:
-        return told
-    if container.ended_reason == "OOMKilled":
+    if container.ended_reason == "OOMKilled":  # before the engine's words: where only a child was killed, it has some
         return Reason.OOM_KILLED, (
             f"container {container.name} used more than its memory limit and was killed; "
             "raise resources.limits.memory, or ask for less with engine.maxModelLen or kvCache"
         )
+    told = _parse_told(container.ended_message)
+    if told is not None:
+        return told
     last_lines = container.ended_message.strip()
     said = f": {last_lines}" if last_lines else ""
     reason = Reason.MODEL_DOWNLOAD_FAILED if container.initial else Reason.CRASH_LOOP
@@ -110,12 +118,12 @@ def _parse_told(message: str) -> tuple[Reason, str] | None:
     """`{"reason", "message"}` as the engine writes it; None for anything else, such as log lines."""
     try:
         told = json.loads(message)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(told, dict) or not isinstance(told.get("message"), str):
         return None
-    reason, said = told.get("reason"), told["message"]
-    if reason in _TOLD_REASONS:
+    reason, said = told.get("reason"), say_in_fields(told["message"])
+    if isinstance(reason, str) and reason in _TOLD_REASONS:
         return Reason(reason), said
     return Reason.ENGINE_ERROR, f"{reason}: {said}"  # an engine of another version
 

@@ -52,7 +52,7 @@ GRANDCHILDREN = (POD, ENDPOINT_SLICE)
 
 WATCHED = (INFERENCE_SERVICE, *CHILDREN, *GRANDCHILDREN)
 
-EVENT = Kind("events.k8s.io", "v1", "Event", "events")
+EVENT = Kind("", "v1", "Event", "events")
 SECRET = Kind("", "v1", "Secret", "secrets")
 API_SERVICE = Kind("apiregistration.k8s.io", "v1", "APIService", "apiservices", namespaced=False)
 

@@ -19,7 +19,8 @@ TEMPLATE_HASH_ANNOTATION = f"{names.GROUP}/template-hash"
 HELD_REPLICAS_ANNOTATION = f"{names.GROUP}/held-replicas"
 
 # Written by Kubernetes' own controllers; not a change anybody made.
-_CONTROLLER_ANNOTATIONS = ("deployment.kubernetes.io/revision", "pv.kubernetes.io/", "volume.kubernetes.io/")
+REVISION_ANNOTATION = "deployment.kubernetes.io/revision"
+_CONTROLLER_ANNOTATIONS = (REVISION_ANNOTATION, "pv.kubernetes.io/", "volume.kubernetes.io/")
 _DEFAULT_REPLICAS = 1
 
 
@@ -54,6 +55,8 @@ class DeploymentState:
     config_hash: str = ""
     """The configuration that its pods are asked to have."""
     held_replicas: str = ""
+    revision: int = 0
+    """How many pod templates it has had, as far as its controller has seen."""
     replicas: int = 0
     updated_replicas: int = 0
     ready_replicas: int = 0
@@ -62,15 +65,24 @@ class DeploymentState:
     """type -> (status, reason, message)"""
 
     @property
+    def is_first(self) -> bool:
+        """Its pods are the first, and replace none."""
+        return self.revision <= 1 and self.updated_replicas == self.replicas
+
+    @property
     def rolled_out(self) -> bool:
-        """Every pod runs the template that is asked for now, and no other pod is left."""
-        seen = self.observed_generation >= self.generation
-        return seen and self.updated_replicas == self.replicas >= min(1, self.asked_replicas)
+        """All pods of the template that its controller saw last have been available, and no other pod is left.
+
+        Its controller says so once, when a rollout is over, and keeps to it while it scales and when a pod fails.
+        """
+        progress = self.conditions.get("Progressing", ("", "", ""))[1]
+        return progress == "NewReplicaSetAvailable" and self.updated_replicas == self.replicas
 
     @property
     def complete(self) -> bool:
         """Rolled out, and all that is asked for is available."""
-        return self.rolled_out and self.available_replicas == self.replicas == self.asked_replicas
+        seen = self.observed_generation >= self.generation
+        return seen and self.updated_replicas == self.available_replicas == self.replicas == self.asked_replicas
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +97,9 @@ class AutoscalerState:
     currents: Mapping[str, str] = field(default_factory=dict)
     """metric -> value per replica, as a quantity"""
     conditions: Mapping[str, tuple[str, str, str]] = field(default_factory=dict)
+    tolerance_up: str = "0.1"
+    tolerance_down: str = "0.1"
+    """How far off its target a metric may be before anything moves, as quantities; these are Kubernetes' defaults."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +182,7 @@ def observe_deployment(body: Object) -> DeploymentState:
         engine_image=str(spec["template"]["spec"]["containers"][0].get("image", "")),
         config_hash=str((template.get("annotations") or {}).get(names.CONFIG_HASH_ANNOTATION, "")),
         held_replicas=str(annotations.get(HELD_REPLICAS_ANNOTATION, "")),
+        revision=_whole(annotations.get(REVISION_ANNOTATION)),
         replicas=int(status.get("replicas", 0)),
         updated_replicas=int(status.get("updatedReplicas", 0)),
         ready_replicas=int(status.get("readyReplicas", 0)),
@@ -195,6 +211,8 @@ def observe_autoscaler(body: Object) -> AutoscalerState:
         targets=targets,
         currents={name: value for name, value in currents.items() if value},
         conditions=_conditions(status),
+        tolerance_up=_tolerance(spec, "scaleUp"),
+        tolerance_down=_tolerance(spec, "scaleDown"),
     )
 
 
@@ -202,6 +220,16 @@ def observe_ready_endpoints(body: Object) -> int:
     """How many endpoints of an EndpointSlice are ready. An unset `ready` counts, as its API says."""
     endpoints = body.get("endpoints") or ()
     return sum(1 for e in endpoints if (e.get("conditions") or {}).get("ready") is not False)
+
+
+def _tolerance(spec: Object, direction: str) -> str:
+    rules = (spec.get("behavior") or {}).get(direction) or {}
+    return str(rules.get("tolerance", "0.1"))
+
+
+def _whole(text: object) -> int:
+    """An annotation that should be a number; people can write anything into it."""
+    return int(str(text)) if str(text).isdecimal() and len(str(text)) < 10 else 0
 
 
 def _conditions(status: Object) -> dict[str, tuple[str, str, str]]:

@@ -157,6 +157,14 @@ def _why_apply(body: dict[str, Any], child: Child | None, observed: Observed, ap
     return None
 
 
+def is_restored(apply: Apply, before: Observed, former: Applied | None, applied: Applied) -> bool:
+    """Whether an apply of what we had sent `before` has undone what somebody else did to the child."""
+    if former is None or former.sent != applied.sent:
+        return False
+    child = before.children.get(apply.id)
+    return child is None or child.fingerprint != applied.fingerprint or _replicas_drifted(apply.body, before)
+
+
 def _replicas_drifted(body: dict[str, Any], observed: Observed) -> bool:
     if body["kind"] != "Deployment" or observed.deployment is None:
         return False

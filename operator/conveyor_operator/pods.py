@@ -3,11 +3,13 @@
 `handlers` projects every watched pod with `observe_pod`; `failures` and `conditions` judge by the result.
 """
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from conveyor_api import names
+from conveyor_api.status import MAX_CONTEXT_LENGTH
 
 Object = Mapping[str, Any]
 
@@ -36,6 +38,7 @@ class PodState:
     """One engine pod."""
 
     name: str
+    namespace: str = ""
     config_hash: str = ""
     ready: bool = False
     leaving: bool = False
@@ -49,6 +52,22 @@ class PodState:
     containers: tuple[ContainerState, ...] = ()
 
 
+def find_context_length(pods: Iterable[PodState]) -> int | None:
+    """What the fetch of the model has found in its config.json, if it said so in its termination message."""
+    endings = (c.ended_message for pod in pods for c in pod.containers if c.initial and c.ended and c.exit_code == 0)
+    return next((length for length in map(_context_length, endings) if length is not None), None)
+
+
+def _context_length(message: str) -> int | None:
+    """Whoever runs a pod writes its message: anything else than a sensible number is ignored."""
+    try:
+        told = json.loads(message)
+    except (ValueError, RecursionError):
+        return None
+    length = told.get("contextLength") if isinstance(told, dict) else None
+    return length if type(length) is int and 2 <= length <= MAX_CONTEXT_LENGTH else None
+
+
 def observe_pod(body: Object) -> PodState:
     metadata, status = body["metadata"], body.get("status") or {}
     scheduled: Object = next((c for c in status.get("conditions") or () if c["type"] == "PodScheduled"), {})
@@ -57,6 +76,7 @@ def observe_pod(body: Object) -> PodState:
     containers += [_observe_container(c, False) for c in status.get("containerStatuses") or ()]
     return PodState(
         name=str(metadata["name"]),
+        namespace=str(metadata.get("namespace", "")),
         config_hash=str((metadata.get("annotations") or {}).get(names.CONFIG_HASH_ANNOTATION, "")),
         ready=any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions") or ()),
         leaving="deletionTimestamp" in metadata,

@@ -4,88 +4,49 @@ parse -> observe -> build -> plan -> apply -> status. Called by `workers` with a
 what is there and does what is missing, so it may be called at any time, and stopped at any point.
 
 What it remembers between calls only saves work: which apply led to which child (so that an unchanged child costs no
-call) and the status it wrote last (until the watch has brought it back). Nothing of it is needed to be right.
+call), when the pod template changed, and what `report` told. Nothing of it is needed to be right.
 """
 
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
 
 from conveyor_api import names
 from conveyor_api.conditions import Reason
 from conveyor_api.errors import InvalidResource
 from conveyor_api.resource import InferenceService
 from conveyor_operator.cluster import Cluster
-from conveyor_operator.conditions import Situation
 from conveyor_operator.errors import ApiError, Refused
-from conveyor_operator.events import build_event, find_transitions
 from conveyor_operator.image import choose_engine_image
-from conveyor_operator.kinds import BY_NAME, CLAIM, DEPLOYMENT, EVENT, INFERENCE_SERVICE
+from conveyor_operator.kinds import BY_NAME, CLAIM, DEPLOYMENT
 from conveyor_operator.manifests import Choices, Object, Owner, build_children
 from conveyor_operator.manifests.deployment import with_replicas
-from conveyor_operator.observed import Observed, hash_of, observe_child
+from conveyor_operator.observed import hash_of, observe_child
 from conveyor_operator.plan import (
     Applied,
     Apply,
-    ChildId,
     Delete,
     Obstacle,
+    is_restored,
     plan_applies,
     plan_early_removals,
     plan_removals,
     without_aimless_autoscaler,
 )
 from conveyor_operator.replicas import Hold, plan_hold, plan_replicas
+from conveyor_operator.report import Reporter
 from conveyor_operator.scaling import MetricsApi
 from conveyor_operator.settings import Settings
-from conveyor_operator.status import Written, build_invalid_status, build_status, is_same
+from conveyor_operator.situation import Situation
+from conveyor_operator.status import Written, build_invalid_status, build_status
 from conveyor_operator.store import Store
+from conveyor_operator.work import Memory, Work
 from conveyor_operator.workers import Key
 
 logger = logging.getLogger(__name__)
 
 _POD_NEEDS = ("ServiceAccount", "PersistentVolumeClaim", "ConfigMap")
-
-
-@dataclass(slots=True)
-class _Memory:
-    """What is remembered of one InferenceService, as long as it has this uid."""
-
-    uid: str
-    applied: dict[ChildId, Applied] = field(default_factory=dict)
-    status: Object | None = None
-    """Written while the resource had `status_version`, so newer than what the store says at that version."""
-    status_version: str = ""
-    failing: bool = False
-    """The call before ended with an ApiError."""
-    generation: int = 0
-    """Of the Deployment, as a call of ours saw it last; the watches may not have told of it yet."""
-
-
-@dataclass(slots=True)
-class _Work:
-    """One call's state: what is wanted, what is there by now, and what stands in the way."""
-
-    service: InferenceService
-    owner: Owner
-    observed: Observed
-    image: str
-    memory: _Memory
-    obstacles: list[Obstacle] = field(default_factory=list)
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether the Deployment was seen newer than it was told: its replicas would be planned by an old number."""
-        return self.observed.deployment is not None and self.observed.deployment.generation < self.memory.generation
-
-    def see(self, child: Object) -> None:
-        """A call of ours has brought this child."""
-        self.observed = self.observed.with_child(child)
-        if child["kind"] == DEPLOYMENT.kind:
-            self.memory.generation = int(child["metadata"]["generation"])
 
 
 class Reconciler:
@@ -99,10 +60,11 @@ class Reconciler:
         metrics_api: Callable[[], MetricsApi],
     ) -> None:
         self._cluster = cluster
+        self._reporter = Reporter(cluster)
         self._store = store
         self._settings = settings
         self._metrics_api = metrics_api
-        self._memories: dict[Key, _Memory] = {}
+        self._memories: dict[Key, Memory] = {}
 
     async def reconcile(self, key: Key) -> bool:
         """True when all is as it should be; False to be called again later. Raises ApiError."""
@@ -129,13 +91,15 @@ class Reconciler:
         await self._write_status(body, work)
         return not work.obstacles
 
-    def _begin(self, key: Key, service: InferenceService, memory: _Memory) -> _Work:
+    def _begin(self, key: Key, service: InferenceService, memory: Memory) -> Work:
         owner = Owner(service.namespace, service.name, service.metadata.uid)
         observed, default = self._store.observe(key), self._settings.engine_image
         image = choose_engine_image(owner, service.spec, default, observed.deployment)
-        return _Work(service, owner, observed, image, memory)
+        if memory.template_generation is None:
+            memory.see_template(None, observed.deployment)
+        return Work(service, owner, observed, image, memory)
 
-    async def _bring_about(self, work: _Work) -> None:
+    async def _bring_about(self, work: Work) -> None:
         """Children as the spec wants them. Every failed call is an obstacle; all but a refused apply also raise."""
         spec, owner = work.service.spec, work.owner
         choices = Choices(work.image, self._settings.gateway_host, _choose_access_mode(work))
@@ -161,36 +125,39 @@ class Reconciler:
             for removal in plan_removals(owner, desired, work.observed):
                 await self._delete(work, removal)
 
-    async def _look_up_unknown(self, work: _Work, desired: list[Object]) -> None:
+    async def _look_up_unknown(self, work: Work, desired: list[Object]) -> None:
         """A name that no labelled object of ours has may still be taken: look before applying over it."""
         for child in desired:
             kind, name = child["kind"], child["metadata"]["name"]
             if (kind, name) not in work.observed.children:
                 await self._look_up(work, kind, name)
 
-    async def _look_up(self, work: _Work, kind: str, name: str) -> None:
+    async def _look_up(self, work: Work, kind: str, name: str) -> None:
         with _told_as_obstacle(work, kind, name):
             found = await self._cluster.get(BY_NAME[kind], work.owner.namespace, name)
         if found is not None:
             work.see(found)
 
-    async def _apply(self, work: _Work, apply: Apply) -> None:
+    async def _apply(self, work: Work, apply: Apply) -> None:
         """One child; a refusal is an obstacle, and the Deployment waits for what its pods need."""
         kind, name = apply.id
         if kind == DEPLOYMENT.kind and any(obstacle.kind in _POD_NEEDS for obstacle in work.obstacles):
             return
         logger.info("apply key=%s kind=%s name=%s reason=%s", work.service.key, *apply.id, apply.reason)
         with contextlib.suppress(Refused), _told_as_obstacle(work, kind, name):
-            work.memory.applied.pop(apply.id, None)
+            former, before = work.memory.applied.pop(apply.id, None), work.observed
             if kind == DEPLOYMENT.kind:
                 await self._hold_replicas(work)
             found = await self._cluster.apply(BY_NAME[kind], apply.body, names.FIELD_MANAGER)
             work.see(found)
-            work.memory.applied[apply.id] = Applied(hash_of(apply.body), observe_child(found).fingerprint)
+            applied = Applied(hash_of(apply.body), observe_child(found).fingerprint)
+            work.memory.applied[apply.id] = applied
+            if is_restored(apply, before, former, applied):
+                work.restored[apply.id] = apply.id not in before.children
             if kind == DEPLOYMENT.kind:
                 await self._hold_replicas(work)
 
-    async def _hold_replicas(self, work: _Work) -> None:
+    async def _hold_replicas(self, work: Work) -> None:
         """Keep the number of replicas while the field changes hands."""
         hold: Hold | None = plan_hold(work.service.spec, work.observed.deployment)
         if hold is None:
@@ -205,70 +172,40 @@ class Reconciler:
         found = await self._cluster.apply(DEPLOYMENT, body, names.REPLICAS_FIELD_MANAGER, force=hold.force)
         work.see(found)
 
-    async def _delete(self, work: _Work, removal: Delete) -> None:
+    async def _delete(self, work: Work, removal: Delete) -> None:
         logger.info("delete key=%s kind=%s name=%s", work.service.key, removal.kind, removal.name)
         with _told_as_obstacle(work, removal.kind, removal.name):
             await self._cluster.delete(BY_NAME[removal.kind], work.owner.namespace, removal.name, removal.uid)
         work.observed = work.observed.without_child(removal.kind, removal.name)
         work.memory.applied.pop((removal.kind, removal.name), None)
 
-    async def _write_status(self, body: Object, work: _Work) -> None:
-        service = work.service
+    async def _write_status(self, body: Object, work: Work) -> None:
+        service, memory = work.service, work.memory
         url = self._settings.service_url(service.namespace, service.name)
-        situation = Situation(service.spec, work.observed, tuple(work.obstacles), self._metrics_api())
-        previous = self._previous_status(body, work.memory)
+        situation = Situation(
+            service.spec, work.observed, tuple(work.obstacles), self._metrics_api(), memory.template_generation or 0
+        )
+        previous = memory.reported.previous(body)
         status = build_status(service, situation, Written(url, work.image), previous, datetime.now(UTC))
-        await self._write(body, work.memory, previous, status)
+        await self._reporter.write(body, memory.reported, status)
+        for child, deleted in work.restored.items():
+            await self._reporter.tell_restored(body, memory.reported, child, deleted)
 
-    async def _write_invalid(self, body: Object, memory: _Memory, message: str) -> None:
-        previous = self._previous_status(body, memory)
+    async def _write_invalid(self, body: Object, memory: Memory, message: str) -> None:
+        previous = memory.reported.previous(body)
         status = build_invalid_status(message, int(body["metadata"]["generation"]), previous, datetime.now(UTC))
-        await self._write(body, memory, previous, status)
+        await self._reporter.write(body, memory.reported, status)
 
-    async def _write(self, body: Object, memory: _Memory, previous: Object, status: Object) -> None:
-        """If it says something new: the status, then an Event for each condition that turned."""
-        if is_same(status, previous):
-            return
-        metadata = body["metadata"]
-        patch = {
-            "apiVersion": INFERENCE_SERVICE.api_version,
-            "kind": INFERENCE_SERVICE.kind,
-            # The uid makes it fail on another resource that has come under this name.
-            "metadata": {"name": metadata["name"], "namespace": metadata["namespace"], "uid": metadata["uid"]},
-            "status": status,
-        }
-        try:
-            written = await self._cluster.apply(INFERENCE_SERVICE, patch, names.FIELD_MANAGER, subresource="status")
-        except Refused as error:
-            if error.status == 404:
-                return  # it was deleted meanwhile
-            raise
-        memory.status, memory.status_version = written.get("status") or {}, metadata["resourceVersion"]
-        for transition in find_transitions(previous, status):
-            try:
-                await self._cluster.create(EVENT, build_event(body, transition, datetime.now(UTC)))
-            except Refused as error:
-                logger.warning(
-                    "event refused key=%s error=%r", f"{metadata['namespace']}/{metadata['name']}", error.message
-                )
-
-    def _previous_status(self, body: Object, memory: _Memory) -> Object:
-        """The status that is there: our last one, if the watch has not brought it back yet."""
-        if memory.status is not None and memory.status_version == body["metadata"]["resourceVersion"]:
-            return memory.status
-        found: dict[str, Any] = body.get("status") or {}
-        return found
-
-    def _recall(self, key: Key, body: Object) -> _Memory:
+    def _recall(self, key: Key, body: Object) -> Memory:
         uid = str(body["metadata"]["uid"])
         memory = self._memories.get(key)
         if memory is None or memory.uid != uid:
-            memory = self._memories[key] = _Memory(uid)
+            memory = self._memories[key] = Memory(uid)
         return memory
 
 
 @contextlib.contextmanager
-def _told_as_obstacle(work: _Work, kind: str, name: str) -> Iterator[None]:
+def _told_as_obstacle(work: Work, kind: str, name: str) -> Iterator[None]:
     """An ApiError within, in the API's own words; it is raised all the same."""
     try:
         yield
@@ -278,7 +215,7 @@ def _told_as_obstacle(work: _Work, kind: str, name: str) -> Iterator[None]:
         raise
 
 
-def _choose_access_mode(work: _Work) -> str:
+def _choose_access_mode(work: Work) -> str:
     """Of the claim that Conveyor makes. Pods on several nodes need to share it; it cannot change once it is there."""
     live = work.observed.children.get((CLAIM.kind, names.model_claim_name(work.owner.name)))
     if live is not None and live.access_mode:

@@ -4,16 +4,25 @@ Used by `status`. desired = ceil(total / target) for each metric, the larger win
 maxReplicas, unless the HPA's tolerance or stabilisation holds it (kubernetes: pkg/controller/podautoscaler).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
+from typing import Any, Final
 
+from conveyor_api import names
 from conveyor_api.conditions import Reason
 from conveyor_api.quantities import parse_quantity
 from conveyor_api.spec import InferenceServiceSpec
 from conveyor_api.status import AutoscalingStatus, MetricStatus, clip
 from conveyor_operator.observed import AutoscalerState, Observed
 
-_TOLERANCE = Decimal("0.1")  # the HPA's default
+Object = Mapping[str, Any]
+
+SCALED: Final = "scaled"
+"""What the message of a decision to change the replicas begins with."""
+
+# For up to 30 s after the CRD was made the HPA's controller does not know the kind; it looks anew by itself.
+_NOT_KNOWN_YET = f'no matches for kind "{names.KIND}"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,17 +35,21 @@ class MetricsApi:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What one metric asks for."""
+    """What one metric asks for. Within the tolerance it asks for the replicas that there are."""
 
     metric: str
     total: int
     target: Decimal
     replicas: int
-    within_tolerance: bool
+    tolerance: Decimal | None = None
+    """The one that keeps it from asking for another number."""
 
     def __str__(self) -> str:
         target = format(self.target.normalize(), "f")
-        return f"{self.metric} {self.total} / {target} -> {self.replicas}"
+        told = f"{self.metric} {self.total} / {target} -> {self.replicas}"
+        if self.tolerance is None:
+            return told
+        return f"{told}, within the tolerance of {format((self.tolerance * 100).normalize(), 'f')} %"
 
 
 def judge_scaling(spec: InferenceServiceSpec, observed: Observed, metrics_api: MetricsApi) -> tuple[str, Reason, str]:
@@ -64,61 +77,77 @@ def build_scaling_status(spec: InferenceServiceSpec, observed: Observed) -> Auto
     autoscaler = observed.autoscaler
     if autoscaler is None:
         return AutoscalingStatus(provider=spec.autoscaling.provider)
+    reason, message = explain(autoscaler)
     return AutoscalingStatus(
         provider=spec.autoscaling.provider,
         desired_replicas=autoscaler.desired_replicas,
+        reason=reason,
         metrics=[
             MetricStatus(name=name, current=autoscaler.currents.get(name), target=target)
             for name, target in autoscaler.targets.items()
         ],
-        message=clip(explain(autoscaler)),
+        message=clip(message),
     )
 
 
-def explain(autoscaler: AutoscalerState) -> str:
-    """One line: what each metric asks for, and why the HPA wants what it wants."""
+def keep_decision(former: Object, present: dict[str, Any]) -> dict[str, Any]:
+    """The former status as long as its decision stands: a new reading of a metric alone is no news."""
+    return dict(former) if _decision(former) == _decision(present) else present
+
+
+def _decision(status: Object) -> Any:
+    targets = {metric.get("name"): metric.get("target") for metric in status.get("metrics") or ()}
+    return status.get("provider"), status.get("desiredReplicas"), status.get("reason"), targets
+
+
+def explain(autoscaler: AutoscalerState) -> tuple[str, str]:
+    """Why the HPA wants what it wants: one word, and one line with what each metric asks for."""
+    now, desired = autoscaler.current_replicas, autoscaler.desired_replicas
+    decided = f"{SCALED} {now} -> {desired}" if now != desired else f"{desired} replicas"
     wishes = find_wishes(autoscaler)
-    desired = f"desired {autoscaler.desired_replicas}"
     if not wishes:
-        return f"no metric could be read; {desired}, as it was"
+        return "NoMetrics", f"{desired} replicas are kept: no metric could be read"
     largest = max(wish.replicas for wish in wishes)
     allowed = min(max(largest, autoscaler.min_replicas), autoscaler.max_replicas)
     parts = [str(wish) for wish in wishes]
     if len(wishes) > 1:
         parts.append(f"the larger is {largest}")
+    reason = "Decided"
     if allowed != largest:
-        bound = "maxReplicas" if allowed < largest else "minReplicas"
+        reason, bound = ("AtMaximum", "maxReplicas") if allowed < largest else ("Decided", "minReplicas")
         parts.append(f"{bound} is {allowed}")
-    if allowed != autoscaler.desired_replicas:
-        parts.append(_why_held(autoscaler, wishes))
-    return "; ".join([*parts, desired])
+    if allowed != desired:
+        reason, why = _why_held(autoscaler)
+        parts.append(why)
+    return reason, f"{decided}: {'; '.join(parts)}"
 
 
 def find_wishes(autoscaler: AutoscalerState) -> list[Wish]:
     """What each metric that could be read asks for. The HPA reports averages; requests are whole, so is the total."""
-    wishes = []
+    now, wishes = max(1, autoscaler.current_replicas), []
     for name, target_text in autoscaler.targets.items():
         current = autoscaler.currents.get(name)
         if current is None or not target_text:
             continue
         target, average = parse_quantity(target_text), parse_quantity(current)
-        total = int((average * max(1, autoscaler.current_replicas)).to_integral_value())
+        total = int((average * now).to_integral_value())
         replicas = int((total / target).to_integral_value(rounding=ROUND_CEILING))
-        near = abs(average / target - 1) <= _TOLERANCE
-        wishes.append(Wish(name, total, target, replicas, near))
+        tolerance = parse_quantity(autoscaler.tolerance_up if average > target else autoscaler.tolerance_down)
+        if replicas != now and abs(average / target - 1) <= tolerance:
+            wishes.append(Wish(name, total, target, now, tolerance))
+        else:
+            wishes.append(Wish(name, total, target, replicas))
     return wishes
 
 
-def _why_held(autoscaler: AutoscalerState, wishes: list[Wish]) -> str:
+def _why_held(autoscaler: AutoscalerState) -> tuple[str, str]:
     able = autoscaler.conditions.get("AbleToScale")
     limited = autoscaler.conditions.get("ScalingLimited")
     if able is not None and able[1] in ("ScaleDownStabilized", "ScaleUpStabilized"):
-        return f"held: {able[2]}"
-    if all(wish.within_tolerance or wish.replicas <= autoscaler.desired_replicas for wish in wishes):
-        return "within the tolerance of 10 %, so nothing moves"
+        return "Stabilized", f"held: {able[2]}"
     if limited is not None and limited[0] == "True":
-        return f"limited: {limited[2]}"
-    return "the HorizontalPodAutoscaler has not acted on it yet"
+        return "Limited", f"limited: {limited[2]}"
+    return "Pending", "the HorizontalPodAutoscaler has not acted on it yet"
 
 
 def _explain_fixed(spec: InferenceServiceSpec, observed: Observed) -> str:
@@ -132,6 +161,12 @@ def _explain_fixed(spec: InferenceServiceSpec, observed: Observed) -> str:
 
 
 def _mirror(autoscaler: AutoscalerState) -> tuple[str, Reason, str]:
+    if _NOT_KNOWN_YET in autoscaler.conditions.get("ScalingActive", ("", "", ""))[2]:
+        return (
+            "Unknown",
+            Reason.WAITING_FOR_AUTOSCALER,
+            "the HorizontalPodAutoscaler learns of InferenceServices shortly",
+        )
     for kind, failing in (("AbleToScale", Reason.AUTOSCALER_FAILED), ("ScalingActive", Reason.METRICS_UNAVAILABLE)):
         status, reason, message = autoscaler.conditions.get(kind, ("Unknown", "", ""))
         if status == "Unknown":

@@ -13,9 +13,11 @@ from conveyor_api import names
 from conveyor_api.conditions import ConditionType, Reason
 from conveyor_api.resource import InferenceService
 from conveyor_api.status import Condition, InferenceServiceStatus, LastFailure, ModelStatus, clip
-from conveyor_operator.conditions import Judged, Situation, judge_all
+from conveyor_operator.conditions import Judged, judge_all
 from conveyor_operator.failures import PodFailure, find_last_failure
-from conveyor_operator.scaling import build_scaling_status
+from conveyor_operator.pods import find_context_length
+from conveyor_operator.scaling import build_scaling_status, keep_decision
+from conveyor_operator.situation import Situation
 
 Object = Mapping[str, Any]
 
@@ -43,10 +45,12 @@ def build_status(
         selector=names.pod_selector_string(service.name),
         url=written.url,
         engine_image=written.engine_image,
-        model=ModelStatus(name=service.served_model_name),
+        model=_build_model(service, situation, previous),
         autoscaling=build_scaling_status(situation.spec, situation.observed),
     )
     result = status.to_manifest()
+    if "autoscaling" in result:
+        result["autoscaling"] = keep_decision(previous.get("autoscaling") or {}, result["autoscaling"])
     failure = _build_last_failure(find_last_failure(situation.observed.pods), previous, now)
     return result | {"lastFailure": failure} if failure else result
 
@@ -107,6 +111,15 @@ def _build_last_failure(found: PodFailure | None, previous: Object, now: datetim
         reason=str(found.reason), message=found.message, pod_name=found.pod, exit_code=found.exit_code, time=time
     )
     return failure.to_manifest()
+
+
+def _build_model(service: InferenceService, situation: Situation, previous: Object) -> ModelStatus:
+    """What is known of the model; its context length stays known as long as the source is the same."""
+    uri, found = service.spec.model.uri, find_context_length(situation.pods)
+    old = previous.get("model") or {}
+    if found is None and old.get("uri") == uri:
+        found = old.get("contextLength")
+    return ModelStatus(name=service.served_model_name, uri=uri, context_length=found)
 
 
 def _timeless(status: Object) -> dict[str, Any]:

@@ -8,20 +8,15 @@ import pytest
 import yaml
 from tests.api.builders import Json, build_body, build_full_body
 from tests.api.conftest import REPOSITORY, Services, install
+from tests.kubectl import kubectl
 
 from conveyor_api import names
 from conveyor_api.crd import build_crd
 from conveyor_api.resource import InferenceService
 from conveyor_api.status import Condition, InferenceServiceStatus, LastFailure
 from e2e.cluster.api import Api, ApiError, wait_until
-from e2e.cluster.tools import binary
 
 NOW = "2026-01-02T03:04:05Z"
-
-
-def kubectl(kubeconfig: Path, namespace: str, *arguments: str) -> str:
-    command = [str(binary("kubectl")), "--kubeconfig", str(kubeconfig), "--namespace", namespace, *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def build_status() -> InferenceServiceStatus:
@@ -139,6 +134,53 @@ def test_scale_reads_and_writes_replicas(services: Services) -> None:
     assert services.get("qwen")["spec"]["replicas"] == 5
 
 
+def test_scaling_by_hand_is_refused_with_a_sentence_while_an_autoscaler_does_it(
+    services: Services, kubeconfig: Path, namespace: str
+) -> None:
+    services.create(build_body(autoscaling={"maxReplicas": 4}))
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        kubectl(kubeconfig, namespace, "scale", "infsvc/qwen", "--replicas=2")
+    assert "change autoscaling.minReplicas and autoscaling.maxReplicas" in caught.value.stderr
+    with pytest.raises(ApiError, match="the HorizontalPodAutoscaler sets the replicas"):
+        services.merge("qwen", {"spec": {"replicas": 2}})
+    services.merge("qwen", {"spec": {"replicas": 2, "autoscaling": None}})
+    services.merge("qwen", {"spec": {"replicas": 3}}, "/scale")
+    services.merge("qwen", {"spec": {"replicas": 1, "autoscaling": {"maxReplicas": 4}}})
+    services.merge("qwen", {"spec": {"autoscaling": {"provider": "None"}}})
+    services.merge("qwen", {"spec": {"replicas": 2}}, "/scale")
+    assert services.get("qwen")["spec"]["replicas"] == 2, "without an autoscaler it is the number of engines"
+
+
+def test_an_edit_that_the_model_cannot_follow_is_refused_once_its_limit_is_known(services: Services) -> None:
+    too_long, too_small = {"engine": {"maxModelLen": 4096}}, {"kvCache": {"blockBudget": 63}}
+    uri = services.create(build_body())["spec"]["model"]["uri"]
+    services.merge("qwen", {"spec": too_long})
+    services.merge("qwen", {"spec": {"engine": {"maxModelLen": None}}})
+    services.merge("qwen", {"status": {"model": {"uri": uri, "contextLength": 1024}}}, "/status")
+
+    with pytest.raises(ApiError, match="maxModelLen is more than the model was made for"):
+        services.merge("qwen", {"spec": too_long})
+    with pytest.raises(ApiError, match="less than the model's longest request"):
+        services.merge("qwen", {"spec": too_small})
+    services.merge("qwen", {"spec": {"engine": {"maxModelLen": 1024}, "kvCache": {"blockBudget": 64}}})
+    services.merge("qwen", {"spec": {"engine": {"maxModelLen": 512}, "kvCache": {"blockBudget": 32}}})
+    with pytest.raises(ApiError, match="less than the model's longest request"):
+        services.merge("qwen", {"spec": {"engine": {"maxModelLen": None}}})
+    services.merge(
+        "qwen", {"spec": too_long | {"model": {"uri": "hf://example/longer"}, "kvCache": {"blockBudget": 256}}}
+    )
+
+
+def test_a_limit_that_becomes_known_too_late_stops_neither_status_nor_other_edits(services: Services) -> None:
+    uri = services.create(build_body(engine={"maxModelLen": 4096}))["spec"]["model"]["uri"]
+    services.merge("qwen", {"status": {"model": {"uri": uri, "contextLength": 1024}}}, "/status")
+    services.merge("qwen", {"status": {"replicas": 1}}, "/status")
+    services.merge("qwen", {"spec": {"replicas": 2}})
+    with pytest.raises(ApiError, match="set that or less"):
+        services.merge("qwen", {"spec": {"engine": {"maxModelLen": 2048}}})
+    services.merge("qwen", {"spec": {"engine": {"maxModelLen": 1024}}})
+
+
 def test_status_is_kept_whole_and_does_not_touch_the_spec(services: Services) -> None:
     created = services.create(build_body())
     status = build_status()
@@ -164,11 +206,11 @@ def test_kubectl_shows_the_columns(services: Services, kubeconfig: Path, namespa
     services.create(build_body())
     services.merge("qwen", {"status": build_status().to_manifest()}, "/status")
     header, line = kubectl(kubeconfig, namespace, "get", names.SHORT_NAME).splitlines()
-    assert header.split() == ["NAME", "READY", "MODE", "REPLICAS", "READYREPLICAS", "DESIRED", "AGE"]
-    assert line.split()[:-1] == ["qwen", "True", "Continuous", "3", "2", "4"]
+    assert header.split() == ["NAME", "READY", "REASON", "MODE", "REPLICAS", "READYREPLICAS", "DESIRED", "AGE"]
+    assert line.split()[:-1] == ["qwen", "True", "Ready", "Continuous", "3", "2", "4"]
 
     header, line = kubectl(kubeconfig, namespace, "get", names.SHORT_NAME, "--output=wide").splitlines()
-    assert {"REASON", "URL"} < set(header.split())
+    assert "URL" in header.split()
     assert "http://conveyor-gateway/default/qwen/v1" in line
 
 
@@ -185,7 +227,7 @@ def test_kubectl_waits_for_ready(services: Services, kubeconfig: Path, namespace
 
 def test_kubectl_explains_each_field(crd: Json, kubeconfig: Path) -> None:
     text = kubectl(kubeconfig, "default", "explain", "infsvc.spec.batching")
-    assert "Requests that run together on one engine" in " ".join(text.split())
+    assert "Mode None runs one, whatever this says. Default: 32." in " ".join(text.split())
 
 
 def test_kubectl_apply_refuses_an_unknown_field(crd: Json, kubeconfig: Path, tmp_path: Path) -> None:

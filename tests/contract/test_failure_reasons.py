@@ -46,4 +46,5 @@ def test_a_reason_that_the_engine_writes_is_one_that_the_user_reads(reason: str)
 
 def test_the_engine_writes_every_reason_that_is_promised_of_it_and_draws_it_in_its_tree() -> None:
     assert SAID == MODEL_FAILURES | ENGINE_FAILURES
-    assert set(", ".join(DRAWN).split(", ")) == SAID - {"EngineError"}  # not raised, but made of what nobody expected
+    made = {"EngineError", "OOMKilled"}  # not raised, but made of what nobody expected, or of a process that is gone
+    assert set(", ".join(DRAWN).split(", ")) == SAID - made

@@ -1,6 +1,9 @@
 """What the API accepts, the operator passes on and the engine takes: no service fails on its own configuration."""
 
+import ast
 import dataclasses
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +11,14 @@ import pytest
 import yaml
 from tests.api.builders import build_body, build_full_body
 
+import conveyor_engine
 from conveyor_api import names
+from conveyor_api.crd import build_schema
 from conveyor_api.pod import FREE_ENGINE_SETTINGS
 from conveyor_api.resource import InferenceService
 from conveyor_engine.config import EngineConfig
 from conveyor_engine.config_sources import parse_config
-from conveyor_operator.manifests.config import build_engine_config
+from conveyor_operator.manifests.config import RESOURCE_FIELDS, build_engine_config
 from conveyor_operator.manifests.metadata import Owner
 
 OWNER = Owner("default", "qwen", "1")
@@ -70,3 +75,35 @@ def test_each_engine_setting_is_the_specs_or_free() -> None:
     free = {setting.lower() for setting in FREE_ENGINE_SETTINGS}
     assert not written & free
     assert settings - written - free == {"kv_memory_fraction", "host"}  # excluded by num_kv_blocks; the pod's own
+    named = set(RESOURCE_FIELDS)
+    assert named == written - {"port"} | {"kv_memory_fraction"}, "and has a name that people know"
+
+
+def test_the_name_that_people_know_of_a_setting_is_a_field_of_the_spec() -> None:
+    spec = build_schema()["properties"]["spec"]
+    for field in RESOURCE_FIELDS.values():
+        group, _, name = field.partition(".")
+        assert name in spec["properties"][group]["properties"], field
+
+
+def test_what_the_engine_says_of_its_settings_is_said_of_the_spec() -> None:
+    """Every sentence that ends an engine names its settings in backticks, and only those that it has."""
+    settings = {field.name for field in dataclasses.fields(EngineConfig)}
+    quoted = {
+        name
+        for file in Path(conveyor_engine.__file__).parent.glob("*.py")
+        for text in find_sentences(file)
+        for name in re.findall(r"`([a-z_]+)(?:: [a-z0-9{}.]+)?`", text)
+    }
+    assert {"num_kv_blocks", "max_model_len", "device", "dtype"} <= quoted <= settings
+
+
+def find_sentences(file: Path) -> Iterator[str]:
+    """The texts that a file gives to StartErrors."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+            called = node.exc.func
+            if isinstance(called, ast.Name) and called.id in ("ConfigError", "ModelError"):
+                yield " ".join(
+                    c.value for c in ast.walk(node) if isinstance(c, ast.Constant) and isinstance(c.value, str)
+                )

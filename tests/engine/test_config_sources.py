@@ -65,8 +65,8 @@ def test_every_field_can_be_a_flag_a_variable_and_a_key(tmp_path: Path) -> None:
         ("model: /m\nkv_memory_fraction: 1.5", "kv_memory_fraction must be between"),
         ("model: /m\nkv_memory_fraction: .nan", "kv_memory_fraction must be a number"),
         ("model: /m\nnum_kv_blocks: 5\nkv_memory_fraction: 0.5", "exclude each other"),
-        ("model: /m\nbatching_window_seconds: 1", "means nothing in batching_mode continuous"),
-        ("model: /m\npadding: real", "is for batching_mode static"),
+        ("model: /m\nbatching_window_seconds: 1", "means nothing in batching_mode: continuous"),
+        ("model: /m\npadding: real", "is for batching_mode: static"),
         ("model: ''", "model must not be empty"),
         ("model: 5", "model must be a string"),
         ("port: 5", "model is missing"),
@@ -78,8 +78,9 @@ def test_every_field_can_be_a_flag_a_variable_and_a_key(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_file_is_refused_in_words(tmp_path: Path, text: str, words: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(words)) as caught:
+    with pytest.raises(ConfigError) as caught:
         parse("--config", write(tmp_path, text))
+    assert words in str(caught.value).replace("`", "")
     assert caught.value.reason == "InvalidConfig"
 
 
@@ -89,12 +90,12 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_origin_of_a_bad_value_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="flag --port: port must be a whole number, not 'x'"):
+    with pytest.raises(ConfigError, match="flag --port: `port` must be a whole number, not 'x'"):
         parse("--model", "/m", "--port", "x")
     with pytest.raises(ConfigError, match="environment variable CONVEYOR_ENGINE_PORT"):
         parse("--model", "/m", environment={"CONVEYOR_ENGINE_PORT": "tcp://10.0.0.1:80"})
     path = write(tmp_path, "model: /m\nport: -1")
-    with pytest.raises(ConfigError, match=re.escape(f"file {path}: port")):
+    with pytest.raises(ConfigError, match=re.escape(f"file {path}: `port`")):
         parse("--config", path)
 
 

@@ -37,9 +37,9 @@ def test_the_models_own_context_length_is_the_default(reference: GetReference) -
     ("changes", "reason", "sentence"),
     [
         ({"max_model_len": 129}, "InvalidConfig", "made for at most 128"),
-        ({"max_num_batched_tokens": 3}, "InvalidConfig", "less than max_num_seqs 4"),
+        ({"max_num_batched_tokens": 3}, "InvalidConfig", "less than `max_num_seqs`, which is 4"),
         ({"num_kv_blocks": 5}, "KVBudgetTooSmall", "needs 6"),
-        ({"num_kv_blocks": 10**12}, "KVBudgetTooLarge", "lower num_kv_blocks"),
+        ({"num_kv_blocks": 10**12}, "KVBudgetTooLarge", "lower `num_kv_blocks`"),
         ({"dtype": "float16"}, "InvalidConfig", "float16"),
         ({"model": "/nowhere"}, "ModelNotFound", "no config.json"),
         ({"attention_backend": "triton"}, "InvalidConfig", "triton"),
@@ -60,7 +60,7 @@ def test_the_largest_step_is_left_its_room_beside_the_kv_cache(
     block_bytes = ref.make_core().runner.backend.block_bytes([LayerShape(4, 2, 12, 12)] * 3, 16, torch.float32)
     monkeypatch.setattr(machine, "free_memory_bytes", lambda _: free)
     ref.make_core(num_kv_blocks=int(free * 0.85) // block_bytes)
-    with pytest.raises(StartError, match="lower num_kv_blocks"):
+    with pytest.raises(StartError, match="lower `num_kv_blocks`"):
         ref.make_core(num_kv_blocks=int(free * 0.85) // block_bytes, max_num_seqs=1024, max_num_batched_tokens=16384)
 
 

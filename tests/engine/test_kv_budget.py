@@ -29,7 +29,7 @@ def test_a_given_number_of_blocks_is_taken() -> None:
 
 
 def test_one_request_must_fit() -> None:
-    with pytest.raises(ConfigError, match=r"needs 10 \(10 MiB\).*set max_model_len to 144 or less") as caught:
+    with pytest.raises(ConfigError, match=r"needs 10 \(10 MiB\).*set `max_model_len` to 144 or less") as caught:
         plan(num_kv_blocks=9, free_bytes=100 * MIB)
     assert caught.value.reason == "KVBudgetTooSmall"
 

@@ -9,6 +9,8 @@ from conveyor_operator.manifests import Choices, Object, Owner, build_children
 from conveyor_operator.observed import Child, DeploymentState, Observed
 from conveyor_operator.pods import ContainerState, PodState
 
+ROLLED_OUT = {"Progressing": ("True", "NewReplicaSetAvailable", "")}
+ROLLING_OUT = {"Progressing": ("True", "ReplicaSetUpdated", "")}
 OWNER = Owner(namespace="default", name="qwen", uid="uid-1")
 CHOICES = Choices("example/engine:1", "conveyor-gateway.conveyor-system.svc.cluster.local", "ReadWriteMany")
 
@@ -43,6 +45,8 @@ def make_deployment(asked: int = 1, **changes: Any) -> DeploymentState:
         updated_replicas=asked,
         ready_replicas=asked,
         available_replicas=asked,
+        revision=1,
+        conditions=ROLLED_OUT,
     )
     return replace(state, **changes)
 

@@ -71,12 +71,12 @@ class Kubelet:
         return f"10.99.{self._addresses // 250}.{self._addresses % 250 + 1}"
 
 
-def ready(pod: Json) -> Json:
-    return running(pod, ready=True)
+def ready(pod: Json, found: str = "") -> Json:
+    return running(pod, ready=True, found=found)
 
 
-def running(pod: Json, *, ready: bool) -> Json:
-    """The model is fetched, the engine runs."""
+def running(pod: Json, *, ready: bool, found: str = "") -> Json:
+    """The model is fetched, with this termination message, and the engine runs."""
     return {
         "phase": "Running",
         "conditions": [
@@ -84,7 +84,7 @@ def running(pod: Json, *, ready: bool) -> Json:
             {"type": "Ready", "status": str(ready), "lastTransitionTime": TIME},
             {"type": "ContainersReady", "status": str(ready), "lastTransitionTime": TIME},
         ],
-        "initContainerStatuses": [_container("fetch", terminated(0, "Completed"), ready=True)],
+        "initContainerStatuses": [_container("fetch", terminated(0, "Completed", found), ready=True)],
         "containerStatuses": [_container("engine", {"running": {"startedAt": TIME}}, ready=ready)],
     }
 

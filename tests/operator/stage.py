@@ -31,7 +31,7 @@ COLLECTIONS = {
     "ReplicaSet": "apis/apps/v1/namespaces/{}/replicasets",
     "HorizontalPodAutoscaler": "apis/autoscaling/v2/namespaces/{}/horizontalpodautoscalers",
     "PodDisruptionBudget": "apis/policy/v1/namespaces/{}/poddisruptionbudgets",
-    "Event": "apis/events.k8s.io/v1/namespaces/{}/events",
+    "Event": "api/v1/namespaces/{}/events",
     "EndpointSlice": "apis/discovery.k8s.io/v1/namespaces/{}/endpointslices",
     "Service": "api/v1/namespaces/{}/services",
     "ConfigMap": "api/v1/namespaces/{}/configmaps",

@@ -29,6 +29,22 @@ def test_what_the_engine_says_is_what_the_user_reads() -> None:
     assert (failure.exit_code, failure.since, failure.pod) == (1, "2026-11-21T08:00:00Z", "pod")
 
 
+def test_the_engine_s_settings_are_told_as_fields_of_the_resource() -> None:
+    said = (
+        "`num_kv_blocks` gives 8 KV blocks; set `max_model_len` to 128 or `device: auto`, not `dtype: float16`; "
+        "`warmup` and `host` stay; `rm -rf`"
+    )
+    assert find(ended(told("KVBudgetTooSmall", said))).message == (
+        "kvCache.blockBudget gives 8 KV blocks; set engine.maxModelLen to 128 or engine.device: Auto, "
+        "not engine.dtype: Float16; CONVEYOR_ENGINE_WARMUP in engine.env and `host` stay; `rm -rf`"
+    )
+
+
+@pytest.mark.parametrize("message", ["[" * 4000, '{"message": "x", "reason": {}}', '{"message": "x", "reason": []}'])
+def test_what_an_image_of_somebody_else_writes_ends_nothing(message: str) -> None:
+    assert find(ended(message)).reason in ("CrashLoop", "EngineError")
+
+
 def test_a_reason_that_this_operator_does_not_know_is_told_all_the_same() -> None:
     failure = find(ended(told("NewReason", "something new")))
     assert (failure.reason, failure.message) == ("EngineError", "NewReason: something new")
@@ -44,6 +60,13 @@ def test_an_ending_without_a_reason_is_a_crash_with_its_last_words(message: str)
 
 def test_a_fetch_without_a_reason_is_a_failed_download() -> None:
     assert find(ended("no route", name="fetch")).reason == "ModelDownloadFailed"
+
+
+def test_a_killed_child_is_a_killed_container_whatever_the_engine_says() -> None:
+    """With cgroup v1 the kernel kills one process, and the first one has time for its own guess."""
+    words = told("EngineError", "the engine process was ended by SIGKILL")
+    assert find(ended(words, code=1, reason="OOMKilled")).reason == "OOMKilled"
+    assert find(ended(told("OOMKilled", "the engine process used more"), code=1)).reason == "OOMKilled"
 
 
 def test_a_pod_killed_for_its_memory_says_what_to_raise() -> None:
@@ -64,7 +87,18 @@ def test_a_pod_killed_for_its_memory_says_what_to_raise() -> None:
 def test_the_schedulers_sentence_becomes_a_reason(sentence: str, reason: str) -> None:
     failure = find_failure(make_pod(unschedulable=sentence, phase="Pending"))
     assert failure is not None
-    assert (failure.reason, failure.message) == (reason, sentence)
+    assert failure.reason == reason
+    assert failure.message == sentence or reason == "ClaimNotFound"
+
+
+def test_a_missing_claim_is_told_with_its_namespace_and_the_field() -> None:
+    sentence = '0/1 nodes are available: persistentvolumeclaim "models" not found. not found'
+    failure = find_failure(make_pod(namespace="team-a", unschedulable=sentence, phase="Pending"))
+    assert failure is not None
+    assert failure.message == (
+        "namespace team-a has no PersistentVolumeClaim models; make it there, "
+        "or correct model.uri or model.cache.claimName"
+    )
 
 
 def test_an_image_that_cannot_be_pulled_is_told_alike_while_it_is_tried_and_between_the_tries() -> None:

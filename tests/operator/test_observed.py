@@ -3,7 +3,7 @@
 import copy
 from typing import Any
 
-from tests.operator.builders import build, build_one, make_child, make_deployment
+from tests.operator.builders import ROLLING_OUT, build, build_one, make_child, make_deployment
 
 from conveyor_operator.observed import (
     DeploymentState,
@@ -69,12 +69,16 @@ def test_a_deployment_without_status_has_not_begun() -> None:
 
 def test_a_rollout_is_done_only_when_the_controller_has_seen_it() -> None:
     assert make_deployment(2).complete
-    assert not make_deployment(2, generation=2).rolled_out
+    assert not make_deployment(2, generation=2).complete
     assert not make_deployment(2, replicas=3).rolled_out
+    assert not make_deployment(2, conditions=ROLLING_OUT).rolled_out
+    assert make_deployment(0).complete
+
+
+def test_a_pod_that_fails_later_and_scaling_are_no_rollout() -> None:
     assert make_deployment(2, available_replicas=1).rolled_out
     assert not make_deployment(2, available_replicas=1).complete
-    assert not make_deployment(1, replicas=0, updated_replicas=0).rolled_out
-    assert make_deployment(0).complete
+    assert make_deployment(3, generation=2, replicas=1, updated_replicas=1, available_replicas=1).rolled_out
 
 
 def test_what_an_apply_returned_replaces_what_was_observed() -> None:

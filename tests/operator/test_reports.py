@@ -1,6 +1,9 @@
 """What a user reads: conditions, status and Events on a real API server, with pods in every kind of trouble."""
 
+from pathlib import Path
+
 import pytest
+from tests.kubectl import kubectl
 from tests.operator import kubelet
 from tests.operator.kubelet import Kubelet
 from tests.operator.stage import Json, Stage, make_service, wait_until
@@ -10,17 +13,21 @@ from e2e.cluster.api import ApiError
 AUTOSCALING = {"minReplicas": 1, "maxReplicas": 5}
 
 
-def events(stage: Stage) -> list[tuple[str, str, str]]:
-    """(type, reason, which condition) of the Events that we wrote, in their order."""
-    ours = [e for e in stage.space.list("Event") if e.get("reportingController") == "conveyor.dev/operator"]
-    told = [(e["eventTime"], e["type"], e["reason"], e["note"].partition(":")[0]) for e in ours]
-    return [(type, reason, about) for _, type, reason, about in sorted(told)]
+def events(stage: Stage) -> list[tuple[str, str]]:
+    """(type, reason) of the Events that we wrote, in their order."""
+    return [(event["type"], event["reason"]) for event in our_events(stage)]
+
+
+def our_events(stage: Stage) -> list[Json]:
+    ours = [e for e in stage.space.list("Event") if e["source"].get("component") == "conveyor.dev/operator"]
+    return sorted(ours, key=lambda event: str(event["eventTime"]))
 
 
 def test_the_way_of_a_service_from_nothing_to_ready(stage: Stage) -> None:
     with stage.operator(), Kubelet(stage.space, lambda pod: None) as node:
         stage.space.make_service(replicas=2)
         stage.space.wait_condition("qwen", "Progressing", "True", "PodsStarting")
+        stage.space.wait_condition("qwen", "Ready", "False", "ModelLoading")
         node.decide = lambda pod: kubelet.running(pod, ready=False)
         stage.space.wait_condition("qwen", "ModelAvailable", "False", "ModelLoading")
         node.decide = kubelet.ready
@@ -35,8 +42,7 @@ def test_the_way_of_a_service_from_nothing_to_ready(stage: Stage) -> None:
     assert "finalizers" not in body["metadata"]
     assert "annotations" not in body["metadata"], "nothing is written to the resource but its status"
     told = events(stage)
-    assert ("Normal", "Ready", "Ready") in told
-    assert not [t for t in told if t[0] == "Warning"]
+    assert told == [("Normal", "Ready")], "the only thing that happened"
 
 
 def model_not_found(pod: Json) -> Json:
@@ -59,11 +65,14 @@ def test_why_a_pod_does_not_run_is_in_the_condition(
         stage.space.make_service()
         condition = stage.space.wait_condition("qwen", type, "False", reason)
         assert words in condition["message"]
-        assert stage.space.wait_condition("qwen", "Ready", "False", reason)["message"] == condition["message"]
+        assert words in stage.space.wait_condition("qwen", "Ready", "False", reason)["message"]
         failure = stage.space.need("InferenceService", "qwen")["status"]["lastFailure"]
         assert (failure["reason"], words in failure["message"]) == (reason, True)
         stage.proxy.wait_quiet()
-        assert ("Warning", reason, "Ready") in events(stage)
+        assert events(stage) == [("Warning", reason)], "one cause, one Event"
+        told = stage.space.need("InferenceService", "qwen")["status"]["conditions"]
+        dependent = {c["type"]: c["reason"] for c in told if c["type"] != "ScalingReady"}
+        assert set(dependent.values()) == {reason}, "they agree"
 
 
 def test_a_mended_service_is_ready_and_remembers_its_failure(stage: Stage) -> None:
@@ -102,7 +111,7 @@ def last_failure_time(stage: Stage) -> str:
 def test_a_transition_time_stays_while_the_status_does(stage: Stage) -> None:
     with stage.operator(), Kubelet(stage.space, lambda pod: None) as node:
         stage.space.make_service()
-        first = stage.space.wait_condition("qwen", "Ready", "False", "ModelDownloading")
+        first = stage.space.wait_condition("qwen", "Ready", "False", "ModelLoading")
         node.decide = kubelet.oom_killed
         wait_until("another second", lambda: stage.space.condition("qwen", "Ready")["reason"] == "OOMKilled")
         second = stage.space.condition("qwen", "Ready")
@@ -130,7 +139,7 @@ def test_a_rollout_is_told_from_beginning_to_end_by_a_service_that_stays_ready(s
         stage.space.make_service(replicas=2, rollout={"maxUnavailable": 0, "maxSurge": 1})
         stage.space.wait_condition("qwen", "Progressing", "False", "UpToDate")
         stage.proxy.wait_quiet()
-        before = [event for event in events(stage) if event[2] == "Ready"]
+        before = events(stage)
         node.decide = lambda pod: None
         stage.space.edit("qwen", batching={"maxBatchSize": 8})
         condition = stage.space.wait_condition("qwen", "Progressing", "True", "RollingOut")
@@ -138,7 +147,8 @@ def test_a_rollout_is_told_from_beginning_to_end_by_a_service_that_stays_ready(s
         assert stage.space.condition("qwen", "Ready")["status"] == "True"
         node.decide = kubelet.ready
         stage.space.wait_condition("qwen", "Progressing", "False", "UpToDate")
-        assert [event for event in events(stage) if event[2] == "Ready"] == before, "it was never unready"
+        stage.proxy.wait_quiet()
+        assert events(stage) == [*before, ("Normal", "RollingOut"), ("Normal", "UpToDate")], "it was never unready"
 
 
 def test_a_resource_that_this_operator_cannot_read_is_told_and_its_pods_stay(stage: Stage) -> None:
@@ -192,6 +202,115 @@ def test_a_failure_that_is_over_at_once_is_not_told(stage: Stage) -> None:
         stage.space.wait_condition("qwen", "Ready", "True", "Ready")
         stage.proxy.wait_quiet()
     assert not [event for event in events(stage) if event[0] == "Warning"]
+
+
+def test_scaling_by_the_autoscaler_is_one_event_a_decision_and_a_reading_is_no_write(stage: Stage) -> None:
+    """The HPA is played: its controller finds no metrics here, and is kept away by a status of ours."""
+    with stage.operator(), Kubelet(stage.space, kubelet.ready):
+        stage.space.make_service(autoscaling=AUTOSCALING)
+        stage.space.wait_condition("qwen", "Ready", "True", "Ready")
+        stage.space.wait_condition("qwen", "ScalingReady", "False", "MetricsUnavailable")
+        stage.proxy.wait_quiet()
+        before = events(stage)
+        for wanted in (3, 1):
+            now = stage.space.need("Deployment", "qwen-engine")["spec"]["replicas"]
+            stage.space.patch("Deployment", "qwen-engine", {"spec": {"replicas": wanted}}, "scale")
+            play_decision(stage, now, wanted)
+            wait_until("it is told", lambda wanted=wanted: scaled_to(stage) == wanted)
+            wait_until("the pods", lambda wanted=wanted: deployment_is(stage, wanted))
+        stage.proxy.wait_quiet()
+        told = our_events(stage)[len(before) :]
+        assert [event["reason"] for event in told if not event["reason"].startswith(("Scaling", "Metrics"))] == [
+            "Scaled",
+            "Scaled",
+        ]
+        assert stage.space.condition("qwen", "Progressing")["reason"] == "UpToDate"
+
+
+def scaled_to(stage: Stage) -> int:
+    return int(stage.space.need("InferenceService", "qwen")["status"]["autoscaling"].get("desiredReplicas", 0))
+
+
+def deployment_is(stage: Stage, replicas: int) -> bool:
+    status = stage.space.need("Deployment", "qwen-engine")["status"]
+    return bool(status.get("replicas") == status.get("readyReplicas") == replicas)
+
+
+def play_decision(stage: Stage, now: int, wanted: int) -> None:
+    metric = {"metric": {"name": "inference_queue_depth"}, "current": {"averageValue": str(12 if wanted > now else 0)}}
+    described = {"apiVersion": "conveyor.dev/v1alpha1", "kind": "InferenceService", "name": "qwen"}
+    status = {
+        "currentReplicas": now,
+        "desiredReplicas": wanted,
+        "currentMetrics": [{"type": "Object", "object": {**metric, "describedObject": described}}],
+    }
+    stage.space.patch("HorizontalPodAutoscaler", "qwen-engine", {"status": status}, "status")
+
+
+def test_kubectl_describe_tells_the_events_in_the_order_in_which_they_happened(stage: Stage, kubeconfig: Path) -> None:
+    with stage.operator(), Kubelet(stage.space, kubelet.oom_killed) as node:
+        stage.space.make_service()
+        stage.space.wait_condition("qwen", "Ready", "False", "OOMKilled")
+        for play, reason in [(kubelet.ready, "Ready"), (kubelet.oom_killed, "OOMKilled")] * 7:
+            node.decide = play
+            wait_until("it turns", lambda reason=reason: stage.space.condition("qwen", "Ready")["reason"] == reason)
+        stage.proxy.wait_quiet()
+        described = kubectl(kubeconfig, stage.space.namespace, "describe", "infsvc/qwen")
+    rows = [line.split() for line in described.partition("Events:")[2].splitlines()]
+    told = [(row[0], row[1]) for row in rows if row and row[0] in ("Normal", "Warning")]
+    assert told == events(stage)
+    assert len(told) > 12, "fewer are sorted by chance"
+
+
+def test_a_hand_edit_that_is_undone_names_what_to_change_instead(stage: Stage) -> None:
+    with stage.operator(), Kubelet(stage.space, kubelet.ready):
+        stage.space.make_service(autoscaling=AUTOSCALING)
+        stage.space.wait_condition("qwen", "Ready", "True", "Ready")
+        stage.proxy.wait_quiet()
+        labels = {"metadata": {"labels": {"somebody": "else"}}}
+        stage.space.patch("HorizontalPodAutoscaler", "qwen-engine", labels)
+        stage.proxy.wait_quiet()
+        assert "Restored" not in dict(map(reversed, events(stage))), "what others add stays"
+        for _ in range(3):
+            stage.space.patch("HorizontalPodAutoscaler", "qwen-engine", {"spec": {"maxReplicas": 50}})
+            wait_until("it is undone", lambda: max_replicas(stage) == 5)
+        stage.space.delete("PodDisruptionBudget", "qwen-engine")
+        wait_until("it is back", lambda: stage.space.get("PodDisruptionBudget", "qwen-engine"))
+        wait_until("both are told", lambda: len(restored(stage)) == 2)
+        stage.proxy.wait_quiet()
+    assert restored(stage) == [
+        "HorizontalPodAutoscaler qwen-engine was edited and is restored; "
+        "change spec.autoscaling of the InferenceService instead",
+        "PodDisruptionBudget qwen-engine was deleted and is back; change the spec of the InferenceService instead",
+    ]
+
+
+def restored(stage: Stage) -> list[str]:
+    return [event["message"] for event in our_events(stage) if event["reason"] == "Restored"]
+
+
+def max_replicas(stage: Stage) -> int:
+    return int(stage.space.need("HorizontalPodAutoscaler", "qwen-engine")["spec"]["maxReplicas"])
+
+
+def test_what_the_fetch_found_in_the_model_is_known_as_long_as_the_source_is_the_same(stage: Stage) -> None:
+    with stage.operator(), Kubelet(stage.space, lambda pod: kubelet.ready(pod, '{"contextLength": 1024}')) as node:
+        stage.space.make_service(engine={"device": "Auto"})
+        stage.space.wait_condition("qwen", "Ready", "True", "Ready")
+        wait_until("it is told", lambda: context_length(stage) == 1024)
+        before = {pod["metadata"]["name"] for pod in stage.space.list("Pod")}
+        with pytest.raises(ApiError, match="more than the model was made for"):
+            stage.space.edit("qwen", engine={"maxModelLen": 4096})
+        stage.proxy.wait_quiet()
+        assert {pod["metadata"]["name"] for pod in stage.space.list("Pod")} == before, "the good pod stays"
+        node.decide = lambda pod: kubelet.ready(pod, "[" * 4000)
+        stage.space.edit("qwen", model={"uri": "pvc://models/other"})
+        wait_until("it is forgotten", lambda: context_length(stage) is None)
+
+
+def context_length(stage: Stage) -> int | None:
+    model = stage.space.need("InferenceService", "qwen")["status"]["model"]
+    return model.get("contextLength")
 
 
 def test_two_services_with_one_refused_do_not_disturb_each_other(stage: Stage) -> None:

@@ -9,7 +9,14 @@ from tests.operator.builders import make_deployment, make_observed, make_resourc
 
 from conveyor_api import names
 from conveyor_operator.observed import AutoscalerState
-from conveyor_operator.scaling import MetricsApi, build_scaling_status, explain, find_wishes, judge_scaling
+from conveyor_operator.scaling import (
+    MetricsApi,
+    build_scaling_status,
+    explain,
+    find_wishes,
+    judge_scaling,
+    keep_decision,
+)
 
 AUTOSCALED = make_resource(autoscaling={"minReplicas": 1, "maxReplicas": 4}).spec
 WORKING = {"AbleToScale": ("True", "ReadyForNewScale", ""), "ScalingActive": ("True", "ValidMetricFound", "")}
@@ -35,16 +42,20 @@ def judge(autoscaler: AutoscalerState | None, api: MetricsApi | None = None) -> 
 
 def test_the_arithmetic_of_both_metrics_is_told() -> None:
     assert explain(make_autoscaler()) == (
-        "inference_in_flight 70 / 25.6 -> 3; inference_queue_depth 6 / 4 -> 2; the larger is 3; desired 3"
+        "Decided",
+        "scaled 2 -> 3: inference_in_flight 70 / 25.6 -> 3; inference_queue_depth 6 / 4 -> 2; the larger is 3",
     )
 
 
 def test_the_bound_that_cuts_a_wish_is_named() -> None:
-    assert "maxReplicas is 4; desired 4" in explain(
-        make_autoscaler(currents={names.IN_FLIGHT_METRIC: "100"}, desired_replicas=4)
+    many, none = {names.IN_FLIGHT_METRIC: "100"}, {names.IN_FLIGHT_METRIC: "0"}
+    assert explain(make_autoscaler(currents=many, desired_replicas=4)) == (
+        "AtMaximum",
+        "scaled 2 -> 4: inference_in_flight 200 / 25.6 -> 8; maxReplicas is 4",
     )
-    assert "minReplicas is 2; desired 2" in explain(
-        make_autoscaler(currents={names.IN_FLIGHT_METRIC: "0"}, min_replicas=2, desired_replicas=2)
+    assert explain(make_autoscaler(currents=none, min_replicas=2, desired_replicas=2)) == (
+        "Decided",
+        "2 replicas: inference_in_flight 0 / 25.6 -> 0; minReplicas is 2",
     )
 
 
@@ -52,16 +63,78 @@ def test_a_wish_that_the_hpa_holds_says_why() -> None:
     held = WORKING | {"AbleToScale": ("True", "ScaleDownStabilized", "recent recommendations were higher")}
     low = {names.IN_FLIGHT_METRIC: "5"}
     told = explain(make_autoscaler(currents=low, desired_replicas=2, conditions=held))
-    assert "held: recent recommendations were higher; desired 2" in told
+    assert told == (
+        "Stabilized",
+        "2 replicas: inference_in_flight 10 / 25.6 -> 1; held: recent recommendations were higher",
+    )
+
+
+def test_pods_that_go_one_step_at_a_time_are_no_tolerance() -> None:
+    """As seen on a cluster: 4 -> 3 on the way to 1, told as "within the tolerance of 10 %, so nothing moves"."""
+    limited = WORKING | {"ScalingLimited": ("True", "ScaleDownLimit", "the desired replica count is decreasing faster")}
+    low = {names.IN_FLIGHT_METRIC: "1"}
+    reason, told = explain(make_autoscaler(currents=low, current_replicas=4, desired_replicas=3, conditions=limited))
+    assert reason == "Limited"
+    assert told.startswith("scaled 4 -> 3: inference_in_flight 4 / 25.6 -> 1; limited: the desired replica count")
+
+
+@given(
+    st.integers(1, 8),
+    st.integers(1, 8),
+    st.integers(0, 200),
+    st.sampled_from(["ReadyForNewScale", "SucceededRescale", "ScaleDownStabilized"]),
+)
+def test_the_tolerance_is_named_only_where_it_keeps_the_replicas_as_they_are(
+    now: int, desired: int, total: int, able: str
+) -> None:
+    state = make_autoscaler(
+        current_replicas=now,
+        desired_replicas=desired,
+        max_replicas=8,
+        targets={"m": "10"},
+        currents={"m": f"{-(-total * 1000 // now)}m"},
+        conditions=WORKING | {"AbleToScale": ("True", able, "why")},
+    )
+    reason, told = explain(state)
+    assert ("within the tolerance" in told) == (-(-total // 10) != now and abs(total / (10 * now) - 1) <= 0.1)
+    assert told.startswith(f"scaled {now} -> {desired}: " if now != desired else f"{desired} replicas: ")
+    wish = now if "within" in told else min(8, max(1, -(-total // 10)))
+    assert (reason in ("Decided", "AtMaximum")) == (wish == desired)
 
 
 def test_a_small_deviation_moves_nothing() -> None:
-    told = explain(make_autoscaler(currents={names.IN_FLIGHT_METRIC: "27"}, desired_replicas=2))
-    assert "within the tolerance of 10 %" in told
+    told = explain(make_autoscaler(currents={names.IN_FLIGHT_METRIC: "27"}, desired_replicas=2))[1]
+    assert told == "2 replicas: inference_in_flight 54 / 25.6 -> 2, within the tolerance of 10 %"
+    wide = make_autoscaler(currents={names.IN_FLIGHT_METRIC: "32"}, desired_replicas=2, tolerance_up="0.25")
+    assert "within the tolerance of 25 %" in explain(wide)[1]
 
 
 def test_no_metric_means_no_change() -> None:
-    assert explain(make_autoscaler(currents={})) == "no metric could be read; desired 3, as it was"
+    assert explain(make_autoscaler(currents={})) == ("NoMetrics", "3 replicas are kept: no metric could be read")
+
+
+def test_a_new_reading_is_no_news_and_a_new_decision_is() -> None:
+    def tell(**changes: Any) -> dict[str, Any]:
+        status = build_scaling_status(AUTOSCALED, make_observed(autoscaler=make_autoscaler(**changes)))
+        assert status is not None
+        return status.to_manifest()
+
+    first = tell()
+    assert keep_decision(first, tell(currents={names.IN_FLIGHT_METRIC: "36", names.QUEUE_DEPTH_METRIC: "1"})) == first
+    for changes in (
+        {"desired_replicas": 2},
+        {"targets": {names.IN_FLIGHT_METRIC: "10"}},
+        {"currents": {names.IN_FLIGHT_METRIC: "100"}, "max_replicas": 3},
+        {"currents": {}},
+    ):
+        assert keep_decision(first, tell(**changes)) == tell(**changes) != first
+
+
+def test_a_kind_that_the_hpa_does_not_know_yet_is_no_failure() -> None:
+    """The first look after an installation."""
+    words = 'unable to get metric inference_in_flight: no matches for kind "InferenceService" in version "conveyor.dev"'
+    conditions = WORKING | {"ScalingActive": ("False", "FailedGetObjectMetric", words)}
+    assert judge(make_autoscaler(conditions=conditions))[:2] == ("Unknown", "WaitingForAutoscaler")
 
 
 @given(st.integers(0, 100_000), st.integers(1, 50), st.integers(1, 1024))
@@ -70,7 +143,7 @@ def test_the_total_is_found_again_from_the_hpas_average(total: int, replicas: in
     state = make_autoscaler(current_replicas=replicas, targets={"m": str(target)}, currents={"m": f"{milli}m"})
     (wish,) = find_wishes(state)
     assert wish.total == total
-    assert wish.replicas == -(-total // target)
+    assert wish.replicas == (-(-total // target) if wish.tolerance is None else replicas)
 
 
 def test_a_working_autoscaler_is_ready() -> None:

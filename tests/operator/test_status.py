@@ -6,8 +6,8 @@ from typing import Any
 from tests.operator.builders import ended, make_deployment, make_observed, make_pod, make_resource
 
 from conveyor_api.status import MAX_MESSAGE_LENGTH, InferenceServiceStatus
-from conveyor_operator.conditions import Situation
 from conveyor_operator.pods import PodState
+from conveyor_operator.situation import Situation
 from conveyor_operator.status import Written, build_invalid_status, build_status, is_same
 
 EARLY = datetime(2026, 11, 21, 8, 0, 0, tzinfo=UTC)
@@ -39,7 +39,7 @@ def test_the_status_says_what_there_is() -> None:
     assert status["selector"] == "conveyor.dev/inference-service=qwen"
     assert status["url"] == "http://gateway/default/qwen/v1"
     assert status["engineImage"] == "example/engine:1"
-    assert status["model"] == {"name": "qwen"}
+    assert status["model"] == {"name": "qwen", "uri": "hf://example/model"}
     assert {c["observedGeneration"] for c in status["conditions"]} == {7}
 
 

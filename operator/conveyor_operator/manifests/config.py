@@ -6,7 +6,7 @@ resource leaves open is left out, so that the engine's own default holds.
 
 import hashlib
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
@@ -15,6 +15,26 @@ from conveyor_api.spec import InferenceServiceSpec
 from conveyor_operator.manifests.metadata import Object, Owner, build_metadata
 
 _HASH_DIGITS = 8
+
+# What people call the engine's settings: the fields of the spec that they are made from.
+RESOURCE_FIELDS: Final = {
+    "model": "model.uri",
+    "served_model_name": "model.name",
+    "device": "engine.device",
+    "dtype": "engine.dtype",
+    "max_model_len": "engine.maxModelLen",
+    "batching_mode": "batching.mode",
+    "max_num_seqs": "batching.maxBatchSize",
+    "batching_window_seconds": "batching.window",
+    "max_num_batched_tokens": "batching.maxBatchTokens",
+    "max_num_queued_requests": "batching.maxQueuedRequests",
+    "num_kv_blocks": "kvCache.blockBudget",
+    "kv_memory_fraction": "kvCache.memoryFraction",
+    "block_size": "kvCache.blockSize",
+    "request_timeout_seconds": "endpoint.requestTimeoutSeconds",
+    "drain_timeout_seconds": "drain.timeoutSeconds",
+    "sampling_defaults": "engine.samplingDefaults",
+}
 
 
 @dataclass(frozen=True, slots=True)

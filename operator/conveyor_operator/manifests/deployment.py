@@ -25,7 +25,6 @@ _STARTUP_PERIOD_SECONDS = 2
 _STARTUP_SECONDS = 30 * 60  # reading a large model from a slow disk, compiling, warming up
 # Longer than the longest sensible download plus the start-up: an unfinished rollout is not an error before that.
 _PROGRESS_DEADLINE_SECONDS = 2 * 60 * 60
-_GPU_VENDOR = "nvidia.com/"
 _COMPUTE = ("cpu", "memory", "ephemeral-storage")
 
 
@@ -198,7 +197,7 @@ def _without_devices(resources: dict[str, dict[str, Any]]) -> dict[str, dict[str
 
 def _scheduling(spec: InferenceServiceSpec) -> Object:
     asked: Object = {key: value for key, value in spec.scheduling.to_manifest().items() if value}
-    if any(name.startswith(_GPU_VENDOR) for name in spec.resources.limits):
+    if any(name.startswith(names.GPU_VENDOR) for name in spec.resources.limits):
         # Nodes with GPUs carry this taint, so that nothing else takes their place.
         taint = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
         asked["tolerations"] = [taint, *asked.get("tolerations", [])]

@@ -1,0 +1,50 @@
+"""What a container leaves behind: how it ended, and what a fetch found."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from conveyor_engine.__main__ import main
+from conveyor_engine.cgroup import count_oom_kills
+from conveyor_engine.termination import find_context_length
+
+
+@pytest.mark.parametrize(
+    ("config", "length"),
+    [
+        ('{"max_position_embeddings": 1024}', 1024),
+        ('{"n_positions": 512}', 512),
+        ('{"text_config": {"max_position_embeddings": 131072}, "max_position_embeddings": 1}', 131072),
+        ('{"max_position_embeddings": "many"}', None),
+        ('{"max_position_embeddings": true}', None),
+        ('{"text_config": []}', None),
+        ("[" * 100_000, None),
+        ("{}", None),
+        ("no JSON", None),
+    ],
+)
+def test_the_longest_context_is_what_the_config_says(tmp_path: Path, config: str, length: int | None) -> None:
+    (tmp_path / "config.json").write_text(config)
+    assert find_context_length(tmp_path) == length
+
+
+def test_a_fetch_says_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = tmp_path / "termination-log"
+    monkeypatch.setenv("TERMINATION_LOG", str(told))
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text('{"max_position_embeddings": 1024}')
+    assert main(["fetch", "--uri", "pvc://models/demo", "--target", str(model)]) == 0
+    assert json.loads(told.read_text()) == {"contextLength": 1024}
+    assert main(["fetch", "--uri", "pvc://models/demo", "--target", str(tmp_path / "none")]) == 1
+    assert json.loads(told.read_text())["reason"] == "ModelNotFound"
+
+
+def test_the_kernel_s_count_is_read_with_both_versions_of_cgroups(tmp_path: Path) -> None:
+    second, first = tmp_path / "memory.events", tmp_path / "memory.oom_control"
+    assert count_oom_kills((second, first)) == 0
+    first.write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n")
+    assert count_oom_kills((second, first)) == 2
+    second.write_text("low 0\nhigh 0\nmax 9\noom 3\noom_kill 1\n")
+    assert count_oom_kills((second, first)) == 1
