@@ -209,11 +209,11 @@ async def test_an_engines_own_errors_pass(stack: Stack, http: aiohttp.ClientSess
 async def test_a_stream_that_stands_still_is_ended_and_one_that_moves_is_not(
     stack: Stack, http: aiohttp.ClientSession
 ) -> None:
-    await stack.apply_service(endpoint={"requestTimeoutSeconds": 1})
+    await stack.apply_service(endpoint={"requestTimeoutSeconds": 3})
 
     async def handle(request: web.Request) -> web.StreamResponse:
         answer = await begin_stream(request)
-        for _ in range(5):  # 1.5 s in all
+        for _ in range(11):  # longer in all than the time limit, each piece far within it
             await answer.write(b"data: 1\n\n")
             await asyncio.sleep(0.3)
         await asyncio.sleep(3600)
@@ -223,5 +223,5 @@ async def test_a_stream_that_stands_still_is_ended_and_one_that_moves_is_not(
         await stack.add_engine(engine.port)
         async with http.post(stack.completions, data=b"{}") as answer:
             received = await answer.read()
-    assert received.startswith(b"data: 1\n\n" * 5)
+    assert received.startswith(b"data: 1\n\n" * 11)
     assert json.loads(received.split(b"data: ")[-1])["error"]["code"] == "standstill"

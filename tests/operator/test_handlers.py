@@ -33,7 +33,9 @@ async def reconciled_uids(*events: dict[str, Any]) -> list[str]:
             await remember(**event)
         await mark(**event)
         await asyncio.sleep(0)
-    await asyncio.sleep(0.1)
+    async with asyncio.timeout(20):
+        while workers._workers:  # noqa: ASYNC110  it has no event for it
+            await asyncio.sleep(0.001)
     await workers.stop()
     return done
 
