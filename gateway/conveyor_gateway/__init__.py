@@ -4,5 +4,7 @@ One request, file by file: `listener` (HTTP) -> `app` -> `routing` (which servic
 `memory` -> `queues`, `admission` (its turn) -> `dispatch` (which engine?) -> `proxy` (bytes there and back) -> `relay`
 (to the client) -> `record`.
 One change in the cluster: `watch` -> `catalog` -> `queues`. Around both: `settings`, `server`, `readiness`, `demand`,
-`metrics`, `answers`, `errors`.
+`metrics`, `answers`, `service_status`, `engine_pages`, `errors`.
 """
+
+__version__ = "0.1.0"  # the image has the package's files, not its metadata

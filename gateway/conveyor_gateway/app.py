@@ -5,7 +5,7 @@ requests for engines to `gateway`.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 
 from aiohttp.web import BaseRequest, Response, StreamResponse
@@ -20,6 +20,7 @@ from conveyor_gateway.metrics import Metrics
 from conveyor_gateway.queues import Queues
 from conveyor_gateway.readiness import Readiness
 from conveyor_gateway.routing import Action, OwnHosts, Route, find_model, parse_route
+from conveyor_gateway.service_status import ServiceStatus, build_own_status
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class PublicApp:
     readiness: Readiness
     metrics: Metrics
     own_hosts: OwnHosts
+    service_status: ServiceStatus = field(default_factory=ServiceStatus)
 
     async def handle(self, request: BaseRequest) -> StreamResponse:
         path = request.rel_url.raw_path
@@ -52,12 +54,22 @@ class PublicApp:
         route = parse_route(request.method, path, request.headers.get("Host", ""), self.own_hosts, self.directory)
         if route.action is Action.GENERATE:
             return await self.gateway.answer(request, route)
+        if route.action is Action.STATUS:
+            answer = await self._find_status(route, find_request_id(request))
+            self.metrics.count_request(route.service or "", HTTPStatus.OK)
+            return answer
         if route.action is Action.LIST_MODELS:
             content = build_model_list(route.service, self.directory)
         else:
             content = self._find_model(route)
         self.metrics.count_request(route.service or "", HTTPStatus.OK)
         return build_json(content, find_request_id(request))
+
+    async def _find_status(self, route: Route, request_id: str) -> Response:
+        if route.service is None:
+            return build_own_status(route.path, self.readiness, request_id)
+        service, engines = self.directory.services[route.service], self.gateway.find_engines(route.service)
+        return await self.service_status.answer(route.path, service, engines, request_id)
 
     def _find_model(self, route: Route) -> dict[str, object]:
         if route.service is None:

@@ -85,6 +85,10 @@ class Gateway:
             self._running.discard(task)
             self._recorder.finish(record)
 
+    def find_engines(self, service: str) -> tuple[str, ...]:
+        """The ready engines of `namespace/name`, as `host:port`."""
+        return self._queues.catalog.engines(service)
+
     async def wait_idle(self) -> None:
         """Returns when no request is held."""
         while self._running:

@@ -5,6 +5,7 @@ model that the path names (`find_model`), or by `gateway` with that of the body.
 queues.
 
     /<namespace>/<name>/v1/...                                  the path names the service, whatever the Host
+    /<namespace>/<name>/health                                  the same; also /ping and /version
     <name>.<namespace>[.svc[.<domain>]]  and  /v1/...           the Host names it
     any other Host                       and  /v1/...           the root: `model` in the body names it
 
@@ -22,9 +23,10 @@ from conveyor_api.names import GATEWAY_SERVICE
 from conveyor_gateway.catalog import LABEL, Directory, Service
 from conveyor_gateway.errors import MethodNotAllowed, Misdirected, NotFound
 
-_SERVICE_PATH = re.compile(rf"/({LABEL})/({LABEL})(/v1/.*)")
+_SERVICE_PATH = re.compile(rf"/({LABEL})/({LABEL})(/(?:v1/.*|health|ping|version))")
 _SERVICE_HOST = re.compile(rf"({LABEL})\.({LABEL})(?:\.svc(?:\..+)?)?")
 _MODELS: Final = "/v1/models"
+STATUS_PATHS: Final = ("/health", "/ping", "/version")  # clients ask for them beside /v1 and below it
 GENERATE_PATHS: Final = ("/v1/completions", "/v1/chat/completions")
 
 
@@ -32,6 +34,7 @@ class Action(Enum):
     GENERATE = auto()  # to an engine
     LIST_MODELS = auto()
     GET_MODEL = auto()
+    STATUS = auto()  # whether requests are answered, and by which version
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,7 @@ def parse_route(method: str, path: str, host: str, own: OwnHosts, directory: Dir
     if match := _SERVICE_PATH.fullmatch(path):
         namespace, name, rest = match.groups()
         return _parse_action(method, rest, _known(f"{namespace}/{name}", directory))
-    if not path.startswith("/v1/"):
+    if not path.startswith("/v1/") and path not in STATUS_PATHS:
         raise NotFound(
             f"no such path: {path}; services are at /<namespace>/<name>/v1/..., models at /v1/models", "path_not_found"
         )
@@ -83,7 +86,10 @@ def _parse_action(method: str, path: str, service: str | None) -> Route:
     if path.startswith(_MODELS + "/"):
         _expect("GET", method, path)
         return Route(Action.GET_MODEL, service, model=unquote(path.removeprefix(_MODELS + "/")))
-    known = ", ".join((*GENERATE_PATHS, _MODELS))
+    if (page := path.removeprefix("/v1")) in STATUS_PATHS:
+        _expect("GET", method, path)
+        return Route(Action.STATUS, service, page)
+    known = ", ".join((*GENERATE_PATHS, _MODELS, *STATUS_PATHS))
     raise NotFound(f"no such path: {path}; there are {known}", "path_not_found")
 
 

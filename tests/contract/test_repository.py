@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from conveyor_engine import __version__
+import conveyor_engine
+import conveyor_gateway
 from e2e.cluster.images import IMAGES
 from e2e.cluster.paths import REPOSITORY
 
@@ -61,8 +62,9 @@ def test_a_generated_page_is_what_the_programs_say(page: str, words: tuple[str, 
         assert word in done.stdout
 
 
-def test_the_engine_tells_the_version_that_is_released() -> None:
-    assert tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"] == __version__
+def test_engine_and_gateway_tell_the_version_that_is_released() -> None:
+    released = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
+    assert released == conveyor_engine.__version__ == conveyor_gateway.__version__
 
 
 def test_the_readme_stays_short() -> None:

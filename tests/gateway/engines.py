@@ -84,11 +84,12 @@ class SlowEngine:
 
     def __init__(self) -> None:
         self.gate = asyncio.Event()
-        self.running = 0
+        self.running = self.most_running = 0
         self.cancelled = 0
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         self.running += 1
+        self.most_running = max(self.most_running, self.running)
         try:
             await self.gate.wait()
         except asyncio.CancelledError:

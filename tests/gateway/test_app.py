@@ -1,14 +1,18 @@
 """The pages that the gateway answers itself."""
 
+import asyncio
 import json
 from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 from tests.gateway.builders import make_directory, make_known_service
+from tests.gateway.engines import SlowEngine, answering, running_engine
 from tests.gateway.process import GatewayProcess
 from tests.gateway.stack import Stack
 
+from conveyor_gateway import __version__
 from conveyor_gateway.answers import build_model_list
 
 
@@ -57,6 +61,9 @@ def test_the_model_list_names_each_service_so_that_the_root_finds_it() -> None:
         ("GET", "/v1/completions", 405, "method_not_allowed"),
         ("OPTIONS", "/v1/models", 405, "method_not_allowed"),
         ("HEAD", "/v1/models", 405, None),
+        ("GET", "/nowhere/nobody/health", 404, "service_not_found"),
+        ("GET", "/nowhere/health", 404, "path_not_found"),
+        ("POST", "/health", 405, "method_not_allowed"),
         ("GET", "/demand", 404, "path_not_found"),  # only on the admin port
         ("GET", "/metrics", 404, "path_not_found"),
     ],
@@ -80,6 +87,53 @@ async def test_probes_are_on_both_ports(gateway: GatewayProcess, http: aiohttp.C
     for port in (gateway.port, gateway.admin_port):
         async with http.get(f"http://127.0.0.1:{port}{path}") as answer:
             assert (answer.status, await answer.text()) == (200, "ok\n")
+
+
+@pytest.mark.parametrize("base", ["", "/v1"])
+async def test_the_root_says_of_the_gateway_that_it_answers_and_which_it_is(
+    gateway: GatewayProcess, http: aiohttp.ClientSession, base: str
+) -> None:
+    for page in ("health", "ping"):
+        assert await get(http, f"{gateway.url}{base}/{page}") == (200, {"status": "ready"})
+    assert await get(http, f"{gateway.url}{base}/version") == (200, {"version": __version__})
+
+
+@pytest.mark.parametrize("base", ["", "/v1"])
+async def test_a_service_says_by_one_of_its_engines_that_it_answers(
+    stack: Stack, http: aiohttp.ClientSession, base: str
+) -> None:
+    url = f"{stack.gateway.url}/{stack.key}{base}"
+    assert (await get(http, f"{url}/health"))[1]["error"]["code"] == "no_engine"
+    assert await get(http, f"{url}/version") == (200, {"version": __version__})
+    async with (
+        running_engine(answering(web.json_response, data={"status": "draining"}, status=503)) as leaving,
+        running_engine(answering(web.json_response, data={"from": "the engine"})) as engine,
+    ):
+        await stack.add_engine(leaving.port)
+        status, body = await get(http, f"{url}/health")
+        assert (status, body["error"]["code"]) == (503, "engines_not_ready")
+        await stack.add_engine(engine.port)
+        for page in ("health", "ping", "version"):
+            assert await get(http, f"{url}/{page}") == (200, {"from": "the engine"})
+        async with http.get(
+            f"{stack.gateway.url}{base}/health", headers={"Host": f"qwen.{stack.cluster.namespace}"}
+        ) as a:
+            assert await a.json() == {"from": "the engine"}
+    assert {request.path for request, _ in engine.requests} == {"/health", "/ping", "/version"}
+    assert stack.demand()["in_flight"] == 0
+
+
+async def test_however_many_ask_whether_a_service_answers_its_engine_is_asked_once(
+    stack: Stack, http: aiohttp.ClientSession
+) -> None:
+    slow = SlowEngine()
+    async with running_engine(slow.handle) as engine:
+        await stack.add_engine(engine.port)
+        asking = [asyncio.create_task(get(http, f"{stack.gateway.url}/{stack.key}/health")) for _ in range(30)]
+        await stack.wait(lambda: slow.running > 0)
+        slow.gate.set()
+        assert {status for status, _ in await asyncio.gather(*asking)} == {200}
+    assert slow.most_running == 1
 
 
 @pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nothing", 404), ("POST", "/demand", 405)])

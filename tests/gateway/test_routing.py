@@ -52,6 +52,10 @@ def test_the_path_or_else_the_host_names_the_service(path: str, host: str, servi
     [
         ("POST", "/v1/completions", Route(Action.GENERATE, None, "/v1/completions")),
         ("POST", "/default/qwen/v1/chat/completions", Route(Action.GENERATE, "default/qwen", CHAT)),
+        ("GET", "/health", Route(Action.STATUS, None, "/health")),
+        ("GET", "/v1/version", Route(Action.STATUS, None, "/version")),
+        ("GET", "/default/qwen/ping", Route(Action.STATUS, "default/qwen", "/ping")),
+        ("GET", "/default/qwen/v1/health", Route(Action.STATUS, "default/qwen", "/health")),
         ("GET", "/v1/models", Route(Action.LIST_MODELS, None)),
         ("GET", "/default/qwen/v1/models", Route(Action.LIST_MODELS, "default/qwen")),
         ("GET", "/v1/models/meta/llama", Route(Action.GET_MODEL, None, model="meta/llama")),
