@@ -1,8 +1,8 @@
 """The gateway: the OpenAI-compatible door, with a bounded queue per InferenceService and late binding to engines.
 
 One request, file by file: `listener` (HTTP) -> `app` -> `routing` (which service?) -> `gateway` (its life) -> `bodies`,
-`memory` -> `queues`, `admission` (its turn) -> `dispatch` (which engine?) -> `proxy` (bytes there and back) -> `relay`
-(to the client) -> `record`.
+`memory` -> `queues`, `admission` (its turn) -> `dispatch` (which engine?) -> `proxy`, `engine_connection` (bytes there
+and back) -> `relay` (to the client) -> `record`.
 One change in the cluster: `watch` -> `catalog` -> `queues`. Around both: `settings`, `server`, `readiness`, `demand`,
 `metrics`, `answers`, `service_status`, `engine_pages`, `errors`.
 """

@@ -3,9 +3,8 @@
 Called by `app` with a request that `routing` has read. Every request ends in exactly one answer, one log line and one
 count, also when the client goes away (aiohttp cancels the task then) and when the gateway stops (`stop` cancels it).
 
-Time: until the first byte of the answer, the service's requestTimeoutSeconds (or what the client asked for, if that is
-less) bounds everything. After it a stream may last as long as it moves: the engine, which is told the time that is
-left, ends what takes too long; the gateway cuts only what has stood still for requestTimeoutSeconds.
+Time: the service's requestTimeoutSeconds (or what the client asked for, if that is less) bounds everything. The engine,
+which is told the time that is left, ends what takes too long; the gateway, after a short grace, what goes on then.
 """
 
 import asyncio
@@ -112,7 +111,7 @@ class Gateway:
             try:
                 answer = await self._ask(engine_request, ticket, record)
                 engine_request.release_body()  # nothing is tried again any more
-                return await self._send(request, answer, ticket, record, service.request_timeout_seconds)
+                return await self._send(request, answer, ticket, record)
             finally:
                 ticket.close()
 
@@ -182,16 +181,14 @@ class Gateway:
         except TimeoutError:
             raise TimedOut("the engine did not answer in the request's time", "deadline_exceeded") from None
 
-    async def _send(
-        self, request: BaseRequest, answer: Answer, ticket: Ticket, record: Record, standstill_seconds: float
-    ) -> StreamResponse:
+    async def _send(self, request: BaseRequest, answer: Answer, ticket: Ticket, record: Record) -> StreamResponse:
         record.set_answered(answer.status)
         answer.headers[REQUEST_ID_HEADER] = record.request_id
         relay = Relay(
             request,
             answer,
             record,
-            standstill_seconds,
+            ticket.deadline,
             is_stopping=lambda: self._stopped,
             keep_alive=not self._readiness.draining,
         )

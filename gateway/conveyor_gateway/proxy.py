@@ -6,7 +6,6 @@ to another engine; an answer that is no stream is handed over whole, if it is sm
 a broken one becomes a 502 instead of half a document.
 """
 
-import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Final
@@ -16,15 +15,14 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from conveyor_api.names import REQUEST_ID_HEADER, REQUEST_TIMEOUT_HEADER
+from conveyor_gateway.engine_connection import PARSED_BYTES, Connector
 from conveyor_gateway.memory import Holding
 
 # Answers that are no event stream are collected up to this size, then passed on as they come.
 MAX_COLLECTED_BYTES: Final = 1 << 20
 _CONNECT_SECONDS: Final = 3.0  # or half of what the request has left: the rest is for another engine
 _MIN_CONNECT_SECONDS: Final = 0.25
-_IDLE_SECONDS: Final = 60.0  # below the engine's own 75 s: whoever closes first must not be the one who is asked
 _PIECE_BYTES: Final = 256 << 10  # of a request
-_BUFFER_BYTES: Final = 16 << 10  # of an answer whose client is slower than its engine; in the kernel too
 # RFC 9110 section 7.6.1, and those that describe the connection to the gateway rather than the message.
 _HOP_BY_HOP: Final = frozenset(
     [
@@ -52,7 +50,19 @@ _OWN_REQUEST_HEADERS: Final = (
         REQUEST_TIMEOUT_HEADER.lower(),
     }
 )
-_OWN_ANSWER_HEADERS: Final = _HOP_BY_HOP | {REQUEST_ID_HEADER.lower(), "set-cookie"}
+# All services share one origin, so no engine may speak for the whole of it.
+_OF_THE_ORIGIN: Final = {
+    "alt-svc",
+    "clear-site-data",
+    "nel",
+    "report-to",
+    "reporting-endpoints",
+    "service-worker-allowed",
+    "set-cookie",
+    "set-cookie2",
+    "strict-transport-security",
+}
+_OWN_ANSWER_HEADERS: Final = _HOP_BY_HOP | _OF_THE_ORIGIN | {REQUEST_ID_HEADER.lower()}
 
 
 class EngineRefused(Exception):
@@ -120,7 +130,7 @@ class Answer:
     async def read(self) -> bytes:
         """What comes next after `first`, as it is read; empty at the end. Raises EngineBroke."""
         try:
-            return await self._response.content.read(_BUFFER_BYTES)
+            return await self._response.content.readany()
         except (aiohttp.ClientError, OSError) as error:
             raise EngineBroke(_describe(error)) from error
 
@@ -134,12 +144,11 @@ class EngineClient:
 
     def __init__(self) -> None:
         self._session = aiohttp.ClientSession(
-            # The engines' limits, kept by `dispatch`, bound the number of connections.
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_SECONDS, socket_factory=_open_socket),
+            connector=Connector(),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
             skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
-            read_bufsize=_BUFFER_BYTES,
+            read_bufsize=PARSED_BYTES,
         )
 
     async def close(self) -> None:
@@ -183,10 +192,10 @@ async def _begin(response: aiohttp.ClientResponse, holding: Holding) -> Answer:
         if response.status in (429, 503):
             # Its body is of no interest. One that has come with the headers leaves the connection open.
             raise (EngineFull if response.status == 429 else EngineRefused)(f"it answered {response.status}")
-        if response.status == 502:
-            raise EngineLost("it answered 502")
+        if response.status == 502 or not 200 <= response.status < 600:
+            raise EngineLost(f"it answered {response.status}")
         if _is_event_stream(response):
-            first = await response.content.read(_BUFFER_BYTES)
+            first = await response.content.readany()
             return Answer(response, first, is_whole=False)
         return Answer(response, *await _collect(response.content, holding))
     except (aiohttp.ClientError, OSError) as error:
@@ -207,21 +216,6 @@ async def _collect(content: aiohttp.StreamReader, holding: Holding) -> tuple[byt
         if not holding.take(len(piece)):
             break
     return bytes(collected), False
-
-
-def _open_socket(address: aiohttp.AddrInfoType) -> socket.socket:
-    """An engine whose node has gone, without a word, is noticed in half a minute.
-
-    By keep-alive probes, and by what it does not acknowledge: while there is such, Linux sends no probes.
-    """
-    opened = socket.socket(*address[:3])
-    opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
-    opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15)
-    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
-    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000)  # milliseconds
-    return opened
 
 
 def _payload(request: EngineRequest) -> bytes | AsyncIterator[bytes]:

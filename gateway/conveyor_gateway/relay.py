@@ -10,17 +10,42 @@ from typing import Final
 from aiohttp.web import BaseRequest, Response, StreamResponse
 
 from conveyor_gateway.answers import build_error_event, build_stopping
+from conveyor_gateway.engine_connection import BUFFER_BYTES
 from conveyor_gateway.errors import EngineFailed, GatewayError, TimedOut
 from conveyor_gateway.proxy import Answer, EngineBroke, ends_event
 from conveyor_gateway.record import Record
 
+# The engine ends what takes too long, and says so; the gateway only what goes on all the same.
+GRACE_SECONDS: Final = 3.0
 _LAST_WORDS_SECONDS: Final = 1.0
+# Passing on a piece costs as much with one byte as with thousands. Small ones that come faster than this, for longer
+# than a burst, are passed on together, a few milliseconds late; large ones may come faster.
+_SMALL_SECONDS: Final = 1 / 200
+_LARGE_SECONDS: Final = 1 / 2000
+_BURST_SECONDS: Final = 0.25
+
+
+class _Pace:
+    """How fast the pieces of one answer may come."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._due = self._loop.time()
+
+    async def wait(self, num_bytes: int) -> None:
+        """Until the piece after one of `num_bytes` may be read."""
+        now = self._loop.time()
+        seconds = _SMALL_SECONDS if num_bytes < BUFFER_BYTES else _LARGE_SECONDS
+        self._due = max(self._due, now - _BURST_SECONDS) + seconds
+        if self._due > now:
+            await asyncio.sleep(self._due - now)
 
 
 class Relay:
-    """One answer to one client. What stands still for `standstill_seconds`, on either side, is ended.
+    """One answer to one client; a stream is ended soon after `deadline`, on the loop's clock.
 
-    Without `keep_alive` it is the last one of its connection, and says so.
+    One that its client does not read, the connection ends. Without `keep_alive` it is the last one of its connection,
+    and says so.
     """
 
     def __init__(
@@ -28,14 +53,14 @@ class Relay:
         request: BaseRequest,
         answer: Answer,
         record: Record,
-        standstill_seconds: float,
+        deadline: float,
         is_stopping: Callable[[], bool],
         keep_alive: bool,
     ) -> None:
         self._request = request
         self._answer = answer
         self._record = record
-        self._standstill_seconds = standstill_seconds
+        self._deadline = deadline
         self._is_stopping = is_stopping
         self._keep_alive = keep_alive
         self._tail = b""
@@ -45,15 +70,11 @@ class Relay:
         answer = self._answer
         response = Response(status=answer.status, reason=answer.reason, headers=answer.headers, body=answer.first)
         try:
-            async with asyncio.timeout(self._standstill_seconds):
-                await self._begin(response)
-                await response.write_eof()
+            await self._begin(response)
+            await response.write_eof()
             self._record.sent_bytes = len(answer.first)
         except ConnectionError:
             self._record.set_client_gone()
-        except TimeoutError:
-            self._record.reason = "standstill"
-            self._break_off()
         return response
 
     async def send_stream(self) -> StreamResponse:
@@ -67,7 +88,7 @@ class Relay:
             failure = EngineFailed(f"the engine broke off in its answer: {error}", "engine_broke")
             await self._end(response, failure)
         except TimeoutError:
-            await self._end(response, TimedOut(f"nothing moved for {self._standstill_seconds:g} s", "standstill"))
+            await self._end(response, TimedOut("the request's time ended before its answer did", "deadline_exceeded"))
         except asyncio.CancelledError:
             if not self._is_stopping():
                 raise
@@ -81,15 +102,17 @@ class Relay:
         await response.prepare(self._request)
 
     async def _pass_on(self, response: StreamResponse) -> None:
-        loop = asyncio.get_running_loop()
-        async with asyncio.timeout(self._standstill_seconds) as standstill:
+        pace = _Pace()
+        async with asyncio.timeout_at(self._deadline + GRACE_SECONDS):
             await self._begin(response)
             chunk = self._answer.first
             while chunk:
                 await response.write(chunk)
+                if self._request.protocol.writing_paused:
+                    await self._request.writer.drain()
                 self._record.sent_bytes += len(chunk)
                 self._tail = chunk if len(chunk) >= 4 else (self._tail + chunk)[-4:]
-                standstill.reschedule(loop.time() + self._standstill_seconds)
+                await pace.wait(len(chunk))
                 chunk = await self._answer.read()
             await response.write_eof()
 

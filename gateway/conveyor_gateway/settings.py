@@ -61,10 +61,12 @@ class Settings:
     max_held_bytes: int = setting(
         256 * _MIB,
         "bytes of requests and collected answers that are kept in memory at a time, at most half of them for one "
-        "service; beyond it, 503",
+        "service and seven eighths for one client; beyond it, 503",
         whole_number(1, 1 << 40),
     )
-    body_timeout_seconds: float = setting(60.0, "how long a request body may take to arrive", seconds())
+    body_timeout_seconds: float = setting(
+        60.0, "how long a request body may take to arrive; after 10 s it must have come at 16 KiB/s", seconds()
+    )
     drain_delay_seconds: float = setting(
         5.0, "after SIGTERM: how long new connections are still taken, until no one knows the address", seconds()
     )

@@ -2,7 +2,7 @@
 
 - A head (request line and headers) has a limit in bytes and in time.
 - One request at a time is read: what a client sends behind it stays unparsed, within a budget of the whole port.
-- What a client does not read of its answer is buffered up to a limit.
+- What a client does not read of its answer is buffered up to a limit, and it must not stop reading for long.
 
 Made by `http_server`, which bounds their number. The one file that reaches into aiohttp's protocol.
 """
@@ -25,6 +25,7 @@ MAX_HEADERS: Final = 128
 MAX_HEAD_BYTES: Final = 32 << 10  # all of them
 HEAD_SECONDS: Final = 10.0  # how long they may take to arrive
 MAX_UNREAD_BYTES: Final = 32 << 10  # of an answer, in this process, before whoever writes it has to wait
+UNREAD_SECONDS: Final = 30.0  # in which half as many have to be read, while a writer waits
 MAX_AHEAD_BYTES: Final = 8 << 20  # of requests behind others, on all connections of a port
 _PIECE_BYTES: Final = 16 << 10  # that are parsed at a time
 _READ_BUFFER_BYTES: Final = 64 << 10
@@ -44,7 +45,17 @@ _OPTIONS: Final[dict[str, Any]] = {
 class Connection(web.RequestHandler):
     """One connection. Subclasses say how refusals look: `full_answer` and `handle_error`."""
 
-    __slots__ = ("_ahead", "_head_bytes", "_is_answering", "_last_body", "_server", "peer", "silent_since")
+    __slots__ = (
+        "_ahead",
+        "_head_bytes",
+        "_is_answering",
+        "_last_body",
+        "_server",
+        "_unread_bytes",
+        "_unread_check",
+        "peer",
+        "silent_since",
+    )
 
     full_answer = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
@@ -67,6 +78,8 @@ class Connection(web.RequestHandler):
         self._head_bytes = 0  # of the head that is on its way
         self._is_answering = False
         self._last_body: StreamReader = EMPTY_PAYLOAD  # of the last request that was read
+        self._unread_bytes = 0  # of the answer, when it was looked at last
+        self._unread_check: asyncio.TimerHandle | None = None
         self.peer = ""
         self.silent_since = loop.time()
 
@@ -93,6 +106,8 @@ class Connection(web.RequestHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._take_ahead()
+        if self._unread_check is not None:
+            self._unread_check.cancel()
         super().connection_lost(exc)
 
     def drop(self) -> None:
@@ -103,10 +118,27 @@ class Connection(web.RequestHandler):
     def pause_writing(self) -> None:
         super().pause_writing()
         self.silent_since = self._loop.time()
+        self._check_reader_later()
 
     def resume_writing(self) -> None:
         super().resume_writing()
         self.silent_since = self._loop.time()
+        if self._unread_check is not None:
+            self._unread_check.cancel()
+
+    def _check_reader_later(self) -> None:
+        assert self.transport is not None, "only an open connection is written to"
+        self._unread_bytes = self.transport.get_write_buffer_size()
+        self._unread_check = self._loop.call_later(UNREAD_SECONDS, self._check_reader)
+
+    def _check_reader(self) -> None:
+        """A client that hardly reads keeps what is written for it from ending."""
+        if self.transport is None:
+            return
+        if self.transport.get_write_buffer_size() > self._unread_bytes - MAX_UNREAD_BYTES // 2:
+            self.drop()
+        else:
+            self._check_reader_later()
 
     def data_received(self, data: bytes) -> None:
         """Lets aiohttp read one request, and a head only as far as it may go."""

@@ -181,3 +181,20 @@ async def test_a_client_that_leaves_takes_its_request_with_it() -> None:
         await until(lambda: port.bodies)
         writer.close()
         await until(lambda: not port.server.connections)
+
+
+async def test_a_client_that_does_not_read_its_answer_loses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_connection, "UNREAD_SECONDS", 0.1)
+    async with Port().open() as port:
+        await leave_answer(port)
+        await until(lambda: not port.server.connections)
+
+
+async def test_a_client_that_reads_slowly_gets_its_whole_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_connection, "UNREAD_SECONDS", 0.1)
+    async with Port().open() as port:
+        reader, _ = await leave_answer(port)
+        received = 0
+        while received < 8 << 20:  # a quarter of a megabyte in each of 32 looks at it
+            received += len(await reader.read(1 << 18))
+            await asyncio.sleep(0.02)

@@ -52,15 +52,9 @@ def test_of_two_models_the_last_counts_as_for_the_engine() -> None:
     assert read_model(b'{"model": "a", "m\\u006fdel": "b"}', None) == "b"
 
 
-def _fill(piece: bytes) -> bytes:
-    return (
-        b'{"model":"m","x":[' + (piece * MAX_ROUTED_BYTES)[: MAX_ROUTED_BYTES // len(piece) * len(piece)][:-1] + b"]}"
-    )
-
-
 @pytest.mark.parametrize("piece", [b"[[[[[]]]]],", b"{},", b'{"a":1},', b"1e9,"])
 def test_finding_the_model_builds_nothing_of_the_rest(piece: bytes) -> None:
-    body = _fill(piece)
+    body = b'{"model":"m","x":[' + (piece * (MAX_ROUTED_BYTES // len(piece)))[:-1] + b"]}"
     tracemalloc.start()
     try:
         assert read_model(body, None) == "m"

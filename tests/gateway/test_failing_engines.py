@@ -206,22 +206,104 @@ async def test_an_engines_own_errors_pass(stack: Stack, http: aiohttp.ClientSess
     assert len(engine.requests) == 1
 
 
-async def test_a_stream_that_stands_still_is_ended_and_one_that_moves_is_not(
+async def test_a_stream_is_ended_when_the_requests_time_is_over_whether_it_moves_or_not(
     stack: Stack, http: aiohttp.ClientSession
 ) -> None:
     await stack.apply_service(endpoint={"requestTimeoutSeconds": 3})
 
     async def handle(request: web.Request) -> web.StreamResponse:
         answer = await begin_stream(request)
-        for _ in range(11):  # longer in all than the time limit, each piece far within it
+        while True:
             await answer.write(b"data: 1\n\n")
-            await asyncio.sleep(0.3)
-        await asyncio.sleep(3600)
-        return answer
+            await asyncio.sleep(0.1 if "moving" in request.query else 3600)
 
     async with running_engine(handle) as engine:
         await stack.add_engine(engine.port)
+        for query in ("?moving", ""):
+            began = time.monotonic()
+            async with http.post(stack.completions + query, data=b"{}") as answer:
+                received = await answer.read()
+            assert time.monotonic() - began >= 3
+            assert received.startswith(b"data: 1\n\n")
+            assert json.loads(received.split(b"data: ")[-1])["error"]["code"] == "deadline_exceeded"
+
+
+async def test_a_client_that_reads_a_little_now_and_then_gives_its_place_back_in_time(
+    stack: Stack, http: aiohttp.ClientSession
+) -> None:
+    await stack.apply_service(batching={"maxBatchSize": 1}, endpoint={"requestTimeoutSeconds": 3})
+    event = b"data: " + b"x" * 1_000 + b"\n\n"
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        if "victim" in request.query:
+            return web.json_response({})
+        answer = await begin_stream(request)
+        while True:
+            await answer.write(event)
+
+    async def trickle() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", stack.gateway.port, limit=1_024)
+        head = f"POST /{stack.key}/v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{{}}"
+        writer.write(head.encode())
+        try:
+            while await reader.read(4_096):  # noqa: ASYNC110  a client of its own kind, which waits for nothing
+                await asyncio.sleep(0.05)
+        finally:
+            writer.close()
+
+    async with running_engine(handle) as engine:
+        await stack.add_engine(engine.port)
+        trickling = [asyncio.create_task(trickle()) for _ in range(4)]
+        await stack.wait_demand(dispatched=2)
+        await stack.wait_demand(in_flight=0)
+        for task in trickling:
+            task.cancel()
+        assert (await post(http, stack.completions + "?victim"))[0] == 200
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(b"HTTP/1.1 100 Continue\r\n\r\n" * 2_000, id="interim answers without end"),
+        pytest.param(b"HTTP/1.1 103 Early Hints\r\nLink: <x>\r\n\r\n" * 9, id="nine interim answers"),
+        pytest.param(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n", id="101"),
+        pytest.param(b"HTTP/1.1 700 Odd\r\nContent-Length: 0\r\nConnection: close\r\n\r\n", id="700"),
+    ],
+)
+async def test_what_is_no_answer_to_a_request_is_a_lost_engine(
+    stack: Stack, http: aiohttp.ClientSession, sent: bytes
+) -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(sent)
+        await reader.read()  # until the gateway hangs up
+
+    async with running_raw_engine(talk) as port:
+        await stack.add_engine(port)
+        status, body, _ = await post(http, stack.completions)
+    assert (status, body["error"]["code"]) == (502, "engine_lost")
+
+
+async def test_a_few_interim_answers_are_none(stack: Stack, http: aiohttp.ClientSession) -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 102 Processing\r\n\r\n" * 8 + b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+        await reader.read()
+
+    async with running_raw_engine(talk) as port:
+        await stack.add_engine(port)
+        assert (await post(http, stack.completions))[:2] == (200, {})
+
+
+async def test_chunks_of_one_byte_are_passed_on_many_at_a_time(stack: Stack, http: aiohttp.ClientSession) -> None:
+    """Each is parsed alone, but costs its client and other services no turn of the event loop."""
+    num_bytes = 200_000
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+        writer.write(b"1\r\na\r\n" * num_bytes + b"0\r\n\r\n")
+        await reader.read()
+
+    async with running_raw_engine(talk) as port:
+        await stack.add_engine(port)
         async with http.post(stack.completions, data=b"{}") as answer:
             received = await answer.read()
-    assert received.startswith(b"data: 1\n\n" * 11)
-    assert json.loads(received.split(b"data: ")[-1])["error"]["code"] == "standstill"
+    assert received == b"a" * num_bytes

@@ -14,7 +14,7 @@ from tests.gateway.engines import answering, refusing_address, running_engine, r
 from tests.gateway.process import GatewayProcess
 from tests.gateway.stack import Stack
 
-from conveyor_gateway import proxy
+from conveyor_gateway import engine_connection, proxy
 from conveyor_gateway.memory import Holding, Memory
 from conveyor_gateway.proxy import (
     EngineClient,
@@ -142,7 +142,7 @@ async def test_status_and_end_to_end_headers_pass_and_hop_by_hop_ones_do_not(
 ) -> None:
     head = (
         b"HTTP/1.1 418 I'm a teapot\r\nContent-Length: 2\r\nX-Twice: 1\r\nX-Twice: 2\r\nRetry-After: 7\r\n"
-        b"X-Next: 1\r\nConnection: X-Next\r\n"
+        b'X-Next: 1\r\nConnection: X-Next\r\nSet-Cookie: a=b\r\nAlt-Svc: h3=":443"\r\nSet-Cookie: c=d\r\n'
         b"Connection: close, X-Hop\r\nX-Hop: 1\r\nKeep-Alive: timeout=5\r\nX-Request-Id: of-the-engine\r\n\r\n"
     )
     status, headers, _ = await ask_raw(stack, http, head, [b"{}"])
@@ -152,6 +152,8 @@ async def test_status_and_end_to_end_headers_pass_and_hop_by_hop_ones_do_not(
     assert "X-Hop" not in headers
     assert "X-Next" not in headers
     assert "Keep-Alive" not in headers
+    assert "Set-Cookie" not in headers
+    assert "Alt-Svc" not in headers
     assert len(headers.getall("X-Request-Id")) == 1
     assert headers["X-Request-Id"] != "of-the-engine"
 
@@ -223,7 +225,7 @@ async def test_an_event_reaches_the_client_before_the_next_is_made(stack: Stack,
 
 
 def test_an_engine_that_acknowledges_nothing_is_given_up_after_half_a_minute() -> None:
-    with proxy._open_socket((socket.AF_INET, socket.SOCK_STREAM, 0, "", ("192.0.2.1", 8000))) as opened:
+    with engine_connection._open_socket((socket.AF_INET, socket.SOCK_STREAM, 0, "", ("192.0.2.1", 8000))) as opened:
         assert opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
 
 
