@@ -10,7 +10,7 @@ def test_a_gpu_that_is_not_there_is_a_clear_condition(namespace: str) -> None:
     kube.apply(service("blind", engine={"device": "CUDA"}), namespace)
     found = kube.wait_until("WorkloadReady=False for want of a device", lambda: no_device(namespace), 120)
     assert "no CUDA device is visible" in found["message"]
-    assert "resources.limits nvidia.com/gpu" in found["message"]
+    assert "set engine.device: Auto" in found["message"]
 
 
 def no_device(namespace: str) -> dict[str, Any] | None:

@@ -19,6 +19,7 @@ BLOCK = re.compile(r"^```\w*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 SHOWN = "nothing to run: a picture, a formula, an answer"
 README = "e2e/test_quickstart.py::test_the_readme_s_demo_does_what_it_says_and_its_curl_answers"
 QUICKSTART = "e2e/test_quickstart.py::test_the_quickstart_s_commands_do_what_they_say"
+SECOND = "e2e/test_second_service.py::test_the_page_on_a_second_service_ends_with_two_of_them"
 OPERATIONS = "tests/chart/test_operations.py::"
 BENCHMARKS = "tests/contract/test_benchmarks.py::"
 HERE = "tests/contract/test_documented_commands.py::"
@@ -58,6 +59,18 @@ BLOCKS = {
         ("kubectl wait", QUICKSTART),
         ("kubectl patch", QUICKSTART),
     ],
+    "docs/second-service.md": [
+        ("kubectl create namespace", SECOND),
+        ("kubectl apply", SECOND),
+        ("kubectl -n team-a wait infsvc/chat", SECOND),
+        ("kubectl -n conveyor-system port-forward", SECOND),
+        ("kubectl apply", SECOND),
+        ("IMAGE=", SECOND),
+        ("kubectl -n team-a wait job/fill-models", SECOND),
+        ("kubectl apply", SECOND),
+        ("kubectl -n team-a wait infsvc/local", SECOND),
+        ("kubectl delete namespace", SECOND),
+    ],
     "docs/sizing.md": [("bytes per token = ", SHOWN)],
 }
 # Commands within a sentence; what is shorter than four words only names a command.
@@ -71,6 +84,7 @@ COMMANDS = {
     "helm uninstall conveyor -n conveyor-system": SERVICES,
     "kubectl delete crd inferenceservices.conveyor.dev": SERVICES,
     "kubectl describe infsvc NAME": SERVICES,
+    "kubectl -n team-a describe infsvc chat": SECOND,
     "kubectl get apiservice v1beta2.custom.metrics.k8s.io": OPERATIONS + "test_the_metrics_api_is_found_by_its_name",
     "kubectl annotate apiservice ... helm.sh/resource-policy=keep": (
         "tests/chart/test_release.py::test_an_upgrade_deletes_nothing_that_another_adapter_has_taken_over"

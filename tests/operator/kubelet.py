@@ -100,10 +100,30 @@ def fetch_failed(pod: Json, reason: str, message: str) -> Json:
     }
 
 
-def oom_killed(pod: Json) -> Json:
+def oom_killed(pod: Json, message: str = "") -> Json:
+    """With a message where the kernel killed but one process, as with cgroup v1."""
+    return _engine_ended(pod, terminated(1 if message else 137, "OOMKilled", message))
+
+
+def engine_failed(pod: Json, reason: str, message: str) -> Json:
+    """The engine ended with a termination message, and is about to be tried again."""
+    return _engine_ended(pod, terminated(2, "Error", json.dumps({"reason": reason, "message": message})))
+
+
+def _engine_ended(pod: Json, ended: Json) -> Json:
     waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s restarting failed container"}}
-    return running(pod, ready=False) | {
-        "containerStatuses": [_container("engine", waiting, last=terminated(137, "OOMKilled"))]
+    return running(pod, ready=False) | {"containerStatuses": [_container("engine", waiting, last=ended)]}
+
+
+def cannot_start(pod: Json, container: str, message: str) -> Json:
+    """A container that the kubelet cannot make, for want of an object that it names."""
+    waiting = {"waiting": {"reason": "CreateContainerConfigError", "message": message}}
+    if container == "engine":
+        return running(pod, ready=False) | {"containerStatuses": [_container("engine", waiting)]}
+    return {
+        "phase": "Pending",
+        "initContainerStatuses": [_container(container, waiting)],
+        "containerStatuses": [_container("engine", {"waiting": {"reason": "PodInitializing"}})],
     }
 
 

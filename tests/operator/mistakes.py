@@ -1,0 +1,194 @@
+"""25 mistakes that people make, and what Conveyor tells them: the data of a page and of the tests that make it true.
+
+`docs/troubleshooting.md` has `build_table()`; `test_mistakes.py` compares the two, and makes each mistake on a real API
+server, where `kubelet.py` gives the pods the states that real ones have then.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from tests.operator import kubelet
+from tests.operator.kubelet import Decide, Json
+from tests.operator.stage import Space, make_service
+
+from conveyor_engine.config import EngineConfig
+from conveyor_engine.errors import ConfigError
+from conveyor_engine.kv_budget import plan_num_blocks
+
+MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """What the API server refuses at once."""
+
+    done: str
+    says: str
+    do: Callable[[Space], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the status tells: the columns READY and REASON of `kubectl get`, and a sentence of `kubectl describe`.
+
+    `after` is the time from `kubectl apply` on, as seen once on the local cluster; "about" where only another mistake
+    of its kind was seen.
+    """
+
+    done: str
+    after: str
+    reason: str
+    says: str
+    play: Decide = lambda pod: None
+    spec: Json = field(default_factory=dict)
+    ready: str = "False"
+    quota: Json = field(default_factory=dict)
+
+
+def make(space: Space, **spec: object) -> Json:
+    return space.make_service("refused", **spec)
+
+
+def make_unknown(space: Space) -> Json:
+    path = space.path("InferenceService") + "?fieldValidation=Strict"  # as kubectl asks for it
+    return space.api.create(path, make_service("refused", batchng={"mode": "Static"}))
+
+
+def scale(space: Space) -> Json:
+    space.make_service("scaled", autoscaling={"maxReplicas": 4})
+    return space.patch("InferenceService", "scaled", {"spec": {"replicas": 2}}, "scale")
+
+
+def ask_too_much(space: Space) -> Json:
+    uri = space.make_service("edited")["spec"]["model"]["uri"]
+    space.patch("InferenceService", "edited", {"status": {"model": {"uri": uri, "contextLength": 1024}}}, "status")
+    return space.edit("edited", engine={"maxModelLen": 4096})
+
+
+def budget_error(num_kv_blocks: int, max_model_len: int) -> tuple[str, str]:
+    """(reason, message) as the engine says them."""
+    try:
+        plan_num_blocks(
+            EngineConfig(model="/m", num_kv_blocks=num_kv_blocks),
+            max_num_seqs=4, max_model_len=max_model_len, block_bytes=MIB, free_bytes=4096 * MIB, is_cpu=False,
+        )  # fmt: skip
+    except ConfigError as error:
+        return error.reason, str(error)
+    raise AssertionError("the engine takes it")
+
+
+def engine_said(reason: str, message: str) -> Decide:
+    return partial(kubelet.engine_failed, reason=reason, message=message)
+
+
+def fetch_said(reason: str, message: str) -> Decide:
+    return partial(kubelet.fetch_failed, reason=reason, message=message)
+
+
+def first_ready(message: str) -> Decide:
+    """The first pod that is played finds a place, the others none."""
+    placed: list[str] = []
+
+    def play(pod: Json) -> Json:
+        name = pod["metadata"]["name"]
+        if not placed:
+            placed.append(name)
+        return kubelet.ready(pod) if name in placed else kubelet.unschedulable(pod, message)
+
+    return play
+
+
+NO_GPU = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+HUB = {"uri": "hf://example/model"}
+CUDA_SAYS = (
+    "`device: cuda` is set, but no CUDA device is visible here; ask for a GPU (resources.limits: nvidia.com/gpu: 1), "
+    "or set `device: auto` to run on the CPU"
+)
+
+REFUSED = (
+    Refused("`batching.mode: Continuos`", 'supported values: "None", "Static", "Dynamic", "Continuous"',
+            partial(make, batching={"mode": "Continuos"})),
+    Refused("`batchng:`, a field that is not there", 'unknown field "spec.batchng"', make_unknown),
+    Refused("`model.uri: https://huggingface.co/...`", "must start with hf:// (a repository of the Hugging Face hub) or pvc://",
+            partial(make, model={"uri": "https://huggingface.co/Qwen/Qwen3-0.6B"})),
+    Refused("`batching.window` with `mode: Continuous`", "window is only for modes Static and Dynamic",
+            partial(make, batching={"window": "10ms"})),
+    Refused("`kvCache.blockBudget: 4`, `engine.maxModelLen: 512`",
+            "kvCache.blockBudget x kvCache.blockSize must be at least engine.maxModelLen",
+            partial(make, kvCache={"blockBudget": 4})),
+    Refused("`kubectl scale` with `autoscaling` set", "with autoscaling the HorizontalPodAutoscaler sets the replicas",
+            scale),
+    Refused("`engine.maxModelLen` of a live service edited to more than its model has",
+            "spec.engine.maxModelLen is more than the model was made for, which is status.model.contextLength",
+            ask_too_much),
+)  # fmt: skip
+
+TOLD = (
+    Told("`pvc://models/demo`, and no such claim in the namespace", "1 s", "ClaimNotFound",
+         "has no PersistentVolumeClaim models; make it there, or correct model.uri or model.cache.claimName",
+         partial(kubelet.unschedulable,
+                 message='0/1 nodes are available: persistentvolumeclaim "models" not found. not found')),
+    Told("`pvc://models/nowhere`, a folder that is not in the volume", "7 s", "ModelNotFound",
+         "pvc://models/nowhere: there is no directory /models/pvc/nowhere",
+         fetch_said("ModelNotFound", "pvc://models/nowhere: there is no directory /models/pvc/nowhere")),
+    Told("a hub that the nodes do not reach", "9 s", "ModelDownloadFailed", "example/model cannot be fetched",
+         fetch_said("ModelDownloadFailed", "example/model cannot be fetched: no route to host"), {"model": HUB}),
+    Told("`model.secretRef` names a Secret that is not there", "5 s", "SecretNotFound",
+         'container fetch cannot start: secret "hub" not found in namespace',
+         partial(kubelet.cannot_start, container="fetch", message='secret "hub" not found'), {"model": HUB}),
+    Told("an encoder-decoder", "about 10 s", "UnsupportedModel",
+         "t5 is an encoder-decoder; this engine runs decoder-only language models",
+         engine_said("UnsupportedModel", "t5 is an encoder-decoder; this engine runs decoder-only language models")),
+    Told("`engine.image` with a typing error", "5 s", "ImagePullFailed", "image example/engine:1 cannot be pulled",
+         kubelet.image_pull_failed),
+    Told("`engine.env` from a ConfigMap that is not there", "5 s", "ContainerConfigInvalid",
+         'container engine cannot start: configmap "proxy" not found in namespace',
+         partial(kubelet.cannot_start, container="engine", message='configmap "proxy" not found')),
+    Told("no GPU in `resources.limits`, with `engine.device: CUDA`", "about 10 s", "NoDevice",
+         "engine.device: CUDA is set, but no CUDA device is visible here; ask for a GPU "
+         "(resources.limits: nvidia.com/gpu: 1), or set engine.device: Auto to run on the CPU",
+         engine_said("NoDevice", CUDA_SAYS)),
+    Told("more GPUs than any node has free", "2 s", "InsufficientGPU", NO_GPU,
+         partial(kubelet.unschedulable, message=NO_GPU)),
+    Told("the same for three of four replicas", "about 2 s", "InsufficientGPU", f"1 of 4 engines are ready; {NO_GPU}",
+         first_ready(NO_GPU), {"replicas": 4}, ready="True"),
+    Told("`scheduling.nodeSelector` that no node has", "about 2 s", "Unschedulable",
+         "3 node(s) didn't match Pod's node affinity/selector",
+         partial(kubelet.unschedulable,
+                 message="0/3 nodes are available: 3 node(s) didn't match Pod's node affinity/selector.")),
+    Told("`limits: {nvidia.com/gpu: 4}`: an engine uses one", "about 10 s", "GPUsUnused",
+         "1 of 1 engines are ready; each asks for 4 GPUs and uses one; set resources.limits to 1", kubelet.ready,
+         {"resources": {"limits": {"nvidia.com/gpu": 4}}}, ready="True"),
+    Told("`limits: {memory: 100Mi}`", "7 s", "OOMKilled",
+         "container engine used more than its memory limit and was killed; raise resources.limits.memory",
+         partial(kubelet.oom_killed, message='{"reason": "EngineError", "message": "the engine was ended by SIGKILL"}'),
+         {"resources": {"limits": {"memory": "100Mi"}}}),
+    Told("a new service with `engine.maxModelLen: 4096`, whose model has 1,024", "10 s", "InvalidConfig",
+         "engine.maxModelLen is 4096, but the model was made for at most 1024 tokens; lower it",
+         engine_said("InvalidConfig",
+                     "`max_model_len` is 4096, but the model was made for at most 1024 tokens; lower it")),
+    Told("`kvCache.blockBudget: 8`, less than one request of the model's 1,024 tokens", "about 10 s",
+         "KVBudgetTooSmall",
+         "kvCache.blockBudget gives 8 KV blocks of 16 tokens, but one request of 1024 tokens needs 64 (64 MiB); "
+         "set engine.maxModelLen to 128 or less, or give the KV cache more room",
+         engine_said(*budget_error(8, 1024)), {"engine": {"device": "Auto"}}),
+    Told("`kvCache.blockBudget: 9999`, more than fits", "about 10 s", "KVBudgetTooLarge",
+         "lower kvCache.blockBudget to 3891 or less",
+         engine_said(*budget_error(9999, 1024)), {"engine": {"device": "Auto"}}),
+    Told("a ResourceQuota without room", "about 1 s", "PodsRefused", "exceeded quota: none", quota={"pods": "0"}),
+    Told("`scheduling.nodeSelector: {not a label: x}`", "about 1 s", "ChildRefused", "Deployment refused-child-engine:",
+         spec={"scheduling": {"nodeSelector": {"not a label": "x"}}}),
+)  # fmt: skip
+
+
+def build_table() -> str:
+    """As Markdown."""
+    rows = ["| done | told after | `kubectl get infsvc` | `kubectl describe infsvc` |", "| --- | --- | --- | --- |"]
+    rows += [f"| {m.done} | at once | refused | {_cell(m.says)} |" for m in REFUSED]
+    rows += [f"| {m.done} | {m.after} | `{m.ready}`, `{m.reason}` | {_cell(m.says)} |" for m in TOLD]
+    return "\n".join(rows)
+
+
+def _cell(says: str) -> str:
+    return f"... {says} ...".replace("|", "\\|")
