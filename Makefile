@@ -16,7 +16,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export KUBECACHEDIR := $(CACHE)/kubectl
 KUBECONFIG_FILE = $$($(PY) -m e2e.cluster kubeconfig)
 
-.PHONY: help venv tools cluster-tools generate check check-generated test test-oldest set-up e2e demo demo-url demo-down demo-model images cluster cluster-down deploy fresh bench clean
+.PHONY: help venv tools cluster-tools generate check check-generated test test-oldest set-up e2e demo demo-url demo-down demo-model images cluster cluster-down deploy fresh clients bench clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -56,7 +56,7 @@ check-generated: venv ## Whether the CRD, the generated pages and uv.lock are wh
 	$(UV) lock --check
 
 # What needs no program of Kubernetes.
-PYTHON_ALONE := tests/engine tests/demo_model
+PYTHON_ALONE := tests/engine tests/demo_model tests/clients
 test: venv $(if $(filter-out $(addsuffix %,$(PYTHON_ALONE)),$(TESTS)),tools) ## Every test that needs no pods; `make test-engine` and so on for one part
 	.venv/bin/pytest -n 2 --dist loadfile --durations=25 $(TESTS)
 
@@ -94,6 +94,9 @@ e2e: set-up ## Run the stories of e2e/ on a whole local cluster
 
 demo: set-up ## The main job from nothing: cluster, chart, InferenceService, a chat, a burst, 1 -> 3 -> 1
 	@export KUBECONFIG=$(KUBECONFIG_FILE) && $(PY) -m e2e.cluster load && $(PY) -m e2e.deploy && $(PY) -m e2e.demo
+
+clients: set-up ## Try real clients, each as its users install it, on the local cluster: the table of docs/openai-api.md
+	@export KUBECONFIG=$(KUBECONFIG_FILE) && $(PY) -m e2e.cluster load && $(PY) -m e2e.deploy && $(PY) -m e2e.clients
 
 fresh: ## Run TARGET (default: cluster and cluster-down) on a fresh clone in a bare Debian root, as root
 	python3 -m e2e.fresh make $(or $(TARGET),cluster cluster-down)

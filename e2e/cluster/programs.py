@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from e2e.cluster.paths import CACHE
 from e2e.cluster.tools import ALL, ProgramMissing, binary
 
 # The package of each program. The kubelet and containerd run some of them on their own.
@@ -42,6 +43,8 @@ INSTALLED_BY_PEOPLE = {
     "docker": "Docker is needed: install it, or use the local cluster (CLUSTER=local, as root on Debian)",
     "kind": "kind is needed: install it, or use the local cluster (CLUSTER=local, as root on Debian)",
     "go": "Go is needed to build Kubernetes: install Go 1.26 or newer",
+    "node": "Node.js is needed for one of the clients: install Node.js 20 or newer",
+    "npm": "npm is needed for one of the clients: install Node.js 20 or newer with npm",
 }
 # What a local cluster needs, and what building its images does.
 CLUSTER = (
@@ -53,8 +56,8 @@ IMAGES = ("buildah", "debootstrap", "skopeo")
 _OF_ROOT = os.pathsep.join(["/usr/local/sbin", "/usr/sbin", "/sbin"])
 
 
-def run(program: str, *arguments: str | Path, **options: Any) -> "subprocess.CompletedProcess[Any]":
-    """`subprocess.run` of a program that is known here."""
+def run(program: str | Path, *arguments: str | Path, **options: Any) -> "subprocess.CompletedProcess[Any]":
+    """`subprocess.run` of a program that is known here; a Path is one that the caller has installed by one of them."""
     return subprocess.run(command(program, *arguments), **options)
 
 
@@ -63,14 +66,16 @@ def start(program: str, *arguments: str | Path, **options: Any) -> "subprocess.P
     return subprocess.Popen(command(program, *arguments), **options)
 
 
-def command(program: str, *arguments: str | Path) -> list[str]:
+def command(program: str | Path, *arguments: str | Path) -> list[str]:
     """The command line of a program, which is there from now on; else `ProgramMissing`."""
-    return [path(program), *map(str, arguments)]
+    return [str(program) if isinstance(program, Path) else path(program), *map(str, arguments)]
 
 
 def path(program: str) -> str:
     if program == "python":
         return sys.executable
+    if program == "uv":
+        return _uv()
     if program in ALL:
         return str(binary(program))
     if program not in DEBIAN_PACKAGES and program not in INSTALLED_BY_PEOPLE:
@@ -79,6 +84,14 @@ def path(program: str) -> str:
     place = found(program)
     assert place is not None, f"{program} is not in its package"
     return place
+
+
+def _uv() -> str:
+    """The one that `make venv` keeps in the cache."""
+    kept = sorted(CACHE.glob("uv-*/bin/uv"))
+    if not kept:
+        raise ProgramMissing('uv is not in the cache: run "make venv"')
+    return str(kept[-1])
 
 
 def found(program: str) -> str | None:

@@ -1,0 +1,109 @@
+"""Every client that is tried: its version, pinned here and nowhere else, and what is run with it.
+
+docs/openai-api.md has a row for each. In a command `{env}` is the client's environment, `{url}` the OpenAI base URL,
+`{base}` the same without `/v1`, `{tokenizer}` a local folder, so that nobody asks a hub, and `{out}` an empty folder.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from e2e.clients import reports
+
+PROGRAMS = Path(__file__).parent / "programs"
+OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """One row of the matrix."""
+
+    name: str
+    packages: tuple[str, ...]  # of npm, if the first begins with `npm:`, else of Python; the first is the client itself
+    command: tuple[str, ...]
+    ran: str  # for people
+    judge: Callable[[str, Path], str] = reports.named_checks  # (its output, `{out}`) -> what passed
+    environment: dict[str, str] = field(default_factory=dict)
+    folder: Path | None = None  # where it runs; None: in its environment
+
+    @property
+    def version(self) -> str:
+        return self.packages[0].replace("==", "@").rpartition("@")[2]
+
+
+def _python(program: str) -> tuple[str, ...]:
+    return ("{env}/bin/python", str(PROGRAMS / program), "{url}", "{model}")
+
+
+CLIENTS = (
+    Client(
+        "openai (Python)",
+        ("openai==3.54.0",),
+        _python("openai_python.py"),
+        "models, chat, streams and their helper, log probabilities, completions, eight at once, errors",
+    ),
+    Client(
+        "openai (Node)",
+        ("npm:openai@7.57.0",),
+        ("node", str(PROGRAMS / "openai_node.mjs"), "{url}", "{model}"),
+        "models, chat, streams and their helper, completions, errors",
+    ),
+    Client(
+        "guidellm",
+        ("guidellm==0.8.1", "torch==2.15.0"),  # the engine's torch, which is gigabytes that are here already
+        (
+            "{env}/bin/guidellm", "run", "--backend", "kind=openai_http,target={base},model={model}",
+            "--profile", "kind=concurrent,streams=4", "--constraint", "kind=max_requests,count=20",
+            "--data", "kind=synthetic_text,prompt_tokens=64,output_tokens=16",
+            "--tokenizer", "kind=hf_auto,model={tokenizer}",
+            "--output", "kind=json,path={out}/report.json", "--disable-console-interactive",
+        ),
+        "`guidellm run` with synthetic chats, streamed, four at once",
+        reports.guidellm,
+        OFFLINE,
+    ),
+    Client(
+        "aiperf",
+        ("aiperf==0.13.0",),
+        (
+            "{env}/bin/aiperf", "profile", "--model", "{model}", "--url", "{base}", "--endpoint-type", "chat",
+            "--streaming", "--concurrency", "4", "--request-count", "20", "--isl", "64", "--osl", "16",
+            "--tokenizer", "{tokenizer}", "--use-server-token-count", "--per-chunk-usage",
+            "--artifact-dir", "{out}", "--ui", "none",
+        ),
+        "`aiperf profile` with synthetic chats, streamed, token counts from each chunk, four at once",
+        reports.aiperf,
+    ),
+    Client(
+        "litellm",
+        ("litellm==1.106.2",),
+        _python("litellm_python.py"),
+        "chat and streams as `openai/` and `hosted_vllm/`, text completion, router, errors",
+        environment={"LITELLM_LOCAL_MODEL_COST_MAP": "True"},
+    ),
+    Client(
+        "langchain-openai",
+        ("langchain-openai==1.7.3",),
+        _python("langchain_python.py"),
+        "`ChatOpenAI`: invoke, stream, batch, async, a chain; `OpenAI`: invoke",
+    ),
+    Client(
+        "llama-index OpenAILike",
+        ("llama-index-llms-openai-like==0.8.1",),
+        _python("llama_index_python.py"),
+        "chat, complete, both streamed, async",
+    ),
+    Client(
+        "lm-eval",
+        ("lm-eval[api]==0.4.13", "transformers==5.23.0"),
+        (
+            "{env}/bin/lm_eval", "run", "--model", "local-completions", "--model_args",
+            "model={model},base_url={url}/completions,tokenizer={tokenizer},num_concurrent=2,tokenized_requests=False",
+            "--tasks", "conveyor_generate", "--include_path", ".", "--output_path", "{out}",
+        ),
+        "`local-completions`, a `generate_until` task; `loglikelihood` tasks need `echo`, which is refused by name",
+        reports.lm_eval,
+        OFFLINE,
+        PROGRAMS / "lm_eval_tasks",
+    ),
+)  # fmt: skip

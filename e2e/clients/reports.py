@@ -1,0 +1,44 @@
+"""What a client says of its own run, as one phrase; `ClientFailed` if it was not whole. Pure but for reading reports.
+
+Load generators end with 0 also when each of their requests has failed: their reports are asked.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+class ClientFailed(Exception):
+    """The client did not get what it asked for."""
+
+
+def named_checks(output: str, _: Path) -> str:
+    """Of the programs beside `checks.py`, which end at the first check that does not hold."""
+    passed = [line for line in output.splitlines() if line.startswith("passed: ")]
+    if not passed:
+        raise ClientFailed(f"no check was run:\n{output}")
+    return f"{len(passed)} of {len(passed)} checks"
+
+
+def guidellm(_: str, out: Path) -> str:
+    (benchmark,) = json.loads((out / "report.json").read_text())["benchmarks"]
+    counts = benchmark["scheduler_metrics"]["requests_made"]
+    return _all_of(counts["successful"], counts["total"], counts)
+
+
+def aiperf(_: str, out: Path) -> str:
+    report = json.loads((out / "profile_export_aiperf.json").read_text())
+    passed, asked = (int(report.get(name, {"avg": 0})["avg"]) for name in ("request_count", "completed_request_count"))
+    return _all_of(passed, asked, report["error_summary"])
+
+
+def lm_eval(_: str, out: Path) -> str:
+    (path,) = out.rglob("results_*.json")
+    samples = json.loads(path.read_text())["n-samples"]["conveyor_generate"]
+    return _all_of(samples["effective"], samples["original"], samples)
+
+
+def _all_of(passed: int, asked: int, details: Any) -> str:
+    if not passed == asked > 0:
+        raise ClientFailed(f"{passed} of {asked} requests succeeded: {details}")
+    return f"{passed} of {asked} requests"

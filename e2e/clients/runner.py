@@ -1,0 +1,82 @@
+"""Installs one client and runs it: `run`. Used by `python -m e2e.clients` and by the stories."""
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from e2e.clients.matrix import Client
+from e2e.clients.reports import ClientFailed
+from e2e.cluster import programs
+from e2e.cluster.paths import CACHE
+
+FOLDER = CACHE / "clients"
+RUN_SECONDS_MAX = 600.0
+_COMPLETE = ".complete"
+_OUTPUT_CHARACTERS = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A service, and what clients that count tokens themselves need of its model."""
+
+    url: str  # ending in /v1
+    model: str
+    tokenizer: Path
+
+
+def run(client: Client, target: Target) -> str:
+    """What passed, as a phrase. Raises ClientFailed with the end of the client's output."""
+    environment = install(client)
+    with tempfile.TemporaryDirectory(prefix="conveyor-client-") as out:
+        words = {
+            "env": environment, "url": target.url, "base": target.url.removesuffix("/v1"), "model": target.model,
+            "tokenizer": target.tokenizer, "out": out,
+        }  # fmt: skip
+        program, *arguments = (word.format(**words) for word in client.command)
+        try:
+            done = programs.run(
+                Path(program) if "/" in program else program, *arguments,
+                cwd=client.folder or environment, env=_environment(client), timeout=RUN_SECONDS_MAX,
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise ClientFailed(f"{client.name} did not end within {RUN_SECONDS_MAX:g} s") from None
+        if done.returncode:
+            raise ClientFailed(f"{client.name} ended with {done.returncode}:\n{done.stdout[-_OUTPUT_CHARACTERS:]}")
+        return client.judge(done.stdout, Path(out))
+
+
+def install(client: Client) -> Path:
+    """The client's environment, made at its first use and kept."""
+    key = hashlib.sha256("\0".join([sys.version, *client.packages]).encode()).hexdigest()[:8]
+    folder = FOLDER / f"{re.sub('[^a-z]+', '-', client.name.lower()).strip('-')}-{key}"
+    if not (folder / _COMPLETE).exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        if client.packages[0].startswith("npm:"):
+            packages = [package.removeprefix("npm:") for package in client.packages]
+            _step("npm", "install", "--no-audit", "--no-fund", "--prefix", folder, *packages)
+        else:
+            _step("uv", "venv", "--quiet", "--clear", "--python", sys.executable, folder)
+            _step("uv", "pip", "install", "--quiet", "--python", folder / "bin" / "python", *client.packages)
+        (folder / _COMPLETE).touch()
+    return folder
+
+
+def _step(program: str, *arguments: str | Path) -> None:
+    done = programs.run(program, *arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode:
+        raise ClientFailed(f"{program} {arguments[0]} failed:\n{done.stdout[-_OUTPUT_CHARACTERS:]}")
+
+
+def _environment(client: Client) -> dict[str, str]:
+    """Nothing of this process but the PATH: no key, no proxy, no home but the clients' own."""
+    home = FOLDER / "home"
+    home.mkdir(parents=True, exist_ok=True)
+    return {"PATH": os.environ.get("PATH", ""), "HOME": str(home), "LANG": "C.UTF-8", **client.environment}
