@@ -47,8 +47,14 @@ def build_error_event(error: GatewayError) -> bytes:
 
 
 def build_model(service: Service, model: str) -> dict[str, Any]:
-    """One model as OpenAI describes it."""
-    return {"id": model, "object": "model", "created": service.created_unix, "owned_by": service.namespace}
+    """One model as OpenAI describes it, and its context as vLLM does."""
+    return {
+        "id": model,
+        "object": "model",
+        "created": service.created_unix,
+        "owned_by": service.namespace,
+        "max_model_len": service.max_model_len,
+    }
 
 
 def build_model_list(service: str | None, directory: Directory) -> dict[str, Any]:

@@ -34,6 +34,7 @@ class Service:
     max_queued_requests: int
     queue_timeout_seconds: float
     request_timeout_seconds: float
+    max_model_len: int | None = None  # tokens of the longest request; None: not known yet
 
     @property
     def key(self) -> str:
@@ -56,7 +57,14 @@ def parse_service(body: Mapping[str, Any]) -> Service:
         max_queued_requests=endpoint.max_queued_requests,
         queue_timeout_seconds=endpoint.queue_timeout_seconds,
         request_timeout_seconds=endpoint.request_timeout_seconds,
+        max_model_len=resource.spec.engine.max_model_len or _made_for(resource),
     )
+
+
+def _made_for(resource: InferenceService) -> int | None:
+    """The model's own limit, if the status tells it of the model that the spec has now."""
+    model = resource.status.model
+    return model.context_length if model is not None and model.uri == resource.spec.model.uri else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,19 @@ class _ServiceMetadata(Identity):
     creationTimestamp: NotRequired[str | None]
 
 
+class _Engine(TypedDict):
+    maxModelLen: NotRequired[Any]
+
+
 class _ServiceSpec(TypedDict):
     model: Any
+    engine: NotRequired[_Engine | None]
     batching: NotRequired[Any]
     endpoint: NotRequired[Any]
+
+
+class _ServiceStatus(TypedDict):
+    model: NotRequired[Any]
 
 
 class ServiceBody(TypedDict):
@@ -22,6 +31,7 @@ class ServiceBody(TypedDict):
 
     metadata: _ServiceMetadata
     spec: _ServiceSpec
+    status: NotRequired[_ServiceStatus | None]
 
 
 class _SliceMetadata(Identity):

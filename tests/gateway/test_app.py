@@ -25,11 +25,11 @@ async def test_the_root_lists_a_service_that_has_no_engine_and_its_path_lists_on
     gateway: GatewayProcess, stack: Stack, http: aiohttp.ClientSession
 ) -> None:
     own_name = f"model-of-{stack.cluster.namespace}"
-    await stack.apply_service(model={"uri": "hf://org/model", "name": own_name})
+    await stack.apply_service(model={"uri": "hf://org/model", "name": own_name}, engine={"maxModelLen": 512})
     status, listed = await get(http, f"{gateway.url}/v1/models")
     assert (status, listed["object"]) == (200, "list")
     [found] = [model for model in listed["data"] if model["owned_by"] == stack.cluster.namespace]
-    assert (found["id"], found["object"]) == (own_name, "model")
+    assert (found["id"], found["object"], found["max_model_len"]) == (own_name, "model", 512)
     assert found["created"] > 1_700_000_000
     assert await get(http, f"{stack.url}/models") == (200, {"object": "list", "data": [found]})
 

@@ -2,11 +2,14 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 from tests.gateway.cluster import make_endpoint, make_service, make_slice
 
 from conveyor_api.names import ENGINE_PORT_NAME
 from conveyor_gateway.catalog import Catalog, Service, parse_service, parse_slice
+from conveyor_gateway.resources import ServiceBody
+from conveyor_gateway.wanted_json import decode_item
 
 CREATED = "2026-11-21T00:00:00Z"
 
@@ -30,6 +33,26 @@ def test_a_service_carries_what_the_queue_needs() -> None:
     )
     body["metadata"]["creationTimestamp"] = CREATED
     assert parse_service(body) == Service("default", "qwen", "Qwen/Qwen3", 1795219200, 32, 36, 0.05, 7, 8, 9)
+
+
+@pytest.mark.parametrize(
+    ("engine", "status", "known"),
+    [
+        ({}, None, None),
+        ({}, {}, None),
+        ({"maxModelLen": 512}, None, 512),
+        ({"maxModelLen": 512}, {"model": {"uri": "hf://org/model", "contextLength": 4096}}, 512),
+        ({}, {"model": {"uri": "hf://org/model", "contextLength": 4096}}, 4096),
+        ({}, {"model": {"uri": "hf://org/the-one-before", "contextLength": 4096}}, None),
+    ],
+)
+def test_the_longest_request_is_the_spec_s_or_what_the_model_was_made_for(
+    engine: dict[str, Any], status: dict[str, Any] | None, known: int | None
+) -> None:
+    body = make_service("qwen", "default", model={"uri": "hf://org/model"}, engine=engine)
+    if status is not None:
+        body["status"] = status
+    assert parse_service(decode_item(msgspec.Raw(msgspec.json.encode(body)), ServiceBody)).max_model_len == known
 
 
 @pytest.mark.parametrize(
