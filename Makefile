@@ -95,7 +95,9 @@ e2e: set-up ## Run the stories of e2e/ on a whole local cluster
 demo: set-up ## The main job from nothing: cluster, chart, InferenceService, a chat, a burst, 1 -> 3 -> 1
 	@export KUBECONFIG=$(KUBECONFIG_FILE) && $(PY) -m e2e.cluster load && $(PY) -m e2e.deploy && $(PY) -m e2e.demo
 
-clients: set-up ## Try real clients, each as its users install it, on the local cluster: the table of docs/openai-api.md
+clients: ## Try real clients, each as its users install it, on the local cluster: the table of docs/openai-api.md
+	@python3 -m e2e.cluster.preflight clients
+	@$(MAKE) --no-print-directory set-up
 	@export KUBECONFIG=$(KUBECONFIG_FILE) && $(PY) -m e2e.cluster load && $(PY) -m e2e.deploy && $(PY) -m e2e.clients
 
 fresh: ## Run TARGET (default: cluster and cluster-down) on a fresh clone in a bare Debian root, as root

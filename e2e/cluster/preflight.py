@@ -1,4 +1,4 @@
-"""`python3 -m e2e.cluster.preflight demo|cluster`: whether this machine can do it, and how long it takes.
+"""`python3 -m e2e.cluster.preflight demo|cluster|clients`: whether this machine can do it, and how long it takes.
 
 Called by make before anything long begins. What cannot be had is said here, all of it at once, a line each; Debian's
 packages are installed here, so that the steps that then run side by side need none. Standard library only.
@@ -108,6 +108,9 @@ def _existing(folder: Path) -> Path:
 
 
 def main(target: str) -> None:
+    if target == "clients":
+        programs.require(*programs.CLIENTS)
+        return
     if target == "demo":
         print(estimate(list(steps()), os.cpu_count() or 1), flush=True)
     check(with_images=target != "cluster")

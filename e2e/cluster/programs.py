@@ -51,6 +51,7 @@ CLUSTER = (
     "containerd", "runc", "/usr/lib/cni/ptp", "conntrack", "ethtool", "ip", "iptables", "nft", "socat", "umount"
 )  # fmt: skip
 IMAGES = ("buildah", "debootstrap", "skopeo")
+CLIENTS = ("node", "npm")
 
 # Where Debian keeps what only root runs; not on every PATH.
 _OF_ROOT = os.pathsep.join(["/usr/local/sbin", "/usr/sbin", "/sbin"])

@@ -116,6 +116,12 @@ def test_what_people_install_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         preflight.check(with_images=True)
 
 
+@pytest.mark.usefixtures("nothing_there")
+def test_clients_are_not_begun_without_what_they_need() -> None:
+    with pytest.raises(programs.ProgramMissing, match=r"Node.js is needed(.|\n)*npm is needed"):
+        preflight.main("clients")
+
+
 def test_an_old_go_is_refused_before_it_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "go").write_text("#!/bin/sh\necho go1.19.8")
     (tmp_path / "go").chmod(0o755)
