@@ -1,6 +1,6 @@
 """The only calls to the Kubernetes API beside Kopf's watches.
 
-Used by `reconcile`, `relist`, `apiservice` and `process`; `session` takes the credentials from here. Objects are plain
+Used by `reconcile`, `apiservice` and `process`; `session` takes the credentials from here. Objects are plain
 dictionaries in and out; every failure of a call becomes one of `errors`. Uses `kubernetes.aio`'s dynamic client with
 fixed paths: all kinds are known, so there is no discovery and no discovery cache. Must not decide anything.
 """
@@ -32,7 +32,6 @@ _PAUSE_SECONDS = 0.2  # between two watches, should the server end them at once
 _MERGE_PATCH = "application/merge-patch+json"
 _APPLY_PATCH = "application/apply-patch+yaml"
 _JSON = "application/json"
-_METADATA_LIST = f"{_JSON};as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
 
 async def load_configuration(kubeconfig: str) -> Any:
@@ -83,13 +82,6 @@ class Cluster:
             if error.status == 404:
                 return None
             raise
-
-    async def list_uids(self, kind: Kind, namespace: str | None, label: str) -> set[str]:
-        """The uids of the objects that are there now and carry `label`, of all if it is empty."""
-        query = [("labelSelector", label)] if label else []
-        path = kind.path(namespace)
-        listed = await self._request("get", kind, path, query=query, label="list", accept=_METADATA_LIST)
-        return {item["metadata"]["uid"] for item in listed["items"] or ()}
 
     async def apply(
         self, kind: Kind, body: Object, manager: str, *, force: bool = True, subresource: str | None = None
@@ -154,7 +146,8 @@ class Cluster:
                     event = json.loads(line)
                     yield event
                     version = event["object"]["metadata"].get("resourceVersion", version)
-            except (aiohttp.ClientError, TimeoutError, LineTooLong, ValueError) as error:  # ValueError: half a line
+            except (aiohttp.ClientError, TimeoutError, LineTooLong, ValueError, RecursionError) as error:
+                # ValueError: half a line
                 raise Unavailable(0, "Disconnected", f"watch of {kind.plural}: {error!r}") from error
             finally:
                 response.close()
@@ -185,7 +178,6 @@ class Cluster:
         content_type: str | None = None,
         query: list[tuple[str, str]] | None = None,
         label: str = "",
-        accept: str = _JSON,
         limits: aiohttp.ClientTimeout = _TIMEOUT,
         serialize: bool = True,
     ) -> Any:
@@ -197,7 +189,7 @@ class Cluster:
                 body=body,
                 content_type=content_type,
                 query_params=list(query or ()),
-                header_params={"Accept": accept},
+                header_params={"Accept": _JSON},
                 serialize=serialize,
                 serializer=lambda _, content: content,
                 _request_timeout=limits,
@@ -209,6 +201,8 @@ class Cluster:
             raise translate(error) from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Unavailable(0, "NoConnection", f"{method} {path}: {error!r}") from error
+        except RecursionError as error:
+            raise Refused(0, "Unreadable", f"{method} {path}: the object's JSON is nested too deeply") from error
         finally:
             self._metrics.api_calls.labels(label or method, kind.plural, status).inc()
 

@@ -1,48 +1,21 @@
-"""Everything Kopf calls: index functions remember, a change marks a key dirty, nothing else happens here.
+"""Everything Kopf calls: a change marks a key dirty, nothing else happens here.
 
 `build_registry` is called once by `process`. No change handlers, timers or daemons: they would write annotations and
-finalizers onto the resource (docs/adr/0003). Kopf's indexes are used for their order alone: it calls the index
-function before the event handler of the same object, and those of everything that exists before the first event.
-What they remember is kept in our `store`, since Kopf's own indexes never lose what `relist` finds to be gone.
+finalizers onto the resource (docs/adr/0003). What an object says is in the `store` before Kopf hears of it (`watches`).
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import kopf
 
 from conveyor_api import names
-from conveyor_operator.kinds import (
-    AUTOSCALER,
-    CHILDREN,
-    DEPLOYMENT,
-    ENDPOINT_SLICE,
-    GRANDCHILDREN,
-    INFERENCE_SERVICE,
-    POD,
-    Kind,
-)
-from conveyor_operator.observed import (
-    Child,
-    observe_autoscaler,
-    observe_child,
-    observe_deployment,
-    observe_ready_endpoints,
-)
-from conveyor_operator.pods import observe_pod
+from conveyor_operator.kinds import CHILDREN, GRANDCHILDREN, INFERENCE_SERVICE, Kind
 from conveyor_operator.session import KopfSession
 from conveyor_operator.store import Store
-from conveyor_operator.workers import Key, Workers
+from conveyor_operator.workers import Workers
 
-_Projection = Callable[[Any], Any]
 _Handler = Callable[..., Awaitable[None]]
-
-_PROJECTIONS: dict[Kind, _Projection] = {
-    DEPLOYMENT: lambda body: (observe_child(body), observe_deployment(body)),
-    AUTOSCALER: lambda body: (observe_child(body), observe_autoscaler(body)),
-    POD: observe_pod,
-    ENDPOINT_SLICE: observe_ready_endpoints,
-}
 
 
 def build_registry(
@@ -52,9 +25,10 @@ def build_registry(
     registry = kopf.OperatorRegistry()
     kopf.on.login(registry=registry)(session.login)
     kopf.on.cleanup(registry=registry)(_build_cleanup(end))
-    _register(registry, INFERENCE_SERVICE, *build_resource_handlers(store, workers), labels=None)
+    _register(registry, INFERENCE_SERVICE, build_service_handler(store, workers), labels=None)
+    mark_owner = _build_owner_handler(workers)
     for kind in (*CHILDREN, *GRANDCHILDREN):
-        _watch_belongings(registry, store, workers, kind)
+        _register(registry, kind, mark_owner, labels={names.INFERENCE_SERVICE_LABEL: kopf.PRESENT})
     return registry
 
 
@@ -63,6 +37,7 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.peering.standalone = True
     settings.scanning.disabled = True
     settings.posting.enabled = False
+    settings.watching.initial_streaming = True
     settings.networking.request_timeout = 30
     settings.networking.enforce_retry_after = True
     settings.process.ultimate_exiting_timeout = 20
@@ -70,62 +45,35 @@ def configure(settings: kopf.OperatorSettings) -> None:
         settings.watching.label_selectors[kind.group, kind.version, kind.plural] = names.INFERENCE_SERVICE_LABEL
 
 
-def build_resource_handlers(store: Store, workers: Workers) -> tuple[_Handler, _Handler]:
-    """The index function and the event handler of InferenceServices; called by `build_registry`, and by their test."""
-
-    async def remember(**event: Any) -> None:
-        body = event["body"]
-        metadata = {key: value for key, value in body["metadata"].items() if key != "managedFields"}
-        key = (event["namespace"], event["name"])
-        store.put(INFERENCE_SERVICE, event["uid"], key, {**body, "metadata": metadata})
+def build_service_handler(store: Store, workers: Workers) -> _Handler:
+    """The event handler of InferenceServices; called by `build_registry`, and by its test."""
 
     async def mark(**event: Any) -> None:
         key = (event["namespace"], event["name"])
-        if event["type"] == "DELETED":
-            store.drop(INFERENCE_SERVICE, event["uid"])
-            if store.resource(key) is None:
-                workers.cancel(key)
-                return
-        # Another one may have come under this name already: Kopf's order is that of one uid.
+        if event["type"] == "DELETED" and store.uid(key) is None:
+            workers.cancel(key)
+            return
+        # Another one may have come under a deleted one's name already: Kopf's order is that of one uid.
         workers.mark(key, generation=int(event["meta"].get("generation", 0)))
 
-    return remember, mark
+    return mark
 
 
-def _watch_belongings(registry: kopf.OperatorRegistry, store: Store, workers: Workers, kind: Kind) -> None:
-    project: _Projection = _PROJECTIONS.get(kind, _project_child)
-
-    async def remember(**event: Any) -> None:
-        left = store.put(kind, event["uid"], _owner_key(event), project({**event["body"], "kind": kind.kind}))
-        if left is not None:  # its label was changed; the event names only the new service
-            workers.mark(left)
-
+def _build_owner_handler(workers: Workers) -> _Handler:
     async def mark(**event: Any) -> None:
-        if event["type"] == "DELETED":
-            store.drop(kind, event["uid"])
-        workers.mark(_owner_key(event))
+        workers.mark((event["namespace"], event["labels"][names.INFERENCE_SERVICE_LABEL]))
 
-    _register(registry, kind, remember, mark, labels={names.INFERENCE_SERVICE_LABEL: kopf.PRESENT})
+    return mark
 
 
-def _project_child(body: Any) -> tuple[Child, None]:
-    return observe_child(body), None
-
-
-def _owner_key(event: Mapping[str, Any]) -> Key:
-    return event["namespace"], event["labels"][names.INFERENCE_SERVICE_LABEL]
-
-
-def _register(
-    registry: kopf.OperatorRegistry,
-    kind: Kind,
-    remember: _Handler,
-    mark: _Handler,
-    labels: Mapping[str, Any] | None,
-) -> None:
+def _register(registry: kopf.OperatorRegistry, kind: Kind, mark: _Handler, labels: Any) -> None:
     group, version, plural = kind.group, kind.version, kind.plural
-    kopf.index(group=group, version=version, plural=plural, id=plural, labels=labels, registry=registry)(remember)
+    kopf.index(group=group, version=version, plural=plural, id=plural, labels=labels, registry=registry)(_index_nothing)
     kopf.on.event(group=group, version=version, plural=plural, labels=labels, registry=registry)(mark)
+
+
+async def _index_nothing(**_: Any) -> None:
+    """Kopf calls no event handler before everything that has an index function was listed."""
 
 
 def _build_cleanup(end: Callable[[], Awaitable[None]]) -> Callable[..., Awaitable[None]]:

@@ -1,6 +1,6 @@
 """The operator's Prometheus metrics: every name once.
 
-Written by `cluster`, `workers` and `apiservice`, served by `health`. Holds no state but the counters.
+Written by `cluster`, `watches`, `workers` and `apiservice`, served by `health`. Holds no state but the counters.
 """
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -39,6 +39,12 @@ class Metrics:
             "conveyor_operator_api_calls",
             "Calls to the API server, without Kopf's watches, by verb, resource and HTTP status (0: no answer).",
             ["verb", "resource", "status"],
+            registry=self.registry,
+        )
+        self.unreadable_objects = Counter(
+            "conveyor_operator_unreadable_objects",
+            "Objects that a watch brought and that were skipped because they could not be read, by resource.",
+            ["resource"],
             registry=self.registry,
         )
         self.certificate_expiry = Gauge(

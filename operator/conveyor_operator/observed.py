@@ -1,6 +1,6 @@
 """What the operator remembers of the objects it watches: small frozen values instead of whole objects.
 
-`handlers` projects every watched object with `observe_*` into the `store`; `reconcile` and the pure parts that it asks
+`watches` projects every watched object with `observe_*` into the `store`; `reconcile` and the pure parts that it asks
 read the result. Dictionaries in, dataclasses out. Must not call anything.
 """
 
@@ -34,6 +34,7 @@ class Child:
     fingerprint: str
     """Hash of all that is neither status nor written by the API server: unchanged means nobody touched it."""
     labels: Mapping[str, str] = field(default_factory=dict)
+    """Of those that every child of ours has."""
     controller: str = ""
     """`Kind/name` of the controlling owner, empty without one."""
     controller_uid: str = ""
@@ -134,13 +135,13 @@ def observe_child(body: Object) -> Child:
     """The part that all children have in common. `body` needs its `kind`."""
     metadata = body["metadata"]
     controller: Object = next((o for o in metadata.get("ownerReferences") or () if o.get("controller")), {})
-    kind = str(body["kind"])
+    kind, found = str(body["kind"]), metadata.get("labels") or {}
     return Child(
         kind=kind,
         name=str(metadata["name"]),
         uid=str(metadata["uid"]),
         fingerprint=fingerprint(body),
-        labels=dict(metadata.get("labels") or {}),
+        labels={key: str(found[key]) for key in names.child_labels("") if key in found},
         controller=f"{controller['kind']}/{controller['name']}" if controller else "",
         controller_uid=str(controller.get("uid", "")),
         access_mode=body["spec"]["accessModes"][0] if kind == "PersistentVolumeClaim" else "",

@@ -1,6 +1,6 @@
 """What the operator remembers of an engine pod. Pure: a pod's dictionary in, frozen values out.
 
-`handlers` projects every watched pod with `observe_pod`; `failures` and `conditions` judge by the result.
+`watches` projects every watched pod with `observe_pod`; `failures` and `conditions` judge by the result.
 """
 
 import json

@@ -18,10 +18,10 @@ from conveyor_operator.health import Health, HealthServer
 from conveyor_operator.kinds import INFERENCE_SERVICE
 from conveyor_operator.metrics import Metrics
 from conveyor_operator.reconcile import Reconciler
-from conveyor_operator.relist import Relist
 from conveyor_operator.session import KopfSession
 from conveyor_operator.settings import Settings
 from conveyor_operator.store import Store
+from conveyor_operator.watches import Watches
 from conveyor_operator.workers import Workers
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class Operator:
         )
         self.reconciler = Reconciler(cluster, self.store, settings, lambda: self.keeper.metrics_api)
         self.workers = Workers(self.reconciler.reconcile, metrics, settings.workers)
-        self.relist = Relist(cluster, self.store, self.workers.mark, settings.watch_namespaces)
+        self.watches = Watches(self.store, metrics, self.workers.mark)
         self.health = Health(self.workers.longest_run_seconds)
 
     def _mark_all(self) -> None:
@@ -74,9 +74,9 @@ class Operator:
         settings, ready = self.settings, asyncio.Event()
         kopf_settings = kopf.OperatorSettings()
         configure(kopf_settings)
-        session = KopfSession(settings.kubeconfig, self.relist.hear_list)
+        session = KopfSession(settings.kubeconfig, self.watches)
         async with contextlib.aclosing(session), asyncio.TaskGroup() as tasks:
-            beside = [tasks.create_task(self.relist.run()), tasks.create_task(self._tell_ready(ready))]
+            beside = [tasks.create_task(self._tell_ready(ready))]
             if settings.metrics_api:
                 beside.append(tasks.create_task(self.keeper.run()))
 

@@ -19,7 +19,7 @@ from conveyor_api.resource import InferenceService
 from conveyor_operator.cluster import Cluster
 from conveyor_operator.errors import ApiError, Refused
 from conveyor_operator.image import choose_engine_image
-from conveyor_operator.kinds import BY_NAME, CLAIM, DEPLOYMENT
+from conveyor_operator.kinds import BY_NAME, CLAIM, DEPLOYMENT, INFERENCE_SERVICE
 from conveyor_operator.manifests import Choices, Object, Owner, build_children
 from conveyor_operator.manifests.deployment import with_replicas
 from conveyor_operator.observed import hash_of, observe_child
@@ -68,7 +68,8 @@ class Reconciler:
 
     async def reconcile(self, key: Key) -> bool:
         """True when all is as it should be; False to be called again later. Raises ApiError."""
-        body = self._store.resource(key)
+        # Read anew each time: specs of any number and size need not be kept.
+        body = await self._cluster.get(INFERENCE_SERVICE, *key) if self._store.uid(key) else None
         if body is None or "deletionTimestamp" in body["metadata"]:
             self._memories.pop(key, None)  # the children go with their owner
             return True
@@ -76,7 +77,7 @@ class Reconciler:
         try:
             service = InferenceService.parse(body)
         except InvalidResource as error:
-            await self._write_invalid(body, memory, str(error))
+            await self._write_invalid(body, str(error))
             return True
         work = self._begin(key, service, memory)
         try:
@@ -185,16 +186,16 @@ class Reconciler:
         situation = Situation(
             service.spec, work.observed, tuple(work.obstacles), self._metrics_api(), memory.template_generation or 0
         )
-        previous = memory.reported.previous(body)
+        previous = body.get("status") or {}
         status = build_status(service, situation, Written(url, work.image), previous, datetime.now(UTC))
-        await self._reporter.write(body, memory.reported, status)
+        await self._reporter.write(body, status)
         for child, deleted in work.restored.items():
             await self._reporter.tell_restored(body, memory.reported, child, deleted)
 
-    async def _write_invalid(self, body: Object, memory: Memory, message: str) -> None:
-        previous = memory.reported.previous(body)
+    async def _write_invalid(self, body: Object, message: str) -> None:
+        previous = body.get("status") or {}
         status = build_invalid_status(message, int(body["metadata"]["generation"]), previous, datetime.now(UTC))
-        await self._reporter.write(body, memory.reported, status)
+        await self._reporter.write(body, status)
 
     def _recall(self, key: Key, body: Object) -> Memory:
         uid = str(body["metadata"]["uid"])

@@ -1,7 +1,6 @@
 """What people read of one InferenceService: its status and its Events, written when something happened.
 
-Called by `reconcile`. What it remembers is the status that it wrote last, until the watch has brought it back, and
-which hand edits it has told of lately; nothing of it is needed to be right.
+Called by `reconcile`. What it remembers is which hand edits it has told of lately; that is not needed to be right.
 """
 
 import logging
@@ -9,7 +8,6 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
 
 from conveyor_api import names
 from conveyor_operator.cluster import Cluster
@@ -28,18 +26,8 @@ _QUIET_SECONDS = 600.0  # somebody who edits the same child again and again is t
 class Reported:
     """What was told of one InferenceService, as long as it has this uid."""
 
-    status: Object | None = None
-    """Written while the resource had `version`, so newer than what the store says at that version."""
-    version: str = ""
     restored: dict[tuple[str, str], float] = field(default_factory=dict)
     """When (monotonic) a child was last said to be restored."""
-
-    def previous(self, body: Object) -> Object:
-        """The status that is there: our last one, if the watch has not brought it back yet."""
-        if self.status is not None and self.version == body["metadata"]["resourceVersion"]:
-            return self.status
-        found: dict[str, Any] = body.get("status") or {}
-        return found
 
 
 class Reporter:
@@ -48,9 +36,9 @@ class Reporter:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
-    async def write(self, body: Object, reported: Reported, status: Object) -> None:
+    async def write(self, body: Object, status: Object) -> None:
         """If it says something new: the status, then an Event for each thing that happened."""
-        previous, metadata = reported.previous(body), body["metadata"]
+        previous, metadata = body.get("status") or {}, body["metadata"]
         if is_same(status, previous):
             return
         patch = {
@@ -61,12 +49,11 @@ class Reporter:
             "status": status,
         }
         try:
-            written = await self._cluster.apply(INFERENCE_SERVICE, patch, names.FIELD_MANAGER, subresource="status")
+            await self._cluster.apply(INFERENCE_SERVICE, patch, names.FIELD_MANAGER, subresource="status")
         except Refused as error:
             if error.status == 404:
                 return  # it was deleted meanwhile
             raise
-        reported.status, reported.version = written.get("status") or {}, metadata["resourceVersion"]
         await self.tell(body, find_news(previous, status))
 
     async def tell_restored(self, body: Object, reported: Reported, child: tuple[str, str], deleted: bool) -> None:

@@ -1,19 +1,22 @@
-"""Kopf's session with the API server: the credentials of `cluster`, and an ear for its lists.
+"""Kopf's session with the API server: the credentials of `cluster`, and our `watches` between it and Kopf.
 
-Made by `process`; `handlers` registers `login`. Kopf tells its handlers nothing of a list that is empty, but makes all
-its requests through a session that a login may bring along.
+Made by `process`; `handlers` registers `login`. Kopf makes all its requests through a session that a login may bring
+along.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Any, Self, cast
+from weakref import WeakSet
 
 import aiohttp
 import kopf
 
 from conveyor_operator.cluster import load_configuration
-from conveyor_operator.kinds import WATCHED, Kind
+from conveyor_operator.kinds import WATCHED
+from conveyor_operator.watches import Watches
 
 logger = logging.getLogger(__name__)
 
@@ -22,11 +25,11 @@ _KINDS = {kind.plural: kind for kind in WATCHED}
 
 
 class KopfSession:
-    """`hear_list` is called with the kind when the answer to one of Kopf's lists begins."""
+    """Credentials that are refused are read again; what Kopf watches passes through `watches`."""
 
-    def __init__(self, kubeconfig: str, hear_list: Callable[[Kind], None]) -> None:
+    def __init__(self, kubeconfig: str, watches: Watches) -> None:
         self._kubeconfig = kubeconfig
-        self._hear_list = hear_list
+        self._watches = watches
         self._credentials: kopf.ConnectionInfo | None = None
         self._session: aiohttp.ClientSession | None = None
 
@@ -42,7 +45,7 @@ class KopfSession:
             connector=aiohttp.TCPConnector(limit=0, ssl=credentials.as_ssl_context()),
             headers=credentials.as_http_headers(),
         )
-        lent = cast(aiohttp.ClientSession, _Lent(self._session, self._hear_list))
+        lent = cast(aiohttp.ClientSession, _Lent(self._session, self._watches))
         return kopf.AiohttpSession(server=credentials.server, aiohttp_session=lent)
 
     async def aclose(self) -> None:
@@ -65,23 +68,58 @@ class KopfSession:
 
 
 class _Lent:
-    """What Kopf asks of a session. When it ends it closes its session before its watches, which then never end."""
+    """What Kopf asks of a session. Closing it ends its watches; `KopfSession` closes the real one, later.
 
-    def __init__(self, session: aiohttp.ClientSession, hear_list: Callable[[Kind], None]) -> None:
+    An answer that is on its way when it is closed is not given: nobody would end it any more.
+    """
+
+    def __init__(self, session: aiohttp.ClientSession, watches: Watches) -> None:
         self._session = session
-        self._hear_list = hear_list
+        self._watches = watches
+        self._open: WeakSet[_Watch] = WeakSet()
         self.headers = session.headers
-
-    @property
-    def closed(self) -> bool:
-        return self._session.closed
+        self.closed = False
 
     async def close(self) -> None:
-        """`KopfSession` closes it, later."""
+        self.closed = True
+        for watch in list(self._open):
+            watch.close()
 
-    async def request(self, **options: Any) -> aiohttp.ClientResponse:
+    async def request(self, **options: Any) -> "aiohttp.ClientResponse | _Watch":
         response = await self._session.request(**options)
-        kind = _KINDS.get(response.url.name)  # the end of the path
-        if kind is not None and response.method == "GET" and "watch" not in response.url.query:
-            self._hear_list(kind)
-        return response
+        if self.closed:
+            response.close()
+            raise RuntimeError("Session is closed")  # aiohttp's own words, on which Kopf takes the newer session
+        *path, plural = response.url.path.split("/")
+        if "watch" not in response.url.query or plural not in _KINDS or not response.ok:
+            return response
+        namespace = path[-1] if path[-2] == "namespaces" else None
+        from_the_start = "sendInitialEvents" in response.url.query
+        lines = self._watches.read(_KINDS[plural], namespace, response.content, from_the_start)
+        watch = _Watch(response, lines)
+        self._open.add(watch)
+        return watch
+
+
+class _Watch:
+    """What Kopf asks of the answer to a watch."""
+
+    def __init__(self, response: aiohttp.ClientResponse, lines: AsyncIterator[bytes]) -> None:
+        self._response = response
+        self._lines = lines
+        self.status = response.status
+        self.content = self
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._response.close()
+
+    def close(self) -> None:
+        self._response.close()
+
+    def iter_chunked(self, _size: int) -> AsyncIterator[bytes]:
+        return self._lines

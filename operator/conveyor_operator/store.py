@@ -1,11 +1,10 @@
 """What is known of the cluster, read by key.
 
-`handlers` puts in what Kopf tells, as `observed` makes it; `relist` takes out what Kopf could not tell; `reconcile`
-reads. Objects are told apart by uid: for a moment there may be two of one name, of which the later known one counts.
+`watches` puts in what the API server tells, as `observed` makes it; `reconcile` reads. Objects are told apart by uid:
+for a moment there may be two of one name, of which the later known one counts.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,23 +51,16 @@ class Store:
         if not of_key:
             del self._by_key[kind][entry.key]
 
-    def entries(self, kind: Kind, namespace: str | None) -> dict[str, Entry]:
-        """All that is known of a kind by uid, in one namespace or in all."""
-        return {uid: e for uid, e in self._objects[kind].items() if namespace in (None, e.key[0])}
-
-    def forget(self, kind: Kind, before: Mapping[str, Entry], alive: Set[str]) -> set[Key]:
-        """Drops what was known `before` a list that shows only `alive`, unless it was told since; returns its keys."""
-        gone = {u: e for u, e in before.items() if u not in alive and self._objects[kind].get(u) is e}
-        for uid in gone:
-            self.drop(kind, uid)
-        return {entry.key for entry in gone.values()}
+    def keys(self, kind: Kind, namespace: str | None) -> dict[str, Key]:
+        """The keys of all objects of a kind by uid, in one namespace or in all."""
+        return {uid: entry.key for uid, entry in self._objects[kind].items() if namespace in (None, entry.key[0])}
 
     def services(self) -> list[Key]:
         """All InferenceServices."""
         return list(self._by_key[INFERENCE_SERVICE])
 
-    def resource(self, key: Key) -> dict[str, Any] | None:
-        """The InferenceService's body, as the API server sent it last."""
+    def uid(self, key: Key) -> str | None:
+        """The InferenceService's uid, None if there is none."""
         return next(reversed(self._values(INFERENCE_SERVICE, key)), None)
 
     def observe(self, key: Key) -> Observed:

@@ -51,7 +51,7 @@ class Call:
 class Fault:
     """Answer instead of the API server, for calls that `matches`, `times` times.
 
-    status 0: cut the connection. A watch is told of an error as its API does, in the stream.
+    status 0: cut the connection. That a watch's version is gone is told as its API does, in the stream.
     """
 
     matches: Callable[[Call], bool]
@@ -173,7 +173,7 @@ class ApiProxy:
             self._record(call, fault.status)
             body = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": fault.status}
             body |= {"reason": "Injected", "message": f"injected {fault.status}"}
-            if call.verb == "watch":
+            if call.verb == "watch" and fault.status == 410:
                 return web.json_response({"type": "ERROR", "object": body})
             return web.json_response(body, status=fault.status, headers=fault.headers)
         headers = {key: value for key, value in request.headers.items() if key.lower() not in _HOP_HEADERS}

@@ -94,6 +94,15 @@ async def test_a_followed_object_is_listed_again_when_its_version_is_too_old() -
     assert seen == ["1", "2", "3"]
 
 
+async def test_an_object_that_is_nested_too_deeply_is_refused() -> None:
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(text='{"a":' * 5000 + "1" + "}" * 5000, content_type="application/json")
+
+    async with connected(answer) as cluster:
+        with pytest.raises(Refused, match="nested too deeply"):
+            await cluster.get(DEPLOYMENT, "default", "x")
+
+
 @pytest.mark.parametrize("text", ['{"type": "MODI', f'{{"type": "{"x" * (5 << 20)}"}}\n'], ids=["half", "too long"])
 async def test_a_watch_whose_line_cannot_be_read_is_unavailable(text: str) -> None:
     """A proxy may end a stream cleanly in the middle of an event."""

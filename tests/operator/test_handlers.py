@@ -1,9 +1,10 @@
-"""What is remembered and marked when events come in another order than things happened: Kopf's is that of one uid."""
+"""What is marked when events come in another order than things happened: Kopf's is that of one uid."""
 
 import asyncio
 from typing import Any
 
-from conveyor_operator.handlers import build_resource_handlers
+from conveyor_operator.handlers import build_service_handler
+from conveyor_operator.kinds import INFERENCE_SERVICE
 from conveyor_operator.metrics import Metrics
 from conveyor_operator.store import Store
 from conveyor_operator.workers import Key, Workers
@@ -11,9 +12,7 @@ from conveyor_operator.workers import Key, Workers
 
 def make_event(type: str, uid: str) -> dict[str, Any]:
     metadata = {"name": "qwen", "namespace": "default", "uid": uid, "generation": 1}
-    return {"type": type, "uid": uid, "name": "qwen", "namespace": "default", "meta": metadata} | {
-        "body": {"metadata": metadata}
-    }
+    return {"type": type, "uid": uid, "name": "qwen", "namespace": "default", "meta": metadata}
 
 
 async def reconciled_uids(*events: dict[str, Any]) -> list[str]:
@@ -22,15 +21,16 @@ async def reconciled_uids(*events: dict[str, Any]) -> list[str]:
 
     async def reconcile(key: Key) -> bool:
         await asyncio.sleep(0.01)
-        resource = store.resource(key)
-        done.append(resource["metadata"]["uid"] if resource else "none")
+        done.append(store.uid(key) or "none")
         return True
 
     workers = Workers(reconcile, Metrics(), limit=1)
-    remember, mark = build_resource_handlers(store, workers)
+    mark = build_service_handler(store, workers)
     for event in events:
-        if event["type"] != "DELETED":
-            await remember(**event)
+        if event["type"] == "DELETED":
+            store.drop(INFERENCE_SERVICE, event["uid"])
+        else:
+            store.put(INFERENCE_SERVICE, event["uid"], (event["namespace"], event["name"]), event["uid"])
         await mark(**event)
         await asyncio.sleep(0)
     async with asyncio.timeout(20):

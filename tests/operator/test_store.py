@@ -18,18 +18,14 @@ def make_store(**values: list[Any]) -> Store:
     return store
 
 
-def make_body(uid: str) -> dict[str, Any]:
-    return {"metadata": {"name": "qwen", "uid": uid}}
-
-
 def test_an_empty_store_knows_nothing() -> None:
-    assert Store().resource(KEY) is None
+    assert Store().uid(KEY) is None
     assert Store().services() == []
 
 
 def test_everything_of_one_service_is_collected() -> None:
     store = make_store(
-        InferenceService=[make_body("1")],
+        InferenceService=["1"],
         Deployment=[(make_child(), make_deployment(2))],
         Service=[(make_child("Service", "qwen"), None), (make_child("Service", "qwen-engine"), None)],
         Pod=[make_pod("b"), make_pod("a")],
@@ -56,13 +52,13 @@ def test_other_services_are_not_mixed_in() -> None:
 
 
 def test_of_two_objects_of_one_name_the_later_one_counts() -> None:
-    store = make_store(InferenceService=[make_body("old"), make_body("new")])
-    store.put(INFERENCE_SERVICE, "InferenceService-0", KEY, make_body("old, told again"))
-    assert store.resource(KEY) == make_body("new")
+    store = make_store(InferenceService=["old", "new"])
+    store.put(INFERENCE_SERVICE, "InferenceService-0", KEY, "old")
+    assert store.uid(KEY) == "new"
     store.drop(INFERENCE_SERVICE, "InferenceService-0")
-    assert store.resource(KEY) == make_body("new")
+    assert store.uid(KEY) == "new"
     store.drop(INFERENCE_SERVICE, "InferenceService-1")
-    assert (store.resource(KEY), store.services()) == (None, [])
+    assert (store.uid(KEY), store.services()) == (None, [])
 
 
 def test_an_object_that_changes_hands_leaves_its_former_service() -> None:
@@ -72,17 +68,8 @@ def test_an_object_that_changes_hands_leaves_its_former_service() -> None:
     assert len(store.observe(("default", "other")).pods) == 1
 
 
-def test_what_a_list_does_not_show_is_forgotten_unless_it_was_told_meanwhile() -> None:
-    store = make_store(Pod=[make_pod("alive"), make_pod("gone"), make_pod("told-again")])
-    before = store.entries(POD, None)
-    store.put(POD, "Pod-2", KEY, make_pod("told-again"))
-    store.put(POD, "Pod-3", KEY, make_pod("new"))
-    assert store.forget(POD, before, {"Pod-0"}) == {KEY}
-    assert [pod.name for pod in store.observe(KEY).pods] == ["alive", "new", "told-again"]
-
-
-def test_entries_are_those_of_a_namespace() -> None:
+def test_keys_are_those_of_a_namespace() -> None:
     store = make_store(Pod=[make_pod()])
-    assert set(store.entries(POD, None)) == set(store.entries(POD, "default")) == {"Pod-0"}
-    assert store.entries(POD, "other") == {}
-    assert store.entries(DEPLOYMENT, None) == {}
+    assert store.keys(POD, None) == store.keys(POD, "default") == {"Pod-0": KEY}
+    assert store.keys(POD, "other") == {}
+    assert store.keys(DEPLOYMENT, None) == {}

@@ -1,12 +1,19 @@
-"""What was deleted while a watch was broken is forgotten, whatever else there is to list."""
+"""What watches bring: deletions that were not told, and objects that tenants wrote to harm others."""
 
+import logging
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
+import pytest
 from tests.operator.api_proxy import Call
 from tests.operator.stage import Stage, wait_until
 
+from conveyor_api import names
 from conveyor_operator.kinds import AUTOSCALER, POD, WATCHED, Kind
+from e2e.cluster.control_plane import ControlPlane
+from e2e.cluster.tools import binary
 
 AUTOSCALING = {"minReplicas": 1, "maxReplicas": 5}
 
@@ -63,41 +70,78 @@ def test_a_service_made_again_while_watches_expired_keeps_its_children(stage: St
         assert {metadata["uid"] for metadata in found} <= set(after)
 
 
-def test_an_idle_operator_lists_only_when_a_watch_expired(stage: Stage) -> None:
-    with stage.operator():
-        stage.space.make_service()
-        stage.space.wait_children("qwen")
-        stage.proxy.wait_quiet(2)
-        before = len(lists(stage))
-        stage.proxy.sever()
-        stage.proxy.severed = False
-        stage.proxy.wait_quiet(2)
-        assert len(lists(stage)) == before, "a watch that is resumed needs no list"
-        with watches_expired(stage, POD):
-            pass
-        stage.proxy.wait_quiet(2)
-        assert len(lists(stage)) == before + 2, "Kopf's, and ours"
-
-
-def lists(stage: Stage) -> list[Call]:
-    return [call for call in stage.proxy.calls if call.verb == "list" and call.namespace == stage.space.namespace]
-
-
-def test_a_list_that_fails_is_asked_for_again(stage: Stage) -> None:
+def test_a_watch_that_breaks_off_before_it_told_of_everything_begins_anew(stage: Stage) -> None:
     asked = 0
 
-    def second_list(call: Call) -> bool:
-        """The first is Kopf's."""
+    def second_watch(call: Call) -> bool:
+        """The first is told that its version is gone, so the second begins with everything."""
         nonlocal asked
-        asked += (call.verb, call.resource) == ("list", AUTOSCALER.plural)
-        return asked == 2 and call.verb == "list"
+        asked += (call.verb, call.resource) == ("watch", AUTOSCALER.plural)
+        return asked == 2 and call.verb == "watch"
 
     with stage.operator():
         stage.space.make_service(autoscaling=AUTOSCALING)
         wait_until("the HPA", lambda: stage.space.get("HorizontalPodAutoscaler", "qwen-engine"))
         stage.proxy.wait_quiet()
-        fault = stage.proxy.fail(second_list, 500)
+        fault = stage.proxy.fail(second_watch, 0)
         with watches_expired(stage, AUTOSCALER):
             stage.space.delete("HorizontalPodAutoscaler", "qwen-engine")
         wait_until("the HPA again", lambda: stage.space.get("HorizontalPodAutoscaler", "qwen-engine"))
         assert fault.hits == 1
+
+
+def test_an_operator_lists_nothing(stage: Stage) -> None:
+    """Each watch begins with all objects, one by one, so that no answer holds all of them at once."""
+    with stage.operator():
+        stage.space.make_service()
+        stage.space.wait_children("qwen")
+        with watches_expired(stage, POD):
+            pass
+        stage.proxy.wait_quiet(2)
+    assert [call for call in stage.proxy.calls if call.verb == "list"] == []
+
+
+def deep_object(api_version: str, kind: str, rest: str = "") -> str:
+    """An object as any editor may write it: the API server compares no claimed managedFields with a schema."""
+    fields = '{"f:a":' * 3000 + "{}" + "}" * 3000
+    entry = f'{{"manager":"m","operation":"Update","apiVersion":"{api_version}","fieldsType":"FieldsV1","fieldsV1":'
+    metadata = (
+        f'"name":"deep","labels":{{"{names.INFERENCE_SERVICE_LABEL}":"qwen"}},"managedFields":[{entry}{fields}}}]'
+    )
+    return f'{{"apiVersion":"{api_version}","kind":"{kind}","metadata":{{{metadata}}}{rest}}}'
+
+
+DEEP = {
+    "InferenceService": deep_object(names.API_VERSION, names.KIND, ',"spec":{"model":{"uri":"pvc://models/demo"}}'),
+    "ConfigMap": deep_object("v1", "ConfigMap"),
+    "ServiceAccount": deep_object("v1", "ServiceAccount"),
+}
+
+
+def create_deep(stage: Stage, kubeconfig: Path, tmp_path: Path) -> None:
+    """By kubectl: Python's own reader is what gives up."""
+    for kind, text in DEEP.items():
+        manifest = tmp_path / f"{kind}.json"
+        manifest.write_text(text)
+        command = [binary("kubectl"), f"--kubeconfig={kubeconfig}", f"--namespace={stage.space.namespace}"]
+        subprocess.run([*command, "create", "--validate=false", f"--filename={manifest}"], check=True)
+
+
+def test_objects_that_cannot_be_read_harm_no_other_service(
+    stage: Stage, control_plane: ControlPlane, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "conveyor_operator.watches"):
+        with stage.operator():
+            stage.space.make_service("before")
+            stage.space.wait_children("before")
+            create_deep(stage, control_plane.kubeconfig, tmp_path)
+            stage.space.make_service("beside")
+            stage.space.wait_children("beside")
+        with stage.operator():
+            stage.space.make_service("after-a-restart")
+            stage.space.wait_children("after-a-restart")
+    for kind in DEEP:
+        told = [
+            r.getMessage() for r in caplog.records if f"kind={kind} key={stage.space.namespace}/deep" in r.getMessage()
+        ]
+        assert len(told) == 2, "once in each life"
