@@ -1,0 +1,138 @@
+"""What objects of hostile tenants cost the operator and the gateway: restarts, memory, and the wait of a good service.
+
+    .venv/bin/python bench/heavy_objects.py [--wide 200] [--deep 20]
+
+A real etcd, API server and controller manager; a real operator and a real gateway. First it writes `--deep` objects
+with managed fields of 3,000 levels and `--wide` InferenceServices and ConfigMaps of about 1.4 MB, half of each before
+the processes start and half while they run. Prints a table; ends with status 1 if a process ended, a good service
+waited for ten seconds or more, or the operator took 256 MiB or the gateway 300 MiB.
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `e2e` and `tests` are no installed packages
+
+from tests.operator.stage import Space, install_crd, make_service, wait_until
+
+from conveyor_api import names
+from e2e.cluster.api import Api
+from e2e.cluster.control_plane import ControlPlane
+from e2e.cluster.tools import binary
+
+LIMITS_MIB = {"operator": 256, "gateway": 300}
+GOOD_SERVICE_SECONDS = 10
+WIDE_LABELS = 60_000
+
+SPEC = {"InferenceService": ',"spec":{"model":{"uri":"pvc://models/demo"},"replicas":0}', "ConfigMap": ""}
+API_VERSIONS = {"InferenceService": names.API_VERSION, "ConfigMap": "v1"}
+
+
+class Tenant:
+    """Writes hostile objects with kubectl, since Python's own JSON reader gives up on them."""
+
+    def __init__(self, kubeconfig: Path, folder: Path) -> None:
+        self._kubeconfig = kubeconfig
+        self._manifest = folder / "manifest.json"
+        self.bytes_written = 0
+
+    def write(self, name: str, deep: int, wide: int) -> None:
+        for kind in SPEC:
+            for number in range(deep // 2):
+                self._create(kind, f"deep-{name}-{number}", self._nested_fields(kind), "")
+            for number in range(wide // 2):
+                self._create(kind, f"wide-{name}-{number}", "", self._labels())
+
+    def _nested_fields(self, kind: str) -> str:
+        fields = '{"f:a":' * 3000 + "{}" + "}" * 3000
+        entry = f'{{"manager":"m","operation":"Update","apiVersion":"{API_VERSIONS[kind]}"'
+        return f',"managedFields":[{entry},"fieldsType":"FieldsV1","fieldsV1":{fields}}}]'
+
+    def _labels(self) -> str:
+        return "," + ",".join(f'"l{number:06d}":"{number}"' for number in range(WIDE_LABELS))
+
+    def _create(self, kind: str, name: str, fields: str, labels: str) -> None:
+        label = f'"{names.INFERENCE_SERVICE_LABEL}":"nobody"'
+        metadata = f'"name":"{name}","namespace":"default","labels":{{{label}{labels}}}{fields}'
+        body = f'{{"apiVersion":"{API_VERSIONS[kind]}","kind":"{kind}","metadata":{{{metadata}}}{SPEC[kind]}}}'
+        self._manifest.write_text(body)
+        self.bytes_written += len(body)
+        command = [binary("kubectl"), f"--kubeconfig={self._kubeconfig}", "create", "--validate=false", "--filename"]
+        subprocess.run([*command, self._manifest], check=True, stdout=subprocess.DEVNULL)
+
+
+@contextmanager
+def processes(kubeconfig: Path) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
+    common = [f"--kubeconfig={kubeconfig}", "--host=127.0.0.1", "--admin-port=0", "--log-level=error"]
+    commands = {
+        "operator": ["conveyor_operator", *common, "--engine-image=example/engine:1", "--metrics-api=false"],
+        "gateway": ["conveyor_gateway", *common, "--port=0"],
+    }
+    running = {name: subprocess.Popen([sys.executable, "-m", *command]) for name, command in commands.items()}
+    try:
+        yield running
+    finally:
+        for process in running.values():
+            process.terminate()
+        for process in running.values():
+            process.wait(30)
+
+
+def peak_mib(process: subprocess.Popen[bytes]) -> float:
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) / 1024
+
+
+def time_good_service(space: Space, name: str) -> float:
+    """Seconds from its creation until its Deployment is there."""
+    began = time.monotonic()
+    space.create("InferenceService", make_service(name))
+    wait_until(f"{name} has its children", lambda: space.get("Deployment", names.engine_name(name)), 300)
+    return time.monotonic() - began
+
+
+def measure(space: Space, kubeconfig: Path, deep: int, wide: int) -> bool:
+    """Prints a row for each process and good service; whether all bars were met."""
+    good = True
+    with tempfile.TemporaryDirectory() as folder:
+        tenant = Tenant(kubeconfig, Path(folder))
+        for life in ("written while they run", "written before they start"):
+            with processes(kubeconfig) as running:
+                time_good_service(space, f"first-{life.split()[1]}")
+                if life.endswith("run"):
+                    tenant.write("a", deep, wide)
+                seconds = time_good_service(space, f"good-{life.split()[1]}")
+                good &= seconds < GOOD_SERVICE_SECONDS
+                print(f"| {life} | a good service waits | {seconds:.1f} s | < {GOOD_SERVICE_SECONDS} s |")
+                for name, process in running.items():
+                    ended, mib = process.poll() is not None, 0.0
+                    if not ended:
+                        mib = peak_mib(process)
+                    good &= not ended and mib < LIMITS_MIB[name]
+                    print(f"| {life} | {name} | {'ended' if ended else f'{mib:.0f} MiB'} | < {LIMITS_MIB[name]} MiB |")
+        print(f"\n{tenant.bytes_written / 1e6:.0f} MB in {2 * (deep // 2)} deep and {2 * (wide // 2)} wide objects")
+    return good
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--deep", type=int, default=20, help="objects of 3,000 levels")
+    parser.add_argument("--wide", type=int, default=60, help="objects of about 1.2 MB")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, ControlPlane(folder=Path(folder)) as control_plane:
+        api = Api(control_plane.kubeconfig)
+        install_crd(api)
+        print("| objects | what | seen | bar |\n| --- | --- | --- | --- |")
+        good = measure(Space(api, "default"), control_plane.kubeconfig, options.deep, options.wide)
+    print("all within their bars" if good else "NOT within their bars")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
