@@ -28,7 +28,7 @@ from e2e.cluster.tools import binary
 
 LIMITS_MIB = {"operator": 256, "gateway": 300}
 GOOD_SERVICE_SECONDS = 10
-WIDE_LABELS = 60_000
+WIDE_LABELS = 20_000
 
 SPEC = {"InferenceService": ',"spec":{"model":{"uri":"pvc://models/demo"},"replicas":0}', "ConfigMap": ""}
 API_VERSIONS = {"InferenceService": names.API_VERSION, "ConfigMap": "v1"}

@@ -31,7 +31,7 @@ class KopfSession:
         self._kubeconfig = kubeconfig
         self._watches = watches
         self._credentials: kopf.ConnectionInfo | None = None
-        self._session: aiohttp.ClientSession | None = None
+        self._lent: _Lent | None = None
 
     async def login(self, **_: Any) -> kopf.AiohttpSession:
         """Called at the start, and whenever the API server refuses what the last call returned."""
@@ -41,17 +41,18 @@ class KopfSession:
             await asyncio.sleep(_REFUSED_PAUSE_SECONDS)
         await self.aclose()
         self._credentials = credentials
-        self._session = aiohttp.ClientSession(
+        session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ssl=credentials.as_ssl_context()),
             headers=credentials.as_http_headers(),
         )
-        lent = cast(aiohttp.ClientSession, _Lent(self._session, self._watches))
+        self._lent = _Lent(session, self._watches)
+        lent = cast(aiohttp.ClientSession, self._lent)
         return kopf.AiohttpSession(server=credentials.server, aiohttp_session=lent)
 
     async def aclose(self) -> None:
         """May be called at any time, and twice."""
-        if self._session is not None:
-            await self._session.close()
+        if self._lent is not None:
+            await self._lent.aclose()
 
     async def _read_credentials(self) -> kopf.ConnectionInfo:
         found = await load_configuration(self._kubeconfig)
@@ -68,28 +69,29 @@ class KopfSession:
 
 
 class _Lent:
-    """What Kopf asks of a session. Closing it ends its watches; `KopfSession` closes the real one, later.
-
-    An answer that is on its way when it is closed is not given: nobody would end it any more.
-    """
+    """What Kopf asks of a session. When Kopf closes it, only its watches end: Kopf goes on asking for a while."""
 
     def __init__(self, session: aiohttp.ClientSession, watches: Watches) -> None:
         self._session = session
         self._watches = watches
         self._open: WeakSet[_Watch] = WeakSet()
         self.headers = session.headers
-        self.closed = False
+
+    @property
+    def closed(self) -> bool:
+        return self._session.closed
 
     async def close(self) -> None:
-        self.closed = True
         for watch in list(self._open):
             watch.close()
 
+    async def aclose(self) -> None:
+        """For good. A watch whose session is gone would never end."""
+        await self.close()
+        await self._session.close()
+
     async def request(self, **options: Any) -> "aiohttp.ClientResponse | _Watch":
         response = await self._session.request(**options)
-        if self.closed:
-            response.close()
-            raise RuntimeError("Session is closed")  # aiohttp's own words, on which Kopf takes the newer session
         *path, plural = response.url.path.split("/")
         if "watch" not in response.url.query or plural not in _KINDS or not response.ok:
             return response
