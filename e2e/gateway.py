@@ -3,6 +3,8 @@
 On the local cluster the Service's address answers from the host; on kind a port of this machine leads to its nodes.
 """
 
+from pathlib import Path
+
 from e2e import kube
 from e2e.cluster import kind
 
@@ -22,6 +24,16 @@ def service_url(name: str, namespace: str) -> str:
     return f"{gateway_url()}/{namespace}/{name}/v1"
 
 
+def demo_url() -> str:
+    """The demo's base URL; ends the program in one sentence if there is no demo."""
+    try:
+        if Path(kube.kubeconfig_path()).exists() and kube.get("infsvc", "demo", "default"):
+            return service_url("demo", "default")
+    except kube.CommandFailed:  # its cluster does not answer, or knows no such resource
+        pass
+    raise SystemExit("there is no demo: `make demo` brings it up")
+
+
 if __name__ == "__main__":
     with kube.errors_in_words():
-        print(service_url("demo", "default"))
+        print(demo_url())

@@ -75,15 +75,19 @@ class Load:
 
 @asynccontextmanager
 async def running_load(url: str, body: dict[str, Any], concurrency: int) -> AsyncIterator[Load]:
-    """Keep `concurrency` streamed chats running until the block ends; those begun are finished then."""
+    """Keep `concurrency` streamed chats running until the block ends; then those begun are finished."""
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=600)) as session:
         load = Load(url, body, concurrency)
         load._workers = [asyncio.create_task(load._work(session, n)) for n in range(concurrency)]
         try:
             yield load
-        finally:
-            await load.stop()
+        except BaseException:  # the block was cut short: nobody waits for these answers
+            for worker in load._workers:
+                worker.cancel()
+            await asyncio.gather(*load._workers, return_exceptions=True)
+            raise
+        await load.stop()
 
 
 async def stream_chat(

@@ -10,8 +10,9 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-from e2e.cluster import images, load, local, provider
+from e2e.cluster import images, load, local, programs, provider
 from e2e.cluster.lock import exclusive
+from e2e.cluster.paths import CACHE
 from e2e.cluster.tools import ProgramMissing
 
 
@@ -37,6 +38,9 @@ def down() -> None:
             if existing is local:
                 _require_root()
             existing.down()
+    size = programs.run("du", "-s", "--block-size=1GB", CACHE, capture_output=True, text=True).stdout.split()
+    print("No cluster is up. Programs, images and the demo's model stay, so that the next one is there in minutes:")
+    print(f"{size[0] if size else '?'} GB in {CACHE}; rm -r takes them away.")
 
 
 def status() -> None:
@@ -98,6 +102,8 @@ def main() -> int:
     except subprocess.CalledProcessError as error:
         print(f"failed: {' '.join(map(str, error.cmd))}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 

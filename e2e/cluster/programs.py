@@ -23,6 +23,7 @@ DEBIAN_PACKAGES = {
     "chroot": "coreutils",
     "conntrack": "conntrack",
     "cp": "coreutils",
+    "du": "coreutils",
     "containerd": "containerd",
     "ctr": "containerd",
     "debootstrap": "debootstrap",

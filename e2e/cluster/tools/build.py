@@ -52,7 +52,9 @@ def _build(tools: Sequence[Tool]) -> None:
     """In one go, so that one program is linked while another is compiled; drops the compiler's caches at the end."""
     packages = [tool.package for tool in tools]
     with announced(f"programs: fetching the modules of {', '.join(tool.name for tool in tools)}"):
-        listed = programs.run("go", "list", "-deps", *packages, stdout=subprocess.PIPE, check=True, **_in_module())
+        listed = programs.run("go", "list", "-deps", *packages, capture_output=True, **_in_module())
+    if listed.returncode:
+        raise ProgramMissing(f"the modules of Kubernetes could not be fetched:\n{listed.stderr[-2000:]}")
     started = time.monotonic()
     partial = folder() / "partial"
     # Nobody debugs them: without that information a package is compiled in an eighth less time.

@@ -1,0 +1,136 @@
+"""`python -m e2e.demo`: conducts the demo; see the package."""
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from openai import OpenAI
+from rich.console import Console
+from rich.live import Live
+
+from e2e import kube
+from e2e.cluster import programs
+from e2e.cluster.paths import REPOSITORY
+from e2e.demo import screen
+from e2e.demo.story import WANTED_REPLICAS, Sample, Story, add_client_side
+from e2e.gateway import service_url
+from e2e.load import Load, running_load
+from e2e.services import provide_demo_model
+
+NAMESPACE = "default"
+NAME = "demo"
+CONCURRENCY = 10  # of which batches of 4 leave 6 waiting: more pods are wanted than maxReplicas allows
+TITLE = f"{NAMESPACE}/{NAME}: {CONCURRENCY} clients, batches of 4, at most {WANTED_REPLICAS} pods"
+BURST_SECONDS_MAX = 240
+console = Console()
+
+
+def main() -> int:
+    kube.require_our_cluster()
+    console.rule("1. Apply e2e/manifests/quickstart.yaml")
+    provide_demo_model(NAMESPACE)
+    started = time.monotonic()
+    kube.kubectl("apply", "--server-side", "-n", NAMESPACE, "-f", str(kube.MANIFESTS / "quickstart.yaml"))
+    wait_ready(started)
+    console.print(kube.kubectl("get", "infsvc", NAME, "-n", NAMESPACE).rstrip(), highlight=False)
+    url = service_url(NAME, NAMESPACE)
+    console.rule("2. Ask it, with the openai client")
+    chat(url)
+    console.rule("3. A burst: the queue grows, the HPA adds pods, then takes them away")
+    story, load = asyncio.run(burst(url))
+    succeeded = screen.report(console, story, load)
+    chart = REPOSITORY / "charts" / "conveyor"
+    screen.go_on(console, url, kube.kubeconfig_path(), programs.path("kubectl"), programs.path("helm"), chart)
+    return 0 if succeeded else 1
+
+
+def wait_ready(started: float) -> None:
+    """Until the service is Ready; says each reason for which it is not yet, as `kubectl describe` would."""
+    said = ""
+
+    def ready() -> bool:
+        nonlocal said
+        found = kube.condition(kube.get("infsvc", NAME, NAMESPACE), "Ready")
+        words = f"{found.get('reason', 'Pending')}: {found.get('message', 'the operator has not seen it yet')}"
+        if words != said:
+            console.print(f"{time.monotonic() - started:3.0f} s  {words}", highlight=False)
+            said = words
+        return found.get("status") == "True"
+
+    kube.wait_until("the service is Ready", ready, 240)
+
+
+def chat(url: str) -> None:
+    question = "How do I use the with statement?"
+    console.print(f"> {question}", style="bold")
+    client = OpenAI(base_url=url, api_key="none")
+    stream = client.chat.completions.create(
+        model=NAME,
+        messages=[{"role": "user", "content": question}],
+        max_tokens=120,
+        temperature=0.7,
+        seed=1,
+        stream=True,
+    )
+    for chunk in stream:
+        if chunk.choices and chunk.choices[0].delta.content:
+            sys.stdout.write(chunk.choices[0].delta.content)
+            sys.stdout.flush()
+    print()
+
+
+async def burst(url: str) -> tuple[Story, Load]:
+    """Load until the service has three ready pods, then wait until it is back at one."""
+    body: dict[str, Any] = {"model": NAME, "max_tokens": 160, "min_tokens": 120, "temperature": 0.8}
+    story = Story(began=time.monotonic())
+    with Live(console=console, refresh_per_second=4) as live:
+        async with running_load(url, body, CONCURRENCY) as load:
+            await _watch(story, load, live, lambda: story.all_ready is not None, BURST_SECONDS_MAX)
+            steady_until = time.monotonic() + 10  # a look at three pods at work
+            await _watch(story, load, live, lambda: time.monotonic() > steady_until, 20)
+        story.burst_ended = time.monotonic() - story.began
+        await _watch(story, load, live, lambda: story.back_to_one is not None, 180)
+    return story, load
+
+
+async def _watch(story: Story, load: Load, live: Live, done: Callable[[], bool], seconds_max: float) -> None:
+    end = time.monotonic() + seconds_max
+    while not done() and time.monotonic() < end:
+        sample = await asyncio.to_thread(read_sample)
+        add_client_side(sample, load)
+        story.note(sample)
+        live.update(screen.table(story, load, TITLE))
+        await asyncio.sleep(max(0.0, sample.at + 0.5 - time.monotonic()))
+
+
+def read_sample() -> Sample:
+    """Ask the metrics API and the Deployment, as the HPA and kubectl do."""
+    hpa = kube.get("hpa", f"{NAME}-engine", NAMESPACE) or {}
+    deployment = kube.get("deployment", f"{NAME}-engine", NAMESPACE) or {}
+    return Sample(
+        at=time.monotonic(),
+        queue_depth=_metric("inference_queue_depth"),
+        in_flight=_metric("inference_in_flight"),
+        desired=(hpa.get("status") or {}).get("desiredReplicas", 0),
+        ready=(deployment.get("status") or {}).get("readyReplicas", 0),
+    )
+
+
+def _metric(metric: str) -> float | None:
+    path = f"/apis/custom.metrics.k8s.io/v1beta2/namespaces/{NAMESPACE}/inferenceservices.conveyor.dev/{NAME}/{metric}"
+    try:
+        value = str(json.loads(kube.kubectl("get", "--raw", path))["items"][0]["value"])
+    except kube.CommandFailed:
+        return None
+    return float(value[:-1]) / 1000 if value.endswith("m") else float(value)
+
+
+if __name__ == "__main__":
+    with kube.errors_in_words():
+        try:
+            sys.exit(main())
+        except KeyboardInterrupt:
+            sys.exit("\nStopped. The cluster and the service are up: make demo goes on, make demo-down removes them.")

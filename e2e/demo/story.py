@@ -1,0 +1,90 @@
+"""What the cluster and the clients said while the burst ran, and when what happened. No cluster, no screen."""
+
+import time
+from dataclasses import dataclass, field
+
+from e2e.load import Load
+
+WANTED_REPLICAS = 3
+
+
+@dataclass(slots=True)
+class Sample:
+    """One reading of the cluster's own figures; None where it does not know."""
+
+    at: float
+    queue_depth: float | None
+    in_flight: float | None
+    desired: int
+    ready: int
+    tokens_per_second: float = 0.0
+    first_token_p50: float | None = None
+    first_token_p95: float | None = None
+    event: str = ""  # what is told for the first time in this reading
+
+
+@dataclass(slots=True)
+class Story:
+    """When what happened, in seconds since the burst began."""
+
+    began: float
+    decided: float | None = None
+    first_new_pod: float | None = None
+    all_ready: float | None = None
+    burst_ended: float | None = None
+    back_to_one: float | None = None
+    samples: list[Sample] = field(default_factory=list)
+
+    def note(self, sample: Sample) -> None:
+        before = self.samples[-1] if self.samples else None
+        self.samples.append(sample)
+        since = sample.at - self.began
+        events = []
+        if sample.desired > 1 and self.decided is None:
+            self.decided = since
+        if sample.ready > 1 and self.first_new_pod is None:
+            self.first_new_pod = since
+        if sample.ready >= WANTED_REPLICAS and self.all_ready is None:
+            self.all_ready = since
+        if self.all_ready is not None and sample.desired == sample.ready == 1:
+            self.back_to_one = since
+        if before and sample.desired != before.desired:
+            events.append(f"the HPA decides: {before.desired} -> {sample.desired}")
+        if before and sample.ready != before.ready:
+            events.append(f"{sample.ready} {'pod is' if sample.ready == 1 else 'pods are'} ready")
+        if self.burst_ended is not None and (before is None or before.at - self.began <= self.burst_ended):
+            events.append("the burst is over")
+        sample.event = ", ".join(events)
+
+
+def shown(samples: list[Sample], rows: int) -> list[Sample]:
+    """The samples for a table of about so many rows: all that changed something, the newest, and some in between."""
+    told = [sample for sample in samples if sample.event]
+    between = [sample for sample in samples[:-1] if not sample.event]
+    room = max(1, rows - len(told) - 1)
+    some = between[:: max(1, -(-len(between) // room))]
+    return sorted({id(s): s for s in [*told, *some, *samples[-1:]]}.values(), key=lambda s: s.at)
+
+
+def add_client_side(sample: Sample, load: Load, window_seconds: float = 10.0) -> None:
+    """What the clients saw in the last seconds: tokens spread evenly over each answer's time, and first tokens."""
+    since = sample.at - window_seconds
+    tokens = 0.0
+    first: list[float] = []
+    for answer in load.answers:
+        if answer.first_token_seconds is None:
+            continue
+        begin = answer.started + answer.first_token_seconds
+        end = answer.finished or time.monotonic()
+        overlap = min(end, sample.at) - max(begin, since)
+        if overlap > 0:
+            tokens += answer.tokens * min(1.0, overlap / max(end - begin, 1e-6))
+        if since <= begin <= sample.at:
+            first.append(answer.first_token_seconds)
+    first.sort()
+    sample.tokens_per_second = tokens / window_seconds
+    sample.first_token_p50, sample.first_token_p95 = _percentile(first, 0.5), _percentile(first, 0.95)
+
+
+def _percentile(values: list[float], share: float) -> float | None:
+    return values[min(len(values) - 1, int(share * len(values)))] if values else None

@@ -1,0 +1,86 @@
+"""What the demo shows of a burst: the rows that matter, whatever else there is, and words that fit."""
+
+import io
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from e2e.cluster import programs
+from e2e.cluster.paths import REPOSITORY
+from e2e.demo import screen
+from e2e.demo.story import Sample, Story, shown
+from e2e.load import Answer, Load
+
+
+def burst(num_samples: int = 300) -> Story:
+    """One pod, wanted 3 after 2 s, there after 20 s, the end of the burst after 60 s, one pod at the end."""
+    story = Story(began=0.0)
+    for number in range(num_samples):
+        at = number / 2
+        desired, ready = (1, 1) if at < 2 else (3, 1) if at < 20 else (3, 3)
+        if at > 60:
+            story.burst_ended = 60.0
+        if number == num_samples - 1:
+            desired, ready = 1, 1
+        story.note(Sample(at, queue_depth=6, in_flight=10, desired=desired, ready=ready))
+    return story
+
+
+def printed(story: Story, width: int = 160) -> str:
+    out = io.StringIO()
+    load = Load("http://gateway", {}, 10)
+    Console(file=out, width=width).print(screen.table(story, load, "demo"))
+    return out.getvalue()
+
+
+def test_the_row_of_the_decision_is_always_there() -> None:
+    for num_samples in (10, 50, 300, 1000):
+        story = burst(num_samples)
+        rows = shown(story.samples, screen.ROWS)
+        decisions = [sample for sample in rows if "the HPA decides: 1 -> 3" in sample.event]
+        assert [sample.at for sample in decisions] == [2.0], num_samples
+        assert rows[-1] is story.samples[-1]
+        assert len(rows) <= screen.ROWS + 1
+    assert "the HPA decides: 1 -> 3" in printed(burst())
+
+
+def test_each_change_is_told_once() -> None:
+    events = [sample.event for sample in burst().samples if sample.event]
+    assert events == [
+        "the HPA decides: 1 -> 3", "3 pods are ready", "the burst is over", "the HPA decides: 3 -> 1, 1 pod is ready",
+    ]  # fmt: skip
+
+
+def test_the_legend_names_every_column() -> None:
+    text = printed(burst())
+    for column in ("queue depth", "in flight", "desired", "ready", "TTFT"):
+        assert text.count(column) >= 2, column
+
+
+def test_what_went_wrong_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console(file=io.StringIO())
+    load = Load("http://gateway", {}, 10)
+    assert screen.report(console, burst(), load)
+    load.answers.append(Answer(started=0.0, finished=1.0, error="HTTP 503"))
+    assert not screen.report(console, burst(), load)
+    assert not screen.report(console, Story(began=0.0), Load("http://gateway", {}, 10))
+
+
+@pytest.mark.parametrize("server", [None, "https://127.0.0.1:9"])
+def test_without_a_demo_its_address_is_asked_for_in_one_sentence(tmp_path: Path, server: str | None) -> None:
+    """`make demo-url` where nothing is up, and where a cluster is gone."""
+    config = tmp_path / "kubeconfig"
+    if server:
+        config.write_text(
+            "{apiVersion: v1, kind: Config, current-context: conveyor-local,"
+            " contexts: [{name: conveyor-local, context: {cluster: local, user: admin}}],"
+            f" clusters: [{{name: local, cluster: {{server: '{server}'}}}}], users: [{{name: admin, user: {{}}}}]}}"
+        )
+    asked = programs.run(
+        "python", "-m", "e2e.gateway", env={"KUBECONFIG": str(config)}, cwd=REPOSITORY, capture_output=True, text=True
+    )
+    assert asked.returncode == 1
+    assert asked.stderr == "there is no demo: `make demo` brings it up\n"
+    assert sys.executable in asked.args
