@@ -30,7 +30,7 @@ from e2e.cluster.api import Api
 from e2e.cluster.control_plane import ControlPlane
 
 NAMESPACE = "default"
-CHILDREN_PER_SERVICE = 6.5  # six, and an HPA for every second one
+CHILDREN_PER_SERVICE = 7.5  # seven, and an HPA for every second one
 _RSS = re.compile(r"VmRSS:\s+(\d+) kB")
 
 

@@ -16,11 +16,18 @@ CHART = REPOSITORY / "charts" / "conveyor"
 
 def deploy() -> None:
     """Run Helm and wait until the three Deployments and both APIServices answer."""
+    started = time.monotonic()
+    install()
+    wait_registered()
+    print(f"Conveyor is up ({time.monotonic() - started:.0f} s).", flush=True)
+
+
+def install() -> None:
+    """Run Helm and wait until the three Deployments answer."""
     kube.require_our_cluster()
     context = kube.current_context()
     docker = context == kind.CONTEXT
     print(f"Installing the chart on {context} ...", flush=True)
-    started = time.monotonic()
     provide_namespace(kube.SYSTEM_NAMESPACE)
     tags = (f"image.tag={loaded_tag('control', docker)}", f"engine.image.tag={loaded_tag('engine', docker)}")
     kube.helm(
@@ -28,11 +35,15 @@ def deploy() -> None:
         "--set", ",".join([*tags, *(kind.CHART_VALUES if docker else ())]),
         "--wait", "--timeout", "180s",
     )  # fmt: skip
-    kube.kubectl(
-        "wait", "apiservice", "v1beta1.custom.metrics.k8s.io", "v1beta2.custom.metrics.k8s.io",
-        "--for=condition=Available", "--timeout=60s",
-    )  # fmt: skip
-    print(f"Conveyor is up ({time.monotonic() - started:.0f} s).", flush=True)
+
+
+def wait_registered() -> None:
+    """Until the operator has registered the metrics API and the API server can use it."""
+    for condition in ("create", "condition=Available"):
+        kube.kubectl(
+            "wait", "apiservice", "v1beta1.custom.metrics.k8s.io", "v1beta2.custom.metrics.k8s.io",
+            f"--for={condition}", "--timeout=90s",
+        )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -114,7 +114,7 @@ class Cache(ApiModel):
     claim_name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
     """Existing claim to keep models in (PVC)."""
     size: Quantity | None = None
-    """PVC: size of the claim `<name>-models` that Conveyor makes. EmptyDir: the folder's size limit."""
+    """PVC: size of the claim `<name>-models` that Conveyor makes. EmptyDir: the folder's limit; 200Gi if not set."""
     storage_class_name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
     """Storage class of the claim that Conveyor makes; default: the cluster's."""
 

@@ -27,6 +27,7 @@ GATEWAY_SERVICE: Final = "conveyor-gateway"
 GATEWAY_ADMIN_SERVICE: Final = "conveyor-gateway-admin"
 METRICS_SERVICE: Final = "conveyor-metrics"
 METRICS_TLS_SECRET: Final = "conveyor-metrics-tls"
+METRICS_API_ROLE: Final = "conveyor-operator-metrics-api"  # ClusterRole; owns the APIServices
 
 # Ports (containers' own, except where a name says Service).
 ENGINE_PORT: Final = 8000
@@ -34,7 +35,8 @@ ENGINE_PORT_NAME: Final = "http"
 GATEWAY_PORT: Final = 8080
 GATEWAY_SERVICE_PORT: Final = 80
 GATEWAY_ADMIN_PORT: Final = 8081
-METRICS_PORT: Final = 8443
+METRICS_PORT: Final = 10250  # the one that the firewalls of private clusters let the control plane reach
+METRICS_PORT_NAME: Final = "https"
 METRICS_SERVICE_PORT: Final = 443
 METRICS_ADMIN_PORT: Final = 8081
 OPERATOR_ADMIN_PORT: Final = 8081
@@ -56,6 +58,7 @@ NAME_LABEL: Final = "app.kubernetes.io/name"
 INSTANCE_LABEL: Final = "app.kubernetes.io/instance"
 MANAGED_BY_LABEL: Final = "app.kubernetes.io/managed-by"
 PART_OF_LABEL: Final = "app.kubernetes.io/part-of"
+GATEWAY_POD_LABELS: Final = {NAME_LABEL: "conveyor-gateway"}
 CONFIG_HASH_ANNOTATION: Final = f"{GROUP}/config-hash"
 
 # The engine's container: where things are mounted, and how it says why it ended.

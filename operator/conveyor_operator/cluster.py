@@ -1,6 +1,6 @@
 """The only calls to the Kubernetes API beside Kopf's watches.
 
-Used by `reconcile`, `apiservice` and `process`; `session` takes the credentials from here. Objects are plain
+Used by `reconcile`, `metrics_api` and `process`; `session` takes the credentials from here. Objects are plain
 dictionaries in and out; every failure of a call becomes one of `errors`. Uses `kubernetes.aio`'s dynamic client with
 fixed paths: all kinds are known, so there is no discovery and no discovery cache. Must not decide anything.
 """
@@ -74,7 +74,7 @@ class Cluster:
             raise
         return any(resource["name"] == kind.plural for resource in found["resources"])
 
-    async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
+    async def get(self, kind: Kind, namespace: str | None, name: str) -> Object | None:
         """The object, or None."""
         try:
             return await self._call("get", kind, kind.path(namespace, name))
@@ -100,13 +100,17 @@ class Cluster:
     async def create(self, kind: Kind, body: Object) -> Object:
         return await self._call("post", kind, kind.path(body["metadata"]["namespace"]), body, _JSON)
 
-    async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
-        """Delete exactly the object with that uid; one that is gone or replaced is left alone."""
-        options = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
+    async def delete(self, kind: Kind, namespace: str | None, name: str, uid: str, version: str | None = None) -> None:
+        """Delete exactly the object with that uid; one that is gone or replaced is left alone.
+
+        With `version`, one that was changed since is left alone as well, and a Conflict.
+        """
+        preconditions = {"uid": uid} | ({"resourceVersion": version} if version else {})
+        options = {"preconditions": preconditions, "propagationPolicy": "Background"}
         try:
             await self._call("delete", kind, kind.path(namespace, name), options, _JSON)
         except (Refused, Conflict) as error:
-            if error.status not in (404, 409):
+            if error.status != 404 and (error.status != 409 or version):
                 raise
 
     async def follow(self, kind: Kind, namespace: str | None, name: str) -> AsyncIterator[Object | None]:

@@ -37,12 +37,13 @@ SERVICE_ACCOUNT = Kind("", "v1", "ServiceAccount", "serviceaccounts")
 CLAIM = Kind("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 CONFIG_MAP = Kind("", "v1", "ConfigMap", "configmaps")
 SERVICE = Kind("", "v1", "Service", "services")
+NETWORK_POLICY = Kind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies")
 DEPLOYMENT = Kind("apps", "v1", "Deployment", "deployments")
 DISRUPTION_BUDGET = Kind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets")
 AUTOSCALER = Kind("autoscaling", "v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers")
 
 # In the order in which they are applied: what pods need comes before the pods, what counts them after.
-CHILDREN = (SERVICE_ACCOUNT, CLAIM, CONFIG_MAP, SERVICE, DEPLOYMENT, DISRUPTION_BUDGET, AUTOSCALER)
+CHILDREN = (SERVICE_ACCOUNT, CLAIM, CONFIG_MAP, SERVICE, NETWORK_POLICY, DEPLOYMENT, DISRUPTION_BUDGET, AUTOSCALER)
 
 POD = Kind("", "v1", "Pod", "pods")
 ENDPOINT_SLICE = Kind("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices")
@@ -54,6 +55,8 @@ WATCHED = (INFERENCE_SERVICE, *CHILDREN, *GRANDCHILDREN)
 
 EVENT = Kind("", "v1", "Event", "events")
 SECRET = Kind("", "v1", "Secret", "secrets")
+NAMESPACE = Kind("", "v1", "Namespace", "namespaces", namespaced=False)
+CLUSTER_ROLE = Kind("rbac.authorization.k8s.io", "v1", "ClusterRole", "clusterroles", namespaced=False)
 API_SERVICE = Kind("apiregistration.k8s.io", "v1", "APIService", "apiservices", namespaced=False)
 
 BY_NAME = {kind.kind: kind for kind in WATCHED}

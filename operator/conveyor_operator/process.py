@@ -11,12 +11,12 @@ import logging
 import kopf
 from kopf._core.engines.peering import Identity  # a NewType of str that Kopf does not export
 
-from conveyor_operator.apiservice import MetricsApiKeeper
 from conveyor_operator.cluster import Cluster, load_configuration, wait_for
 from conveyor_operator.handlers import build_registry, configure
 from conveyor_operator.health import Health, HealthServer
 from conveyor_operator.kinds import INFERENCE_SERVICE
 from conveyor_operator.metrics import Metrics
+from conveyor_operator.metrics_api.keeper import MetricsApiKeeper
 from conveyor_operator.reconcile import Reconciler
 from conveyor_operator.session import KopfSession
 from conveyor_operator.settings import Settings

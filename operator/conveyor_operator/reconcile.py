@@ -103,7 +103,8 @@ class Reconciler:
     async def _bring_about(self, work: Work) -> None:
         """Children as the spec wants them. Every failed call is an obstacle; all but a refused apply also raise."""
         spec, owner = work.service.spec, work.owner
-        choices = Choices(work.image, self._settings.gateway_host, _choose_access_mode(work))
+        settings = self._settings
+        choices = Choices(work.image, settings.gateway_host, _choose_access_mode(work), settings.network)
         desired = build_children(owner, spec, choices)
         await self._look_up_unknown(work, desired)
         if work.is_behind:

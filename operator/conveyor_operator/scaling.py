@@ -27,10 +27,12 @@ _NOT_KNOWN_YET = f'no matches for kind "{names.KIND}"'
 
 @dataclass(frozen=True, slots=True)
 class MetricsApi:
-    """Who serves custom.metrics.k8s.io. `owner` is `namespace/service` of another one, empty if it is us or nobody."""
+    """Who serves custom.metrics.k8s.io. `owner` is `namespace/service` of another one, empty if it is us or nobody;
+    `missing` says why nobody, empty if it is us or not known yet."""
 
     owner: str = ""
     api_service: str = ""
+    missing: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,9 @@ def judge_scaling(spec: InferenceServiceSpec, observed: Observed, metrics_api: M
                 "The replicas stay as they are. Remove that adapter, or set autoscaling.provider: None."
             ),
         )
+    if metrics_api.missing:
+        message = f"custom.metrics.k8s.io is not registered: {metrics_api.missing}. The replicas stay as they are."
+        return "False", Reason.METRICS_UNAVAILABLE, message
     if observed.autoscaler is None:
         return "Unknown", Reason.WAITING_FOR_AUTOSCALER, "there is no HorizontalPodAutoscaler yet"
     return _mirror(observed.autoscaler)

@@ -16,6 +16,7 @@ from conveyor_api.settings import (
     setting,
     whole_number,
 )
+from conveyor_operator.manifests.network import Network
 
 _URL = Kind("a URL", lambda text: text.rstrip("/"))
 
@@ -31,12 +32,20 @@ class Settings:
     system_namespace: str = setting(names.SYSTEM_NAMESPACE, "namespace of gateway and metrics server", TEXT)
     cluster_domain: str = setting(names.CLUSTER_DOMAIN, "the cluster's DNS domain", TEXT)
     gateway_url: str = setting("", "where clients reach the gateway, for status.url; empty: its Service", _URL)
-    metrics_api: bool = setting(True, "look after the metrics server's certificate and APIServices", TRUE_OR_FALSE)
+    metrics_api: bool = setting(True, "register custom.metrics.k8s.io and keep its certificate", TRUE_OR_FALSE)
+    network_policies: bool = setting(True, "let nobody but the gateways open connections to engines", TRUE_OR_FALSE)
+    prometheus_namespaces: tuple[str, ...] = setting(
+        (), "namespaces whose pods may read the engines' /metrics as well", NAMESPACES
+    )
     kubeconfig: str = setting("", KUBECONFIG_MEANING, TEXT)
     host: str = setting("", "address to listen on; empty for every address", TEXT)
     admin_port: int = setting(names.OPERATOR_ADMIN_PORT, "port of /livez, /readyz and /metrics; 0: any free one", PORT)
     workers: int = setting(8, "services reconciled at once", whole_number(1, 1000))
     log_level: str = setting("INFO", "least level of the log", LOG_LEVEL)
+
+    @property
+    def network(self) -> Network | None:
+        return Network(self.system_namespace, self.prometheus_namespaces) if self.network_policies else None
 
     @property
     def gateway_host(self) -> str:

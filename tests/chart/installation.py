@@ -5,19 +5,25 @@ Used by the tests of this folder; the fixtures are in `conftest`.
 
 import base64
 import json
+import re
+import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
+from tests.operator.kubelet import Kubelet, ready
+from tests.operator.stage import Space, wait_until
 
 import conveyor_gateway.settings
 import conveyor_metrics.settings
 import conveyor_operator.settings
-from conveyor_api.names import METRICS_VERSIONS, SYSTEM_NAMESPACE
+from conveyor_api.names import METRICS_TLS_SECRET, METRICS_VERSIONS, SYSTEM_NAMESPACE
 from e2e.cluster.api import Api
 from e2e.cluster.control_plane import ControlPlane
 from e2e.cluster.paths import REPOSITORY
@@ -27,7 +33,7 @@ Json = dict[str, Any]
 
 CHART = REPOSITORY / "charts" / "conveyor"
 RELEASE = "conveyor"
-API_SERVICES = "/apis/apiregistration.k8s.io/v1/apiservices"
+API_SERVICES_PATH = "/apis/apiregistration.k8s.io/v1/apiservices"
 PROCESSES = ("operator", "gateway", "metrics")
 PARSERS: dict[str, Callable[[Sequence[str], dict[str, str]], object]] = {
     "conveyor-operator": conveyor_operator.settings.parse_settings,
@@ -42,14 +48,13 @@ _AUDIT_POLICY = {
     "omitStages": ["RequestReceived"],
     "rules": [
         {"level": "Metadata", "userGroups": [f"system:serviceaccounts:{SYSTEM_NAMESPACE}"]},
-        {"level": "Metadata", "users": ["admin"], "verbs": ["delete"]},  # what Helm takes away, in its order
         {"level": "None"},
     ],
 }
 
 
 class AuditedControlPlane(ControlPlane):
-    """Writes the calls of the system namespace's ServiceAccounts, and Helm's deletions, to `audit_log` as JSON lines.
+    """Writes the calls of the system namespace's ServiceAccounts to `audit_log` as JSON lines.
 
     OwnerReferencesPermissionEnforcement is on, as on OpenShift: it asks for the right to set `blockOwnerDeletion`.
     """
@@ -119,18 +124,28 @@ class Release:
         helm("uninstall", RELEASE, "--namespace", SYSTEM_NAMESPACE, kubeconfig=self.plane.kubeconfig)
 
     def api_service(self, version: str) -> Json | None:
-        path = f"{API_SERVICES}/{version}.custom.metrics.k8s.io"
-        return self.api.get(path) if self.api.reachable(path) else None
+        name = f"{version}.custom.metrics.k8s.io"
+        found = self.api.get(API_SERVICES_PATH)["items"]
+        return next((item for item in found if item["metadata"]["name"] == name), None)
 
-    def ca_bundles(self) -> set[str | None]:
+    def registered(self) -> list[str | None]:
+        """The uids of both APIServices; None for one that is not there."""
         found = [self.api_service(version) for version in METRICS_VERSIONS]
-        return {item["spec"].get("caBundle") for item in found if item is not None}
+        return [None if item is None else str(item["metadata"]["uid"]) for item in found]
 
 
-def render(*values: str) -> list[Json]:
+def take_over(release: Release, version: str) -> None:
+    """As `kubectl apply` of another adapter's manifest does."""
+    name = f"{version}.custom.metrics.k8s.io"
+    body: Json = {"apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService", "metadata": {"name": name}}
+    body["spec"] = {"service": {"name": "prometheus-adapter", "namespace": "monitoring"}}
+    release.api.apply(f"{API_SERVICES_PATH}/{name}", body)
+
+
+def render(*values: str, chart: Path = CHART) -> list[Json]:
     """All objects of the chart, in Helm's order; `values` as for `--set`."""
     options = [option for value in values for option in ("--set", value)]
-    text = helm("template", RELEASE, CHART, "--namespace", SYSTEM_NAMESPACE, *options)
+    text = helm("template", RELEASE, chart, "--namespace", SYSTEM_NAMESPACE, *options)
     return [document for document in yaml.safe_load_all(text) if document]
 
 
@@ -186,10 +201,44 @@ def running(
         assert started.wait(timeout=60) == 0, log.read_text()
 
 
+@dataclass(frozen=True, slots=True)
+class Reachable:
+    """The chart where no cluster IP leads anywhere: its metrics server is asked on this machine, at `port`."""
+
+    chart: Path
+    port: int
+
+
+def make_reachable_chart(folder: Path) -> Reachable:
+    """A copy of the chart whose metrics Service is an ExternalName, as in `e2e.cluster.control_plane`."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        port: int = holder.getsockname()[1]
+    chart = shutil.copytree(CHART, folder / "chart")
+    service = chart / "templates" / "metrics" / "service.yaml"
+    text = service.read_text().replace("port: 443, targetPort: https", f"port: {port}")
+    assert str(port) in text
+    service.write_text(re.sub(r"  selector:.*\n", "  type: ExternalName\n  externalName: localhost\n", text))
+    return Reachable(chart, port)
+
+
+@contextmanager
+def running_metrics(plane: ControlPlane, objects: list[Json], folder: Path, port: int) -> Iterator[None]:
+    """The metrics server with the operator's certificate, and a kubelet by which its pods are available."""
+    api, certificates = Api(plane.kubeconfig), folder / "certificates"
+    certificates.mkdir()
+    wait_until("its certificate", lambda: read_secret(api, METRICS_TLS_SECRET), 90)
+    for file, content in read_secret(api, METRICS_TLS_SECRET).items():
+        (certificates / file).write_bytes(content)
+    flags = ("--host=127.0.0.1", f"--https-port={port}", "--admin-port=0", f"--certificate-folder={certificates}")
+    with running(plane, "metrics", objects, folder, *flags), Kubelet(Space(api, SYSTEM_NAMESPACE), ready):
+        yield
+
+
 def running_operator(
-    plane: ControlPlane, objects: list[Json], folder: Path
+    plane: ControlPlane, objects: list[Json], folder: Path, *more: str
 ) -> AbstractContextManager[Callable[[], None]]:
-    return running(plane, "operator", objects, folder, "--host=127.0.0.1", "--admin-port=0")
+    return running(plane, "operator", objects, folder, "--host=127.0.0.1", "--admin-port=0", *more)
 
 
 def write_account_kubeconfig(plane: ControlPlane, account: str, path: Path) -> Path:

@@ -83,8 +83,3 @@ def test_the_service_of_the_notes_is_made_as_it_was_pasted(namespace: str, relea
     wait_until("the kind", lambda: "maxBatchSize" in explain(release), 30, lambda: None)
     release.shell(pasted[0])
     release.shell(f"kubectl delete infsvc qwen -n {namespace}")
-
-
-def test_the_metrics_api_is_found_by_its_name(release: Release) -> None:
-    release.upgrade()
-    assert "conveyor-system/conveyor-metrics" in release.shell("kubectl get apiservice v1beta2.custom.metrics.k8s.io")

@@ -10,22 +10,26 @@ from pathlib import Path
 
 import pytest
 from tests.chart.installation import (
-    CHART,
+    API_SERVICES_PATH,
     PROCESSES,
     RELEASE,
     AuditedControlPlane,
     Json,
+    Release,
     find,
     helm,
+    make_reachable_chart,
     read_secret,
     render,
     running,
+    running_metrics,
     running_operator,
+    take_over,
 )
 from tests.operator.kubelet import Kubelet, ready
 from tests.operator.stage import Space, wait_until
 
-from conveyor_api.names import METRICS_TLS_SECRET, SYSTEM_NAMESPACE
+from conveyor_api.names import METRICS_API_ROLE, METRICS_TLS_SECRET, SYSTEM_NAMESPACE
 from e2e.cluster.api import Api
 
 Right = tuple[str, str, str]
@@ -66,14 +70,20 @@ def run_everything(plane: AuditedControlPlane, folder: Path, *options: str) -> d
     space = Space(api, namespace_of(folder))
     api.create("/api/v1/namespaces", {"metadata": {"name": space.namespace}})
     rendered = render(*(option.removeprefix("--set=") for option in options))
-    helm("install", RELEASE, CHART, "--namespace", SYSTEM_NAMESPACE, *options, kubeconfig=plane.kubeconfig)
+    reachable = make_reachable_chart(folder)
+    install = ("install", RELEASE, reachable.chart, "--namespace", SYSTEM_NAMESPACE)
+    helm(*install, *options, kubeconfig=plane.kubeconfig)
     before = {process: len(plane.read_audit(account_of(process))) for process in PROCESSES}
     try:
         with running_operator(plane, rendered, folder) as check:
             exercise_operator(space, check)
             with running(plane, "gateway", rendered, folder, "--host=127.0.0.1", "--port=0", "--admin-port=0"):
                 wait_for_lists(plane, "gateway", before["gateway"], 2)
-            run_metrics(plane, rendered, folder, before["metrics"])
+            with running_metrics(plane, rendered, folder, reachable.port):
+                wait_for_lists(plane, "metrics", before["metrics"], 2)
+                exercise_registration(Release(plane), check)
+        with running_operator(plane, rendered, folder, "--network-policies=false"):
+            wait_until("the end of the policy", lambda: not space.list("NetworkPolicy"), 60)
         return {process: plane.read_audit(account_of(process))[before[process] :] for process in PROCESSES}
     finally:
         helm("uninstall", RELEASE, "--namespace", SYSTEM_NAMESPACE, kubeconfig=plane.kubeconfig)
@@ -98,6 +108,8 @@ def exercise_operator(space: Space, check: Callable[[], None]) -> None:
             "the end of the old ConfigMap", lambda: not old & space.children(name), 60, lambda: space.children(name)
         )
         wait_until("the end of the volume", lambda: not live(space.list("PersistentVolumeClaim")), 60)
+        space.make_service("kept")
+        wait_until("its policy", lambda: space.get("NetworkPolicy", "kept-engine"))
         wait_until("Events", lambda: space.list("Event"))
         space.delete("InferenceService", name)
         wait_until("the end of the children", lambda: not space.children(name), 60, lambda: space.children(name))
@@ -108,14 +120,19 @@ def live(objects: list[Json]) -> list[Json]:
     return [item for item in objects if "deletionTimestamp" not in item["metadata"]]
 
 
-def run_metrics(plane: AuditedControlPlane, rendered: list[Json], folder: Path, before: int) -> None:
-    for file, content in read_secret(Api(plane.kubeconfig), METRICS_TLS_SECRET).items():
-        (folder / file).write_bytes(content)
-    ports = ("--host=127.0.0.1", "--https-port=0", "--admin-port=0")
-    with running(plane, "metrics", rendered, folder, f"--certificate-folder={folder}", *ports):
-        wait_for_lists(plane, "metrics", before, 2)
-        log = folder / "metrics.log"
-        wait_until("its port", lambda: "serving custom.metrics.k8s.io" in log.read_text(), 30, log.read_text)
+def exercise_registration(release: Release, check: Callable[[], None]) -> None:
+    """Registered while the server answers, and withdrawn when somebody takes one of the two over."""
+    wait_until("both APIServices", lambda: check() or None not in release.registered(), 60)
+    take_over(release, "v1beta1")
+    wait_until("the other is withdrawn", lambda: check() or release.api_service("v1beta2") is None, 30)
+    wait_until("no owner of ours is left", lambda: check() or not owners(release, "v1beta1"), 30)
+    release.api.delete(f"{API_SERVICES_PATH}/v1beta1.custom.metrics.k8s.io")
+
+
+def owners(release: Release, version: str) -> list[Json]:
+    found = release.api_service(version)
+    assert found is not None
+    return list(found["metadata"].get("ownerReferences", ()))
 
 
 def wait_for_lists(plane: AuditedControlPlane, process: str, before: int, count: int) -> None:
@@ -199,7 +216,7 @@ def test_no_role_has_a_wildcard_and_none_reads_secrets_but_its_own(rendered: lis
 def test_with_named_namespaces_no_role_for_services_reaches_beyond_them() -> None:
     objects = render("watchNamespaces={team-a,team-b}")
     cluster_wide = {item["roleRef"]["name"] for item in objects if item["kind"] == "ClusterRoleBinding"}
-    assert cluster_wide == {"conveyor-operator-apiservices"}
+    assert cluster_wide == {METRICS_API_ROLE}
     places = {
         (item["metadata"]["namespace"], item["roleRef"]["name"])
         for item in objects

@@ -7,18 +7,19 @@ from uuid import uuid4
 
 import pytest
 from tests.chart.installation import (
-    API_SERVICES,
     AuditedControlPlane,
-    HelmFailed,
     Json,
+    Reachable,
     Release,
+    make_reachable_chart,
     path_of,
     read_secret,
     render,
+    running_metrics,
     running_operator,
 )
 
-from conveyor_api.names import CRD_NAME, METRICS_TLS_SECRET, METRICS_VERSIONS
+from conveyor_api.names import CRD_NAME, METRICS_TLS_SECRET
 from e2e.cluster.api import Api, ApiError, wait_until
 
 CRD = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{CRD_NAME}"
@@ -32,28 +33,73 @@ def exists(api: Api, item: Json) -> bool:
         return False
 
 
-def test_an_upgrade_keeps_the_certificate_and_the_trust_in_it(release: Release, tmp_path: Path) -> None:
-    release.upgrade()
+@pytest.fixture
+def reachable(tmp_path: Path) -> Reachable:
+    return make_reachable_chart(tmp_path)
+
+
+def test_an_upgrade_keeps_the_certificate_and_the_registration(
+    release: Release, reachable: Reachable, tmp_path: Path
+) -> None:
+    release.upgrade(chart=reachable.chart)
     assert read_secret(release.api, METRICS_TLS_SECRET) == {}
-    assert release.ca_bundles() == {None}
-    with running_operator(release.plane, render(), tmp_path) as check:
-        wait_until("the Secret", lambda: bool(read_secret(release.api, METRICS_TLS_SECRET)), 60, check)
-        wait_until("the caBundles", lambda: None not in release.ca_bundles(), 30, check)
-    secret, bundles = read_secret(release.api, METRICS_TLS_SECRET), release.ca_bundles()
-    assert secret.keys() >= {"tls.crt", "tls.key", "ca.crt"}
-    assert len(bundles) == 1
-    for values in (("gateway.replicas=3",), ()):
-        release.upgrade(*values)
-        assert read_secret(release.api, METRICS_TLS_SECRET) == secret
-        assert release.ca_bundles() == bundles
+    assert release.registered() == [None, None]
+    with (
+        running_operator(release.plane, render(), tmp_path) as check,
+        running_metrics(release.plane, render(), tmp_path, reachable.port),
+    ):
+        wait_until("both APIServices", lambda: None not in release.registered(), 60, check)
+        secret, before = read_secret(release.api, METRICS_TLS_SECRET), release.registered()
+        assert secret.keys() >= {"tls.crt", "tls.key", "ca.crt"}
+        told = release.shell("kubectl get apiservice v1beta2.custom.metrics.k8s.io")
+        assert "conveyor-system/conveyor-metrics" in told
+        for values in (("gateway.replicas=3",), ()):
+            release.upgrade(*values, chart=reachable.chart)
+            assert read_secret(release.api, METRICS_TLS_SECRET) == secret
+            assert release.registered() == before
+
+
+# However the chart comes, it goes in the same way.
+WAYS = {
+    "helm": ("helm install conveyor {chart} {options}", "helm uninstall conveyor -n conveyor-system"),
+    "kubectl": ("kubectl apply -f {file}", "kubectl delete -f {file} --wait=false"),
+    "server-side": ("kubectl apply --server-side -f {file}", "kubectl delete -f {file} --wait=false"),
+    "off": (
+        "helm install conveyor {chart} {options}",
+        "helm upgrade conveyor {chart} {options} --set metrics.enabled=false",
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_registration_comes_and_goes_with_the_chart_however_that_is_applied(
+    way: str, release: Release, reachable: Reachable, tmp_path: Path
+) -> None:
+    """The operator is dead when the chart goes: the garbage collector is enough."""
+    if not release.api.reachable(CRD):
+        release.upgrade()
+        release.uninstall()
+    file = tmp_path / "chart.yaml"
+    options = "--namespace conveyor-system --set crds.create=false"
+    release.shell(f"helm template conveyor {reachable.chart} {options} > {file}")
+    install, remove = (command.format(chart=reachable.chart, file=file, options=options) for command in WAYS[way])
+    release.shell(install)
+    try:
+        with (
+            running_operator(release.plane, render(), tmp_path) as check,
+            running_metrics(release.plane, render(), tmp_path, reachable.port),
+        ):
+            wait_until("both APIServices", lambda: None not in release.registered(), 60, check)
+    finally:
+        release.shell(remove)
+    wait_until("their end", lambda: release.registered() == [None, None], 60, lambda: None)
 
 
 @dataclass
 class Uninstalled:
-    """What an uninstall took, in its order, and an InferenceService that was there before."""
+    """A release that is gone, and an InferenceService that was there before."""
 
     release: Release
-    deleted: list[str]
     service: str
 
 
@@ -69,10 +115,8 @@ def uninstalled(chart_plane: AuditedControlPlane) -> Iterator[Uninstalled]:
         "spec": {"model": {"uri": "pvc://models/tiny"}},
     }
     path = f"{SERVICES}/{release.api.create(SERVICES, service)['metadata']['name']}"
-    before = len(chart_plane.read_audit("admin"))
     release.uninstall()
-    deleted = [event["objectRef"]["resource"] for event in chart_plane.read_audit("admin")[before:]]
-    yield Uninstalled(release, deleted, path)
+    yield Uninstalled(release, path)
     release.api.delete(path)
 
 
@@ -90,13 +134,6 @@ def test_after_an_uninstall_namespaces_end(uninstalled: Uninstalled) -> None:
     wait_until("its end", lambda: not api.reachable(f"/api/v1/namespaces/{name}"), 60, lambda: None)
 
 
-def test_uninstall_takes_the_api_services_before_what_serves_them(uninstalled: Uninstalled) -> None:
-    deleted = uninstalled.deleted
-    last = max(index for index, resource in enumerate(deleted) if resource == "apiservices")
-    for resource in ("deployments", "services", "secrets", "serviceaccounts"):
-        assert last < deleted.index(resource), deleted
-
-
 def test_the_kept_definition_is_taken_by_the_next_install_and_survives_its_toggle(
     uninstalled: Uninstalled, release: Release
 ) -> None:
@@ -104,74 +141,6 @@ def test_the_kept_definition_is_taken_by_the_next_install_and_survives_its_toggl
     release.upgrade("crds.create=false")
     assert release.api.reachable(CRD)
     assert release.api.reachable(uninstalled.service)
-
-
-def test_another_owner_of_the_metrics_api_keeps_it_until_it_goes(release: Release) -> None:
-    foreign = {
-        "apiVersion": "apiregistration.k8s.io/v1",
-        "kind": "APIService",
-        "metadata": {"name": "v1beta1.custom.metrics.k8s.io"},
-        "spec": {
-            "group": "custom.metrics.k8s.io",
-            "version": "v1beta1",
-            "groupPriorityMinimum": 100,
-            "versionPriority": 100,
-            "insecureSkipTLSVerify": True,
-            "service": {"name": "prometheus-adapter", "namespace": "monitoring"},
-        },
-    }
-    path = release.api.create("/apis/apiregistration.k8s.io/v1/apiservices", foreign)["metadata"]["name"]
-    path = f"/apis/apiregistration.k8s.io/v1/apiservices/{path}"
-    try:
-        release.upgrade()
-        found = release.api_service("v1beta1")
-        assert found is not None
-        assert found["spec"]["service"]["name"] == "prometheus-adapter"
-        assert release.api_service("v1beta2") is None
-    finally:
-        release.api.delete(path)
-    wait_until("the end of the foreign one", lambda: release.api_service("v1beta1") is None, 20, lambda: None)
-    release.upgrade()
-    for version in METRICS_VERSIONS:
-        found = release.api_service(version)
-        assert found is not None
-        assert found["spec"]["service"]["name"] == "conveyor-metrics"
-
-
-def take_over(release: Release, version: str) -> None:
-    """As `kubectl apply` of another adapter's manifest does."""
-    name = f"{version}.custom.metrics.k8s.io"
-    body = {
-        "apiVersion": "apiregistration.k8s.io/v1",
-        "kind": "APIService",
-        "metadata": {"name": name},
-        "spec": {"service": {"name": "prometheus-adapter", "namespace": "monitoring"}},
-    }
-    release.api.apply(f"{API_SERVICES}/{name}", body)
-
-
-@pytest.mark.parametrize("versions", [METRICS_VERSIONS[:1], METRICS_VERSIONS], ids=["one", "both"])
-@pytest.mark.parametrize("values", [(), ("metrics.apiService.create=false",)], ids=["registered", "turned off"])
-def test_an_upgrade_deletes_nothing_that_another_adapter_has_taken_over(
-    release: Release, versions: tuple[str, ...], values: tuple[str, ...]
-) -> None:
-    release.upgrade()
-    try:
-        for version in versions:
-            take_over(release, version)
-        with pytest.raises(HelmFailed, match=r"of this release now points at somebody else.*resource-policy=keep"):
-            release.upgrade(*values)
-        for version in versions:
-            name = f"{version}.custom.metrics.k8s.io"
-            release.shell("kubectl annotate apiservice ... helm.sh/resource-policy=keep".replace("...", name))
-        for _ in range(2):
-            release.upgrade(*values)
-            left = {version for version in METRICS_VERSIONS if release.api_service(version) is not None}
-            assert left == set(versions)
-    finally:
-        for version in METRICS_VERSIONS:
-            if release.api_service(version) is not None:
-                release.api.delete(f"{API_SERVICES}/{version}.custom.metrics.k8s.io")
 
 
 def test_kubernetes_own_roles_for_people_cover_inference_services(release: Release) -> None:

@@ -32,8 +32,14 @@ FULL = (
     "operator.extraArgs={--workers=4}",
     "gateway.extraArgs={--max-request-bytes=1000}",
     "metrics.extraArgs={--gateway-timeout-seconds=2}",
+    "networkPolicies.prometheusNamespaces={monitoring}",
 )
-VALUES = {"defaults": (), "everything": FULL, "two namespaces": ("watchNamespaces={default,kube-public}",)}
+VALUES = {
+    "defaults": (),
+    "without metrics and policies": ("metrics.enabled=false", "networkPolicies.create=false"),
+    "everything": FULL,
+    "two namespaces": ("watchNamespaces={default,kube-public}",),
+}
 
 
 @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
@@ -48,7 +54,8 @@ def test_the_api_server_takes_every_object(api: Api, values: tuple[str, ...]) ->
 @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
 def test_every_pod_fits_the_restricted_level(api: Api, values: tuple[str, ...]) -> None:
     pods = dict(pods_of(render(*values)))
-    assert pods.keys() == {f"conveyor-{process}" for process in PROCESSES}
+    processes = [process for process in PROCESSES if process != "metrics" or "metrics.enabled=false" not in values]
+    assert pods.keys() == {f"conveyor-{process}" for process in processes}
     for name, spec in pods.items():
         create_pod(api, name, spec)
 
@@ -75,6 +82,7 @@ def test_no_control_container_can_write_to_its_image(rendered: list[Json]) -> No
         for container in spec["containers"]:
             assert container["securityContext"]["readOnlyRootFilesystem"] is True
             assert "limits" in container["resources"]
+        assert all("sizeLimit" in volume["emptyDir"] for volume in spec["volumes"] if "emptyDir" in volume)
 
 
 def test_kubeconform_finds_every_object_valid(api: Api, rendered: list[Json], tmp_path: Path) -> None:
@@ -113,10 +121,10 @@ def run_kubeconform(objects: list[Json], schemas: Path) -> Any:
 @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
 def test_every_process_understands_its_flags(values: tuple[str, ...]) -> None:
     objects = render(*values)
-    for name, parse in PARSERS.items():
-        (container,) = find(objects, "Deployment", name)["spec"]["template"]["spec"]["containers"]
+    for name, spec in pods_of(objects):
+        (container,) = spec["containers"]
         assert container["command"] == ["python", "-m", name.replace("-", "_")]
-        parse(container["args"], {})
+        PARSERS[name](container["args"], {})
 
 
 def test_values_reach_the_processes() -> None:
@@ -192,10 +200,19 @@ def test_gateway_and_metrics_have_two_pods_of_which_one_at_a_time_may_be_evicted
 
 
 def test_turned_off_parts_are_not_rendered() -> None:
-    kinds = {item["kind"] for item in render("crds.create=false", "metrics.apiService.create=false")}
-    assert not {"CustomResourceDefinition", "APIService"} & kinds
+    objects = render("crds.create=false", "metrics.enabled=false", "networkPolicies.create=false")
+    assert not {"CustomResourceDefinition", "NetworkPolicy", "Secret"} & {item["kind"] for item in objects}
+    assert not any("metrics" in item["metadata"]["name"] for item in objects)
+    arguments = dict(pods_of(objects))["conveyor-operator"]["containers"][0]["args"]
+    assert {"--metrics-api=false", "--network-policies=false"} <= set(arguments)
     names_of_roles = {item["metadata"]["name"] for item in render("userRoles.create=false")}
     assert not any("inferenceservice-" in name for name in names_of_roles)
+
+
+def test_helm_registers_no_api(rendered: list[Json]) -> None:
+    """The operator does, when something answers: an APIService without a server blocks the whole cluster."""
+    assert not [item for item in rendered if item["kind"] == "APIService"]
+    assert find(rendered, "ClusterRole", names.METRICS_API_ROLE)
 
 
 def test_the_notes_name_the_next_commands() -> None:

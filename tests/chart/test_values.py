@@ -52,7 +52,7 @@ def test_the_schema_knows_exactly_the_values_that_there_are() -> None:
         ("image.repository=", "at '/image/repository': minLength: got 0, want 1"),
         ("operator.logLevel=loud", "value must be one of 'debug', 'info', 'warning', 'error'"),
         ("crds.create=yes please", "at '/crds/create': got string, want boolean"),
-        ("metrics.apiService.caBundle=abc", "additional properties 'caBundle' not allowed"),
+        ("metrics.apiService.create=false", "additional properties 'apiService' not allowed"),
         ("gateway.service.type=ExternalName", "value must be one of 'ClusterIP', 'NodePort', 'LoadBalancer'"),
         ("gateway.service.nodePort=http", "at '/gateway/service/nodePort': got string, want"),
         ("gateway.service.nodePort=65536", "maximum: got 65,536, want 65,535"),

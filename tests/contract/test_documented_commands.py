@@ -85,9 +85,8 @@ COMMANDS = {
     "kubectl delete crd inferenceservices.conveyor.dev": SERVICES,
     "kubectl describe infsvc NAME": SERVICES,
     "kubectl -n team-a describe infsvc chat": SECOND,
-    "kubectl get apiservice v1beta2.custom.metrics.k8s.io": OPERATIONS + "test_the_metrics_api_is_found_by_its_name",
-    "kubectl annotate apiservice ... helm.sh/resource-policy=keep": (
-        "tests/chart/test_release.py::test_an_upgrade_deletes_nothing_that_another_adapter_has_taken_over"
+    "kubectl get apiservice v1beta2.custom.metrics.k8s.io": (
+        "tests/chart/test_release.py::test_an_upgrade_keeps_the_certificate_and_the_registration"
     ),
     "kubectl logs deploy/NAME-engine | grep kv_cache_allocated": QUICKSTART,
     "kubectl logs POD -c engine --previous": (

@@ -98,10 +98,16 @@ def test_the_control_image_has_no_torch() -> None:
     assert installed(DOCKERFILES["engine"]) >= heavy
 
 
+def test_all_images_have_the_same_base() -> None:
+    bases = [re.findall(r"^ARG BASE=(.*)$", file.read_text(), re.MULTILINE) for file in DOCKERFILES.values()]
+    assert len(bases) > 1
+    assert all(base == bases[0] for base in bases)
+
+
 @pytest.mark.parametrize("image", DOCKERFILES)
 def test_an_image_takes_its_base_as_an_argument_and_runs_as_a_numbered_user(image: str) -> None:
     lines = [line for line in DOCKERFILES[image].read_text().splitlines() if line and line[0] not in "# "]
-    assert lines[0].startswith("ARG BASE=")
+    assert re.fullmatch(r"ARG BASE=[a-z0-9.:/-]+:[\w.-]+@sha256:[0-9a-f]{64}", lines[0]), "a tag alone may change"
     stages = {line.split(" AS ")[1] for line in lines if " AS " in line}
     bases = {line.split()[1] for line in lines if line.startswith("FROM")}
     assert bases - stages == {"${BASE}"}

@@ -5,14 +5,19 @@ from typing import Any
 
 from conveyor_api import names
 from conveyor_api.resource import InferenceService
-from conveyor_operator.manifests import Choices, Object, Owner, build_children
+from conveyor_operator.manifests import Choices, Network, Object, Owner, build_children
 from conveyor_operator.observed import Child, DeploymentState, Observed
 from conveyor_operator.pods import ContainerState, PodState
 
 ROLLED_OUT = {"Progressing": ("True", "NewReplicaSetAvailable", "")}
 ROLLING_OUT = {"Progressing": ("True", "ReplicaSetUpdated", "")}
 OWNER = Owner(namespace="default", name="qwen", uid="uid-1")
-CHOICES = Choices("example/engine:1", "conveyor-gateway.conveyor-system.svc.cluster.local", "ReadWriteMany")
+CHOICES = Choices(
+    "example/engine:1",
+    "conveyor-gateway.conveyor-system.svc.cluster.local",
+    "ReadWriteMany",
+    Network("conveyor-system", ("monitoring",)),
+)
 
 
 def make_resource(generation: int = 1, status: Object | None = None, **spec: Any) -> InferenceService:

@@ -31,6 +31,7 @@ COLLECTIONS = {
     "ReplicaSet": "apis/apps/v1/namespaces/{}/replicasets",
     "HorizontalPodAutoscaler": "apis/autoscaling/v2/namespaces/{}/horizontalpodautoscalers",
     "PodDisruptionBudget": "apis/policy/v1/namespaces/{}/poddisruptionbudgets",
+    "NetworkPolicy": "apis/networking.k8s.io/v1/namespaces/{}/networkpolicies",
     "Event": "api/v1/namespaces/{}/events",
     "EndpointSlice": "apis/discovery.k8s.io/v1/namespaces/{}/endpointslices",
     "Service": "api/v1/namespaces/{}/services",
@@ -42,8 +43,8 @@ COLLECTIONS = {
     "ResourceQuota": "api/v1/namespaces/{}/resourcequotas",
 }
 CHILD_KINDS = (
-    "Deployment", "Service", "ConfigMap", "ServiceAccount", "PodDisruptionBudget", "HorizontalPodAutoscaler",
-    "PersistentVolumeClaim",
+    "Deployment", "Service", "ConfigMap", "ServiceAccount", "NetworkPolicy", "PodDisruptionBudget",
+    "HorizontalPodAutoscaler", "PersistentVolumeClaim",
 )  # fmt: skip
 
 

@@ -16,7 +16,15 @@ def test_a_service_gets_its_children_and_they_are_its_own(stage: Stage) -> None:
         uid = stage.space.make_service()["metadata"]["uid"]
         children = stage.space.wait_children("qwen")
     kinds = sorted(kind for kind, _ in children)
-    assert kinds == ["ConfigMap", "Deployment", "PodDisruptionBudget", "Service", "Service", "ServiceAccount"]
+    assert kinds == [
+        "ConfigMap",
+        "Deployment",
+        "NetworkPolicy",
+        "PodDisruptionBudget",
+        "Service",
+        "Service",
+        "ServiceAccount",
+    ]
     for kind, name in children:
         owners = stage.space.need(kind, name)["metadata"]["ownerReferences"]
         assert [(o["uid"], o["controller"]) for o in owners] == [(uid, True)]
@@ -97,6 +105,10 @@ EDITS: dict[tuple[str, str], tuple[Json, Json]] = {
     ("Service", "qwen"): (
         {"spec": {"externalName": "elsewhere.example.org"}},
         {"spec": {"externalName": "conveyor-gateway.conveyor-system.svc.cluster.local"}},
+    ),
+    ("NetworkPolicy", "qwen-engine"): (
+        {"spec": {"ingress": [{}]}},
+        {"spec": {"policyTypes": ["Ingress"], "podSelector": {"matchLabels": names.pod_selector("qwen")}}},
     ),
     ("PodDisruptionBudget", "qwen-engine"): ({"spec": {"maxUnavailable": 3}}, {"spec": {"maxUnavailable": 1}}),
     ("HorizontalPodAutoscaler", "qwen-engine"): ({"spec": {"maxReplicas": 50}}, {"spec": {"maxReplicas": 4}}),
@@ -226,7 +238,7 @@ def test_a_service_made_again_under_its_name_gets_its_own_children(stage: Stage)
 
         def owned_anew() -> bool:
             found = [stage.space.get(kind, name) for kind, name in stage.space.children("qwen")]  # None: gone by now
-            return len(found) == 6 and all(o and o["metadata"]["ownerReferences"][0]["uid"] == uid for o in found)
+            return len(found) == 7 and all(o and o["metadata"]["ownerReferences"][0]["uid"] == uid for o in found)
 
         wait_until("children of the second one", owned_anew, 60, lambda: stage.space.children("qwen"))
         stage.space.wait_condition("qwen", "ScalingReady", "True", "FixedReplicas")

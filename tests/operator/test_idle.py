@@ -53,6 +53,6 @@ def test_a_new_service_costs_two_calls_a_child(stage: Stage) -> None:
     # Those without a namespace are Kopf's, which looks at what the API server has when the operator starts.
     calls = [c for c in stage.proxy.calls[before:] if c.verb in ("get", "patch") and c.namespace]
     children = [c for c in calls if c.resource != "inferenceservices"]
-    assert len(children) == 2 * 6, "a look, and an apply"
+    assert len(children) == 2 * 7, "a look, and an apply"
     statuses = [c for c in calls if c.resource == "inferenceservices" and c.verb == "patch"]
     assert len(statuses) <= 3

@@ -23,6 +23,9 @@ def container(name: str, **spec: Any) -> dict[str, Any]:
     return next(c for c in (*pod["initContainers"], *pod["containers"]) if c["name"] == name)
 
 
+SCRATCH = {"name": "scratch", "mountPath": "/tmp"}
+
+
 def config(**spec: Any) -> dict[str, Any]:
     return yaml.safe_load(build_one("ConfigMap", **spec)["data"]["engine.yaml"])
 
@@ -35,6 +38,7 @@ def test_the_children_of_a_plain_service_have_the_contracts_names() -> None:
         ("Service", "qwen-engine"),
         ("Service", "qwen"),
         ("Deployment", "qwen-engine"),
+        ("NetworkPolicy", "qwen-engine"),
         ("PodDisruptionBudget", "qwen-engine"),
     }
     assert len(config_map) == len("qwen-engine-") + 8
@@ -93,6 +97,27 @@ def test_the_pods_meet_the_restricted_standard() -> None:
         assert each["securityContext"]["allowPrivilegeEscalation"] is False
         assert each["securityContext"]["capabilities"] == {"drop": ["ALL"]}
         assert each["terminationMessagePolicy"] == "FallbackToLogsOnError"
+        assert each["securityContext"]["readOnlyRootFilesystem"] is True
+        assert SCRATCH in each["volumeMounts"]
+
+
+def test_no_folder_of_a_pod_can_fill_the_node() -> None:
+    folders = [volume["emptyDir"] for volume in template()["spec"]["volumes"] if "emptyDir" in volume]
+    assert len(folders) == 3
+    assert all("sizeLimit" in folder for folder in folders)
+
+
+def test_nobody_but_gateways_and_prometheus_reaches_an_engine() -> None:
+    spec, labels = build_one("NetworkPolicy")["spec"], template()["metadata"]["labels"]
+    assert spec["podSelector"]["matchLabels"].items() <= labels.items()
+    assert spec["policyTypes"] == ["Ingress"]
+    (rule,) = spec["ingress"]
+    (port,) = container("engine")["ports"]
+    assert rule["ports"] == [{"protocol": port["protocol"], "port": port["containerPort"]}]
+    gateways, prometheus = rule["from"]
+    assert gateways["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "conveyor-system"}}
+    assert gateways["podSelector"] == {"matchLabels": {"app.kubernetes.io/name": "conveyor-gateway"}}
+    assert prometheus == {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
 
 
 def test_the_engine_has_its_probes_and_time_to_drain() -> None:
@@ -111,7 +136,7 @@ def test_a_hub_model_is_fetched_into_the_cache_with_the_token_of_its_secret() ->
     token = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}
     assert token in fetch["env"]
     assert token not in container("engine", model={"uri": "hf://example/model", "secretRef": {"name": "hub"}})["env"]
-    assert fetch["volumeMounts"] == [{"name": "models", "mountPath": "/models"}]
+    assert fetch["volumeMounts"] == [{"name": "models", "mountPath": "/models"}, SCRATCH]
 
 
 def test_a_model_on_a_claim_is_mounted_for_reading_only() -> None:
@@ -119,7 +144,8 @@ def test_a_model_on_a_claim_is_mounted_for_reading_only() -> None:
     volume = next(v for v in template(model=model)["spec"]["volumes"] if v["name"] == "models")
     assert volume["persistentVolumeClaim"] == {"claimName": "weights", "readOnly": True}
     assert container("fetch", model=model)["volumeMounts"] == [
-        {"name": "models", "mountPath": "/models/pvc", "readOnly": True}
+        {"name": "models", "mountPath": "/models/pvc", "readOnly": True},
+        SCRATCH,
     ]
     assert "fsGroup" not in template(model=model)["spec"]["securityContext"]
     assert config(model=model)["model"] == "/models/pvc/a/b"
@@ -128,7 +154,7 @@ def test_a_model_on_a_claim_is_mounted_for_reading_only() -> None:
 @pytest.mark.parametrize(
     ("cache", "volume"),
     [
-        ({}, {"emptyDir": {}}),
+        ({}, {"emptyDir": {"sizeLimit": "200Gi"}}),
         ({"size": "10Gi"}, {"emptyDir": {"sizeLimit": "10Gi"}}),
         ({"strategy": "PVC", "claimName": "mine"}, {"persistentVolumeClaim": {"claimName": "mine"}}),
         ({"strategy": "PVC", "size": "10Gi"}, {"persistentVolumeClaim": {"claimName": "qwen-models"}}),

@@ -33,7 +33,7 @@ def test_missing_children_are_applied_the_pods_needs_before_the_pods() -> None:
     plan = plan_applies(OWNER, build(autoscaling=AUTOSCALING).values(), Observed(), {})
     kinds = [kind for kind, _ in (apply.id for apply in plan.applies)]
     assert kinds == [
-        "ServiceAccount", "ConfigMap", "Service", "Service", "Deployment", "PodDisruptionBudget",
+        "ServiceAccount", "ConfigMap", "Service", "Service", "NetworkPolicy", "Deployment", "PodDisruptionBudget",
         "HorizontalPodAutoscaler",
     ]  # fmt: skip
     assert {apply.reason for apply in plan.applies} == {"created"}

@@ -97,18 +97,12 @@ subjects: {{- toYaml (list $subject) | nindent 2 }}
 {{- end }}
 {{- end }}
 
-{{/* The APIServices of the metrics API that point at somebody else, with their helm.sh/resource-policy: a YAML map. */}}
-{{- define "conveyor.foreignMetricsApi" -}}
-{{- $foreign := dict }}
-{{- range $version := list "v1beta1" "v1beta2" }}
-  {{- with lookup "apiregistration.k8s.io/v1" "APIService" "" (printf "%s.custom.metrics.k8s.io" $version) }}
-    {{- $service := .spec.service | default dict }}
-    {{- if or (ne (toString $service.name) "conveyor-metrics") (ne (toString $service.namespace) $.Release.Namespace) }}
-      {{- $_ := set $foreign .metadata.name (dig "annotations" "helm.sh/resource-policy" "" .metadata) }}
-    {{- end }}
-  {{- end }}
+{{/* Prometheus, for the port of a process that nobody else may ask: peers of a NetworkPolicy, or none. */}}
+{{- define "conveyor.prometheus" -}}
+{{- range .Values.networkPolicies.prometheusNamespaces }}
+- namespaceSelector:
+    matchLabels: {kubernetes.io/metadata.name: {{ . }}}
 {{- end }}
-{{- toYaml $foreign }}
 {{- end }}
 
 {{/* At most one pod of a process is taken away at a time; with one replica that is the only one, or no node would drain. */}}

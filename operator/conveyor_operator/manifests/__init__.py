@@ -12,9 +12,10 @@ from conveyor_operator.manifests.config import build_config_map, build_engine_co
 from conveyor_operator.manifests.deployment import build_deployment
 from conveyor_operator.manifests.metadata import Object, Owner
 from conveyor_operator.manifests.model import build_claim, needs_claim
+from conveyor_operator.manifests.network import Network, build_network_policy
 from conveyor_operator.manifests.services import build_engine_service, build_public_service, build_service_account
 
-__all__ = ["Choices", "Object", "Owner", "build_children"]
+__all__ = ["Choices", "Network", "Object", "Owner", "build_children"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,8 @@ class Choices:
     engine_image: str
     gateway_host: str
     claim_access_mode: str
+    network: Network | None = None
+    """None: whoever runs the cluster says who may reach the engines."""
 
 
 def build_children(owner: Owner, spec: InferenceServiceSpec, choices: Choices) -> list[Object]:
@@ -37,6 +40,8 @@ def build_children(owner: Owner, spec: InferenceServiceSpec, choices: Choices) -
         build_deployment(owner, spec, choices.engine_image, config),
         build_disruption_budget(owner),
     ]
+    if choices.network is not None:
+        children.append(build_network_policy(owner, choices.network))
     if needs_claim(spec):
         children.append(build_claim(owner, spec, choices.claim_access_mode))
     autoscaler = build_autoscaler(owner, spec)

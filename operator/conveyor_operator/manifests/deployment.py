@@ -25,7 +25,10 @@ _STARTUP_PERIOD_SECONDS = 2
 _STARTUP_SECONDS = 30 * 60  # reading a large model from a slow disk, compiling, warming up
 # Longer than the longest sensible download plus the start-up: an unfinished rollout is not an error before that.
 _PROGRESS_DEADLINE_SECONDS = 2 * 60 * 60
+_SHARED_MEMORY_SIZE = "1Gi"
+_SCRATCH_SIZE = "2Gi"  # compilers' caches; CUDA's alone may take 1 GiB
 _COMPUTE = ("cpu", "memory", "ephemeral-storage")
+_SCRATCH_MOUNT = {"name": "scratch", "mountPath": "/tmp"}
 
 
 def build_deployment(owner: Owner, spec: InferenceServiceSpec, image: str, config: EngineConfig) -> Object:
@@ -97,7 +100,7 @@ def _fetch_container(spec: InferenceServiceSpec, image: str) -> Object:
         "command": command,
         "env": _env(spec, token),
         "resources": _without_devices(_resources(spec)),
-        "volumeMounts": [build_model_mount(spec)],
+        "volumeMounts": [build_model_mount(spec), _SCRATCH_MOUNT],
         **_container_rules(),
     }
 
@@ -117,6 +120,7 @@ def _engine_container(spec: InferenceServiceSpec, image: str) -> Object:
             config_mount,
             build_model_mount(spec) | {"readOnly": True},
             {"name": "shared-memory", "mountPath": "/dev/shm"},
+            _SCRATCH_MOUNT,
         ],
         "startupProbe": _probe(
             names.READINESS_PATH, _STARTUP_PERIOD_SECONDS, _STARTUP_SECONDS // _STARTUP_PERIOD_SECONDS
@@ -129,10 +133,11 @@ def _engine_container(spec: InferenceServiceSpec, image: str) -> Object:
 
 
 def _container_rules() -> Object:
-    # The root file system stays writable: NVIDIA's container hook writes into it.
+    # NVIDIA's container hooks write to the root file system as well, but before the runtime makes it read-only.
     return {
         "securityContext": {
             "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
             "runAsNonRoot": True,
             "seccompProfile": {"type": "RuntimeDefault"},
@@ -179,7 +184,8 @@ def _volumes(owner: Owner, spec: InferenceServiceSpec, config: EngineConfig) -> 
     return [
         {"name": "config", "configMap": {"name": names.config_map_name(owner.name, config.hash)}},
         build_model_volume(owner, spec),
-        {"name": "shared-memory", "emptyDir": {"medium": "Memory"}},
+        {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": _SHARED_MEMORY_SIZE}},
+        {"name": "scratch", "emptyDir": {"sizeLimit": _SCRATCH_SIZE}},
     ]
 
 

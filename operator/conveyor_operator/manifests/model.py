@@ -8,6 +8,7 @@ from conveyor_api.spec import InferenceServiceSpec
 from conveyor_operator.manifests.metadata import Object, Owner, build_metadata
 
 MODEL_VOLUME = "models"
+_EMPTY_DIR_SIZE = "200Gi"  # more than any model that one device holds; without a limit a download could fill the node
 
 
 def build_model_mount(spec: InferenceServiceSpec) -> Object:
@@ -25,7 +26,7 @@ def build_model_volume(owner: Owner, spec: InferenceServiceSpec) -> Object:
     if cache.strategy == "PVC":
         claim_name = cache.claim_name or names.model_claim_name(owner.name)
         return {"name": MODEL_VOLUME, "persistentVolumeClaim": {"claimName": claim_name}}
-    return {"name": MODEL_VOLUME, "emptyDir": {} if cache.size is None else {"sizeLimit": str(cache.size)}}
+    return {"name": MODEL_VOLUME, "emptyDir": {"sizeLimit": str(cache.size or _EMPTY_DIR_SIZE)}}
 
 
 def needs_claim(spec: InferenceServiceSpec) -> bool:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from cryptography import x509
 
-from conveyor_operator.certificates import (
+from conveyor_operator.metrics_api.certificates import (
     KEEP_OLD_AUTHORITY,
     LIFETIME,
     RENEW_AFTER,

@@ -1,0 +1,142 @@
+"""Another adapter for custom.metrics.k8s.io: whoever has the group, its HPAs scale and namespaces end.
+
+`other_adapter.py` runs as a pod, with an HPA of its own: it comes after Conveyor, goes, and is there before Conveyor.
+"""
+
+import base64
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e import kube, other_adapter
+from e2e.cluster.certificates import Authority
+from e2e.deploy import install, wait_registered
+from e2e.services import quickstart
+
+NAME = "other-adapter"
+API_SERVICE = "v1beta1.custom.metrics.k8s.io"
+_PORT = 8443
+_FILES = "/etc/adapter"
+
+
+@pytest.fixture
+def adapter(namespace: str) -> Iterator[dict[str, Any]]:
+    """The adapter's pod is ready and its HPA is there; the APIService to register it with. Gone afterwards."""
+    with tempfile.TemporaryDirectory() as folder:
+        authority = Authority(Path(folder), "other-authority")
+        pair = authority.issue("other", NAME, names=[f"{NAME}.{namespace}.svc"])
+        files = {"tls.crt": pair.certificate.read_text(), "tls.key": pair.key.read_text()}
+        bundle = base64.b64encode(authority.certificate.read_bytes()).decode()
+    files["adapter.py"] = Path(other_adapter.__file__).read_text()
+    command = ["python", f"{_FILES}/adapter.py", str(_PORT), f"{_FILES}/tls.crt", f"{_FILES}/tls.key"]
+    volume = {"name": "files", "secret": {"secretName": NAME}}
+    service = {"selector": {"app": NAME}, "ports": [{"name": "https", "port": 443, "targetPort": _PORT}]}
+    objects = [
+        {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": NAME}, "stringData": files},
+        {"apiVersion": "v1", "kind": "Service", "metadata": {"name": NAME}, "spec": service},
+        build_deployment(NAME, command, volume),
+        build_deployment("theirs", ["python", "-c", "import time; time.sleep(3600)"], volume),
+        other_adapter.build_hpa("theirs"),
+    ]
+    kube.apply(objects, namespace)
+    kube.kubectl("rollout", "status", f"deployment/{NAME}", "-n", namespace, "--timeout=90s")
+    spec = {
+        "group": "custom.metrics.k8s.io",
+        "version": "v1beta1",
+        "groupPriorityMinimum": 100,
+        "versionPriority": 100,
+        "caBundle": bundle,
+        "service": {"name": NAME, "namespace": namespace, "port": 443},
+    }
+    body = {"apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService", "metadata": {"name": API_SERVICE}}
+    try:
+        yield body | {"spec": spec}
+    finally:
+        if owner(API_SERVICE) == NAME:
+            unregister()
+        install()
+        wait_registered()
+
+
+def build_deployment(name: str, command: list[str], volume: dict[str, Any]) -> dict[str, Any]:
+    """One restricted pod with Python, in the image that every node has: the operator's."""
+    operator = kube.get("deployment", "conveyor-operator", kube.SYSTEM_NAMESPACE)
+    assert operator is not None
+    container = {
+        "name": "python",
+        "image": operator["spec"]["template"]["spec"]["containers"][0]["image"],
+        "command": command,
+        "volumeMounts": [{"name": volume["name"], "mountPath": _FILES, "readOnly": True}],
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+    }
+    if name == NAME:
+        container["readinessProbe"] = {"tcpSocket": {"port": _PORT}, "periodSeconds": 1}
+    restricted = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    pod = {"containers": [container], "volumes": [volume], "securityContext": restricted}
+    pod["terminationGracePeriodSeconds"] = 0
+    labels = {"app": name}
+    template = {"metadata": {"labels": labels}, "spec": pod}
+    spec = {"selector": {"matchLabels": labels}, "template": template}
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}, "spec": spec}
+
+
+def test_the_group_has_one_owner_and_everybody_s_hpas_and_namespaces_go_on(
+    namespace: str, adapter: dict[str, Any]
+) -> None:
+    body = quickstart()
+    body["metadata"]["name"] = "ours"
+    kube.apply(body, namespace)
+    kube.wait_ready("ours", namespace)
+    wait_scaling(namespace, "ours scale", "ScalingActive")
+
+    kube.apply(adapter)  # after us
+    kube.wait_until("ours is withdrawn", lambda: owner("v1beta2.custom.metrics.k8s.io") is None, 60)
+    wait_scaling(namespace, "their owner is named", "MetricsAPIOwnedByOther")
+    assert_theirs_scale_and_namespaces_end(namespace)
+
+    unregister()  # removed again
+    kube.wait_until("ours is back", lambda: owner(API_SERVICE) == "conveyor-metrics", 90)
+    wait_registered()
+    wait_scaling(namespace, "ours scale again", "ScalingActive")
+    assert_namespaces_end()
+
+    kube.helm("uninstall", "conveyor", "-n", kube.SYSTEM_NAMESPACE, "--wait")
+    kube.wait_until("none of ours", lambda: owner(API_SERVICE) is None, 60)
+    kube.apply(adapter)  # before us
+    install()
+    wait_scaling(namespace, "their owner is named", "MetricsAPIOwnedByOther")
+    assert owner("v1beta2.custom.metrics.k8s.io") is None
+    assert owner(API_SERVICE) == NAME
+    assert_theirs_scale_and_namespaces_end(namespace)
+
+
+def owner(api_service: str) -> str | None:
+    """The name of the Service behind an APIService, or None."""
+    found = kube.get("apiservice", api_service)
+    return None if found is None else found["spec"]["service"]["name"]
+
+
+def unregister() -> None:
+    kube.kubectl("delete", "apiservice", API_SERVICE)
+
+
+def wait_scaling(namespace: str, what: str, reason: str) -> None:
+    def found() -> bool:
+        return kube.condition(kube.get("infsvc", "ours", namespace), "ScalingReady").get("reason") == reason
+
+    kube.wait_until(what, found, 120)
+
+
+def assert_theirs_scale_and_namespaces_end(namespace: str) -> None:
+    kube.kubectl("scale", "deployment/theirs", "-n", namespace, "--replicas=1")
+    theirs = "deployment", "theirs", namespace
+    kube.wait_until("their HPA scales", lambda: (kube.get(*theirs) or {})["spec"]["replicas"] == 3, 90)
+    assert_namespaces_end()
+
+
+def assert_namespaces_end() -> None:
+    kube.kubectl("create", "namespace", "short-lived")
+    kube.kubectl("delete", "namespace", "short-lived", "--timeout=60s")

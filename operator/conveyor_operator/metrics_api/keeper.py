@@ -1,0 +1,225 @@
+"""Keeps the metrics API served: the certificate in the chart's Secret, and the registration as two APIServices.
+
+Runs beside Kopf as one task, started by `process`. Watches by name (so a role with `resourceNames` is enough) and makes
+no call while all is as it should be. Tells `reconcile`, through `metrics_api`, who has the group.
+"""
+
+import asyncio
+import base64
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime, timedelta
+
+from conveyor_api import names
+from conveyor_operator.cluster import Cluster, Object
+from conveyor_operator.errors import ApiError
+from conveyor_operator.kinds import API_SERVICE, DEPLOYMENT, NAMESPACE, SECRET, Kind
+from conveyor_operator.metrics import Metrics
+from conveyor_operator.metrics_api import certificates
+from conveyor_operator.metrics_api.certificates import DropOld, Issue, Keep
+from conveyor_operator.metrics_api.registrar import Registrar
+from conveyor_operator.metrics_api.registration import (
+    API_SERVICES,
+    Register,
+    Registration,
+    Seen,
+    Wait,
+    Withdraw,
+    describe_owner,
+)
+from conveyor_operator.metrics_api.server import BUNDLE_KEY, CERTIFICATE_KEY, PRIVATE_KEY, decode, read_serving
+from conveyor_operator.scaling import MetricsApi
+from conveyor_operator.workers import backoff_seconds
+
+logger = logging.getLogger(__name__)
+
+_OLD_AUTHORITIES = 2  # a rotation that was interrupted by another one leaves that many in use
+_LONGEST_SLEEP = timedelta(hours=6)  # a clock that is set forward is noticed; waking up costs no call
+_PROBE_PERIOD = timedelta(seconds=5)
+
+
+def _utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+class MetricsApiKeeper:
+    """`on_change` is called when the answer of `metrics_api` changes; `now` is the clock."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        metrics: Metrics,
+        system_namespace: str,
+        cluster_domain: str,
+        on_change: Callable[[], None],
+        now: Callable[[], datetime] = _utc_now,
+    ) -> None:
+        self._cluster = cluster
+        self._metrics = metrics
+        self._namespace = system_namespace
+        self._on_change = on_change
+        self._now = now
+        host = f"{names.METRICS_SERVICE}.{system_namespace}.svc"
+        self._hosts = (host, f"{host}.{cluster_domain}")
+        self._found: dict[Kind, Object | None] = {}
+        self._api_services: dict[str, Object | None] = {}
+        self._registration = Registration()
+        self._registrar = Registrar(cluster, system_namespace, self._api_services)
+        self._changed = asyncio.Event()
+        self.metrics_api = MetricsApi()
+        """Who serves custom.metrics.k8s.io, as far as it is known."""
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        followed = (
+            (SECRET, names.METRICS_TLS_SECRET),
+            (DEPLOYMENT, names.METRICS_SERVICE),
+            (NAMESPACE, self._namespace),
+        )
+        async with asyncio.TaskGroup() as tasks:
+            for kind, name in followed:
+                tasks.create_task(self._follow(kind, name), name=f"follow {kind.kind} {name}")
+            for name in API_SERVICES:
+                tasks.create_task(self._follow_api_service(name), name=f"follow APIService {name}")
+            tasks.create_task(self._keep(), name="keep the metrics API")
+
+    async def _follow(self, kind: Kind, name: str) -> None:
+        async for found in _follow(self._cluster, kind, self._namespace if kind.namespaced else None, name):
+            self._found[kind] = found
+            self._changed.set()
+
+    async def _follow_api_service(self, name: str) -> None:
+        async for found in _follow(self._cluster, API_SERVICE, None, name):
+            if found is None and self._api_services.get(name) is not None:
+                self._registration.hear_loss(self._now())
+            self._api_services[name] = found
+            self._changed.set()
+
+    async def _keep(self) -> None:
+        failures = 0
+        while True:
+            self._changed.clear()
+            try:
+                until = await self.step()
+                failures, delay = 0, min(until - self._now(), _LONGEST_SLEEP).total_seconds()
+            except ApiError as error:
+                failures += 1
+                delay = backoff_seconds(failures)
+                logger.warning("metrics API failed status=%s error=%r", error.status, error.message)
+            await _wait(self._changed, delay)
+            if failures:
+                await asyncio.sleep(backoff_seconds(1))  # what fails is not hurried by what it changes
+
+    async def step(self) -> datetime:
+        """Does what the state asks for, once all of it is known; returns when to look again."""
+        far = self._now() + _LONGEST_SLEEP
+        if len(self._found) < 3 or len(self._api_services) < len(API_SERVICES):
+            return far
+        plan = self._plan()
+        if isinstance(plan, Withdraw):
+            await self._registrar.withdraw(plan.why)
+            plan = self._plan()
+            assert not isinstance(plan, Withdraw), "there is nothing of ours left"
+        await self._registrar.release()
+        if isinstance(plan, Wait):
+            self._tell(plan.why)
+        renew_at = await self._keep_certificate()
+        if isinstance(plan, Register):
+            return min(renew_at, await self._register(plan.until or far))
+        return min(renew_at, plan.until or far)
+
+    # The registration
+
+    def _look(self) -> Seen:
+        return Seen(self._namespace, self._api_services, self._found[DEPLOYMENT], self._found[NAMESPACE])
+
+    def _plan(self) -> Register | Withdraw | Wait:
+        return self._registration.plan(self._look(), self._now())
+
+    async def _register(self, until: datetime) -> datetime:
+        serving = read_serving(self._found[SECRET] or {})
+        if self._look().ours:
+            if serving is not None:
+                await self._registrar.announce(serving.bundle)
+            self._tell("")
+            return until
+        fault = "there is no certificate for it" if serving is None else await self._registrar.register(serving.bundle)
+        self._tell(fault)
+        return self._now() + _PROBE_PERIOD if fault else self._now()  # to see what the API server makes of it
+
+    def _tell(self, missing: str) -> None:
+        """Sets `metrics_api`; `missing` says why nobody has the group, if nobody has."""
+        told = MetricsApi(missing=missing)
+        for name, found in self._look().foreign.items():
+            told = MetricsApi(describe_owner(found), name)
+        if told != self.metrics_api:
+            self.metrics_api = told
+            logger.info("metrics API: %s", missing or "registered")
+            self._on_change()
+
+    # The certificate
+
+    async def _keep_certificate(self) -> datetime:
+        """Issues, rotates, or leaves it; returns when to look again."""
+        while (secret := self._found[SECRET]) is not None:
+            serving = read_serving(secret)
+            match certificates.plan_certificate(serving, self._hosts, self._now()):
+                case Issue(reason):
+                    await self._issue(secret, reason)
+                case DropOld(bundle):
+                    logger.info("metrics certificate: dropping the old authority")
+                    await self._write_secret(secret, {BUNDLE_KEY: bundle})
+                case Keep(until):
+                    assert serving is not None, "an incomplete Secret is never kept"
+                    self._metrics.certificate_expiry.set(serving.expires_at.timestamp())
+                    return until
+        return self._now() + _LONGEST_SLEEP
+
+    async def _issue(self, secret: Object, reason: str) -> None:
+        """Announced together with the old authorities: the server has the old pair until the kubelet brings the new."""
+        logger.info("metrics certificate: issuing a new one because %s", reason)
+        new = certificates.issue(self._hosts, self._now())
+        bundle = b"".join([new.bundle, *self._find_old_authorities(secret)])
+        if self._look().ours:
+            await self._registrar.announce(bundle)
+        await self._write_secret(secret, {CERTIFICATE_KEY: new.certificate, PRIVATE_KEY: new.key, BUNDLE_KEY: bundle})
+
+    def _find_old_authorities(self, secret: Object) -> list[bytes]:
+        """The newest of the Secret; of a Secret without any, the oldest announced: newer ones were never served."""
+        found = certificates.read_authorities(decode(secret, BUNDLE_KEY))
+        if found:
+            return found[:_OLD_AUTHORITIES]
+        bundles = [base64.b64decode(ours["spec"].get("caBundle") or "") for ours in self._look().ours.values()]
+        return next(filter(None, map(certificates.read_authorities, bundles)), [])[-_OLD_AUTHORITIES:]
+
+    async def _write_secret(self, secret: Object, data: dict[str, bytes]) -> None:
+        patch = {
+            # Somebody else's change in between makes it fail, and the next look starts from there.
+            "metadata": {"resourceVersion": secret["metadata"]["resourceVersion"]},
+            "data": {key: base64.b64encode(value).decode() for key, value in data.items()},
+        }
+        self._found[SECRET] = await self._cluster.merge(
+            SECRET, self._namespace, names.METRICS_TLS_SECRET, patch, names.FIELD_MANAGER
+        )
+
+
+async def _follow(cluster: Cluster, kind: Kind, namespace: str | None, name: str) -> AsyncIterator[Object | None]:
+    """`Cluster.follow` that survives failures, with a backoff."""
+    failures = 0
+    while True:
+        try:
+            async for found in cluster.follow(kind, namespace, name):
+                failures = 0
+                yield found
+        except ApiError as error:
+            failures += 1
+            log = logger.warning if failures > 1 else logger.debug
+            log("watch failed kind=%s name=%s error=%r", kind.kind, name, error.message)
+            await asyncio.sleep(backoff_seconds(failures))
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(max(0.0, seconds)):
+            await event.wait()

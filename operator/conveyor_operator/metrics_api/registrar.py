@@ -1,0 +1,107 @@
+"""Writes the two APIServices as `registration` has decided: both or none, and never one of somebody else.
+
+Used by `keeper`, whose view of the two it reads and brings up to date after its own writes.
+"""
+
+import logging
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+
+from conveyor_api import names
+from conveyor_operator.cluster import Cluster, Object
+from conveyor_operator.errors import ApiError
+from conveyor_operator.kinds import API_SERVICE, CLUSTER_ROLE, SERVICE
+from conveyor_operator.metrics_api.registration import (
+    API_SERVICES,
+    build_api_service,
+    build_release,
+    differs,
+    is_ours,
+)
+from conveyor_operator.metrics_api.server import probe
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """What an APIService of ours names: the metrics server's Service, and the ClusterRole that owns it."""
+
+    service: Object
+    role: Object
+
+
+class Registrar:
+    """`api_services` is what is known of both, by name; `namespace` is that of the metrics server."""
+
+    def __init__(self, cluster: Cluster, namespace: str, api_services: MutableMapping[str, Object | None]) -> None:
+        self._cluster = cluster
+        self._namespace = namespace
+        self._api_services = api_services
+        self._named: _Named | None = None
+
+    async def register(self, bundle: bytes) -> str:
+        """Makes both, if the metrics server answers with a certificate of `bundle`; why not, or empty."""
+        self._named = None
+        if fault := await self._read_named():
+            return fault
+        assert self._named is not None, "there was no fault"
+        host = f"{names.METRICS_SERVICE}.{self._namespace}.svc"
+        if fault := await probe(self._named.service, host, bundle):
+            return fault
+        try:
+            await self.announce(bundle)
+        except ApiError:
+            await self.withdraw("they could not both be registered")
+            raise
+        return ""
+
+    async def announce(self, bundle: bytes) -> None:
+        """Makes both what they should be, with this bundle. A change by somebody else meanwhile is a Conflict."""
+        if self._named is None:
+            await self._read_named()
+        if self._named is None:
+            return  # the API server will soon call them unavailable
+        for name in reversed(API_SERVICES):  # v1beta1 first: the one that another adapter would have
+            found = self._api_services[name]
+            wanted = build_api_service(name, self._named.service, bundle, self._named.role)
+            if found is not None and not differs(found, wanted):
+                continue
+            logger.info("metrics API: writing APIService %s", name)
+            if found is not None:
+                wanted["metadata"]["resourceVersion"] = found["metadata"]["resourceVersion"]
+            # Without force, one that somebody else has made meanwhile is left to them.
+            self._api_services[name] = await self._cluster.apply(
+                API_SERVICE, wanted, names.FIELD_MANAGER, force=found is not None
+            )
+
+    async def withdraw(self, why: str) -> None:
+        """Deletes ours; one that somebody takes over at this moment is a Conflict, and stays."""
+        for name, found in self._api_services.items():
+            if found is not None and is_ours(found, self._namespace):
+                logger.warning("metrics API: withdrawing APIService %s: %s", name, why)
+                metadata = found["metadata"]
+                await self._cluster.delete(API_SERVICE, None, name, metadata["uid"], metadata["resourceVersion"])
+                self._api_services[name] = None
+
+    async def release(self) -> None:
+        """Takes our owner off what somebody took over, or our uninstall would take it away from them."""
+        for name, found in self._api_services.items():
+            if found is None or is_ours(found, self._namespace):
+                continue
+            if patch := build_release(found):
+                logger.info("metrics API: leaving APIService %s to its new owner", name)
+                self._api_services[name] = await self._cluster.merge(
+                    API_SERVICE, None, name, patch, names.FIELD_MANAGER
+                )
+
+    async def _read_named(self) -> str:
+        """Why there is nothing to name, or empty."""
+        service = await self._cluster.get(SERVICE, self._namespace, names.METRICS_SERVICE)
+        role = await self._cluster.get(CLUSTER_ROLE, None, names.METRICS_API_ROLE)
+        if service is None:
+            return f"there is no Service {names.METRICS_SERVICE}"
+        if role is None:
+            return f"there is no ClusterRole {names.METRICS_API_ROLE}"
+        self._named = _Named(service, role)
+        return ""

@@ -1,0 +1,49 @@
+"""Who may reach which port of the chart's pods, as the NetworkPolicies say; no plug-in enforces them here."""
+
+import pytest
+from tests.chart.installation import Json, find, render
+
+from conveyor_api import names
+
+METRICS_PODS = {
+    "podSelector": {"matchLabels": {names.NAME_LABEL: "conveyor-metrics", names.INSTANCE_LABEL: "conveyor"}}
+}
+PROMETHEUS = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+ANYBODY = None
+# Who may reach which port of which process; the kubelet's probes are let in by Kubernetes itself.
+DOORS: dict[str, dict[int, list[Json] | None]] = {
+    "conveyor-gateway": {names.GATEWAY_PORT: ANYBODY, names.GATEWAY_ADMIN_PORT: [METRICS_PODS, PROMETHEUS]},
+    "conveyor-metrics": {names.METRICS_PORT: ANYBODY, names.METRICS_ADMIN_PORT: [PROMETHEUS]},
+    "conveyor-operator": {names.OPERATOR_ADMIN_PORT: [PROMETHEUS]},
+}
+
+
+@pytest.mark.parametrize("process", DOORS)
+@pytest.mark.parametrize("prometheus", [True, False])
+def test_a_process_lets_in_who_needs_it_and_nobody_else(process: str, prometheus: bool) -> None:
+    objects = render(*(["networkPolicies.prometheusNamespaces={monitoring}"] if prometheus else []))
+    policy = find(objects, "NetworkPolicy", process)["spec"]
+    template = find(objects, "Deployment", process)["spec"]["template"]
+    assert policy["podSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    assert policy["policyTypes"] == ["Ingress"]
+    doors = {port["port"]: rule.get("from") for rule in policy["ingress"] for port in rule["ports"]}
+    expected = {
+        port: peers if prometheus or peers is ANYBODY else [peer for peer in peers if peer != PROMETHEUS]
+        for port, peers in DOORS[process].items()
+    }
+    assert doors == {port: peers for port, peers in expected.items() if peers != []}
+    listened = {port["containerPort"] for port in template["spec"]["containers"][0]["ports"]}
+    assert doors.keys() <= listened == DOORS[process].keys()
+
+
+def test_what_a_policy_selects_by_are_labels_of_the_pods_that_are_meant(rendered: list[Json]) -> None:
+    """The gateways as the engines' policies know them, and the metrics server as the gateways' policy does."""
+    gateway = find(rendered, "Deployment", "conveyor-gateway")["spec"]["template"]["metadata"]["labels"]
+    assert names.GATEWAY_POD_LABELS.items() <= gateway.items()
+    metrics = find(rendered, "Deployment", "conveyor-metrics")["spec"]["template"]["metadata"]["labels"]
+    assert METRICS_PODS["podSelector"]["matchLabels"].items() <= metrics.items()
+
+
+def test_without_a_metrics_server_nobody_asks_the_gateways_how_long_their_queues_are() -> None:
+    policy = find(render("metrics.enabled=false"), "NetworkPolicy", "conveyor-gateway")["spec"]
+    assert [port["port"] for rule in policy["ingress"] for port in rule["ports"]] == [names.GATEWAY_PORT]
