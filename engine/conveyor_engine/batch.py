@@ -20,7 +20,7 @@ Int64 = npt.NDArray[np.int64]
 
 @dataclass(slots=True)
 class Batch:
-    """The inputs of one forward over T packed tokens (padding included)."""
+    """The inputs of one forward over T packed tokens."""
 
     input_ids: torch.Tensor  # int64 (1, T)
     position_ids: torch.Tensor  # int64 (1, T)
@@ -39,17 +39,16 @@ class BatchBuilder:
         self._known_blocks = [0] * max_num_seqs  # ... and how much of it
 
     def build(self, plan: StepPlan) -> Batch:
-        """The packed batch of a plan: decodes, then prefills, then padding."""
+        """The packed batch of a plan: decodes, then prefills."""
         requests = plan.decodes + [request for request, _ in plan.prefills]
-        num_seqs, num_decodes, padding = len(requests), len(plan.decodes), plan.num_padding_tokens
-        num_tokens = plan.num_tokens - padding
+        num_seqs, num_decodes = len(requests), len(plan.decodes)
         lengths = np.array([1] * num_decodes + [n for _, n in plan.prefills], dtype=np.int32)
         computed = np.array([r.num_computed_tokens for r in requests], dtype=np.int32)
         seq_lens = computed + lengths
         starts = np.zeros(num_seqs + 1, dtype=np.int32)
         np.cumsum(lengths, out=starts[1:])
         rows = np.repeat(np.arange(num_seqs), lengths)
-        positions = np.arange(num_tokens) - starts[:-1][rows] + computed[rows]
+        positions = np.arange(plan.num_tokens) - starts[:-1][rows] + computed[rows]
         tables = self._block_tables(requests, seq_lens)
         slots = tables[rows, positions // self._block_size].astype(np.int64) * self._block_size
         slots += positions % self._block_size
@@ -57,16 +56,16 @@ class BatchBuilder:
             query_start_loc=self._to_device(starts),
             seq_lens=self._to_device(seq_lens),
             block_tables=self._to_device(tables),
-            slot_mapping=self._to_device(_pad(slots, padding, -1)),
+            slot_mapping=self._to_device(slots),
             num_seqs=num_seqs,
             num_decodes=num_decodes,
-            num_tokens=num_tokens,
+            num_tokens=plan.num_tokens,
             query_start_loc_host=starts,
             seq_lens_host=seq_lens,
         )
         return Batch(
-            input_ids=self._to_device(_pad(_token_ids(plan), padding, 0))[None],
-            position_ids=self._to_device(_pad(positions, padding, 0))[None],
+            input_ids=self._to_device(_token_ids(plan))[None],
+            position_ids=self._to_device(positions)[None],
             sample_rows=self._to_device(_sample_rows(plan, starts)),
             metadata=metadata,
         )
@@ -106,7 +105,3 @@ def _sample_rows(plan: StepPlan, starts: Int32) -> Int64:
     complete = np.array([n == r.num_pending_tokens for r, n in plan.prefills], dtype=np.bool_)
     prefill_ends = starts[num_decodes + 1 :][complete] - 1
     return np.concatenate([np.arange(num_decodes), prefill_ends]).astype(np.int64)
-
-
-def _pad(array: Int64, count: int, value: int) -> Int64:
-    return np.concatenate([array, np.full(count, value, dtype=np.int64)]) if count else array.astype(np.int64)

@@ -1,4 +1,4 @@
-"""Each request's blocks: reserved at admission, grown as it decodes, shared through the prefix cache, given back.
+"""What each admitted request holds: a row of the batch, and KV blocks, reserved, grown, shared, given back.
 
 Used by `scheduler` alone; keeps the books in `block_manager`. Knows requests and blocks, not batches or policies.
 """
@@ -8,22 +8,25 @@ from conveyor_engine.request_state import RequestState
 
 
 class BlockTables:
-    """Block tables of the admitted requests.
+    """Rows and block tables of the admitted requests.
 
     Blocks become findable when they are scheduled, so that requests of the same step may share them (each layer
-    writes all keys before any row attends). What is scheduled is computed: nothing happens between the two.
+    writes all keys before any row attends). What is scheduled is computed, or the step fails: see `unschedule`.
     """
 
-    def __init__(self, blocks: BlockManager, block_size: int, *, prefix_caching: bool) -> None:
+    def __init__(self, blocks: BlockManager, block_size: int, num_rows: int, *, prefix_caching: bool) -> None:
         self._blocks = blocks
         self._block_size = block_size
         self._prefix_caching = prefix_caching
+        self.free_rows = list(range(num_rows - 1, -1, -1))
 
     def reserve(self, request: RequestState, num_tokens: int, spare_blocks: int) -> bool:
-        """A new table with room for `num_tokens`, begun with cached blocks; sets `num_computed_tokens` to theirs.
+        """A row, and a new table with room for `num_tokens`, begun with cached blocks: `num_computed_tokens` is theirs.
 
-        False, and nothing is taken, unless `spare_blocks` stay free.
+        False, and nothing is taken, unless there is a row and `spare_blocks` stay free.
         """
+        if not self.free_rows:
+            return False
         hits = self._match(request)
         missing = -(-num_tokens // self._block_size) - len(hits)
         if missing + self._blocks.num_free_among(hits) + spare_blocks > self._blocks.num_free:
@@ -32,6 +35,7 @@ class BlockTables:
         request.block_table = hits + self._blocks.allocate(missing)
         request.num_registered_blocks = len(hits)
         request.num_computed_tokens = len(hits) * self._block_size
+        request.row = self.free_rows.pop()
         return True
 
     def _match(self, request: RequestState) -> list[int]:
@@ -61,14 +65,24 @@ class BlockTables:
             self._blocks.register(request.block_table[index], hashes[index])
         request.num_registered_blocks = num_full
 
+    def unschedule(self, request: RequestState) -> set[int]:
+        """Its blocks that are not full of computed tokens: nobody finds them any more."""
+        num_full = request.num_computed_tokens // self._block_size
+        for block in request.block_table[num_full : request.num_registered_blocks]:
+            self._blocks.unregister(block)
+        request.num_registered_blocks = min(request.num_registered_blocks, num_full)
+        return set(request.block_table[num_full:])
+
     def forget(self, request: RequestState) -> None:
         """Nobody finds its blocks any more: they may hold NaN, which would spread to all who attend over them."""
         for block in request.block_table:
             self._blocks.unregister(block)
 
     def release(self, request: RequestState) -> None:
-        """Gives its blocks back; the full ones stay findable until they are needed."""
+        """Gives its row and blocks back; the full ones stay findable until they are needed."""
         assert request.num_registered_blocks * self._block_size <= request.num_computed_tokens
         request.num_registered_blocks = 0
         self._blocks.free(request.block_table)
         request.block_table = []
+        self.free_rows.append(request.row)
+        request.row = -1

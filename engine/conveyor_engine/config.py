@@ -65,8 +65,10 @@ class EngineConfig:
     host: Annotated[str, "address to listen on"] = "0.0.0.0"
     port: Annotated[int, "port to listen on; 0 = any free one, said in the log"] = 8000
     padding: Annotated[
-        Padding, "real = static batches step dummy tokens up to their longest row, the literature's baseline"
-    ] = "none"
+        Padding | None,
+        "static only; real (the default) = every row is computed as long as the longest prompt, and on until the "
+        "slowest is done, as in a padded tensor; none = packed: rows of their own lengths",
+    ] = None
     num_threads: Annotated[int | None, "CPU threads that compute; default: the container's CPU limit"] = None
     warmup: Annotated[bool, "run the largest step once before being ready"] = True
 
@@ -103,5 +105,5 @@ def limits_broken(config: EngineConfig) -> Iterator[tuple[str, str]]:
         yield "num_kv_blocks", "and `kv_memory_fraction` exclude each other: give one"
     if config.batching_window_seconds is not None and config.batching_mode not in ("static", "dynamic"):
         yield "batching_window_seconds", f"means nothing in `batching_mode: {config.batching_mode}`: leave it out"
-    if config.padding == "real" and config.batching_mode != "static":
-        yield "padding", f"real is for `batching_mode: static`, not {config.batching_mode}"
+    if config.padding is not None and config.batching_mode != "static":
+        yield "padding", f"means nothing in `batching_mode: {config.batching_mode}`: leave it out"

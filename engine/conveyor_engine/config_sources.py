@@ -45,11 +45,10 @@ def settings() -> Iterator[Setting]:
     hints = get_type_hints(EngineConfig, include_extras=True)
     for field in fields(EngineConfig):
         annotated, doc = get_args(hints[field.name])
-        literal = get_origin(annotated) is Literal
-        options = [annotated] if literal else list(get_args(annotated)) or [annotated]
-        choices = get_args(annotated) if literal else ()
-        kind = str if literal else options[0]
-        yield Setting(field.name, kind, choices, NoneType in options, field.default, doc)
+        options = [annotated] if get_origin(annotated) is Literal else list(get_args(annotated)) or [annotated]
+        kind = next(option for option in options if option is not NoneType)
+        choices = get_args(kind) if get_origin(kind) is Literal else ()
+        yield Setting(field.name, str if choices else kind, choices, NoneType in options, field.default, doc)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

@@ -21,6 +21,8 @@ from conveyor_engine.request import (
     SamplingParams,
 )
 from conveyor_engine.scheduler import Scheduler
+from conveyor_engine.step_runner import run_step
+from conveyor_engine.tokenizer import Tokenizer
 
 
 def _silent(_: str) -> None:
@@ -30,14 +32,17 @@ def _silent(_: str) -> None:
 class EngineCore:
     """One model, one device, one scheduler."""
 
-    def __init__(self, config: EngineConfig, progress: Callable[[str], None] = _silent) -> None:
+    def __init__(
+        self, config: EngineConfig, progress: Callable[[str], None] = _silent, tokenizer: Tokenizer | None = None
+    ) -> None:
         """Loads the model, sizes the KV cache and warms up; `progress` gets one key=value line per stage.
 
-        Raises ConfigError or ModelError, whose `reason` goes into the termination message.
+        Without the tokenizer, stop strings are left to whoever reads the answers. Raises ConfigError or ModelError,
+        whose `reason` goes into the termination message.
         """
         self.runner = ModelRunner(config, progress)
         self.facts: ModelFacts = self.runner.facts
-        self.scheduler = Scheduler(config, self.facts)
+        self.scheduler = Scheduler(config, self.facts, tokenizer)
         self.longest_warmup_step_seconds = 0.0
         if config.warmup:
             started = time.monotonic()
@@ -60,10 +65,11 @@ class EngineCore:
         """Schedules, runs the model once, and returns what became known for each request.
 
         `now` is time.monotonic() seconds. With nothing due it returns at once, perhaps with aborted requests' outputs.
+        A step that fails ends requests of its batch; what is raised here says that the engine is broken.
         """
         plan = self.scheduler.schedule(now)
         if plan.num_tokens:
-            self.scheduler.update(plan, self.runner.execute(plan))
+            run_step(self.scheduler, self.runner, plan)
         return self.scheduler.take_outputs()
 
     def has_unfinished(self) -> bool:
@@ -84,7 +90,9 @@ class EngineCore:
         Raises ModelError if no row's logits are finite: such an engine could answer nobody.
         """
         facts = self.facts
-        scheduler = Scheduler(replace(config, batching_mode="continuous", max_num_queued_requests=sys.maxsize), facts)
+        scheduler = Scheduler(
+            replace(config, batching_mode="continuous", padding=None, max_num_queued_requests=sys.maxsize), facts
+        )
         longest = max(1, facts.max_model_len - 2)
         length = min(longest, max(1, facts.max_num_batched_tokens // facts.max_num_seqs))
         self._run_random(scheduler, facts.max_num_seqs, length)

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from conveyor_engine.config import EngineConfig
@@ -38,6 +39,7 @@ from conveyor_engine.messages import (
     to_engine_decoder,
 )
 from conveyor_engine.request import EngineRequest
+from conveyor_engine.tokenizer import Tokenizer
 
 HEARTBEAT_SECONDS = 1.0
 _READ_BYTES = 1 << 20
@@ -133,7 +135,7 @@ class EngineLoop:
     def _handle(self, message: ToEngine) -> None:
         match message:
             case Add():
-                self._add(message.requests())
+                self._add(message.requests(time.monotonic()))
             case Abort(request_ids):
                 for request_id in request_ids:
                     self._core.abort(request_id)
@@ -205,7 +207,9 @@ def run(channel: Channel) -> int:
 
 
 def _load(config: EngineConfig, channel: Channel) -> EngineCore:
-    return EngineCore(config, progress=lambda line: channel.send(Progress(line)))
+    """Where answers are held back until a whole batch is done, only this process sees their stop strings in time."""
+    tokenizer = Tokenizer(Path(config.model)) if config.batching_mode == "static" else None
+    return EngineCore(config, lambda line: channel.send(Progress(line)), tokenizer)
 
 
 def _reason(error: Exception) -> str:

@@ -32,7 +32,6 @@ class Prompt(msgspec.Struct, array_like=True):
     """One prompt and its choices: (request id, how to sample) each."""
 
     token_ids: list[int]
-    arrival_time: float
     choices: list[tuple[str, SamplingParams]]
 
 
@@ -49,15 +48,14 @@ class Add(_Message):
             [
                 Prompt(
                     group[0].prompt_token_ids,
-                    group[0].arrival_time,
                     [(request.request_id, request.sampling_params) for request in group],
                 )
                 for group in groups
             ]
         )
 
-    def requests(self) -> list[EngineRequest]:
-        """What `of` was given."""
+    def requests(self, now: float) -> list[EngineRequest]:
+        """What `of` was given, as arriving `now`: before, they could not run."""
         requests = []
         for prompt in self.prompts:
             hashes: list[bytes] = []
@@ -66,7 +64,7 @@ class Add(_Message):
                     request_id=request_id,
                     prompt_token_ids=prompt.token_ids,
                     sampling_params=params,
-                    arrival_time=prompt.arrival_time,
+                    arrival_time=now,
                     prompt_hashes=hashes,
                 )
                 for request_id, params in prompt.choices

@@ -88,7 +88,7 @@ class EngineMetrics:
             "conveyor_engine_batch_size", "Requests that took part in one step.", _POWERS_OF_TWO[:11]
         )
         self._success = self._counter("vllm:request_success", "Answers, by how they ended.", "finished_reason")
-        for reason in FinishReason:
+        for reason in set(FinishReason) - {FinishReason.STOP_STRING}:  # told as STOP
             self._success.labels(finished_reason=reason.value)  # so that they are there, at 0, from the start
         self._rejections = self._counter("vllm:admission_rejections", "Requests refused, by why.", "reason")
         self._responses = self._counter("conveyor_engine_http_responses", "By route and status.", "route", "status")

@@ -104,6 +104,12 @@ class ModelRunner:
             logits = self._forward(batch.input_ids, batch.position_ids, batch.sample_rows, paged)
             return self._sampler.sample(logits, plan.sampling())
 
+    def free_memory(self) -> None:
+        """Gives cached memory back to the device after a step that failed. Raises if the device is broken."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            torch.cuda.empty_cache()
+
     def _forward(
         self, input_ids: torch.Tensor, position_ids: torch.Tensor, sample_rows: torch.Tensor, paged: Paged
     ) -> torch.Tensor:

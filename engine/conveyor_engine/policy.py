@@ -1,11 +1,12 @@
 """The four batching systems as policies of one scheduler.
 
-A policy answers four questions: when may a batch start and with whom (`candidates`, `due_at`), may
-others join it (`joins`), how is KV reserved (`reserves_output`), when does a row leave (`holds_finished`).
+A policy answers four questions: when may a batch start and with whom (`candidates`, `due_at`), may others join it
+(`joins`), do its rows keep together (`keeps_together`), are they padded to one length (`pads`).
 Everything else (token budget, chunked prefill, blocks) is the scheduler's and shared, so that
 the modes differ in nothing but these answers. After TensorRT-LLM's capacity policies and Triton's queue policies.
 """
 
+import math
 from collections.abc import Collection, Iterable
 from typing import NamedTuple, Protocol
 
@@ -30,8 +31,8 @@ class Policy(Protocol):
     """The answers that make a batching mode."""
 
     joins: bool  # requests may join while others run
-    reserves_output: bool  # KV for prompt + max_tokens at admission (never preempts), or on demand
-    holds_finished: bool  # a finished row keeps its place, and its answer, until the whole batch is done
+    keeps_together: bool  # all prompts before any decode; a finished row keeps place and answer until all are done
+    pads: bool  # computes every row as long as the longest prompt, and finished ones on, as a padded tensor does
 
     def candidates(self, waiting: Collection[RequestState], now: float, draining: bool) -> Candidates:
         """Who may be admitted now. Unless `joins`, asked only when nothing runs. `waiting` is in FIFO order."""
@@ -46,8 +47,8 @@ class Continuous:
     """Iteration-level scheduling (Orca, OSDI'22): join at every step, leave at once."""
 
     joins = True
-    reserves_output = False
-    holds_finished = False
+    keeps_together = False
+    pads = False
 
     def candidates(self, waiting: Collection[RequestState], now: float, draining: bool) -> Candidates:
         return Candidates(waiting, None)
@@ -60,8 +61,8 @@ class NoBatching:
     """One request at a time, in order."""
 
     joins = False
-    reserves_output = True
-    holds_finished = False
+    keeps_together = False
+    pads = False
 
     def candidates(self, waiting: Collection[RequestState], now: float, draining: bool) -> Candidates:
         return Candidates([next(iter(waiting))], "full") if waiting else NOBODY
@@ -74,10 +75,10 @@ class Static:
     """Waits for a full batch or the time-out since the first request; everybody leaves together."""
 
     joins = False
-    reserves_output = True
-    holds_finished = True
+    keeps_together = True
 
-    def __init__(self, max_num_seqs: int, window_seconds: float) -> None:
+    def __init__(self, max_num_seqs: int, window_seconds: float, *, pads: bool) -> None:
+        self.pads = pads
         self._max_num_seqs = max_num_seqs
         self._window_seconds = window_seconds
 
@@ -108,18 +109,19 @@ class _Group:
 class Dynamic:
     """Starts when a batch is full or when the window since its first request ends; groups by length.
 
-    A group holds the requests whose prompt + max_tokens lie between the same powers of two, so that the slowest
-    row of a batch takes at most about twice as long as any other. Each group has its own window; of those
-    due, the one with the oldest request goes first, so nobody starves.
+    A group holds the requests whose expected lengths lie between the same powers of two, so that the slowest
+    row of a batch takes about twice as long as any other, at most. Each group has its own window; of those
+    due, the one with the oldest request goes first, so nobody starves. Given `max_batch_tokens`, a batch is full
+    too when the next prompt would bring the sum of its prompts above that.
     """
 
     joins = False
-    reserves_output = True
-    holds_finished = False
+    keeps_together = False
+    pads = False
 
-    def __init__(self, max_num_seqs: int, max_num_batched_tokens: int, window_seconds: float) -> None:
+    def __init__(self, max_num_seqs: int, window_seconds: float, max_batch_tokens: int | None = None) -> None:
         self._max_num_seqs = max_num_seqs
-        self._max_num_batched_tokens = max_num_batched_tokens
+        self._max_batch_tokens = math.inf if max_batch_tokens is None else max_batch_tokens
         self._window_seconds = window_seconds
 
     def candidates(self, waiting: Collection[RequestState], now: float, draining: bool) -> Candidates:
@@ -141,11 +143,11 @@ class Dynamic:
         """The next batch of each length, the one with the oldest request first."""
         groups: dict[int, _Group] = {}
         for request in waiting:
-            group = groups.setdefault(request.max_total_tokens.bit_length(), _Group())
+            group = groups.setdefault(request.expected_total_tokens.bit_length(), _Group())
             if group.full:
                 continue
             tokens = group.num_prompt_tokens + request.num_prompt_tokens
-            if group.requests and tokens > self._max_num_batched_tokens:
+            if group.requests and tokens > self._max_batch_tokens:
                 group.full = "tokens"
                 continue
             group.requests.append(request)
@@ -155,16 +157,17 @@ class Dynamic:
         return groups.values()
 
 
-def build_policy(config: EngineConfig, max_num_batched_tokens: int) -> Policy:
+def build_policy(config: EngineConfig) -> Policy:
     """The policy of `config.batching_mode`."""
     window = config.batching_window_seconds
     match config.batching_mode:
         case "none":
             return NoBatching()
         case "static":
-            return Static(config.max_num_seqs, STATIC_WINDOW_SECONDS if window is None else window)
+            seconds = STATIC_WINDOW_SECONDS if window is None else window
+            return Static(config.max_num_seqs, seconds, pads=config.padding != "none")
         case "dynamic":
             seconds = DYNAMIC_WINDOW_SECONDS if window is None else window
-            return Dynamic(config.max_num_seqs, max_num_batched_tokens, seconds)
+            return Dynamic(config.max_num_seqs, seconds, config.max_num_batched_tokens)
         case "continuous":
             return Continuous()

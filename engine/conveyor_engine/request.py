@@ -12,7 +12,8 @@ import msgspec
 class FinishReason(StrEnum):
     """Why a request ended; every request ends with exactly one."""
 
-    STOP = "stop"  # an end-of-sequence or stop token, or a stop string
+    STOP = "stop"  # an end-of-sequence or stop token; for callers of the API a stop string too
+    STOP_STRING = "stop_string"  # a stop string, found by the engine: the last token is text
     LENGTH = "length"  # max_tokens or max_model_len reached
     ABORT = "abort"  # the client left, or the server is going away
     DEADLINE = "deadline"  # the request's deadline passed
@@ -30,6 +31,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None  # fixes the random stream, keyed by (seed, position)
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()  # the edge ends an answer at these; the engine only where answers are held back
     logprobs: int | None = None  # number of top log probabilities per token; 0 = only the chosen one
 
 
@@ -39,7 +41,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     prompt_token_ids: list[int]
     sampling_params: SamplingParams
-    arrival_time: float = 0.0  # time.monotonic() seconds (one clock on one host)
+    arrival_time: float = 0.0  # time.monotonic() seconds: at the edge of its HTTP request, in the engine its own
     prompt_hashes: list[bytes] = msgspec.field(default_factory=list)  # of its full blocks so far; choices share it too
 
 
@@ -93,7 +95,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     prefix_cache_hit_tokens: int = 0
     prompt_tokens: int = 0  # prompt tokens computed or found in the prefix cache
     generation_tokens: int = 0
-    padding_tokens: int = 0  # dummy tokens stepped (padding: real)
+    padding_tokens: int = 0  # dummy tokens stepped (static)
     kv_live_token_steps: int = 0  # sum over steps of tokens held in the KV cache ...
     kv_allocated_token_steps: int = 0  # ... and of the room allocated for them; waste = 1 - live / allocated
     batch_close_reasons: dict[str, int] = msgspec.field(default_factory=dict)  # full, window, tokens, kv_blocks, drain

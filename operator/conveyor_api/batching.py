@@ -70,15 +70,17 @@ class Batching(ApiModel):
 
     mode: BatchingMode = "Continuous"
     """None: one request at a time. Static: a batch starts when it is full or the window since its first request ends,
-    and all its answers leave together. Dynamic: a batch starts so too, of requests of similar length, and each answer
-    leaves when it is done. Continuous: requests join and leave at every step."""
+    is padded to its longest prompt, and all its answers leave together. Dynamic: a batch starts so too, unpadded, of
+    requests of similar length, and each answer leaves when it is done. Continuous: requests join and leave at every
+    step."""
     max_batch_size: Annotated[int, Field(ge=1, le=1024)] = 32
     """Requests that run together on one engine. Mode None runs one, whatever this says."""
     window: Window | None = None
     """How long a batch waits for company since its first request: Static default `1s`, Dynamic default `10ms`;
     1ms to 1h."""
     max_batch_tokens: Tokens | None = None
-    """Tokens of one step over all requests; default: the engine's choice."""
+    """Tokens of one step over all requests; default: the engine's choice. In mode Dynamic, a batch whose prompts have
+    so many tokens starts too."""
     max_queued_requests: Annotated[int, Field(ge=1, le=100_000)] = 256
     """Requests that may wait inside one engine; one more gets 429. The gateway keeps this queue short."""
 

@@ -8,6 +8,7 @@ from conveyor_engine.request import EngineRequest, ModelFacts, SamplingParams
 from conveyor_engine.request_state import RequestState
 from conveyor_engine.scheduler import Scheduler
 from conveyor_engine.step import Sampled, StepPlan
+from conveyor_engine.tokenizer import Tokenizer
 
 VOCAB_SIZE = 1000
 EOS = 2
@@ -43,11 +44,14 @@ def make_facts(**changes: Any) -> ModelFacts:
     return ModelFacts(**(values | changes))
 
 
-def make_scheduler(mode: str = "continuous", *, padding: str = "none", **changes: Any) -> Scheduler:
-    """A scheduler; `changes` are fields of the configuration or of the facts."""
+def make_scheduler(
+    mode: str = "continuous", *, padding: str | None = None, tokenizer: Tokenizer | None = None, **changes: Any
+) -> Scheduler:
+    """A scheduler; `changes` are fields of the configuration or of the facts. Static is packed if nothing is said."""
     own = {name: changes.pop(name) for name in list(changes) if name in ModelFacts.__struct_fields__}
+    padding = padding or ("none" if mode == "static" else None)
     config = EngineConfig(model="none", batching_mode=mode, padding=padding, **changes)  # type: ignore[arg-type]
-    return Scheduler(config, make_facts(**own))
+    return Scheduler(config, make_facts(**own), tokenizer)
 
 
 def next_token(token_ids: list[int]) -> int:
@@ -56,16 +60,28 @@ def next_token(token_ids: list[int]) -> int:
 
 
 class PretendedModel:
-    """Keeps for every KV slot whose key it holds, and refuses to attend over any but the request's own."""
+    """A model runner that keeps for every KV slot whose key it holds: to attend over another than one's own is a bug.
 
-    def __init__(self, scheduler: Scheduler, block_size: int) -> None:
+    A step with a request in `poison`, or of more tokens than `memory_tokens`, raises, with half of its keys written.
+    """
+
+    def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._slots: dict[int, int] = {}
-        self._scheduler = scheduler
         self.breaks = False  # the next row's logits are not finite
+        self.poison: set[str] = set()
+        self.memory_tokens = 10**9
+
+    def free_memory(self) -> None:
+        pass
 
     def execute(self, plan: StepPlan) -> Sampled:
-        work = [(request, 1) for request in plan.decodes] + plan.prefills
+        if self.poison.intersection(r.request_id for r, _ in plan.work()) or plan.num_tokens > self.memory_tokens:
+            for request, num_tokens in plan.work()[::2]:
+                for position in range(request.num_computed_tokens, request.num_computed_tokens + num_tokens):
+                    self._slots[self._slot(request, position)] = -1
+            raise RuntimeError("out of memory")
+        work = plan.work()
         for request, num_tokens in work:  # all are written before any is read
             computed = request.num_computed_tokens
             for position in range(computed, computed + num_tokens):

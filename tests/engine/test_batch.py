@@ -21,28 +21,27 @@ def placed(prompt: list[int], row: int, blocks: list[int], computed: int = 0) ->
     return state
 
 
-def plan_of(*decodes: RequestState, prefills: list[tuple[RequestState, int]], padding: int = 0) -> StepPlan:
-    num_tokens = len(decodes) + sum(n for _, n in prefills) + padding
-    return StepPlan(list(decodes), prefills, num_tokens=num_tokens, num_padding_tokens=padding)
+def plan_of(*decodes: RequestState, prefills: list[tuple[RequestState, int]]) -> StepPlan:
+    return StepPlan(list(decodes), prefills, num_tokens=len(decodes) + sum(n for _, n in prefills))
 
 
 def mixed() -> Batch:
-    """A decode at position 5, a chunk at 2..4 that ends its prompt, one at 0..1 that does not, two of padding."""
+    """A decode at position 5, a chunk at 2..4 that ends its prompt, one at 0..1 that does not."""
     decode = placed([10, 11, 12, 13, 14, 15], 2, [7, 3], computed=5)
     ends = placed([20, 21, 22, 23, 24], 0, [1, 5], computed=2)
     goes_on = placed([30, 31, 32, 33], 1, [2])
-    return builder().build(plan_of(decode, prefills=[(ends, 3), (goes_on, 2)], padding=2))
+    return builder().build(plan_of(decode, prefills=[(ends, 3), (goes_on, 2)]))
 
 
-def test_tokens_and_positions_are_packed_decodes_first_and_padding_last() -> None:
+def test_tokens_and_positions_are_packed_decodes_first() -> None:
     batch = mixed()
-    assert batch.input_ids.tolist() == [[15, 22, 23, 24, 30, 31, 0, 0]]
-    assert batch.position_ids.tolist() == [[5, 2, 3, 4, 0, 1, 0, 0]]
+    assert batch.input_ids.tolist() == [[15, 22, 23, 24, 30, 31]]
+    assert batch.position_ids.tolist() == [[5, 2, 3, 4, 0, 1]]
     assert batch.input_ids.dtype == batch.position_ids.dtype == torch.int64
 
 
-def test_every_token_has_the_slot_of_its_block_and_padding_has_none() -> None:
-    assert mixed().metadata.slot_mapping.tolist() == [3 * 4 + 1, 1 * 4 + 2, 1 * 4 + 3, 5 * 4, 2 * 4, 2 * 4 + 1, -1, -1]
+def test_every_token_has_the_slot_of_its_block() -> None:
+    assert mixed().metadata.slot_mapping.tolist() == [3 * 4 + 1, 1 * 4 + 2, 1 * 4 + 3, 5 * 4, 2 * 4, 2 * 4 + 1]
 
 
 def test_the_metadata_describes_the_rows() -> None:
@@ -82,10 +81,3 @@ def test_a_request_that_comes_back_to_its_row_shows_its_new_blocks() -> None:
     batches.build(plan_of(prefills=[(state, 5)]))
     state.block_table = [0, 3]
     assert batches.build(plan_of(prefills=[(state, 5)])).metadata.block_tables.tolist() == [[0, 3]]
-
-
-def test_a_step_of_nothing_but_padding_has_no_rows() -> None:
-    batch = builder().build(plan_of(prefills=[], padding=3))
-    assert batch.input_ids.shape == (1, 3)
-    assert batch.metadata.num_seqs == 0
-    assert batch.sample_rows.tolist() == []

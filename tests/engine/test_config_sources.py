@@ -66,7 +66,7 @@ def test_every_field_can_be_a_flag_a_variable_and_a_key(tmp_path: Path) -> None:
         ("model: /m\nkv_memory_fraction: .nan", "kv_memory_fraction must be a number"),
         ("model: /m\nnum_kv_blocks: 5\nkv_memory_fraction: 0.5", "exclude each other"),
         ("model: /m\nbatching_window_seconds: 1", "means nothing in batching_mode: continuous"),
-        ("model: /m\npadding: real", "is for batching_mode: static"),
+        ("model: /m\npadding: real", "padding means nothing in batching_mode: continuous"),
         ("model: ''", "model must not be empty"),
         ("model: 5", "model must be a string"),
         ("port: 5", "model is missing"),

@@ -193,9 +193,32 @@ def test_a_seed_repeats_the_answer_in_any_company_and_through_preemption(
     add(alone, "mine", ref.prompts[1], **params)
     answer = tokens_of(run(alone)["mine"])
 
-    crowded = ref.make_core(num_kv_blocks=6)
+    crowded = ref.make_core(num_kv_blocks=6, max_num_batched_tokens=64)
     add(crowded, "first", ref.prompts[3], temperature=1.0)
     add(crowded, "mine", ref.prompts[1], **params)
     assert tokens_of(run(crowded)["mine"]) == answer
     assert crowded.stats().num_preemptions > 0
     assert answer != ref.answers[1], "sampled, not greedy"
+
+
+def test_a_step_that_raises_ends_half_of_its_batch_and_the_engine_goes_on(
+    reference: GetReference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref = reference("llama")
+    core = ref.make_core()
+    forward = core.runner._forward
+
+    def run_out_of_memory(input_ids: torch.Tensor, *rest: Any) -> torch.Tensor:
+        if (input_ids == 198).any():
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return forward(input_ids, *rest)
+
+    monkeypatch.setattr(core.runner, "_forward", run_out_of_memory)
+    add(core, "good", ref.prompts[0])
+    add(core, "bad", [198, 1, 2])
+    outputs = run(core)
+    assert tokens_of(outputs["good"]) == ref.answers[0]
+    assert [output.finish_reason for output in outputs["bad"]] == [FinishReason.ERROR]
+    add(core, "after it", ref.prompts[1])
+    assert tokens_of(run(core)["after it"]) == ref.answers[1]
+    assert core.stats().kv_cache_usage == 0.0

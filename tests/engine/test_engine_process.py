@@ -29,10 +29,12 @@ class SlowCore:
         self.stepping = threading.Event()
         self.num_steps = 0
         self.added: list[str] = []
+        self.arrival_times: list[float] = []
         self.aborted_at: dict[str, int] = {}  # request id -> steps begun before
 
     def add_request(self, request: EngineRequest) -> None:
         self.added.append(request.request_id)
+        self.arrival_times.append(request.arrival_time)
 
     def abort(self, request_id: str) -> None:
         self.aborted_at[request_id] = self.num_steps
@@ -82,6 +84,18 @@ def test_an_abort_behind_many_long_prompts_waits_for_no_more_than_two_steps() ->
     sender.join()
     assert len(core.added) == 21
     assert core.aborted_at["first"] - steps_when_sent[0] < 3
+
+
+def test_a_request_arrives_when_the_engine_has_it_not_when_its_first_byte_came() -> None:
+    """So that a batch waits its window for company that can run, not for bodies and tokenizers."""
+    core, (ours, theirs) = SlowCore(), socket.socketpair()
+    began = time.monotonic()
+    with ours:
+        ours.sendall(encode_frame(Add.of([make_request("a", arrival_time=began - 100)])))
+        ours.shutdown(socket.SHUT_WR)
+        with pytest.raises(Disconnected):
+            run_loop(core, theirs)
+    assert core.arrival_times[0] >= began
 
 
 def test_a_message_that_cannot_be_read_ends_the_loop_after_those_before_it() -> None:

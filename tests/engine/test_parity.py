@@ -60,11 +60,23 @@ def test_whole_prompts_in_one_step_give_them_too(reference: GetReference, kind: 
     assert core.stats().num_steps == MAX_TOKENS
 
 
-def test_really_padded_static_batches_give_them_too(reference: GetReference) -> None:
+@pytest.mark.parametrize(("padding", "dummies"), [(None, True), ("real", True), ("none", False)])
+def test_static_batches_padded_or_packed_give_them_too(
+    reference: GetReference, padding: str | None, dummies: bool
+) -> None:
     ref = reference("llama")
-    core = ref.make_core(batching_mode="static", padding="real")
+    core = ref.make_core(batching_mode="static", padding=padding)
     assert answers(core, ref.prompts) == ref.answers
-    assert core.stats().padding_tokens > 0
+    assert bool(core.stats().padding_tokens) == dummies
+
+
+@pytest.mark.parametrize("mode", ["static", "dynamic"])
+def test_requests_preempted_from_a_closed_batch_give_them_too(reference: GetReference, mode: str) -> None:
+    ref = reference("llama")
+    core = ref.make_core(batching_mode=mode, num_kv_blocks=8, max_num_batched_tokens=512)
+    core.scheduler._expected_output_tokens = 1.0
+    assert answers(core, ref.prompts) == ref.answers
+    assert core.stats().num_preemptions > 0
 
 
 @pytest.mark.parametrize("prefix_caching", [True, False])
@@ -83,7 +95,8 @@ def test_requests_that_share_a_prefix_give_them_too(
     reference: GetReference, kind: str, backend: str, mode: str
 ) -> None:
     ref = reference(kind)
-    core = ref.make_core(max_num_batched_tokens=512, attention_backend=backend, batching_mode=mode)
+    padding = "none" if mode == "static" else None  # a padded tensor shares nothing
+    core = ref.make_core(max_num_batched_tokens=512, attention_backend=backend, batching_mode=mode, padding=padding)
     assert answers(core, ref.prompts[4:]) == ref.answers[4:]
     assert core.stats().prefix_cache_hit_tokens == SHARED_PREFIX // 16 * 16, "shared, within one step if batched"
     assert answers(core, ref.prompts[4:]) == ref.answers[4:]

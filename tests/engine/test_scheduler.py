@@ -1,11 +1,15 @@
 """What a step contains, who is let in, who must go, and what everybody is told."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 from tests.engine.builders import EOS, make_request, make_scheduler, run_all, run_step
 
 from conveyor_engine.errors import InvalidRequest, Overloaded
 from conveyor_engine.request import EngineRequest, FinishReason
 from conveyor_engine.step import Sampled
+from conveyor_engine.tokenizer import Tokenizer
 
 
 def test_a_step_mixes_decodes_and_chunks_of_prompts_within_the_budget() -> None:
@@ -15,8 +19,31 @@ def test_a_step_mixes_decodes_and_chunks_of_prompts_within_the_budget() -> None:
     scheduler.add_request(make_request("b", [500 + i for i in range(20)]))
     plan = scheduler.schedule(0.0)
     assert [r.request_id for r in plan.decodes] == ["a"]
-    assert [(r.request_id, n) for r, n in plan.prefills] == [("b", 9)]
-    assert plan.num_tokens == 10
+    assert [(r.request_id, n) for r, n in plan.prefills] == [("b", 2)]
+    assert plan.num_tokens == 3
+
+
+def test_a_long_prompt_beside_decodes_takes_a_share_of_each_step_and_short_ones_do_not_wait_for_its_end() -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=1024, max_num_seqs=32, max_model_len=4096, num_kv_blocks=2048)
+    for number in range(8):
+        scheduler.add_request(make_request(f"decode {number}", [number], max_tokens=100))
+    run_step(scheduler)
+    scheduler.add_request(make_request("long", [5] * 2048))
+    run_step(scheduler)
+    for number in range(4):
+        scheduler.add_request(make_request(f"short {number}", [number + 100] * 16))
+    scheduler.add_request(make_request("long too", [6] * 2048))
+    plan = scheduler.schedule(0.0)
+    assert [(r.request_id, n) for r, n in plan.prefills] == [("long", 256), *((f"short {n}", 16) for n in range(4))]
+    assert plan.num_tokens == 8 + 256 + 4 * 16
+
+
+def test_long_prompts_have_the_whole_step_but_what_short_ones_need_while_nobody_decodes() -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=1024, max_model_len=4096, num_kv_blocks=2048)
+    for token_id, (name, length) in enumerate((("long", 2048), ("long too", 2048), ("short", 100))):
+        scheduler.add_request(make_request(name, [token_id] * length))
+    plan = scheduler.schedule(0.0)
+    assert [(r.request_id, n) for r, n in plan.prefills] == [("long", 924), ("short", 100)]
 
 
 def test_a_chunk_that_does_not_end_the_prompt_samples_nothing() -> None:
@@ -63,8 +90,9 @@ def test_a_finished_static_row_keeps_its_blocks_and_counts_as_running() -> None:
     scheduler.add_request(make_request("long", [300, 301, 302], max_tokens=5))
     run_step(scheduler, now=100.0)
     assert scheduler.stats().num_running == 2
-    scheduler.blocks.check([r.block_table for r in scheduler.running + scheduler.held])
-    assert scheduler.held[0].block_table
+    scheduler.blocks.check([r.block_table for r in scheduler.running])
+    assert scheduler.running[0].finished
+    assert scheduler.running[0].block_table
 
 
 def test_static_gives_up_the_answers_of_the_finished_when_the_last_runner_is_aborted() -> None:
@@ -81,7 +109,7 @@ def test_static_gives_up_the_answers_of_the_finished_when_the_last_runner_is_abo
 
 
 def test_real_padding_steps_dummies_to_the_longest_prompt_and_to_the_slowest_row() -> None:
-    scheduler = make_scheduler("static", padding="real", prefix_caching=False)
+    scheduler = make_scheduler("static", padding="real")
     scheduler.add_request(make_request("a", 4, max_tokens=2))
     scheduler.add_request(make_request("b", 10, max_tokens=5))
     num_tokens = 0
@@ -93,15 +121,18 @@ def test_real_padding_steps_dummies_to_the_longest_prompt_and_to_the_slowest_row
 
 
 def test_padding_longer_than_the_budget_is_stepped_in_chunks() -> None:
-    scheduler = make_scheduler("static", padding="real", prefix_caching=False, max_num_batched_tokens=8)
+    scheduler = make_scheduler("static", padding="real", max_num_batched_tokens=8)
     scheduler.add_request(make_request("a", 4, max_tokens=1))
     scheduler.add_request(make_request("b", 30, max_tokens=1))
+    num_tokens = 0
     while scheduler.has_unfinished():
         plan = scheduler.schedule(100.0)
         assert 0 < plan.num_tokens <= 8
+        num_tokens += plan.num_tokens
         scheduler.update(plan, Sampled([7] * len(plan.sampling())))
         scheduler.take_outputs()
-    assert scheduler.stats().padding_tokens == 26 + 4, "the first row is done four steps before the second"
+    assert num_tokens == 2 * 30, "a prompt's last token gives the only one of the answer"
+    assert scheduler.stats().padding_tokens == 26
 
 
 def test_the_newest_request_is_preempted_and_comes_back_first() -> None:
@@ -137,7 +168,54 @@ def test_admission_needs_room_for_the_whole_prompt_and_a_watermark() -> None:
     assert "b" in scheduler.waiting
 
 
-def test_reserving_modes_never_preempt_and_leave_out_what_does_not_fit() -> None:
+CLOSED = [("none", None), ("static", "real"), ("static", "none"), ("dynamic", None)]
+
+
+@pytest.mark.parametrize(("mode", "padding"), CLOSED)
+def test_a_request_that_may_take_the_whole_context_reserves_what_answers_usually_take(
+    mode: str, padding: str | None
+) -> None:
+    changes: dict[str, Any] = {"max_num_seqs": 1} if mode == "none" else {}
+    scheduler = make_scheduler(mode, padding=padding, max_model_len=4096, num_kv_blocks=1024, **changes)
+    for name in ("a", "b", "c", "d"):
+        scheduler.add_request(make_request(name, 16, max_tokens=4080))
+    run_step(scheduler, now=100.0)
+    assert len(scheduler.running) == (1 if mode == "none" else 4)
+    assert all(len(r.block_table) == (16 + 256) // 4 for r in scheduler.running)
+
+
+def test_the_expected_length_of_an_answer_follows_those_that_were_given() -> None:
+    scheduler = make_scheduler("dynamic", num_kv_blocks=1024, max_model_len=1024, batching_window_seconds=0.0)
+    for number in range(200):
+        scheduler.add_request(make_request(str(number), 4, max_tokens=8))
+        run_all(scheduler, now=100.0)
+    scheduler.add_request(make_request("chat", 4, max_tokens=1000))
+    assert scheduler.requests["chat"].expected_total_tokens == 4 + 8
+
+
+@pytest.mark.parametrize(("mode", "padding"), CLOSED[1:])
+def test_who_is_preempted_from_a_closed_batch_comes_back_before_anybody_else(mode: str, padding: str | None) -> None:
+    scheduler = make_scheduler(mode, padding=padding, num_kv_blocks=6, max_model_len=24, max_num_seqs=2)
+    scheduler._expected_output_tokens = 1.0
+    scheduler.add_request(make_request("old", 8, max_tokens=15))
+    scheduler.add_request(make_request("new", [300 + i for i in range(8)], max_tokens=16))
+    scheduler.add_request(make_request("later", [400 + i for i in range(8)], max_tokens=16))
+    ends: list[set[str]] = []
+    told = dict.fromkeys(("old", "new", "later"), 0)
+    while scheduler.has_unfinished():
+        if "later" in {r.request_id for r in scheduler.running}:
+            assert {"old", "new"}.isdisjoint(scheduler.requests), "nobody joins a batch that is not over"
+        outputs = run_step(scheduler, now=100.0)
+        ends.append({name for name, output in outputs.items() if output.finish_reason})
+        for name, output in outputs.items():
+            told[name] += len(output.new_token_ids)
+    assert scheduler.stats().num_preemptions > 0
+    assert told == {"old": 15, "new": 16, "later": 16}
+    together = [{"old", "new"}, {"later"}]
+    assert [end for end in ends if end] == (together if mode == "static" else [{"old"}, {"new"}, {"later"}])
+
+
+def test_a_closed_batch_leaves_out_what_does_not_fit_into_the_cache() -> None:
     scheduler = make_scheduler("static", num_kv_blocks=6, max_model_len=24, prefix_caching=False)
     for name in ("a", "b", "c"):
         scheduler.add_request(make_request(name, 4, max_tokens=8))  # three blocks each
@@ -146,6 +224,73 @@ def test_reserving_modes_never_preempt_and_leave_out_what_does_not_fit() -> None
     run_all(scheduler, now=100.0)
     assert scheduler.stats().num_preemptions == 0
     assert scheduler.stats().batch_close_reasons == {"kv_blocks": 1, "window": 1}
+
+
+@pytest.mark.parametrize("padding", ["real", "none"])
+def test_a_static_batch_computes_all_prompts_before_any_decode(padding: str) -> None:
+    scheduler = make_scheduler("static", padding=padding, max_num_batched_tokens=8)
+    for name, length in (("a", 4), ("b", 20), ("c", 9)):
+        scheduler.add_request(make_request(name, [ord(name)] * length, max_tokens=5))
+    kinds = []
+    while scheduler.has_unfinished():
+        plan = scheduler.schedule(100.0)
+        decodes = [request for request in plan.decodes if request.num_output_tokens]
+        kinds.append("decodes" if decodes else "prompts")
+        assert not (decodes and plan.prefills)
+        scheduler.update(plan, Sampled([7] * len(plan.sampling())))
+        scheduler.take_outputs()
+    assert kinds == sorted(kinds, reverse=True)
+
+
+def test_a_padded_batch_pays_for_its_padding_in_attention_and_cache_too() -> None:
+    """Each row holds and attends what a row of a padded tensor does while the prompts are computed: a right triangle
+    of queries and keys as long as the longest. A finished row goes on, one token longer each step.
+    """
+    scheduler = make_scheduler("static", padding="real", num_kv_blocks=64, max_num_batched_tokens=64)
+    scheduler.add_request(make_request("a", 4, max_tokens=2))
+    scheduler.add_request(make_request("b", 12, max_tokens=9))
+    attended = dict.fromkeys("ab", 0)
+    while scheduler.running or scheduler.waiting:
+        plan = scheduler.schedule(100.0)
+        for request, num_tokens in plan.work():
+            first = request.num_computed_tokens + 1
+            attended[request.request_id] += sum(range(first, first + num_tokens))
+        scheduler.update(plan, Sampled([7] * len(plan.sampling())))
+        rows = {r.request_id: len(r.block_table) for r in scheduler.running}
+        assert not rows or rows["a"] >= 3, "as many blocks as the longest prompt"
+    assert attended == {"a": sum(range(1, 13)) + sum(range(5, 13)), "b": sum(range(1, 13)) + sum(range(13, 21))}
+
+
+def test_a_finished_row_of_a_padded_batch_never_grows_beyond_the_context() -> None:
+    scheduler = make_scheduler("static", padding="real", max_model_len=16, max_num_seqs=2)
+    scheduler.add_request(make_request("a", 14, max_tokens=1))
+    scheduler.add_request(make_request("b", 2, max_tokens=14))
+    while scheduler.has_unfinished():
+        plan = scheduler.schedule(100.0)
+        assert all(request.num_computed_tokens + n <= 16 for request, n in plan.work())
+        scheduler.update(plan, Sampled([7] * len(plan.sampling())))
+        assert all(len(r.block_table) * 4 <= 16 for r in scheduler.running)
+        scheduler.take_outputs()
+    assert scheduler.stats().step_num_seqs == 2
+
+
+@pytest.mark.parametrize("padding", ["real", "none"])
+def test_a_stop_string_ends_a_row_of_a_static_batch(chat_model: Path, padding: str) -> None:
+    tokenizer = Tokenizer(chat_model)
+    (token_id,) = tokenizer.encode("x", 1)
+    scheduler = make_scheduler("static", padding=padding, tokenizer=tokenizer, vocab_size=tokenizer.vocab_size)
+    scheduler.add_request(make_request("stops", max_tokens=50, stop=("xxx",)))
+    scheduler.add_request(make_request("late", max_tokens=50, stop=("xxx",), min_tokens=10))
+    steps = 0
+    outputs: dict[str, Any] = {}
+    while scheduler.has_unfinished():
+        outputs = run_step(scheduler, now=100.0, token_id=token_id)
+        steps += 1
+    assert [(o.finish_reason, len(o.new_token_ids)) for o in outputs.values()] == [
+        (FinishReason.STOP_STRING, 3),
+        (FinishReason.STOP_STRING, 13),
+    ]
+    assert steps == 13
 
 
 def test_requests_that_arrive_together_share_their_prefix_in_one_step() -> None:

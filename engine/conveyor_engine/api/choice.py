@@ -66,7 +66,7 @@ class Choice:
             rest = self._detokenizer.finish()
             piece = Piece(piece.text + rest.text, piece.token_starts + rest.token_starts, rest.stopped)
         if piece.stopped:
-            self.num_tokens = self._detokenizer.num_tokens  # static batching gives those after it too
+            self.num_tokens = self._detokenizer.num_tokens  # without those that came with it and after it
             self._end(FinishReason.STOP)
         elif output.finish_reason is not None:
             self._end(output.finish_reason)
@@ -91,7 +91,7 @@ class Choice:
 
     def _refuse_no_answer(self, output: RequestOutput) -> None:
         reason = output.finish_reason
-        if reason in (FinishReason.STOP, FinishReason.LENGTH):
+        if reason in (FinishReason.STOP, FinishReason.STOP_STRING, FinishReason.LENGTH):
             return
         assert reason is not None
         self._end(reason)

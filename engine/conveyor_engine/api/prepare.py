@@ -178,6 +178,7 @@ def _sampling_params(
         seed=fields.seed,
         ignore_eos=bool(fields.ignore_eos),
         stop_token_ids=tuple(fields.stop_token_ids or ()),
+        stop=fields.stop,
         logprobs=top_logprobs,
     )
 

@@ -52,8 +52,6 @@ class PagedStep:
         sliding_window: int | None,
         softcap: float | None,
     ) -> torch.Tensor:
-        if self.metadata.num_seqs == 0:  # nothing but padding
-            return query.new_zeros((*query.shape[:2], value.shape[-1]))
         self.backend.write_kv(layer, key, value, self.metadata)
         return self.backend.attend(
             layer, query, self.metadata, scaling=scaling, sliding_window=sliding_window, softcap=softcap
