@@ -3,8 +3,8 @@
 One request, file by file: `listener` (HTTP) -> `app` -> `routing` (which service?) -> `gateway` (its life) -> `bodies`,
 `memory` -> `queues`, `admission` (its turn) -> `dispatch` (which engine?) -> `proxy`, `engine_connection` (bytes there
 and back) -> `relay` (to the client) -> `record`.
-One change in the cluster: `watch` -> `catalog` -> `queues`. Around both: `settings`, `server`, `readiness`, `demand`,
-`metrics`, `answers`, `service_status`, `engine_pages`, `errors`.
+One change in the cluster: `watch` -> `catalog`, `slices` -> `queues`. Around both: `settings`, `server`, `readiness`,
+`demand`, `metrics`, `answers`, `service_status`, `engine_pages`, `errors`.
 """
 
 __version__ = "0.1.0"  # the image has the package's files, not its metadata

@@ -2,22 +2,24 @@
 
 Filled by `watch` with bodies from the API server; read by `routing` and `gateway`; `queues` is told what changed.
 A service is known because its InferenceService exists, not because a pod was seen: one without engines queues.
-Knows the shapes of the two resources, not how they are fetched.
+Knows the shape of an InferenceService, as `slices` knows that of an EndpointSlice; not how they are fetched.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from conveyor_api.names import ENGINE_PORT_NAME, INFERENCE_SERVICE_LABEL
 from conveyor_api.resource import InferenceService
+from conveyor_gateway.namespace_limits import NamespaceLimit
+from conveyor_gateway.slices import SliceTable
 from conveyor_gateway.unreadable import Unreadable
-from conveyor_gateway.wanted_json import Json
+from conveyor_gateway.wanted_json import Json, find_key, keys_within
 
 LABEL: Final = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
-_NO_ENGINES: Final[tuple[str, ...]] = ()
+# Of one namespace. More than anybody runs; a tenant may create far more.
+MAX_SERVICES: Final = 5_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,36 +67,6 @@ def _made_for(resource: InferenceService) -> int | None:
     """The model's own limit, if the status tells it of the model that the spec has now."""
     model = resource.status.model
     return model.context_length if model is not None and model.uri == resource.spec.model.uri else None
-
-
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """One EndpointSlice: the engines of `service` in it that take new requests, as `(pod, host:port)`."""
-
-    service: str
-    engines: tuple[tuple[str, str], ...]
-
-
-def parse_slice(body: Mapping[str, Any]) -> Slice:
-    """Ready endpoints only: one that terminates, though it may still serve, gets no new request.
-
-    The pod stands first so that one with two addresses (dual stack has a slice per family) is one engine.
-    """
-    metadata = body["metadata"]
-    service = f"{metadata['namespace']}/{metadata['labels'][INFERENCE_SERVICE_LABEL]}"
-    named = [port.get("port") for port in body.get("ports") or [] if port.get("name") == ENGINE_PORT_NAME]
-    ports = [port for port in named if port]  # a port may come without a number
-    if not ports or body["addressType"] == "FQDN":
-        return Slice(service, ())
-    template = "[{}]:{}" if body["addressType"] == "IPv6" else "{}:{}"
-    engines = []
-    for endpoint in body.get("endpoints") or []:
-        conditions = endpoint.get("conditions") or {}
-        if conditions.get("ready") is not False and not conditions.get("terminating"):
-            address = template.format(endpoint["addresses"][0], ports[0])
-            pod = (endpoint.get("targetRef") or {}).get("uid") or address
-            engines.append((pod, address))
-    return Slice(service, tuple(engines))
 
 
 # A model name of this form may be the `namespace/name` of some service, now or later.
@@ -160,89 +132,36 @@ class ServiceTable:
     def __init__(self, directory: Directory, on_change: Callable[[str], None]) -> None:
         self._directory = directory
         self._on_change = on_change
+        self._limit = NamespaceLimit("InferenceServices", MAX_SERVICES)
         self.unreadable = Unreadable("service")
-
-    def replace(self, bodies: Iterable[Json], namespace: str) -> None:
-        """`bodies` is all there is in `namespace` (empty: in all of them): what is not among them is gone."""
-        seen = {self.put(body) for body in bodies}
-        self.unreadable.forget_others(seen, namespace)
-        for key in _within(namespace, self._directory.services) - seen:
-            self._directory.remove(key)
-            self._on_change(key)
 
     def put(self, body: Json) -> str:
         """Takes a new or changed resource; one that cannot be read keeps what was known of it."""
-        key = _key(body)
-        service = self.unreadable.parse(key, parse_service, body)
+        key = find_key(body)
+        service = self.unreadable.parse(key, self._parse, body)
         if service is not None and self._directory.services.get(key) != service:
             self._directory.put(service)
             self._on_change(key)
         return key
 
     def delete(self, body: Json) -> None:
-        key = _key(body)
-        self.unreadable.forget(key)
-        self._directory.remove(key)
-        self._on_change(key)
-
-
-class SliceTable:
-    """The EndpointSlices of engines, as a sink of `watch`."""
-
-    def __init__(self, on_change: Callable[[str], None]) -> None:
-        self._on_change = on_change
-        self.unreadable = Unreadable("slice")
-        self._slices: dict[str, Slice] = {}
-        self._by_service: dict[str, set[str]] = {}
-
-    def engines(self, service: str) -> tuple[str, ...]:
-        names = self._by_service.get(service)
-        if not names:
-            return _NO_ENGINES
-        by_pod: dict[str, str] = {}
-        for name in sorted(names):
-            for pod, address in self._slices[name].engines:
-                by_pod.setdefault(pod, address)
-        return tuple(by_pod.values())
-
-    def replace(self, bodies: Iterable[Json], namespace: str) -> None:
-        """`bodies` is all there is in `namespace` (empty: in all of them): what is not among them is gone."""
-        seen = {self.put(body) for body in bodies}
-        self.unreadable.forget_others(seen, namespace)
-        for key in _within(namespace, self._slices) - seen:
-            self._remove(key)
-
-    def put(self, body: Json) -> str:
-        """As `ServiceTable.put`."""
-        key = _key(body)
-        piece = self.unreadable.parse(key, parse_slice, body)
-        known = self._slices.get(key)
-        if piece is not None and known != piece:
-            if known is not None and known.service != piece.service:  # its label was edited
-                self._remove(key)
-            self._slices[key] = piece
-            self._by_service.setdefault(piece.service, set()).add(key)
-            self._on_change(piece.service)
-        return key
-
-    def delete(self, body: Json) -> None:
-        key = _key(body)
+        key = find_key(body)
         self.unreadable.forget(key)
         self._remove(key)
 
+    def keep_only(self, keys: set[str], namespace: str) -> None:
+        """As a sink of `watch`."""
+        self.unreadable.forget_others(keys, namespace)
+        for key in keys_within(namespace, self._directory.services) - keys:
+            self._remove(key)
+
+    def _parse(self, body: Json) -> Service:
+        service = parse_service(body)
+        self._limit.change(service.key, before=service.key in self._directory.services, after=True)
+        return service
+
     def _remove(self, key: str) -> None:
-        if (piece := self._slices.pop(key, None)) is not None:
-            names = self._by_service[piece.service]
-            names.discard(key)
-            if not names:
-                del self._by_service[piece.service]
-            self._on_change(piece.service)
-
-
-def _key(body: Json) -> str:
-    metadata = body["metadata"]
-    return f"{metadata['namespace']}/{metadata['name']}"
-
-
-def _within(namespace: str, keys: Iterable[str]) -> set[str]:
-    return {key for key in keys if not namespace or key.startswith(f"{namespace}/")}
+        if key in self._directory.services:
+            self._limit.change(key, before=True, after=False)
+            self._directory.remove(key)
+            self._on_change(key)

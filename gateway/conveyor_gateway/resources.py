@@ -34,8 +34,12 @@ class ServiceBody(TypedDict):
     status: NotRequired[_ServiceStatus | None]
 
 
+# Of the labels, which may be any number, only this one.
+_SliceLabels = TypedDict("_SliceLabels", {INFERENCE_SERVICE_LABEL: NotRequired[str]})  # type: ignore[misc]
+
+
 class _SliceMetadata(Identity):
-    labels: dict[str, str]
+    labels: NotRequired[_SliceLabels]
 
 
 class SliceBody(TypedDict):

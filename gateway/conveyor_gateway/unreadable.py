@@ -4,11 +4,11 @@ Used by `catalog` and by the metrics server's `source` around every parser of an
 """
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Final, TypeVar
 
 from conveyor_api.errors import InvalidResource
-from conveyor_gateway.wanted_json import Json
+from conveyor_gateway.wanted_json import Json, keys_within
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +23,7 @@ _UNREADABLE: Final = (
     RecursionError,
 )
 _REASON_CHARACTERS: Final = 300
+_MAX_COUNTED: Final = 10_000  # beyond it, nothing is told or counted
 
 _Parsed = TypeVar("_Parsed")
 
@@ -43,10 +44,10 @@ class Unreadable:
         try:
             parsed = parse(body)
         except _UNREADABLE as error:
-            if key not in self._keys:
+            if key not in self._keys and len(self._keys) < _MAX_COUNTED:
                 reason = f"{type(error).__name__}: {error}"[:_REASON_CHARACTERS]
                 logger.warning("%s=%s cannot be read, %s: %s", self._kind, key, self._consequence, reason)
-            self._keys.add(key)
+                self._keys.add(key)
             return None
         self._keys.discard(key)
         return parsed
@@ -55,7 +56,6 @@ class Unreadable:
         """The object is gone."""
         self._keys.discard(key)
 
-    def forget_others(self, keys: Collection[str], namespace: str) -> None:
+    def forget_others(self, keys: set[str], namespace: str) -> None:
         """`keys` are all there are in `namespace` (empty: in all of them)."""
-        prefix = f"{namespace}/" if namespace else ""
-        self._keys = {key for key in self._keys if key in keys or not key.startswith(prefix)}
+        self._keys -= keys_within(namespace, self._keys) - keys

@@ -8,6 +8,7 @@ too deep for that loses what lies below any member that is wanted, and is decode
 
 import asyncio
 import re
+from collections.abc import Iterable
 from typing import Any, Final, NotRequired, TypedDict, TypeVar
 
 import msgspec
@@ -106,3 +107,14 @@ def cut_depth(text: bytes | bytearray, max_depth: int = MAX_DEPTH) -> bytes:
             depth -= 1
     kept.append(text[begin:])
     return b"".join(kept)
+
+
+def find_key(body: Json) -> str:
+    """`namespace/name`."""
+    metadata = body["metadata"]
+    return f"{metadata['namespace']}/{metadata['name']}"
+
+
+def keys_within(namespace: str, keys: Iterable[str]) -> set[str]:
+    """Those of one namespace; of all if it is empty."""
+    return {key for key in keys if not namespace or key.startswith(f"{namespace}/")}

@@ -14,7 +14,7 @@ import logging
 import os
 import random
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -78,11 +78,15 @@ class Collection:
 class Sink(Protocol):
     """Who keeps the objects. Of one that has not the collection's shape it gets `metadata` alone."""
 
-    def replace(self, bodies: Iterable[Json], namespace: str) -> None: ...
-
-    def put(self, body: Json) -> object: ...
+    def put(self, body: Json) -> str:
+        """One that is there; returns its key."""
+        ...
 
     def delete(self, body: Json) -> None: ...
+
+    def keep_only(self, keys: set[str], namespace: str) -> None:
+        """All that are there in `namespace` (empty: in all of them): what is not among them is gone."""
+        ...
 
 
 @dataclass(slots=True)
@@ -163,24 +167,24 @@ class _Watch:
                 self._heard()
 
     async def _list(self) -> str:
-        """Replaces all that the sink has, and returns the version to watch from."""
-        bodies: list[Json] = []
+        """Brings the sink up to date, and returns the version to watch from."""
+        keys: set[str] = set()  # and not the objects: there may be any number of large ones
         query = {**self._collection.selector, "limit": str(_PAGE_ITEMS)}
         while True:
             async with _get(self._client, self._collection.path, query, _LIST_TIMEOUT) as response:
                 page = await decode(await _read_whole(response.content), Page)
+            self._heard()
             for item in page.items or ():
-                bodies.append(decode_item(item, self._collection.shape))
+                keys.add(self._sink.put(decode_item(item, self._collection.shape)))
                 await asyncio.sleep(0)  # other requests go on in between
             if not page.metadata.more:
                 break
             query["continue"] = page.metadata.more
-        self._sink.replace(bodies, self._collection.namespace)
-        self._heard()
+        self._sink.keep_only(keys, self._collection.namespace)
         self._state.lists += 1
         if not self._state.synced:
             self._state.synced = True
-            logger.info("watch=%s synced objects=%d", self._state.name, len(bodies))
+            logger.info("watch=%s synced objects=%d", self._state.name, len(keys))
         return page.metadata.resource_version
 
     def _take_event(self, event: Event) -> None:

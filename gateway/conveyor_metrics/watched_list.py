@@ -1,6 +1,6 @@
 """The objects of one collection as a list, for those who want all of them after every change. A sink of a watch."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 Json = dict[str, Any]
@@ -12,15 +12,23 @@ class WatchedList:
     def __init__(self, on_change: Callable[[list[Json]], None]) -> None:
         self._on_change = on_change
         self._objects: dict[str, Json] = {}
+        self._is_listed = False
 
-    def replace(self, bodies: Iterable[Json], namespace: str) -> None:
-        self._objects = {body["metadata"]["name"]: body for body in bodies}
-        self._on_change(list(self._objects.values()))
-
-    def put(self, body: Json) -> None:
-        self._objects[body["metadata"]["name"]] = body
-        self._on_change(list(self._objects.values()))
+    def put(self, body: Json) -> str:
+        name: str = body["metadata"]["name"]
+        self._objects[name] = body
+        self._tell()
+        return name
 
     def delete(self, body: Json) -> None:
         self._objects.pop(body["metadata"]["name"], None)
-        self._on_change(list(self._objects.values()))
+        self._tell()
+
+    def keep_only(self, keys: set[str], namespace: str) -> None:
+        self._objects = {name: body for name, body in self._objects.items() if name in keys}
+        self._is_listed = True
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._is_listed:  # part of a list is none
+            self._on_change(list(self._objects.values()))

@@ -7,8 +7,9 @@ import pytest
 from tests.gateway.cluster import make_endpoint, make_service, make_slice
 
 from conveyor_api.names import ENGINE_PORT_NAME
-from conveyor_gateway.catalog import Catalog, Service, parse_service, parse_slice
+from conveyor_gateway.catalog import Catalog, Service, ServiceTable, parse_service
 from conveyor_gateway.resources import ServiceBody
+from conveyor_gateway.slices import SliceTable, parse_slice
 from conveyor_gateway.wanted_json import decode_item
 
 CREATED = "2026-11-21T00:00:00Z"
@@ -21,6 +22,11 @@ class Changes:
         self.services: list[str] = []
         self.engines: list[str] = []
         self.catalog = Catalog(self.services.append, self.engines.append)
+
+
+def replace(table: ServiceTable | SliceTable, bodies: list[dict[str, Any]], namespace: str) -> None:
+    """As `watch` does with a list."""
+    table.keep_only({table.put(body) for body in bodies}, namespace)
 
 
 def test_a_service_carries_what_the_queue_needs() -> None:
@@ -134,12 +140,12 @@ def test_a_list_replaces_everything_in_its_namespace_and_nothing_else() -> None:
         changes.catalog.services.put(make_service(name, namespace))
         changes.catalog.slices.put(make_slice(name, namespace, name, 8000, make_endpoint("10.0.0.1")))
     changes.services.clear()
-    changes.catalog.services.replace([make_service("kept", "a"), make_service("new", "a")], "a")
-    changes.catalog.slices.replace([], "a")
+    replace(changes.catalog.services, [make_service("kept", "a"), make_service("new", "a")], "a")
+    replace(changes.catalog.slices, [], "a")
     assert set(changes.catalog.directory.services) == {"a/kept", "a/new", "b/other"}
     assert sorted(changes.services) == ["a/new", "a/old"]
     assert (changes.catalog.engines("a/old"), changes.catalog.engines("b/other")) == ((), ("10.0.0.1:8000",))
-    changes.catalog.services.replace([], "")
+    replace(changes.catalog.services, [], "")
     assert changes.catalog.directory.services == {}
 
 
@@ -147,7 +153,7 @@ def test_a_service_that_cannot_be_read_keeps_its_last_readable_state(caplog: pyt
     changes = Changes()
     changes.catalog.services.put(make_service("qwen", "default", endpoint={"maxQueuedRequests": 7}))
     bad = make_service("qwen", "default", endpoint={"maxQueuedRequests": "many"})
-    changes.catalog.services.replace([bad, make_service("worse", "default", batching={"maxBatchSize": "many"})], "")
+    replace(changes.catalog.services, [bad, make_service("worse", "default", batching={"maxBatchSize": "many"})], "")
     assert set(changes.catalog.directory.services) == {"default/qwen"}
     assert changes.catalog.directory.services["default/qwen"].max_queued_requests == 7
     assert "default/worse cannot be read" in caplog.text
@@ -160,17 +166,44 @@ def test_what_cannot_be_read_is_told_once_and_counted_until_it_can_be_or_is_gone
     bad, worse = (make_service(name, "a", batching={"maxBatchSize": "many"}) for name in ("bad", "worse"))
     nameless_spec = {"metadata": {"name": "empty", "namespace": "a"}}  # all that is left of one of another shape
     for _ in range(3):
-        services.replace([bad, worse, nameless_spec], "")
+        replace(services, [bad, worse, nameless_spec], "")
         services.put(bad)
     assert len(services.unreadable) == 3
     assert [caplog.text.count(f"a/{name} cannot be read") for name in ("bad", "worse", "empty")] == [1, 1, 1]
     services.put(make_service("bad", "a"))
     services.delete(worse)
     assert len(services.unreadable) == 1
-    services.replace([], "b")
+    replace(services, [], "b")
     assert len(services.unreadable) == 1
-    services.replace([], "a")
+    replace(services, [], "a")
     assert len(services.unreadable) == 0
+
+
+def test_a_namespace_with_more_than_its_share_keeps_what_is_known_and_harms_no_other(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("conveyor_gateway.catalog.MAX_SERVICES", 2)
+    monkeypatch.setattr("conveyor_gateway.slices.MAX_ENGINES", 3)
+    catalog = Changes().catalog
+    for name in ("a", "b", "c"):
+        catalog.services.put(make_service(name, "evil"))
+        endpoints = [make_endpoint(f"10.0.{ord(name)}.{number}") for number in range(2)]
+        catalog.slices.put(make_slice(name, "evil", name, 8000, *endpoints))
+    catalog.services.put(make_service("a", "evil", endpoint={"maxQueuedRequests": 7}))
+    catalog.services.put(make_service("good", "good"))
+    catalog.slices.put(make_slice("good", "good", "good", 8000, make_endpoint("10.0.0.1")))
+    assert set(catalog.directory.services) == {"evil/a", "evil/b", "good/good"}
+    assert catalog.directory.services["evil/a"].max_queued_requests == 7
+    assert [len(catalog.engines(f"evil/{name}")) for name in ("a", "b", "c")] == [2, 0, 0]
+    assert len(catalog.engines("good/good")) == 1
+    assert "service=evil/c cannot be read" in caplog.text
+    assert "more than 2 InferenceServices" in caplog.text
+    catalog.services.delete(make_service("a", "evil"))
+    catalog.slices.delete(make_slice("a", "evil", "a", 8000))
+    catalog.services.put(make_service("c", "evil"))
+    catalog.slices.put(make_slice("c", "evil", "c", 8000, make_endpoint("10.0.0.3")))
+    assert "evil/c" in catalog.directory.services
+    assert catalog.engines("evil/c") == ("10.0.0.3:8000",)
 
 
 def test_a_parser_that_recurses_too_deep_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
@@ -178,7 +211,7 @@ def test_a_parser_that_recurses_too_deep_harms_nobody(caplog: pytest.LogCaptureF
     for _ in range(100_000):
         deep = {"a": deep}
     services = Changes().catalog.services
-    services.replace([make_service("deep", "a", model=deep), make_service("good", "a")], "")
+    replace(services, [make_service("deep", "a", model=deep), make_service("good", "a")], "")
     assert len(services.unreadable) == 1
     while isinstance(deep, dict):  # taken apart from outside: to be forgotten at once would recurse as well
         deep = deep.pop("a")
@@ -191,7 +224,7 @@ def test_a_slice_that_cannot_be_read_keeps_its_last_readable_state_and_harms_no_
     changes = Changes()
     changes.catalog.slices.put(make_slice("one", "default", "qwen", 8000, make_endpoint("10.0.0.1")))
     bad = make_slice("one", "default", "qwen", 8000, **odd)
-    changes.catalog.slices.replace([bad, make_slice("two", "default", "qwen", 8000, make_endpoint("10.0.0.2"))], "")
+    replace(changes.catalog.slices, [bad, make_slice("two", "default", "qwen", 8000, make_endpoint("10.0.0.2"))], "")
     assert changes.catalog.engines("default/qwen") == ("10.0.0.1:8000", "10.0.0.2:8000")
     assert "slice=default/one cannot be read" in caplog.text
 

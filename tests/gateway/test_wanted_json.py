@@ -7,8 +7,11 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.gateway.cluster import make_endpoint, make_slice
 
-from conveyor_gateway.resources import ServiceBody
+from conveyor_api.names import INFERENCE_SERVICE_LABEL
+from conveyor_gateway.resources import ServiceBody, SliceBody
+from conveyor_gateway.slices import parse_slice
 from conveyor_gateway.wanted_json import Event, Named, Page, cut_depth, decode, decode_item
 
 DEEP = '{"a":[' * 4000 + '"]}\\"{"' + "]}" * 4000
@@ -38,8 +41,16 @@ async def test_an_event_with_a_deep_object_is_read() -> None:
 
 
 def test_only_the_members_of_the_shape_are_kept() -> None:
-    text = '{"metadata":{"name":"a","labels":{"x":"y"}},"spec":{"model":{"uri":"u"},"replicas":3},"status":{}}'
+    text = '{"metadata":{"name":"a","labels":{"x":"y"}},"spec":{"model":{"uri":"u"},"replicas":3},"other":{}}'
     assert decode_item(as_raw(text), ServiceBody) == {"metadata": {"name": "a"}, "spec": {"model": {"uri": "u"}}}
+
+
+def test_of_a_slices_labels_only_the_one_that_is_read_is_kept() -> None:
+    body = make_slice("s", "default", "qwen", 8000, make_endpoint("10.0.0.1"))
+    body["metadata"]["labels"] |= {f"label-{number}": "x" for number in range(1000)}
+    kept = decode_item(as_raw(json.dumps(body)), SliceBody)
+    assert kept["metadata"]["labels"] == {INFERENCE_SERVICE_LABEL: "qwen"}
+    assert parse_slice(kept) == parse_slice(body)
 
 
 @pytest.mark.parametrize("spec", ["null", "[]", '"text"', "{}", DEEP])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+import yaml
 from kubernetes.aio.client import ApiClient, Configuration
 from tests.gateway.api_proxy import ApiProxy
 from tests.gateway.cluster import Cluster, make_service
@@ -153,7 +154,7 @@ async def test_a_long_list_is_read_page_by_page(followed: Followed, monkeypatch:
         await asyncio.to_thread(followed.cluster.apply_service, name)
     await until(lambda: followed.knows(*names))
     before = len(followed.proxy.lists)
-    followed.catalog.services.replace([], "")
+    followed.catalog.services.keep_only(set(), "")
     followed.proxy.end_watches()
     await until(lambda: followed.knows(*names))
     pages = [path for path in followed.proxy.lists[before:] if PLURAL in path]
@@ -172,12 +173,23 @@ async def test_an_object_larger_than_any_buffer_arrives(followed: Followed) -> N
     assert len(followed.proxy.lists) == 2
 
 
-async def test_any_number_of_watches_is_open_at_once(kubeconfig: Path, cluster: Cluster) -> None:
+def write_kubeconfig(original: Path, url: str, path: Path) -> Path:
+    """The same for another address of the API server."""
+    config = yaml.safe_load(original.read_text())
+    config["clusters"][0]["cluster"] = {"server": url}
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+async def test_any_number_of_watches_is_open_at_once(kubeconfig: Path, cluster: Cluster, tmp_path: Path) -> None:
     """The client's own limit would be 100 connections: what is listed, but not watched, misses every change."""
     collection = service_collection(cluster.namespace)
     catalogs = [Catalog(lambda key: None, lambda key: None) for _ in range(102)]
     states = [WatchState(collection.name) for _ in catalogs]
-    async with connect(str(kubeconfig)) as client:
+    async with (
+        ApiProxy(kubeconfig).running() as url,
+        connect(str(write_kubeconfig(kubeconfig, url, tmp_path / "kubeconfig"))) as client,
+    ):
         tasks = [
             asyncio.create_task(watch_collection(client, collection, catalog.services, state))
             for catalog, state in zip(catalogs, states, strict=True)
