@@ -79,7 +79,7 @@ class Reconciler:
         except InvalidResource as error:
             await self._write_invalid(body, str(error))
             return True
-        work = self._begin(key, service, memory)
+        work = self._begin(key, body, service, memory)
         try:
             await self._bring_about(work)
         except ApiError as error:
@@ -92,13 +92,14 @@ class Reconciler:
         await self._write_status(body, work)
         return not work.obstacles
 
-    def _begin(self, key: Key, service: InferenceService, memory: Memory) -> Work:
+    def _begin(self, key: Key, body: Object, service: InferenceService, memory: Memory) -> Work:
         owner = Owner(service.namespace, service.name, service.metadata.uid)
         observed, default = self._store.observe(key), self._settings.engine_image
         image = choose_engine_image(owner, service.spec, default, observed.deployment)
         if memory.template_generation is None:
             memory.see_template(None, observed.deployment)
-        return Work(service, owner, observed, image, memory)
+        former = (body.get("status") or {}).get("desiredReplicas")
+        return Work(service, owner, observed, image, memory, former if isinstance(former, int) else 0)
 
     async def _bring_about(self, work: Work) -> None:
         """Children as the spec wants them. Every failed call is an obstacle; all but a refused apply also raise."""
@@ -161,7 +162,7 @@ class Reconciler:
 
     async def _hold_replicas(self, work: Work) -> None:
         """Keep the number of replicas while the field changes hands."""
-        hold: Hold | None = plan_hold(work.service.spec, work.observed.deployment)
+        hold: Hold | None = plan_hold(work.service.spec, work.observed.deployment, work.former_replicas)
         if hold is None:
             return
         body = {

@@ -53,11 +53,12 @@ def plan_replicas(spec: InferenceServiceSpec, live: DeploymentState | None, auto
     return Replicas(spec.replicas)
 
 
-def plan_hold(spec: InferenceServiceSpec, live: DeploymentState | None) -> Hold | None:
+def plan_hold(spec: InferenceServiceSpec, live: DeploymentState | None, former: int = 0) -> Hold | None:
     """What `conveyor-replicas` has to apply now; None if nothing, or nothing yet.
 
     Asked before the Deployment is applied (the number is ours: keep what lives) and after it (the Deployment was
-    just created: nobody owns the default, so the first number is set).
+    just created: nobody owns the default, so the first number is set, or the `former` one of a Deployment that somebody
+    deleted: what the autoscaler had decided).
     """
     if not spec.is_autoscaled or live is None:
         return None
@@ -65,12 +66,12 @@ def plan_hold(spec: InferenceServiceSpec, live: DeploymentState | None) -> Hold 
         # An HPA ignores a Deployment at 0, so it starts from 1. That is not the live number, so it needs force.
         return Hold(max(1, live.asked_replicas), force=live.asked_replicas < 1)
     if not live.replicas_managers:
-        return Hold(first_count(spec))
+        return Hold(first_count(spec, former))
     return None
 
 
-def first_count(spec: InferenceServiceSpec) -> int:
-    """Replicas at creation: `spec.replicas`, within the autoscaler's bounds if there is one."""
+def first_count(spec: InferenceServiceSpec, former: int) -> int:
+    """Replicas at creation: `spec.replicas` or the former number, within the autoscaler's bounds if there is one."""
     if spec.autoscaling is None or not spec.is_autoscaled:
         return spec.replicas
-    return max(min(spec.replicas, spec.autoscaling.max_replicas), spec.autoscaling.min_replicas)
+    return max(min(former or spec.replicas, spec.autoscaling.max_replicas), spec.autoscaling.min_replicas)

@@ -41,6 +41,8 @@ class Work:
     observed: Observed
     image: str
     memory: Memory
+    former_replicas: int
+    """As the status told them last; 0 if it never did."""
     obstacles: list[Obstacle] = field(default_factory=list)
     restored: dict[ChildId, bool] = field(default_factory=dict)
     """Children that somebody had changed by hand; True: deleted."""

@@ -15,6 +15,9 @@ DEPLOYMENT = f"/apis/apps/v1/namespaces/{SYSTEM_NAMESPACE}/deployments/conveyor-
 CRD_BY_HAND = (
     "kubectl apply --server-side --field-manager=helm --force-conflicts -f crds/inferenceservices.conveyor.dev.yaml"
 )
+ONE_VALUE = (
+    "helm upgrade conveyor charts/conveyor -n conveyor-system --reset-then-reuse-values --set gateway.replicas=3"
+)
 
 
 def short_names(release: Release) -> list[str]:
@@ -39,6 +42,13 @@ def test_a_rollback_brings_the_earlier_deployments_and_definition(release: Relea
     release.shell("helm rollback conveyor -n conveyor-system")
     assert short_names(release) == ["infsvc"]
     assert release.api.get(DEPLOYMENT)["spec"]["replicas"] == 3
+
+
+def test_one_value_is_changed_and_the_others_are_kept(release: Release) -> None:
+    release.upgrade("gateway.logLevel=debug")
+    release.shell(ONE_VALUE)
+    assert release.api.get(DEPLOYMENT)["spec"]["replicas"] == 3
+    assert "--log-level=debug" in str(release.api.get(DEPLOYMENT)["spec"]["template"])
 
 
 def test_a_definition_that_was_changed_by_hand_stops_an_upgrade_until_helm_owns_it_again(release: Release) -> None:

@@ -49,6 +49,7 @@ BLOCKS = {
     "docs/operations.md": [
         ("time=", SHOWN),
         ("kubectl apply", OPERATIONS + "test_a_definition_that_was_applied_by_hand_is_taken_over_when_told_so"),
+        ("helm upgrade conveyor", OPERATIONS + "test_one_value_is_changed_and_the_others_are_kept"),
     ],
     "docs/quickstart.md": [
         ("docker build", HERE + "test_the_quickstart_builds_the_images_that_there_are"),

@@ -94,6 +94,23 @@ def switch_there_and_back(stage: Stage) -> None:
     assert "5 replicas are kept" in stage.space.condition("qwen", "ScalingReady")["message"]
 
 
+def test_a_deployment_that_somebody_deletes_comes_back_with_the_number_that_it_had(stage: Stage) -> None:
+    with stage.operator(), Kubelet(stage.space, ready):
+        stage.space.make_service(replicas=2, autoscaling=AUTOSCALING)
+        wait_until("an HPA", lambda: hpa(stage))
+        scale_as_the_hpa(stage, 4)
+        wait_until("it is told", lambda: stage.space.need("InferenceService", "qwen")["status"]["desiredReplicas"] == 4)
+        former = stage.space.need("Deployment", "qwen-engine")["metadata"]["uid"]
+        stage.space.delete("Deployment", "qwen-engine")
+        wait_until("another one", lambda: uid_of_deployment(stage) not in ("", former))
+        stage.proxy.wait_quiet()
+        assert replicas(stage) == 4, "not the number to start with"
+
+
+def uid_of_deployment(stage: Stage) -> str:
+    return str(((stage.space.get("Deployment", "qwen-engine") or {}).get("metadata") or {}).get("uid", ""))
+
+
 def test_operators_that_die_in_between_drop_no_pod_either(stage: Stage) -> None:
     """Each lives for one write, there and back; a cache goes on the way back."""
     cache = {"uri": "hf://example/model", "cache": {"strategy": "PVC", "size": "10Gi"}}

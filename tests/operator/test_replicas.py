@@ -44,6 +44,12 @@ def test_a_new_autoscaled_deployment_gets_its_first_number_from_the_second_manag
     assert plan_hold(autoscaled(3), live(1, frozenset())) == Hold(3)
 
 
+def test_a_deployment_that_was_deleted_comes_back_with_the_number_that_the_autoscaler_had_decided() -> None:
+    created = live(1, frozenset())
+    assert plan_hold(autoscaled(5), created, former=2) == Hold(2), "not the number to start with"
+    assert plan_hold(autoscaled(1, high=5), created, former=9) == Hold(5)
+
+
 def test_the_first_number_is_within_the_autoscalers_bounds() -> None:
     assert plan_hold(autoscaled(9, 1, 5), live(1, frozenset())) == Hold(5)
     assert plan_hold(autoscaled(0, 2, 5), live(1, frozenset())) == Hold(2)
