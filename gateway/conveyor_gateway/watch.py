@@ -217,6 +217,7 @@ async def _read_lines(content: aiohttp.StreamReader) -> AsyncIterator[bytearray]
         *ends, rest = chunk.split(b"\n")
         for end in ends:
             line += end
+            _check_size(line)
             yield line
             line = bytearray()
         line += rest
