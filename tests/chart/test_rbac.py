@@ -5,6 +5,7 @@ writes down each of their calls. Nothing is missing if they do their work and no
 if every (group, resource, verb) of the rendered roles was used.
 """
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from tests.chart.installation import (
     PROCESSES,
     RELEASE,
     AuditedControlPlane,
+    CommandFailed,
     Json,
     Release,
     find,
@@ -25,6 +27,7 @@ from tests.chart.installation import (
     running_metrics,
     running_operator,
     take_over,
+    write_account_kubeconfig,
 )
 from tests.operator.kubelet import Kubelet, ready
 from tests.operator.stage import Space, wait_until
@@ -203,6 +206,25 @@ def test_what_is_used_comes_from_the_chart_and_from_nowhere_else(
     assert used_rights(used[process]) - granted_rights(rendered, process) == set()
     paths = {call["requestURI"].strip("/").split("/")[0] for call in used[process] if "objectRef" not in call}
     assert paths <= DISCOVERY
+
+
+def test_the_right_to_register_is_bound_to_two_names(release: Release, tmp_path: Path) -> None:
+    """Also that to create them: server-side apply names what it makes, which a POST does not."""
+    release.upgrade()
+    kubeconfig = write_account_kubeconfig(release.plane, "conveyor-operator", tmp_path / "kubeconfig")
+
+    def apply(group: str, *flags: str) -> str:
+        spec = {"group": group, "version": "v1beta1", "groupPriorityMinimum": 100, "versionPriority": 100}
+        body = {"apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService"}
+        body |= {"metadata": {"name": f"v1beta1.{group}"}, "spec": spec}
+        file = tmp_path / "api-service.json"
+        file.write_text(json.dumps(body))
+        return release.shell(f"kubectl --kubeconfig {kubeconfig} {' '.join(flags)} --dry-run=server -f {file}")
+
+    assert "serverside-applied" in apply("custom.metrics.k8s.io", "apply", "--server-side")
+    for group, *flags in (("external.metrics.k8s.io", "apply", "--server-side"), ("custom.metrics.k8s.io", "create")):
+        with pytest.raises(CommandFailed, match="forbidden"):
+            apply(group, *flags)
 
 
 def test_no_role_has_a_wildcard_and_none_reads_secrets_but_its_own(rendered: list[Json]) -> None:
