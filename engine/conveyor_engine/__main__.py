@@ -92,7 +92,7 @@ def _serve(flags: argparse.Namespace) -> int:
     directory = Path(config.model)
     defaults = read_sampling_defaults(directory) if config.sampling_defaults == "model" else SamplingDefaults()
     model = ServedModel(config.served_model_name or directory.resolve().name, Tokenizer(directory), defaults)
-    death = run(serve(config, model, Nursery(model)))
+    death = run(serve(config, Nursery(model)))
     if death is None:
         return 0
     _log.error("event=engine_dead reason=%s message=%s", death.reason, quote(death.message))

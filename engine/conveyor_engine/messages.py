@@ -32,6 +32,7 @@ class Prompt(msgspec.Struct, array_like=True):
     """One prompt and its choices: (request id, how to sample) each."""
 
     token_ids: list[int]
+    cache_salt: str | None
     choices: list[tuple[str, SamplingParams]]
 
 
@@ -48,6 +49,7 @@ class Add(_Message):
             [
                 Prompt(
                     group[0].prompt_token_ids,
+                    group[0].cache_salt,
                     [(request.request_id, request.sampling_params) for request in group],
                 )
                 for group in groups
@@ -65,6 +67,7 @@ class Add(_Message):
                     prompt_token_ids=prompt.token_ids,
                     sampling_params=params,
                     arrival_time=now,
+                    cache_salt=prompt.cache_salt,
                     prompt_hashes=hashes,
                 )
                 for request_id, params in prompt.choices

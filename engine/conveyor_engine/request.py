@@ -4,7 +4,9 @@ Built by `api/`, carried by `async_engine`, consumed and produced by `core`. Pla
 structs, so the same objects cross the process boundary. Knows neither HTTP nor torch.
 """
 
+from array import array
 from enum import StrEnum
+from typing import Self
 
 import msgspec
 
@@ -42,16 +44,35 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt_token_ids: list[int]
     sampling_params: SamplingParams
     arrival_time: float = 0.0  # time.monotonic() seconds: at the edge of its HTTP request, in the engine its own
+    cache_salt: str | None = None  # prefixes are shared only with requests of the same salt
     prompt_hashes: list[bytes] = msgspec.field(default_factory=list)  # of its full blocks so far; choices share it too
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):
-    """Log probability of the chosen token, and the top alternatives (ids and values, best first)."""
+    """Log probability of the chosen token, and the top alternatives, best first.
+
+    Many wait for a slow reader, or for the end of an answer: so they are packed, and unpacked when they are shown.
+    """
 
     token_id: int
     logprob: float
-    top_token_ids: list[int]
-    top_logprobs: list[float]
+    packed_ids: bytes  # uint32 each
+    packed_logprobs: bytes  # float32 each
+
+    @classmethod
+    def of(cls, token_id: int, logprob: float, top_token_ids: list[int], top_logprobs: list[float]) -> Self:
+        """Packs them."""
+        return cls(token_id, logprob, array("I", top_token_ids).tobytes(), array("f", top_logprobs).tobytes())
+
+    @property
+    def top_token_ids(self) -> list[int]:
+        """Of the alternatives."""
+        return array("I", self.packed_ids).tolist()
+
+    @property
+    def top_logprobs(self) -> list[float]:
+        """Theirs, in the same order."""
+        return array("f", self.packed_logprobs).tolist()
 
 
 class RequestOutput(msgspec.Struct, kw_only=True):

@@ -14,6 +14,11 @@ from conveyor_engine.request import EngineRequest, FinishReason, RequestOutput, 
 _serials = count()
 
 
+def _cache_root(salt: str | None) -> bytes:
+    """Personalized, so that no salt can be made whose root is the hash of somebody's block."""
+    return b"" if salt is None else blake2b(salt.encode(), digest_size=16, person=b"cache_salt").digest()
+
+
 class RequestState:
     """Progress of one request. `num_computed_tokens` of its `token_ids` have their keys and values cached.
 
@@ -26,6 +31,7 @@ class RequestState:
         "arrival_time",
         "block_hashes",
         "block_table",
+        "cache_root",
         "expected_total_tokens",
         "finished",
         "held_output",
@@ -70,6 +76,7 @@ class RequestState:
         self.block_table: list[int] = []  # a new list at each admission
         self.block_hashes: list[bytes] = []
         self.prompt_hashes = request.prompt_hashes
+        self.cache_root = _cache_root(request.cache_salt)  # before the first block's hash
         self.num_registered_blocks = 0
         self.was_admitted = False
         self.preempted = False  # waits to come back
@@ -119,7 +126,7 @@ class RequestState:
         num_blocks = num_tokens // block_size
         hashes += shared[len(hashes) : num_blocks]
         for start in range(len(hashes) * block_size, num_blocks * block_size, block_size):
-            parent = hashes[-1] if hashes else b""
+            parent = hashes[-1] if hashes else self.cache_root
             tokens = array("I", self.token_ids[start : start + block_size]).tobytes()
             hashes.append(blake2b(parent + tokens, digest_size=16).digest())
             if start + block_size <= self.num_prompt_tokens:

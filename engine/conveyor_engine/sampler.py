@@ -276,5 +276,5 @@ def _logprobs(
         rows.tolist(), chosen.tolist(), chosen_values, top.indices.tolist(), top.values.tolist(), strict=True
     ):
         count = requests[row].params.logprobs or 0
-        result[row] = TokenLogprobs(token_id, value, ids[:count], logprobs[:count])
+        result[row] = TokenLogprobs.of(token_id, value, ids[:count], logprobs[:count])
     return result

@@ -15,9 +15,9 @@ import time
 import uvicorn
 
 from conveyor_engine.api.app import build_app
-from conveyor_engine.api.connection import Connection
+from conveyor_engine.api.connection import Connection, allow_open_files
 from conveyor_engine.api.edge import Edge
-from conveyor_engine.api.prepare import ServedModel
+from conveyor_engine.api.memory import Memory
 from conveyor_engine.api.prepare_process import Nursery
 from conveyor_engine.api.preparers import Preparers
 from conveyor_engine.async_engine import AsyncEngine, Death
@@ -37,14 +37,16 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def serve(config: EngineConfig, model: ServedModel, nursery: Nursery) -> Death | None:
+async def serve(config: EngineConfig, nursery: Nursery) -> Death | None:
     """Runs until a signal (None) or the engine's death. Raises ConfigError if the port cannot be had."""
+    allow_open_files()
+    model = nursery.model
     listener = _listen(config.host, config.port)
     metrics = EngineMetrics(model.name)
     engine = AsyncEngine(config, metrics.observe_step)
     metrics.num_waiting = lambda: engine.num_waiting
     metrics.facts = lambda: engine.facts
-    edge = Edge(config, model.name, engine, model.tokenizer, metrics, Preparers(nursery), int(time.time()))
+    edge = Edge(config, model.name, engine, model.tokenizer, metrics, Preparers(nursery), Memory(), int(time.time()))
     server = _Server(
         uvicorn.Config(
             build_app(edge), http=Connection, loop="uvloop", lifespan="off", log_config=None, access_log=False,
@@ -64,6 +66,7 @@ async def serve(config: EngineConfig, model: ServedModel, nursery: Nursery) -> D
     finally:
         listener.close()
         await engine.stop()
+        await edge.preparers.stop()
     return engine.death
 
 

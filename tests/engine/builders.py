@@ -16,7 +16,7 @@ EOS = 2
 
 def make_request(request_id: str = "a", prompt: int | list[int] = 4, **params: Any) -> EngineRequest:
     """A request of `prompt` tokens (a list, or how many different ones); arrival_time, prompt_hashes by name."""
-    own = {name: params.pop(name) for name in ("arrival_time", "prompt_hashes") if name in params}
+    own = {name: params.pop(name) for name in ("arrival_time", "prompt_hashes", "cache_salt") if name in params}
     tokens = list(range(100, 100 + prompt)) if isinstance(prompt, int) else prompt
     params.setdefault("max_tokens", 4)
     return EngineRequest(

@@ -4,7 +4,7 @@ import pytest
 
 from conveyor_engine.errors import EngineDead
 from conveyor_engine.generation import Generation
-from conveyor_engine.request import FinishReason, RequestOutput
+from conveyor_engine.request import FinishReason, RequestOutput, TokenLogprobs
 
 
 def token(request_id: str, reason: FinishReason | None = None) -> RequestOutput:
@@ -68,3 +68,32 @@ async def test_a_reader_waits_for_news() -> None:
         assert not waiting.done()
         generation.put(token("a", FinishReason.STOP))
         assert len(await waiting) == 1
+
+
+async def test_a_whole_answer_at_once_is_read_a_few_tokens_at_a_time() -> None:
+    """As static batching gives it: what is made of it must leave the others their turns."""
+    logprobs = [TokenLogprobs.of(i, 0.0, [], []) for i in range(1000)]
+    whole = RequestOutput(
+        request_id="a", new_token_ids=list(range(1000)), logprobs=logprobs, finish_reason=FinishReason.STOP
+    )
+    held: list[int] = []
+    async with Generation(["a"], 60, lambda _: None) as generation:
+        generation.on_held = held.append
+        generation.put(whole)
+        assert sum(held) > 1000 * 100
+        batches = [batch async for batch in generation.batches()]
+    outputs = [output for batch in batches for output in batch]
+    assert max(len(output.new_token_ids) for output in outputs) <= 64
+    assert [i for output in outputs for i in output.new_token_ids] == whole.new_token_ids
+    assert [entry for output in outputs for entry in output.logprobs or ()] == logprobs
+    assert [output.finish_reason for output in outputs if output.finish_reason] == [FinishReason.STOP]
+    assert outputs[-1].finish_reason
+    assert sum(held) == 0
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 64, 65, 128])
+async def test_every_token_is_read_once(num_tokens: int) -> None:
+    async with Generation(["a"], 60, lambda _: None) as generation:
+        ids = list(range(num_tokens))
+        generation.put(RequestOutput(request_id="a", new_token_ids=ids, finish_reason=FinishReason.LENGTH))
+        assert [i async for batch in generation.batches() for o in batch for i in o.new_token_ids] == ids

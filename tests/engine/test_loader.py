@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tests.engine.tiny_models import save_tiny_model
 
 from conveyor_engine.errors import ModelError
@@ -53,6 +54,17 @@ def test_an_unsupported_kind_is_refused(tmp_path: Path, kind: str, changes: dict
     error = refusal(tmp_path)
     assert error.reason == "UnsupportedModel"
     assert sentence in str(error)
+
+
+def test_weights_that_are_no_safetensors_are_refused(tmp_path: Path) -> None:
+    save_tiny_model("llama", tmp_path)
+    weights = tmp_path / "model.safetensors"
+    torch.save(load_file(weights), tmp_path / "pytorch_model.bin")
+    weights.unlink()
+    error = refusal(tmp_path)
+    assert error.reason == "UnsupportedModel"
+    assert "safetensors" in str(error)
+    assert "pytorch_model.bin" in str(error)
 
 
 @pytest.mark.parametrize("rope_type", ["dynamic", "longrope"])

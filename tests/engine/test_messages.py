@@ -39,7 +39,7 @@ FROM_ENGINE: list[FromEngine] = [
     Refused(["a"], "full", overloaded=True),
     Refused(["a"], "bad", overloaded=False, param="prompt", code="c"),
     Step(
-        [RequestOutput(request_id="a", new_token_ids=[5], logprobs=[TokenLogprobs(5, -0.5, [5], [-0.5])])],
+        [RequestOutput(request_id="a", new_token_ids=[5], logprobs=[TokenLogprobs.of(5, -0.5, [5], [-0.5])])],
         EngineStats(num_running=1, batch_close_reasons={"full": 2}),
         3,
     ),

@@ -1,13 +1,15 @@
 """What a step contains, who is let in, who must go, and what everybody is told."""
 
+from array import array
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.engine.builders import EOS, make_request, make_scheduler, run_all, run_step
+from tests.engine.builders import EOS, make_request, make_scheduler, make_state, run_all, run_step
 
 from conveyor_engine.errors import InvalidRequest, Overloaded
 from conveyor_engine.request import EngineRequest, FinishReason
+from conveyor_engine.request_state import RequestState
 from conveyor_engine.step import Sampled
 from conveyor_engine.tokenizer import Tokenizer
 
@@ -465,3 +467,22 @@ def test_paged_blocks_waste_less_than_four_percent_at_contexts_of_hundreds_of_to
         return 1 - stats.kv_live_token_steps / stats.kv_allocated_token_steps
 
     assert 0 < waste("continuous") < 0.04 < waste("dynamic") < waste("static")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "num_shared"), [(None, None, 8), ("a", "a", 8), ("a", None, 0), (None, "a", 0), ("a", "b", 0)]
+)
+def test_prefixes_are_shared_within_one_cache_salt(first: str | None, second: str | None, num_shared: int) -> None:
+    scheduler = make_scheduler()
+    cached = []
+    for request_id, salt in (("one", first), ("two", second)):
+        scheduler.add_request(make_request(request_id, 9, cache_salt=salt, max_tokens=1))
+        cached.append(run_step(scheduler)[request_id].num_cached_tokens)
+    assert cached == [0, num_shared]
+
+
+def test_no_salt_has_the_hash_of_a_block_as_its_root() -> None:
+    """Else whoever knows a block could ask for what came after it, and answer others with what did not."""
+    block = make_state(list(range(4))).hashes_of_full_blocks(4, 4)[0]
+    salt = array("I", range(4)).tobytes().decode()
+    assert RequestState(make_request("a", 4, cache_salt=salt), ()).cache_root != block

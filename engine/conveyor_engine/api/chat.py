@@ -1,6 +1,7 @@
 """POST /v1/chat/completions."""
 
 import time
+from collections.abc import Iterator
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -8,8 +9,9 @@ from starlette.requests import Request
 
 from conveyor_engine.api.choice import Delta
 from conveyor_engine.api.edge import Edge
-from conveyor_engine.api.generated import GeneratedResponse, Usage, generate
-from conveyor_engine.api.logprobs import ChatLogprobs, chat_logprobs
+from conveyor_engine.api.formats import Answer, Usage, encode
+from conveyor_engine.api.generated import GeneratedResponse, generate
+from conveyor_engine.api.logprobs import ChatLogprobs, chat_logprobs, chat_logprobs_pieces
 from conveyor_engine.api.prepare import Prepared
 
 
@@ -48,22 +50,13 @@ class Message(msgspec.Struct):
     refusal: None = None
 
 
-class ChatChoice(msgspec.Struct):
-    """Of the whole answer."""
-
-    index: int
-    message: Message
-    logprobs: ChatLogprobs | None = None
-    finish_reason: str | None = None
-
-
 class ChatCompletion(msgspec.Struct):
-    """The whole answer."""
+    """The whole answer; its choices are put in piece by piece."""
 
     id: str
     created: int
     model: str
-    choices: list[ChatChoice]
+    choices: list[object]
     usage: Usage
     object: str = "chat.completion"
 
@@ -84,25 +77,28 @@ class ChatFormat:
         role = None if delta.choice in self._begun else "assistant"
         self._begun.add(delta.choice)
         message = DeltaMessage(role, delta.text if delta.text or role else None)
-        choice = ChunkChoice(delta.choice, message, self._logprobs([delta]), delta.finish_reason)
+        choice = ChunkChoice(delta.choice, message, self._logprobs(delta), delta.finish_reason)
         return ChatChunk(self._id, self._created, self._edge.model_name, [choice], usage or self._no_usage)
+
+    def _logprobs(self, delta: Delta) -> ChatLogprobs | None:
+        return chat_logprobs(self._edge.tokenizer, delta.tokens) if self._with_logprobs else None
 
     def usage_chunk(self, usage: Usage) -> ChatChunk:
         """The counts, with no choice."""
         return ChatChunk(self._id, self._created, self._edge.model_name, [], usage)
 
-    def whole(self, deltas: list[list[Delta]], usage: Usage) -> ChatCompletion:
-        """All choices at once."""
-        choices = [
-            ChatChoice(index, Message("".join(d.text for d in of)), self._logprobs(of), of[-1].finish_reason)
-            for index, of in enumerate(deltas)
-        ]
-        return ChatCompletion(self._id, self._created, self._edge.model_name, choices, usage)
+    def whole(self, usage: Usage) -> ChatCompletion:
+        """The body without its choices."""
+        return ChatCompletion(self._id, self._created, self._edge.model_name, [], usage)
 
-    def _logprobs(self, deltas: list[Delta]) -> ChatLogprobs | None:
-        if not self._with_logprobs:
-            return None
-        return chat_logprobs(self._edge.tokenizer, [token for delta in deltas for token in delta.tokens])
+    def choice(self, answer: Answer) -> Iterator[bytes]:
+        """One choice of the body."""
+        yield b'{"index":%d,"message":%b,"logprobs":' % (answer.index, encode(Message(answer.text.getvalue())))
+        if self._with_logprobs:
+            yield from chat_logprobs_pieces(self._edge.tokenizer, answer.tokens)
+        else:
+            yield b"null"
+        yield b',"finish_reason":%b}' % encode(answer.finish_reason)
 
 
 async def create_chat_completion(request: Request) -> GeneratedResponse:

@@ -1,6 +1,7 @@
 """POST /v1/completions."""
 
 import time
+from collections.abc import Iterator
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -8,8 +9,9 @@ from starlette.requests import Request
 
 from conveyor_engine.api.choice import Delta
 from conveyor_engine.api.edge import Edge
-from conveyor_engine.api.generated import GeneratedResponse, Usage, generate
-from conveyor_engine.api.logprobs import CompletionLogprobs, completion_logprobs
+from conveyor_engine.api.formats import Answer, Usage, encode
+from conveyor_engine.api.generated import GeneratedResponse, generate
+from conveyor_engine.api.logprobs import CompletionLogprobs, completion_logprobs, completion_logprobs_pieces
 from conveyor_engine.api.prepare import Prepared
 
 
@@ -45,22 +47,30 @@ class CompletionFormat:
 
     def chunk(self, delta: Delta, usage: Usage | None) -> Completion:
         """One event."""
-        return self._completion([self._choice(delta.choice, [delta])], usage or self._no_usage)
+        return self._completion([self._chunk_choice(delta)], usage or self._no_usage)
 
     def usage_chunk(self, usage: Usage) -> Completion:
         """The counts, with no choice."""
         return self._completion([], usage)
 
-    def whole(self, deltas: list[list[Delta]], usage: Usage) -> Completion:
-        """All choices at once."""
-        return self._completion([self._choice(index, of_choice) for index, of_choice in enumerate(deltas)], usage)
+    def whole(self, usage: Usage) -> Completion:
+        """The body without its choices."""
+        return self._completion([], usage)
 
-    def _choice(self, index: int, deltas: list[Delta]) -> CompletionChoice:
+    def choice(self, answer: Answer) -> Iterator[bytes]:
+        """One choice of the body."""
+        yield b'{"index":%d,"text":%b,"logprobs":' % (answer.index, encode(answer.text.getvalue()))
+        if self._num_top is None:
+            yield b"null"
+        else:
+            yield from completion_logprobs_pieces(self._edge.tokenizer, answer.tokens, self._num_top)
+        yield b',"finish_reason":%b}' % encode(answer.finish_reason)
+
+    def _chunk_choice(self, delta: Delta) -> CompletionChoice:
         logprobs = None
         if self._num_top is not None:
-            tokens = [token for delta in deltas for token in delta.tokens]
-            logprobs = completion_logprobs(self._edge.tokenizer, tokens, self._num_top)
-        return CompletionChoice(index, "".join(d.text for d in deltas), logprobs, deltas[-1].finish_reason)
+            logprobs = completion_logprobs(self._edge.tokenizer, delta.tokens, self._num_top)
+        return CompletionChoice(delta.choice, delta.text, logprobs, delta.finish_reason)
 
     def _completion(self, choices: list[CompletionChoice], usage: Usage | UnsetType | None) -> Completion:
         return Completion(self._id, self._created, self._edge.model_name, choices, usage)

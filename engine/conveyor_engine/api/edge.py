@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from starlette.requests import ClientDisconnect, Request
 
+from conveyor_engine.api.memory import Held, Memory
 from conveyor_engine.api.preparers import Preparers
 from conveyor_engine.async_engine import AsyncEngine
 from conveyor_engine.config import EngineConfig
@@ -30,6 +31,7 @@ class Edge:
     tokenizer: Tokenizer  # for decoding
     metrics: EngineMetrics
     preparers: Preparers  # validation and tokenizing, in processes of their own
+    memory: Memory
     created: int  # Unix seconds
 
 
@@ -51,7 +53,7 @@ def body_bytes_max(max_model_len: int) -> int:
     return max(BODY_BYTES_FLOOR, BODY_BYTES_PER_TOKEN * max_model_len)
 
 
-async def read_body(request: Request, max_bytes: int) -> bytes:
+async def read_body(request: Request, max_bytes: int, held: Held) -> bytes:
     """The whole body. Raises InvalidRequest, or one of its kinds for bodies."""
     encoding = request.headers.get("content-encoding", "identity")
     if encoding != "identity":
@@ -65,6 +67,7 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
         async with asyncio.timeout(BODY_SECONDS_MAX):
             async for piece in request.stream():
                 body += piece
+                held.grow(len(piece))
                 if len(body) > max_bytes:
                     raise too_large
     except TimeoutError:

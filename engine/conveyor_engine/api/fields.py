@@ -156,7 +156,6 @@ TABLE: tuple[Row, ...] = (
     *_only((False,), [OPENAI], "store", on=_CHAT),
     *_only((False,), [OPENAI], "include_obfuscation", on=(Place.STREAM_OPTIONS,)),
     # whose prefixes are shared with whom: accepted, these would promise what is not done
-    *_only((), _ENGINES, "cache_salt"),
     *_only((), [SGLANG], "extra_key"),
     *_only(({},), [VLLM], "kv_transfer_params", "ec_transfer_params"),
     # tools, reasoning and media

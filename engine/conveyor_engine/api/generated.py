@@ -9,19 +9,18 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
-from typing import Protocol
+from collections.abc import AsyncIterator, Callable, Iterator
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from conveyor_engine.api.choice import Choice, Delta
 from conveyor_engine.api.edge import Edge, body_bytes_max, edge_of, model_facts, read_body, timeout_seconds
 from conveyor_engine.api.failures import failure_body
+from conveyor_engine.api.formats import Answer, Format, Usage, encode
 from conveyor_engine.api.prepare import Job, Kind, Prepared
-from conveyor_engine.errors import ConveyorEngineError, DeadlineExceeded
+from conveyor_engine.errors import ConveyorEngineError, DeadlineExceeded, Overloaded
 from conveyor_engine.generation import Generation
 from conveyor_engine.request import RequestOutput
 from conveyor_engine.stop_strings import StopStrings
@@ -33,29 +32,8 @@ _SSE_HEADERS = [
     (b"x-accel-buffering", b"no"),
 ]
 _LINE_ENDS = tuple((end.encode(), f"\\u{ord(end):04x}".encode()) for end in "\u0085\u2028\u2029")
-_encode = msgspec.json.Encoder().encode
-
-
-class Usage(msgspec.Struct):
-    """Token counts: of the whole answer, where each prompt counts once, or of one choice so far."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: dict[str, int]
-
-
-class Format(Protocol):
-    """How answers look: completions or chat."""
-
-    def chunk(self, delta: Delta, usage: Usage | None) -> msgspec.Struct:
-        """One event of a stream, with its choice's counts so far when each is to have them."""
-
-    def usage_chunk(self, usage: Usage) -> msgspec.Struct:
-        """The event with the counts, when asked for."""
-
-    def whole(self, deltas: list[list[Delta]], usage: Usage) -> msgspec.Struct:
-        """The one body; `deltas[i]` are choice i's."""
+_READING_SECONDS = 5.0  # that a reader has after the end of its request's time
+_PIECE_BYTES = 32 * 2**10
 
 
 async def generate(
@@ -66,24 +44,27 @@ async def generate(
     edge = edge_of(request)
     facts = model_facts(edge)
     timeout = timeout_seconds(request, edge.config.request_timeout_seconds)
-    body = await read_body(request, body_bytes_max(facts.max_model_len))
-    with edge.engine.hold_place():
-        job = Job(kind, facts, edge.engine.num_requests_max, arrival, body)
-        try:
-            async with asyncio.timeout(arrival + timeout - time.monotonic()):
-                prepared = await edge.preparers.prepare(job)
-        except TimeoutError:
-            raise DeadlineExceeded("the request's time ran out before its prompt was tokenized") from None
-        request_ids = [choice.request_id for choice in prepared.choices]
-        generation = edge.engine.open_generation(request_ids, prepared.add, arrival + timeout - time.monotonic())
-    return GeneratedResponse(edge, prepared, make_format(edge, prepared), generation)
+    async with edge.memory.hold(timeout) as held:
+        body = await read_body(request, body_bytes_max(facts.max_model_len), held)
+        with edge.engine.hold_place():
+            job = Job(kind, facts, edge.engine.num_requests_max, arrival, body)
+            prepared = await edge.preparers.prepare(job)
+            request_ids = [choice.request_id for choice in prepared.choices]
+            seconds_left = arrival + timeout - time.monotonic()
+            generation = edge.engine.open_generation(request_ids, prepared.add, seconds_left)
+    return GeneratedResponse(edge, prepared, make_format(edge, prepared), generation, seconds_left)
 
 
 class GeneratedResponse(Response):
     """An answer that is made while it is sent."""
 
-    def __init__(self, edge: Edge, prepared: Prepared, answer_format: Format, generation: Generation) -> None:
+    def __init__(
+        self, edge: Edge, prepared: Prepared, answer_format: Format, generation: Generation, seconds: float
+    ) -> None:
+        """`seconds`: how long its reader may take."""
         super().__init__()
+        self._held = edge.memory.hold(seconds + _READING_SECONDS)
+        self._started = False
         self._edge = edge
         self._prepared = prepared
         self._format = answer_format
@@ -95,8 +76,20 @@ class GeneratedResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Errors before the first byte are raised, for the app's handlers to answer."""
-        async with self._generation:
-            await self._answer_or_leave(receive, send)
+
+        async def send_and_see(message: Message) -> None:
+            self._started = True
+            await send(message)
+
+        try:
+            async with self._generation, self._held:
+                self._generation.on_held = self._held.grow
+                await self._answer_or_leave(receive, send_and_see)
+        except (Overloaded, DeadlineExceeded) as error:
+            if not self._started:
+                raise
+            _log.info("event=reader_too_slow id=%s error=%s", self._prepared.id, type(error).__name__)
+            # It is left without an end: the server closes the connection.
 
     async def _answer_or_leave(self, receive: Receive, send: Send) -> None:
         work = asyncio.create_task(self._answer(send))
@@ -146,14 +139,32 @@ class GeneratedResponse(Response):
                 return
 
     async def _send_whole(self, batches: AsyncIterator[list[Delta]], send: Send) -> None:
-        collected: list[list[Delta]] = [[] for _ in self._choices]
+        """A short body has its length; a long one is made while it is read, so that its JSON never lies here whole."""
+        answers = [Answer(choice.index) for choice in self._choices]
         async for deltas in batches:
-            for delta in deltas:
-                collected[delta.choice].append(delta)
-        body = _encode(self._format.whole(collected, self._usage()))
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+            self._held.grow(sum(answers[delta.choice].add(delta) for delta in deltas))
+        body, headers = b"", [(b"content-type", b"application/json")]
+        for piece in self._whole(answers):
+            body += piece
+            if len(body) >= _PIECE_BYTES:
+                if not self._started:
+                    await send({"type": "http.response.start", "status": 200, "headers": headers})
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+                body = b""
+                await asyncio.sleep(0)
+        if not self._started:
+            headers.append((b"content-length", b"%d" % len(body)))
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
+
+    def _whole(self, answers: list[Answer]) -> Iterator[bytes]:
+        begin, end = encode(self._format.whole(self._usage())).split(b'"choices":[]')
+        yield begin + b'"choices":['
+        for answer in answers:
+            if answer.index:
+                yield b","
+            yield from self._format.choice(answer)
+        yield b"]" + end
 
     async def _send_stream(self, batches: AsyncIterator[list[Delta]], send: Send) -> None:
         """The status waits for the first tokens, so that until then a failure is an error status."""
@@ -165,14 +176,14 @@ class GeneratedResponse(Response):
                 await self._send_events(deltas, send)
             last = b"data: [DONE]\n\n"
             if self._prepared.include_usage:
-                last = event(_encode(self._format.usage_chunk(self._usage()))) + last
+                last = event(encode(self._format.usage_chunk(self._usage()))) + last
         except ConveyorEngineError as error:
             _log.info("event=stream_failed id=%s error=%s", self._prepared.id, type(error).__name__)
             last = event(failure_body(error))
         await send({"type": "http.response.body", "body": last})
 
     async def _send_events(self, deltas: list[Delta], send: Send) -> None:
-        events = b"".join(event(_encode(self._format.chunk(delta, self._usage_so_far(delta)))) for delta in deltas)
+        events = b"".join(event(encode(self._format.chunk(delta, self._usage_so_far(delta)))) for delta in deltas)
         await send({"type": "http.response.body", "body": events, "more_body": True})
 
     def _usage(self) -> Usage:
@@ -180,18 +191,18 @@ class GeneratedResponse(Response):
         completion_tokens = sum(choice.num_tokens for choice in self._choices)
         first_choices = self._choices[:: self._prepared.choices_per_prompt]
         cached = sum(choice.num_cached_tokens for choice in first_choices)
-        return _count(prompt_tokens, completion_tokens, cached)
+        return self._count(prompt_tokens, completion_tokens, cached)
 
     def _usage_so_far(self, delta: Delta) -> Usage | None:
         if not self._prepared.continuous_usage:
             return None
         prompt_tokens = self._prepared.choices[delta.choice].num_prompt_tokens
-        return _count(prompt_tokens, delta.num_tokens, self._choices[delta.choice].num_cached_tokens)
+        return self._count(prompt_tokens, delta.num_tokens, self._choices[delta.choice].num_cached_tokens)
 
-
-def _count(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
-    total_tokens = prompt_tokens + completion_tokens
-    return Usage(prompt_tokens, completion_tokens, total_tokens, {"cached_tokens": cached_tokens})
+    def _count(self, prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
+        """What is cached without a salt others may have sent: the count would tell what."""
+        details = {"cached_tokens": cached_tokens} if self._prepared.tells_cached_tokens else None
+        return Usage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, details)
 
 
 def event(data: bytes) -> bytes:

@@ -1,12 +1,13 @@
-"""Log probabilities in OpenAI's two shapes. Used by `completions` and `chat`."""
+"""Log probabilities in OpenAI's two shapes: an event's whole, a body's in pieces. Used by `completions` and `chat`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
 from conveyor_engine.api.choice import Token
 from conveyor_engine.tokenizer import Tokenizer
 
+_PIECE_TOKENS = 64
 LOWEST = -9999.0  # stands for minus infinity, which JSON cannot say
 
 
@@ -56,6 +57,37 @@ def completion_logprobs(tokenizer: Tokenizer, tokens: Sequence[Token], num_top: 
 def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[Token]) -> ChatLogprobs:
     """As many alternatives as the engine was asked for."""
     return ChatLogprobs([_chat_token(tokenizer, token) for token in tokens])
+
+
+def completion_logprobs_pieces(tokenizer: Tokenizer, tokens: Sequence[Token], num_top: int) -> Iterator[bytes]:
+    """The JSON of `completion_logprobs`, a few tokens at a time."""
+    yield b'{"tokens":'
+    yield from _array(tokens, lambda t: _text(tokenizer, t.logprobs.token_id))
+    yield b',"token_logprobs":'
+    yield from _array(tokens, lambda t: max(LOWEST, t.logprobs.logprob))
+    yield b',"top_logprobs":'
+    if num_top:
+        yield from _array(tokens, lambda t: _top_by_text(tokenizer, t))
+    else:
+        yield b"null"
+    yield b',"text_offset":'
+    yield from _array(tokens, lambda t: t.start)
+    yield b"}"
+
+
+def chat_logprobs_pieces(tokenizer: Tokenizer, tokens: Sequence[Token]) -> Iterator[bytes]:
+    """The JSON of `chat_logprobs`, a few tokens at a time."""
+    yield b'{"content":'
+    yield from _array(tokens, lambda t: _chat_token(tokenizer, t))
+    yield b',"refusal":null}'
+
+
+def _array(tokens: Sequence[Token], item: Callable[[Token], object]) -> Iterator[bytes]:
+    yield b"["
+    for start in range(0, len(tokens), _PIECE_TOKENS):
+        items = msgspec.json.encode([item(token) for token in tokens[start : start + _PIECE_TOKENS]])
+        yield (b"," if start else b"") + items[1:-1]
+    yield b"]"
 
 
 def _chat_token(tokenizer: Tokenizer, token: Token) -> ChatTokenLogprob:

@@ -22,6 +22,7 @@ Fields = TypeVar("Fields", bound=SamplingFields)
 
 
 Kind = Literal["completion", "chat"]
+LOGPROBS_MAX = 4_000_000  # of one request: each takes 12 bytes until its answer is sent, and 60 in the answer
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default
 
 
@@ -67,6 +68,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     choices: list[PreparedChoice]
     choices_per_prompt: int
     num_prompt_tokens: int  # each prompt once
+    tells_cached_tokens: bool
     add: bytes  # the message for the engine, encoded: the API process never handles the tokens
 
 
@@ -129,8 +131,10 @@ def _prepared(
                     prompt_token_ids=prompt,
                     sampling_params=_for_choice(params, choice),
                     arrival_time=job.arrival_time,
+                    cache_salt=fields.cache_salt,
                 )
             )
+    _check_logprobs(fields, [request.sampling_params for request in requests])
     return Prepared(
         id=request_id,
         stream=bool(fields.stream),
@@ -141,6 +145,7 @@ def _prepared(
         choices=[_choice(request) for request in requests],
         choices_per_prompt=fields.choices_per_prompt(),
         num_prompt_tokens=sum(map(len, prompts)),
+        tells_cached_tokens=fields.cache_salt is not None,
         add=encode_frame(Add.of(requests)),
     )
 
@@ -198,6 +203,16 @@ def _check_prompt(fields: SamplingFields, prompt: list[int], params: SamplingPar
             f"the {facts.max_model_len} tokens of this model's context; shorten the prompt or lower {limit}",
             param=limit,
             code="context_length_exceeded",
+        )
+
+
+def _check_logprobs(fields: SamplingFields, params: list[SamplingParams]) -> None:
+    total = sum(p.max_tokens * (p.logprobs + 1) for p in params if p.logprobs is not None)
+    if total > LOGPROBS_MAX:
+        most = f"{fields.max_tokens_field()} x (alternatives + 1), over all choices, is {total}"
+        raise InvalidRequest(
+            f"logprobs asks for too many log probabilities: {most}, more than {LOGPROBS_MAX}; lower one of them, or n",
+            param="logprobs",
         )
 
 

@@ -93,11 +93,16 @@ class Nursery:
 
     def __init__(self, model: ServedModel) -> None:
         """Forks: to be called while the process has one thread and no event loop."""
+        self.model = model
         self._control, theirs = socket.socketpair()
         if os.fork() == 0:
             self._control.close()
             _exit_after(lambda: _fork_workers(theirs, model))
         theirs.close()
+
+    def close(self) -> None:
+        """Ends it; its workers go on until their sockets are closed."""
+        self._control.close()
 
     def start_worker(self) -> socket.socket:
         """The socket of a new worker, which ends when it is closed. OSError if the nursery has ended."""

@@ -52,6 +52,7 @@ class Preparers:
 
     def __init__(self, nursery: Nursery) -> None:
         self._nursery = nursery
+        self._workers: set[_Worker] = set()
         self._idle: asyncio.Queue[_Worker] = asyncio.Queue()
         self._long = asyncio.Semaphore(1)
         self._by_kind: dict[Kind, asyncio.Semaphore] = {"chat": asyncio.Semaphore(_NUM_CHAT_WORKERS)}
@@ -60,6 +61,14 @@ class Preparers:
     async def start(self) -> None:
         for _ in range(NUM_WORKERS):
             await self._add_worker()
+
+    async def stop(self) -> None:
+        """Ends the workers and their nursery."""
+        self._nursery.close()
+        for task in self._running:
+            task.cancel()
+        for worker in self._workers:
+            worker.writer.close()
 
     async def prepare(self, job: Job) -> Prepared:
         """Raises what the job failed with. When it is cancelled, its worker goes on to the end of the job."""
@@ -89,6 +98,7 @@ class Preparers:
             reply = await worker.run(job)
             if reply is None or reply.retires:
                 worker.writer.close()
+                self._workers.discard(worker)
                 await self._add_worker()
             else:
                 self._idle.put_nowait(worker)
@@ -101,4 +111,6 @@ class Preparers:
             _log.critical("event=nursery_ended: this server drains, ends and must be started anew")
             os.kill(os.getpid(), signal.SIGTERM)
             return
-        self._idle.put_nowait(_Worker(*await asyncio.open_connection(sock=connection)))
+        worker = _Worker(*await asyncio.open_connection(sock=connection))
+        self._workers.add(worker)
+        self._idle.put_nowait(worker)

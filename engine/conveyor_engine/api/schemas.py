@@ -14,6 +14,7 @@ STOP_STRINGS_MAX = 16
 STOP_CHARACTERS_MAX = 1024
 TOP_LOGPROBS_MAX = 20
 CHOICES_MAX = 128
+CACHE_SALT_CHARACTERS_MAX = 1024
 
 
 def _parse_stop(value: object) -> object:
@@ -122,6 +123,8 @@ class SamplingFields(_Object):
     """No end before so many tokens."""
     ignore_eos: bool | None = False
     """Go on past the model's end-of-sequence token."""
+    cache_salt: Annotated[str, Field(min_length=1, max_length=CACHE_SALT_CHARACTERS_MAX)] | None = None
+    """Share cached prefixes only with requests of the same salt; `usage` then tells how many tokens were cached."""
 
     @model_validator(mode="after")
     def _check_together(self) -> "SamplingFields":

@@ -33,6 +33,7 @@ def load_config(path: str) -> PretrainedConfig:
 
 def load_model(path: str, config: PretrainedConfig, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
     """The model, in evaluation mode, on `device`, every weight from the checkpoint. Raises ModelError."""
+    _check_safetensors(Path(path))
     interface.register()
     transformers_logging.set_verbosity_error()  # what it would warn about is checked, and refused, here
     transformers_logging.disable_progress_bar()
@@ -48,6 +49,7 @@ def load_model(path: str, config: PretrainedConfig, dtype: torch.dtype, device: 
                 attn_implementation=interface.IMPLEMENTATION,
                 local_files_only=True,
                 trust_remote_code=False,
+                use_safetensors=True,
                 output_loading_info=True,
             )
             model = model.to(device).eval().requires_grad_(False)
@@ -59,3 +61,11 @@ def load_model(path: str, config: PretrainedConfig, dtype: torch.dtype, device: 
         raise ModelError(f"the model in {path} cannot be loaded: {checks.on_one_line(error)}") from error
     checks.check_weights(path, info)
     return model
+
+
+def _check_safetensors(directory: Path) -> None:
+    """Other formats are pickles, which can run code or crash their reader."""
+    others = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for path in directory.glob(pattern))
+    if others and not any(directory.glob("*.safetensors")):
+        found = f"{directory} has its weights only as {', '.join(others)}"
+        raise ModelError(f"{found}: save the model with safetensors (save_pretrained does), and try again")

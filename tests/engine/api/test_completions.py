@@ -226,3 +226,16 @@ def test_the_client_knows_the_errors(client: OpenAI) -> None:
         client.completions.create(model="tiny", prompt="a", best_of=3)
     with pytest.raises(NotFoundError, match="'other' is not served here; 'tiny' is"):
         client.completions.create(model="other", prompt="a")
+
+
+def test_an_answer_longer_than_one_piece_is_whole(server: EngineServer) -> None:
+    body = {"prompt": "the", "max_tokens": 300, "n": 2, "logprobs": 20, "ignore_eos": True}
+    response = server.post("/v1/completions", body)
+    assert response.headers["transfer-encoding"] == "chunked"
+    for index, choice in enumerate(response.json()["choices"]):
+        logprobs = choice["logprobs"]
+        assert (choice["index"], choice["finish_reason"]) == (index, "length")
+        assert {name: len(column) for name, column in logprobs.items()} == dict.fromkeys(logprobs, 300)
+        starts = logprobs["text_offset"]
+        assert starts == sorted(starts)
+        assert starts[-1] <= len(choice["text"])

@@ -1,0 +1,87 @@
+"""What this process holds for its clients, bodies and answers together, is bounded. Used by `edge` and `generated`.
+
+When there is too much, somebody gives way: whoever has held the most for the longest, so that a client that sends or
+reads slowly on purpose never costs another one its place.
+"""
+
+import asyncio
+import time
+from types import TracebackType
+from typing import Self
+
+from conveyor_engine.errors import DeadlineExceeded, Overloaded
+
+HELD_BYTES_MAX = 128 * 2**20
+_FREE_BYTES = 64 * 2**10  # of each holder's are not counted: their number is bounded by that of the connections
+
+
+class Memory:
+    """The bound, and all who hold something."""
+
+    def __init__(self, max_bytes: int = HELD_BYTES_MAX) -> None:
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._holders: set[Held] = set()
+
+    def hold(self, seconds: float) -> "Held":
+        """To be entered in the task of one request, which may take so long within."""
+        return Held(self, seconds)
+
+    def _add(self, holder: "Held", num_bytes: int) -> None:
+        self._holders.add(holder)
+        self._num_bytes += num_bytes
+        now = time.monotonic()
+        while self._num_bytes > self._max_bytes:
+            max(self._holders, key=lambda held: held.num_counted * (now - held.since)).give_way()
+
+    def _remove(self, holder: "Held") -> None:
+        if holder in self._holders:
+            self._holders.remove(holder)
+            self._num_bytes -= holder.num_counted
+
+
+class Held:
+    """What one request holds. Leaving raises Overloaded if it had to give way, DeadlineExceeded if its time is over."""
+
+    def __init__(self, memory: Memory, seconds: float) -> None:
+        self._memory = memory
+        self._num_bytes = 0
+        self._gave_way = False
+        self._seconds = seconds
+        self._timeout = asyncio.timeout(None)
+        self.since = time.monotonic()
+
+    @property
+    def num_counted(self) -> int:
+        """Bytes beyond those that are free."""
+        return max(0, self._num_bytes - _FREE_BYTES)
+
+    def grow(self, num_bytes: int) -> None:
+        """So much more, or less, is held."""
+        before = self.num_counted
+        self._num_bytes += num_bytes
+        if not self._gave_way and self.num_counted != before:
+            self._memory._add(self, self.num_counted - before)
+
+    def give_way(self) -> None:
+        """Ends what its task is doing."""
+        self._memory._remove(self)
+        self._gave_way = True
+        self._timeout.reschedule(asyncio.get_running_loop().time())
+
+    async def __aenter__(self) -> Self:
+        await self._timeout.__aenter__()
+        self._timeout.reschedule(asyncio.get_running_loop().time() + self._seconds)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._gave_way:
+            self._memory._remove(self)
+        try:
+            await self._timeout.__aexit__(kind, error, trace)
+        except TimeoutError:
+            if self._gave_way:
+                raise Overloaded("this server holds too much for its clients, most of it for you; try again") from None
+            raise DeadlineExceeded("the request's time ran out before its answer was complete") from None
