@@ -100,8 +100,8 @@ clients: ## Try real clients, each as its users install it, on the local cluster
 	@$(MAKE) --no-print-directory set-up
 	@export KUBECONFIG=$(KUBECONFIG_FILE) && $(PY) -m e2e.cluster load && $(PY) -m e2e.deploy && $(PY) -m e2e.clients
 
-fresh: ## Run TARGET (default: cluster and cluster-down) on a fresh clone in a bare Debian root, as root
-	python3 -m e2e.fresh make $(or $(TARGET),cluster cluster-down)
+fresh: ## Run TARGET (default: set-up, cluster-down) on a fresh clone in a bare Debian root, as root
+	python3 -m e2e.fresh make $(or $(TARGET),set-up cluster-down)
 
 demo-url: ## Print the base URL of the demo's service, for curl and OpenAI clients
 	@$(MAKE) --silent --no-print-directory venv >&2

@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import sys
 from pathlib import Path
 
@@ -26,18 +27,17 @@ _PASSED_ON = re.compile(r"(?i).*_proxy|GOPROXY|GOSUMDB|PIP_(CERT|INDEX_URL)|UV_I
 def main(command: list[str]) -> int:
     if os.geteuid() != 0:
         raise ProgramMissing("a bare root needs root: use sudo")
+    lent = [_LENDABLE[name] for name in _names()]
     programs.require(*_PROGRAMS)
     with exclusive():
         if network.exists() or cgroups.left():  # they are the machine's, and so the same in there
             raise ProgramMissing("a local cluster is up on this machine: make cluster-down")
         with bare_root() as root:
-            return _run(root, command)
+            return _run(root, lent, command)
 
 
-def _run(root: Path, command: list[str]) -> int:
-    lent = [
-        (str(folder), f"/{HOME}/{place}") for folder, place in map(_LENDABLE.__getitem__, _names()) if folder.exists()
-    ]
+def _run(root: Path, lendable: list[tuple[Path, str]], command: list[str]) -> int:
+    lent = [(str(folder), f"/{HOME}/{place}") for folder, place in lendable if folder.exists()]
     path = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"]
     if go := programs.found("go"):
         home = programs.run("go", "env", "GOROOT", capture_output=True, text=True, cwd="/").stdout.strip() or go
@@ -48,12 +48,15 @@ def _run(root: Path, command: list[str]) -> int:
     environment["LENT"] = "\n".join(" ".join(pair) for pair in lent)
     # With the first process of its namespace, all others end: --kill-child ends that one with this one.
     namespaces = ("--mount", "--propagation", "private", "--pid", "--fork", "--kill-child")
-    with programs.start("unshare", *namespaces, "bash", _ENTER, *command, env=environment) as inside:
-        while True:
-            try:
-                return int(inside.wait())
-            except KeyboardInterrupt:
-                print("fresh: stopping what runs in the bare root ...", flush=True)
+    inside = programs.start("unshare", *namespaces, "bash", _ENTER, *command, env=environment, start_new_session=True)
+
+    def interrupt(*_: object) -> None:
+        print("fresh: stopping what runs in the bare root ...", flush=True)
+        os.killpg(inside.pid, signal.SIGINT)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupt)
+    return int(inside.wait())
 
 
 def _names() -> list[str]:

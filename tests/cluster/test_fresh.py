@@ -1,0 +1,59 @@
+"""The bare root's command, up to the point where it would make one; CI makes one and brings the cluster up in it."""
+
+import contextlib
+import os
+from pathlib import Path
+
+import pytest
+
+from e2e.cluster import cgroups, network, programs
+from e2e.cluster.tools import ProgramMissing
+from e2e.fresh import __main__ as fresh
+from e2e.fresh import root
+
+
+@pytest.fixture(autouse=True)
+def nothing_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(programs, "require", lambda *names: None)
+    monkeypatch.setattr("e2e.cluster.lock.CACHE", tmp_path)
+    monkeypatch.setattr(network, "exists", lambda: False)
+    monkeypatch.setattr(cgroups, "left", list)
+    monkeypatch.setattr(root, "_FOLDER", tmp_path / "fresh")
+    monkeypatch.delenv("LEND", raising=False)
+
+
+def test_who_is_not_root_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(ProgramMissing, match="needs root"):
+        fresh.main(["true"])
+
+
+@pytest.mark.parametrize(("module", "name", "there"), [(network, "exists", True), (cgroups, "left", ["a group"])])
+def test_beside_a_cluster_of_the_machine_nothing_begins(
+    monkeypatch: pytest.MonkeyPatch, module: object, name: str, there: object
+) -> None:
+    monkeypatch.setattr(module, name, lambda: there)
+    with pytest.raises(ProgramMissing, match="make cluster-down"):
+        fresh.main(["true"])
+
+
+def test_what_is_lent_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LEND", "tools everything")
+    with pytest.raises(ProgramMissing, match="LEND knows tools, images, model, uv; not everything"):
+        fresh.main(["true"])
+
+
+def test_what_a_killed_run_has_left_is_removed_and_so_is_this_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = tmp_path / "fresh" / "run-root" / "left"
+    left.mkdir(parents=True)
+    (tmp_path / "debian").mkdir()
+    monkeypatch.setattr(root, "_pristine", lambda: tmp_path / "debian")
+    monkeypatch.setattr(root, "_NETWORK", ())
+    with contextlib.suppress(KeyboardInterrupt), root.bare_root() as made:
+        assert not left.exists()
+        assert (made / "src" / "Makefile").exists()
+        raise KeyboardInterrupt
+    assert not (tmp_path / "fresh" / "run-root").exists()
