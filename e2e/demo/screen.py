@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
@@ -12,9 +13,11 @@ from e2e.load import Load
 HPA_SYNC_SECONDS = 5.0  # what `e2e.cluster` sets; Kubernetes' own default is 15
 ROWS = 24  # as many as fit a screen
 LEGEND = (
-    "queue depth: requests that wait for a place in a running batch · in flight: all that are not answered yet\n"
-    "desired, ready: engine pods that the HPA wants, and that serve · TTFT: time to first token, as clients saw it in\n"
-    "the last 10 s. All pods, the cluster and the clients share this machine's processors: that is why it is slow."
+    "queue depth: requests that wait for a place in a running batch\n"
+    "in flight: all that are not answered yet\n"
+    "desired, ready: engine pods that the HPA wants, and that serve\n"
+    "TTFT: time to first token, as clients saw it in the last 10 s; slow, because\n"
+    "all pods, the cluster and the clients share this machine's processors"
 )
 GO_ON = """\
 export KUBECONFIG={kubeconfig}
@@ -29,15 +32,24 @@ make demo-down   # removes the cluster; says what stays on the disk"""
 
 
 def table(story: Story, load: Load, title: str) -> RenderableType:
-    made = Table(title=title)
-    for column in ("time", "queue depth", "in flight", "desired", "ready", "tokens/s", "TTFT P50", "TTFT P95"):
-        made.add_column(column, justify="right")
-    made.add_column("")
+    made = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for column in (
+        "time\ns",
+        "queue\ndepth",
+        "in\nflight",
+        "desired",
+        "ready",
+        "tokens\n/s",
+        "TTFT\nP50, s",
+        "P95, s",
+    ):
+        made.add_column(column, justify="right", no_wrap=True, vertical="bottom")
+    made.add_column("", min_width=16)
     for sample in shown(story.samples, ROWS):
         made.add_row(
-            f"{sample.at - story.began:.1f} s", _known(sample.queue_depth), _known(sample.in_flight),
+            f"{sample.at - story.began:.1f}", _known(sample.queue_depth), _known(sample.in_flight),
             str(sample.desired), str(sample.ready), f"{sample.tokens_per_second:.0f}",
-            seconds(sample.first_token_p50), seconds(sample.first_token_p95), sample.event,
+            _two_digits(sample.first_token_p50), _two_digits(sample.first_token_p95), sample.event,
             style="bold" if sample.event else None,
         )  # fmt: skip
     return Group(made, LEGEND)
@@ -71,6 +83,10 @@ def go_on(console: Console, url: str, kubeconfig: str, kubectl: str, helm: str, 
 
 def seconds(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f} s"
+
+
+def _two_digits(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
 
 
 def _known(value: float | None) -> str:

@@ -49,11 +49,11 @@ class Story:
         if self.all_ready is not None and sample.desired == sample.ready == 1:
             self.back_to_one = since
         if before and sample.desired != before.desired:
-            events.append(f"the HPA decides: {before.desired} -> {sample.desired}")
+            events.append(f"HPA: {before.desired} -> {sample.desired}")
         if before and sample.ready != before.ready:
-            events.append(f"{sample.ready} {'pod is' if sample.ready == 1 else 'pods are'} ready")
+            events.append(f"{sample.ready} {'pod' if sample.ready == 1 else 'pods'} ready")
         if self.burst_ended is not None and (before is None or before.at - self.began <= self.burst_ended):
-            events.append("the burst is over")
+            events.append("burst over")
         sample.event = ", ".join(events)
 
 

@@ -39,24 +39,31 @@ def test_the_row_of_the_decision_is_always_there() -> None:
     for num_samples in (10, 50, 300, 1000):
         story = burst(num_samples)
         rows = shown(story.samples, screen.ROWS)
-        decisions = [sample for sample in rows if "the HPA decides: 1 -> 3" in sample.event]
+        decisions = [sample for sample in rows if "HPA: 1 -> 3" in sample.event]
         assert [sample.at for sample in decisions] == [2.0], num_samples
         assert rows[-1] is story.samples[-1]
         assert len(rows) <= screen.ROWS + 1
-    assert "the HPA decides: 1 -> 3" in printed(burst())
+    assert "HPA: 1 -> 3" in printed(burst())
 
 
 def test_each_change_is_told_once() -> None:
     events = [sample.event for sample in burst().samples if sample.event]
     assert events == [
-        "the HPA decides: 1 -> 3", "3 pods are ready", "the burst is over", "the HPA decides: 3 -> 1, 1 pod is ready",
+        "HPA: 1 -> 3", "3 pods ready", "burst over", "HPA: 3 -> 1, 1 pod ready",
     ]  # fmt: skip
 
 
 def test_the_legend_names_every_column() -> None:
     text = printed(burst())
-    for column in ("queue depth", "in flight", "desired", "ready", "TTFT"):
-        assert text.count(column) >= 2, column
+    for word in ("queue depth", "in flight", "desired", "ready", "TTFT"):
+        assert word in screen.LEGEND
+        assert word.split()[-1] in text.split("queue depth:")[0], word
+
+
+def test_on_a_narrow_screen_no_figure_is_cut_off() -> None:
+    text = printed(burst(), width=80)
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_what_went_wrong_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
