@@ -199,13 +199,14 @@ class Connection(web.RequestHandler):
         self._is_answering = bool(self._messages)  # after an upgrade that was declined aiohttp has read on itself
         if self._messages:
             self._last_body = self._messages[-1][1]
-        ahead = self._take_ahead()
+        ahead = self._take_ahead() if self._ahead else b""
         if self.transport is None or self._close or self._force_close or not self._last_body.is_eof():
             return
         if self._buffer_paused:
             self._resume_reading_for_buffer()
-        self.data_received(b"")
-        self.data_received(ahead)
+        self._read(b"")  # what came with the request
+        if ahead:
+            self.data_received(ahead)
 
     def _expect_head(self) -> None:
         """A head that begins, or should, must be there in time. aiohttp checks it only while it waits for one."""
