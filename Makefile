@@ -16,7 +16,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export KUBECACHEDIR := $(CACHE)/kubectl
 KUBECONFIG_FILE = $$($(PY) -m e2e.cluster kubeconfig)
 
-.PHONY: help venv tools cluster-tools generate check check-generated test test-oldest set-up e2e demo demo-url demo-down demo-model images cluster cluster-down deploy fresh clients bench clean
+.PHONY: help venv tools cluster-tools generate check check-generated test test-oldest set-up e2e demo demo-url demo-down demo-model images cluster cluster-down deploy fresh clients bench soak clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -113,6 +113,9 @@ bench: venv tools ## Measure the gateway, the operator and the engine
 	$(PY) bench/gateway.py
 	$(PY) bench/reconcile.py
 	$(PY) -m conveyor_engine bench --compare hf-static
+
+soak: venv tools ## Measure what others get while clients and engines are hostile
+	$(PY) bench/hostile.py
 
 clean: ## Remove what the build made in the checkout (the cache folder stays)
 	rm -rf .venv dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -51,7 +51,7 @@ class PublicApp:
     async def _answer(self, request: BaseRequest, path: str) -> StreamResponse:
         if not self.readiness.synced:
             raise Unavailable("the gateway has not read the InferenceServices yet; try again", "not_synced")
-        route = parse_route(request.method, path, request.headers.get("Host", ""), self.own_hosts, self.directory)
+        route = parse_route(request.method, path, _find_host(request), self.own_hosts, self.directory)
         if route.action is Action.GENERATE:
             return await self.gateway.answer(request, route)
         if route.action is Action.STATUS:
@@ -78,6 +78,14 @@ class PublicApp:
         if route.model != service.model_name:
             raise NotFound(f"{service.key} serves the model {service.model_name!r}", "model_not_found", "model")
         return build_model(service, route.model)
+
+
+def _find_host(request: BaseRequest) -> str:
+    """A target with a host of its own, as proxies are sent, counts before the Host header (RFC 9112, section 3.2.2)."""
+    if "Host" not in request.headers:  # aiohttp would ask the DNS for this machine's name
+        return ""
+    host = request.host
+    return f"[{host}]" if host.count(":") > 1 and "[" not in host else host
 
 
 def build_admin_handler(

@@ -94,3 +94,8 @@ class Unavailable(GatewayError):
 class TimedOut(GatewayError):
     status = 504
     type = "server_error"
+
+    def with_hint(self, service: str) -> "TimedOut":
+        """The same, with where to look; `service` is `namespace/name`."""
+        namespace, _, name = service.partition("/")
+        return TimedOut(f"{self}; kubectl describe infsvc {name} -n {namespace} says how it is", self.code, self.param)

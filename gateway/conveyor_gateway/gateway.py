@@ -100,6 +100,8 @@ class Gateway:
             task.cancel()
 
     def _refuse(self, error: GatewayError, record: Record) -> StreamResponse:
+        if isinstance(error, TimedOut) and record.service:
+            error = error.with_hint(record.service)
         record.status, record.reason = error.status, error.code
         return build_error(error, record.request_id)
 

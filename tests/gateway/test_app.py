@@ -151,3 +151,24 @@ async def test_unknown_services_make_no_series(gateway: GatewayProcess, http: ai
     after = gateway.metric("conveyor_gateway_requests_total", namespace="", inference_service="", code="404")
     assert after == before + 3
     assert "nobody" not in gateway.admin("/metrics")[1]
+
+
+@pytest.mark.parametrize(
+    ("target", "code"),
+    [
+        ("http://qwen.{namespace}/v1/models/other", "model_not_found"),  # the service's own page
+        ("http://other.{namespace}:80/v1/models", "service_not_found"),
+        ("http://x@127.0.0.1:99/{namespace}/qwen/v1/models/other", "model_not_found"),
+        ("http://[::1]/{namespace}/qwen/v1/models/other", "model_not_found"),
+        ("http://[::1]/v1/nothing", "path_not_found"),
+    ],
+)
+async def test_the_host_of_an_absolute_target_counts_and_not_the_header(stack: Stack, target: str, code: str) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", stack.gateway.port)
+    target = target.format(namespace=stack.cluster.namespace)
+    writer.write(
+        f"GET {target} HTTP/1.1\r\nHost: nothing.{stack.cluster.namespace}\r\nConnection: close\r\n\r\n".encode()
+    )
+    received = await asyncio.wait_for(reader.read(), 20)
+    writer.close()
+    assert json.loads(received.partition(b"\r\n\r\n")[2])["error"]["code"] == code

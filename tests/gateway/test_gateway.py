@@ -77,6 +77,7 @@ async def test_waiting_longer_than_the_queue_timeout_is_answered_504(stack: Stac
     status, body, _ = await post(http, stack.completions)
     assert (status, body["error"]["code"]) == (504, "queue_timeout")
     assert "0 engines are ready" in body["error"]["message"]
+    assert f"kubectl describe infsvc qwen -n {stack.cluster.namespace}" in body["error"]["message"]
     assert stack.demand()["in_flight"] == 0
 
 

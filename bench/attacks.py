@@ -1,0 +1,140 @@
+"""The attacks of `hostile`: clients on plain sockets, and the engine that plays along; all on the loopback."""
+
+import asyncio
+import contextlib
+import re
+import socket
+import sys
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from tests.gateway.process import GatewayProcess
+
+HOSTILE = "default/hostile"
+MIB = 1 << 20
+
+
+# The engine of both services; the first word of a body says what to answer
+
+
+async def run_engines(address: str) -> None:
+    """Prints its port; ends with its stdin."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = re.search(rb"content-length: (\d+)", head, re.I)
+                body = await reader.readexactly(int(length[1]) if length else 0)
+                await _write(body.split(b" ")[0], writer)
+        writer.close()
+
+    async def _write(kind: bytes, writer: asyncio.StreamWriter) -> None:
+        stream = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+        event = b"data: " + b"x" * 1000 + b"\n\n"
+        endless = {
+            b"interim": (b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 2000),
+            b"tiny": (stream, b"1\r\na\r\n" * 8000),
+            b"stream": (stream, b"%x\r\n%b\r\n" % (len(event), event)),
+        }
+        if kind not in endless:
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}")
+            return await writer.drain()
+        begin, rest = endless[kind]
+        writer.write(begin)
+        while True:
+            writer.write(rest)
+            await writer.drain()
+
+    server = await asyncio.start_server(answer, address, 0, limit=16 * MIB, backlog=1024)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+
+
+# The clients
+
+
+@dataclass(slots=True)
+class Stage:
+    """`ports` are plain HTTP ports with the path of their probe."""
+
+    gateway: GatewayProcess
+    ports: dict[str, tuple[int, str]]
+    clients: contextlib.AsyncExitStack
+
+    async def connect(self, port: int, sent: bytes = b"", receive_bytes: int = 0) -> socket.socket:
+        """A client that has sent `sent` and does no more."""
+        client = socket.socket()
+        self.clients.callback(client.close)
+        if receive_bytes:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        client.setblocking(False)
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(TimeoutError, ConnectionError):
+            async with asyncio.timeout(5):
+                await loop.sock_connect(client, ("127.0.0.1", port))
+                await loop.sock_sendall(client, sent)
+        return client
+
+    async def post(self, body: bytes, missing: int = 0, **options: int) -> socket.socket:
+        """A request for the hostile service, `missing` bytes of it."""
+        head = f"POST /{HOSTILE}/v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body) + missing}\r\n\r\n"
+        return await self.connect(self.gateway.port, head.encode() + body, **options)
+
+
+Attack = Callable[[Stage], Coroutine[Any, Any, None]]
+
+
+async def idle(stage: Stage) -> None:
+    for port, _ in stage.ports.values():
+        await asyncio.gather(*(stage.connect(port) for _ in range(1000)))
+
+
+async def ahead(stage: Stage) -> None:
+    """Large headers twice, and the second request's body before the first has its answer."""
+    head = f"POST /{HOSTILE}/v1/completions HTTP/1.1\r\nHost: x\r\n" + "".join(
+        f"X-{n}: {'p' * 7900}\r\n" for n in range(3)
+    )
+    sent = f"{head}Content-Length: 6\r\n\r\nstream{head}Content-Length: {MIB}\r\n\r\n".encode() + b"z" * (MIB // 4)
+    for _ in range(30):  # a few at a time: who measures shares the loop
+        await asyncio.gather(*(stage.connect(stage.gateway.port, sent) for _ in range(50)))
+        await asyncio.sleep(0.05)
+
+
+async def uploads(stage: Stage) -> None:
+    await asyncio.gather(*(stage.post(b"x" * (8 * MIB - 1), missing=1) for _ in range(32)))
+
+
+async def writers(stage: Stage) -> None:
+    await asyncio.gather(*(stage.post(b"x", missing=999) for _ in range(100)))
+
+
+async def readers(stage: Stage) -> None:
+    await asyncio.gather(*(stage.post(b"stream", receive_bytes=4096) for _ in range(100)))
+
+
+async def interim(stage: Stage) -> None:
+    await asyncio.gather(*(stage.post(b"interim") for _ in range(8)))
+
+
+async def tiny(stage: Stage) -> None:
+    async def read(client: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while await asyncio.get_running_loop().sock_recv(client, 1 << 16):
+                pass
+
+    for client in await asyncio.gather(*(stage.post(b"tiny") for _ in range(8))):
+        stage.clients.callback(asyncio.create_task(read(client)).cancel)
+
+
+async def nested(stage: Stage) -> None:
+    body = b'{"model":"good","x":[' + b"[[[[[]]]]]," * (MIB // 12) + b"1]}"
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    for _ in range(20):
+        await stage.connect(stage.gateway.port, head + body)
+
+
+ATTACKS: dict[str, Attack] = {
+    each.__name__: each for each in (idle, ahead, uploads, writers, readers, interim, tiny, nested)
+}
