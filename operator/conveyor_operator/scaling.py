@@ -21,8 +21,9 @@ Object = Mapping[str, Any]
 SCALED: Final = "scaled"
 """What the message of a decision to change the replicas begins with."""
 
-# For up to 30 s after the CRD was made the HPA's controller does not know the kind; it looks anew by itself.
-_NOT_KNOWN_YET = f'no matches for kind "{names.KIND}"'
+# What the HPA's controller says for up to 30 s after an installation: so long it keeps what kinds and APIs there are.
+_NO_KIND_YET: Final = f'no matches for kind "{names.KIND}"'
+_NO_API_YET: Final = f"no custom metrics API ({names.METRICS_GROUP}) registered"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,8 @@ class MetricsApi:
     owner: str = ""
     api_service: str = ""
     missing: str = ""
+    registered: bool = False
+    """Both versions are ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,9 @@ def judge_scaling(spec: InferenceServiceSpec, observed: Observed, metrics_api: M
         return "False", Reason.METRICS_UNAVAILABLE, message
     if observed.autoscaler is None:
         return "Unknown", Reason.WAITING_FOR_AUTOSCALER, "there is no HorizontalPodAutoscaler yet"
+    said = observed.autoscaler.conditions.get("ScalingActive", ("", "", ""))[2]
+    if _NO_KIND_YET in said or (metrics_api.registered and _NO_API_YET in said):
+        return "Unknown", Reason.WAITING_FOR_AUTOSCALER, "the HorizontalPodAutoscaler looks at the API anew within 30 s"
     return _mirror(observed.autoscaler)
 
 
@@ -166,12 +172,6 @@ def _explain_fixed(spec: InferenceServiceSpec, observed: Observed) -> str:
 
 
 def _mirror(autoscaler: AutoscalerState) -> tuple[str, Reason, str]:
-    if _NOT_KNOWN_YET in autoscaler.conditions.get("ScalingActive", ("", "", ""))[2]:
-        return (
-            "Unknown",
-            Reason.WAITING_FOR_AUTOSCALER,
-            "the HorizontalPodAutoscaler learns of InferenceServices shortly",
-        )
     for kind, failing in (("AbleToScale", Reason.AUTOSCALER_FAILED), ("ScalingActive", Reason.METRICS_UNAVAILABLE)):
         status, reason, message = autoscaler.conditions.get(kind, ("Unknown", "", ""))
         if status == "Unknown":

@@ -137,6 +137,15 @@ def test_a_kind_that_the_hpa_does_not_know_yet_is_no_failure() -> None:
     assert judge(make_autoscaler(conditions=conditions))[:2] == ("Unknown", "WaitingForAutoscaler")
 
 
+def test_an_api_that_is_registered_and_that_the_hpa_does_not_know_yet_is_no_failure() -> None:
+    conditions = WORKING | {
+        "ScalingActive": ("False", "FailedGetObjectMetric", "no custom metrics API (custom.metrics.k8s.io) registered")
+    }
+    new, none = MetricsApi(registered=True), MetricsApi()
+    assert judge(make_autoscaler(conditions=conditions), new)[:2] == ("Unknown", "WaitingForAutoscaler")
+    assert judge(make_autoscaler(conditions=conditions), none)[:2] == ("False", "MetricsUnavailable")
+
+
 @given(st.integers(0, 100_000), st.integers(1, 50), st.integers(1, 1024))
 def test_the_total_is_found_again_from_the_hpas_average(total: int, replicas: int, target: int) -> None:
     milli = -(-total * 1000 // replicas)  # the HPA rounds its average up to thousandths

@@ -150,7 +150,7 @@ class MetricsApiKeeper:
 
     def _tell(self, missing: str) -> None:
         """Sets `metrics_api`; `missing` says why nobody has the group, if nobody has."""
-        told = MetricsApi(missing=missing)
+        told = MetricsApi(missing=missing, registered=not missing)
         for name, found in self._look().foreign.items():
             told = MetricsApi(describe_owner(found), name)
         if told != self.metrics_api:

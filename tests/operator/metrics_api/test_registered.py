@@ -42,7 +42,7 @@ async def test_it_is_registered_once_it_answers_with_its_certificate(
         assert registered(installed) == NOBODY
         serving = await until_registered(installed, server)
         assert set(bundles(installed)) == {serving.bundle}
-        assert keeper.metrics_api == MetricsApi()
+        assert keeper.metrics_api == MetricsApi(registered=True)
         await until_namespace_ends(installed)
 
 
