@@ -15,6 +15,7 @@ from tests.metrics.aggregation import Aggregated
 from tests.metrics.test_server import read_health
 
 from conveyor_api.http_server import AppRunner
+from conveyor_metrics import listener
 from conveyor_metrics.auth import Trust
 from conveyor_metrics.certificates import Serving
 from conveyor_metrics.listener import ApiConnection, Listener
@@ -118,13 +119,13 @@ async def test_stopping_in_the_middle_of_a_change_of_certificates_answers_what_w
         return app
 
     async def ask() -> str:
-        async with http.get(f"https://127.0.0.1:{listener.port}/", ssl=False) as got:
+        async with http.get(f"https://127.0.0.1:{opened.port}/", ssl=False) as got:
             return await got.text()
 
-    listener = Listener("127.0.0.1", 0, build_app)
-    serving = asyncio.create_task(listener.serve(servings()))
+    opened = Listener("127.0.0.1", 0, build_app)
+    serving = asyncio.create_task(opened.serve(servings()))
     async with aiohttp.ClientSession() as http, asyncio.timeout(30):
-        while listener.port is None:  # noqa: ASYNC110  it has no event for it
+        while opened.port is None:  # noqa: ASYNC110  it has no event for it
             await asyncio.sleep(0.01)
         asking = asyncio.create_task(ask())
         await changed.wait()
@@ -135,3 +136,27 @@ async def test_stopping_in_the_middle_of_a_change_of_certificates_answers_what_w
         answering.set()
         assert await asking == "answered"
         await asyncio.wait({serving})
+
+
+async def test_a_connection_that_begins_no_handshake_is_closed_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "_HANDSHAKE_SECONDS", 0.2)
+    pair = Authority(tmp_path, "serving-authority").issue("tls", "localhost", names=["localhost"])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pair.certificate, pair.key)
+
+    async def servings() -> AsyncIterator[Serving]:
+        yield Serving(context, Trust("", (), ()))
+        await asyncio.Event().wait()
+
+    opened = Listener("127.0.0.1", 0, lambda _: web.Application())
+    serving = asyncio.create_task(opened.serve(servings()))
+    async with asyncio.timeout(20):
+        while opened.port is None:  # noqa: ASYNC110  it has no event for it
+            await asyncio.sleep(0.01)
+        reader, writer = await asyncio.open_connection("127.0.0.1", opened.port)
+        assert await reader.read() == b""
+    writer.close()
+    serving.cancel()
+    await asyncio.wait({serving})
