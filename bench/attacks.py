@@ -77,6 +77,16 @@ class Stage:
                 await loop.sock_sendall(client, sent)
         return client
 
+    def read(self, client: socket.socket, num_bytes: int, pause_seconds: float) -> None:
+        """Goes on in the background."""
+
+        async def go_on() -> None:
+            with contextlib.suppress(OSError):
+                while await asyncio.get_running_loop().sock_recv(client, num_bytes):  # noqa: ASYNC110  as clients do
+                    await asyncio.sleep(pause_seconds)
+
+        self.clients.callback(asyncio.create_task(go_on()).cancel)
+
     async def post(self, body: bytes, missing: int = 0, **options: int) -> socket.socket:
         """A request for the hostile service, `missing` bytes of it."""
         head = f"POST /{HOSTILE}/v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body) + missing}\r\n\r\n"
@@ -111,21 +121,20 @@ async def writers(stage: Stage) -> None:
 
 
 async def readers(stage: Stage) -> None:
-    await asyncio.gather(*(stage.post(b"stream", receive_bytes=4096) for _ in range(100)))
+    """Each reads a little, often."""
+    for client in await asyncio.gather(*(stage.post(b"stream", receive_bytes=4096) for _ in range(100))):
+        stage.read(client, 1 << 12, pause_seconds=0.1)
 
 
 async def interim(stage: Stage) -> None:
-    await asyncio.gather(*(stage.post(b"interim") for _ in range(8)))
+    for _ in range(6):
+        await asyncio.gather(*(stage.post(b"interim") for _ in range(8)))
+        await asyncio.sleep(1)
 
 
 async def tiny(stage: Stage) -> None:
-    async def read(client: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while await asyncio.get_running_loop().sock_recv(client, 1 << 16):
-                pass
-
     for client in await asyncio.gather(*(stage.post(b"tiny") for _ in range(8))):
-        stage.clients.callback(asyncio.create_task(read(client)).cancel)
+        stage.read(client, 1 << 16, pause_seconds=0)
 
 
 async def nested(stage: Stage) -> None:

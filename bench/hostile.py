@@ -134,7 +134,7 @@ async def attack(stage: Stage, name: str, seconds: float) -> dict[str, Any]:
         "attack": name,
         "added_p50_ms": (median(taken["request"]) - median(alone["request"])) * 1000,
         "added_max_seconds": max(taken["request"]) - max(alone["request"]),
-        "slowest_probe_seconds": max(probes),
+        "slowest_probe_seconds": max(probes, default=float("inf")),
         "places_back_seconds": places_seconds,
         "rss_added_mib": after - before,
         "rss_mib": after,

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from aiohttp import StreamReader, web
-from aiohttp.http import HttpRequestParser
+from aiohttp.http import HttpRequestParser, HttpVersion11, RawRequestMessage
 from aiohttp.http_exceptions import LineTooLong
 from aiohttp.streams import EMPTY_PAYLOAD
 from aiohttp.web_protocol import RequestPayloadError, _ErrInfo
@@ -26,6 +26,7 @@ MAX_HEAD_BYTES: Final = 32 << 10  # all of them
 HEAD_SECONDS: Final = 10.0  # how long they may take to arrive
 MAX_UNREAD_BYTES: Final = 32 << 10  # of an answer, in this process, before whoever writes it has to wait
 UNREAD_SECONDS: Final = 30.0  # in which half as many have to be read, while a writer waits
+PROBE_SECONDS: Final = 0.5  # between two looks whether a client that sends no more is still there
 MAX_AHEAD_BYTES: Final = 8 << 20  # of requests behind others, on all connections of a port
 _PIECE_BYTES: Final = 16 << 10  # that are parsed at a time
 _READ_BUFFER_BYTES: Final = 64 << 10
@@ -50,7 +51,9 @@ class Connection(web.RequestHandler):
         "_head_bytes",
         "_is_answering",
         "_last_body",
+        "_probe_timer",
         "_server",
+        "_takes_interim",
         "_unread_bytes",
         "_unread_check",
         "peer",
@@ -78,6 +81,8 @@ class Connection(web.RequestHandler):
         self._head_bytes = 0  # of the head that is on its way
         self._is_answering = False
         self._last_body: StreamReader = EMPTY_PAYLOAD  # of the last request that was read
+        self._probe_timer: asyncio.TimerHandle | None = None
+        self._takes_interim = False  # the client of the last request that was read
         self._unread_bytes = 0  # of the answer, when it was looked at last
         self._unread_check: asyncio.TimerHandle | None = None
         self.peer = ""
@@ -106,12 +111,31 @@ class Connection(web.RequestHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._take_ahead()
-        if self._unread_check is not None:
-            self._unread_check.cancel()
+        for timer in (self._unread_check, self._probe_timer):
+            if timer is not None:
+                timer.cancel()
         super().connection_lost(exc)
 
+    def eof_received(self) -> bool | None:  # type: ignore[override]
+        """The client sends no more: it has left, or it only waits for its answer (a half-closed connection)."""
+        may_wait = self._takes_interim and self._has_request() and not (self._ahead or self._has_begun())
+        if not may_wait or self.ssl_context is not None:
+            return None  # the transport closes itself
+        self._close = True  # after the answer
+        self._probe_timer = self._loop.call_later(PROBE_SECONDS, self._probe)
+        return True
+
+    def _has_begun(self) -> bool:
+        return self._current_request is not None and self._current_request.writer.output_size > 0
+
+    def _probe(self) -> None:
+        """Who has left resets the connection at what is sent, and the next write sees it."""
+        if self.transport is not None and self._current_request is not None and not self._has_begun():
+            self.transport.write(b"HTTP/1.1 102 Processing\r\n\r\n")
+            self._probe_timer = self._loop.call_later(PROBE_SECONDS, self._probe)
+
     def drop(self) -> None:
-        """Ends the connection at once, with what was not read of its answer."""
+        """At once, with what was not read of its answer."""
         if self.transport is not None:
             self.transport.abort()
 
@@ -160,7 +184,9 @@ class Connection(web.RequestHandler):
         is_head, known = self._last_body.is_eof(), self._request_count
         super().data_received(data)
         if self._request_count > known:
-            self._head_bytes, self._last_body, self._is_answering = 0, self._messages[-1][1], True
+            message, self._last_body = self._messages[-1]
+            self._head_bytes, self._is_answering = 0, True
+            self._takes_interim = isinstance(message, RawRequestMessage) and message.version >= HttpVersion11
         elif is_head and data:
             if not self._head_bytes:
                 self._expect_head()
@@ -209,7 +235,7 @@ class Connection(web.RequestHandler):
             self.data_received(ahead)
 
     def _expect_head(self) -> None:
-        """A head that begins, or should, must be there in time. aiohttp checks it only while it waits for one."""
+        """A head that begins, or should, must be there in time."""
         if self._keepalive_handle is not None:
             self._keepalive_handle.cancel()
         self._next_keepalive_close_time = self._loop.time() + HEAD_SECONDS

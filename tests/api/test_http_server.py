@@ -198,3 +198,27 @@ async def test_a_client_that_reads_slowly_gets_its_whole_answer(monkeypatch: pyt
         while received < 8 << 20:  # a quarter of a megabyte in each of 32 looks at it
             received += len(await reader.read(1 << 18))
             await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("path", [b"/", b"/wait"])
+async def test_a_client_that_closes_its_own_side_gets_its_answer(path: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_connection, "PROBE_SECONDS", 0.05)
+    async with Port().open() as port:
+        reader, writer = await port.connect()
+        writer.write(GET.replace(b"GET /", b"GET " + path))
+        writer.write_eof()
+        if path == b"/wait":
+            received = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+            assert received == b"HTTP/1.1 102 Processing\r\n\r\n"
+            port.go_on.set()
+        received = await asyncio.wait_for(reader.read(), 20)
+        assert received.endswith(b"ok")
+        assert b"HTTP/1.1 200 OK" in received
+
+
+async def test_a_client_of_http_1_0_that_sends_no_more_has_left() -> None:
+    async with Port().open() as port:
+        reader, writer = await port.connect(b"GET /wait HTTP/1.0\r\n\r\n")
+        await until(lambda: port.bodies)
+        writer.write_eof()
+        assert await asyncio.wait_for(reader.read(), 20) == b""
