@@ -24,10 +24,10 @@ from conveyor_engine.errors import ConveyorEngineError, InvalidRequest, Overload
 
 CPU_SECONDS = 1.0  # of one job ...
 CPU_SECONDS_PER_MIB = 1.0  # ... and for each MiB of its body: several times what any takes
-MEMORY_BYTES = 128 * 2**20  # that one job may add ...
+MEMORY_BYTES = 96 * 2**20  # that one job may add ...
 MEMORY_BYTES_PER_TOKEN = 512  # ... and for each token of the context: tokenizing takes 110 bytes per character
 _RETIRE_BYTES = 32 * 2**20  # a worker that grew by so much gives its memory back by ending
-_NICENESS = 10  # tokens of running streams go before prompts of new ones
+_NICENESS = 5  # tokens of running streams go before prompts of new ones
 _LENGTH = struct.Struct("!I")
 _ERRORS: dict[str, type[ConveyorEngineError]] = {
     kind.__name__: kind for kind in (InvalidRequest, UnknownModel, Overloaded, Unavailable)
