@@ -23,6 +23,7 @@ import transformers
 from transformers import PreTrainedModel
 
 from conveyor_engine import machine, native
+from conveyor_engine.bench_modes import measure_modes
 from conveyor_engine.bench_systems import SHAPES, Conveyor, HfStatic, Prompts, System, Workload, write_model
 from conveyor_engine.models.packed_linear import PackedLinear
 
@@ -138,11 +139,18 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> dict[str, 
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder), arguments.model_shape, getattr(torch, arguments.dtype))
         say(f"event=model_written shape={arguments.model_shape} dtype={arguments.dtype}")
+        vocab_size = SHAPES[arguments.model_shape]["vocab_size"]
+        about = {
+            "same_float32_tokens_as_transformers": True,
+            "workload": {"model_shape": arguments.model_shape, "dtype": arguments.dtype, **asdict(workload)},
+            "hardware": hardware,
+        }
+        if arguments.compare == "modes":
+            return {"modes": measure_modes(Path(folder), arguments.dtype, workload, vocab_size, say), **about}
         conveyor = Conveyor(Path(folder), arguments.dtype, workload, say)
         systems: dict[str, System] = {"conveyor": conveyor}
         if arguments.compare == "hf-static":
             systems["hf-static"] = HfStatic(Path(folder), arguments.dtype)
-    vocab_size = SHAPES[arguments.model_shape]["vocab_size"]
     figures = measure(systems, workload, vocab_size, arguments.rounds, arguments.budget_seconds, say)
     ours = statistics.median(figures["conveyor"])
     ceiling = workload.requests * workload.output_tokens / gemm_seconds(conveyor.core.runner.model, workload)
@@ -159,16 +167,17 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> dict[str, 
         },
         "gemm_only_output_tokens_per_second": round(ceiling, 2),
         "rounds": {name: [round(value, 2) for value in values] for name, values in figures.items()},
-        "same_float32_tokens_as_transformers": True,
-        "workload": {"model_shape": arguments.model_shape, "dtype": arguments.dtype, **asdict(workload)},
-        "hardware": hardware,
+        **about,
     }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options, for `__main__`."""
     parser.add_argument(
-        "--compare", choices=["none", "hf-static"], default="none", help="the peer to run in turns with"
+        "--compare",
+        choices=["none", "hf-static", "modes"],
+        default="none",
+        help="the peer to run in turns with; modes = the batching modes instead, on requests of mixed sizes",
     )
     parser.add_argument(
         "--model-shape", choices=sorted(SHAPES), default="qwen3-0.6b", help="random weights of this shape"

@@ -23,6 +23,16 @@ def test_the_last_line_is_one_json_object_with_the_ratio_to_the_peer(capsys: pyt
     assert any("fraction_reached" in line for line in lines)
 
 
+def test_the_modes_are_compared_on_the_same_requests(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["--model-shape", "tiny", "--requests", "8", "--input-tokens", "40", "--output-tokens", "24"]
+    assert bench.main([*sizes, "--compare", "modes"]) == 0
+    modes = json.loads(capsys.readouterr().out.splitlines()[-1])["modes"]
+    assert list(modes) == ["none", "static", "static-packed", "dynamic", "continuous"]
+    assert modes["continuous"]["steps"] < modes["none"]["steps"]
+    assert [name for name in modes if modes[name]["padding_share"]] == ["static"]
+    assert modes["static"]["closes"] == {"full": 4}
+
+
 def test_a_difference_in_the_tokens_stops_the_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
     right = bench.HfStatic.generate
     monkeypatch.setattr(bench.HfStatic, "generate", lambda *a: [[t ^ 1 for t in row] for row in right(*a)])
