@@ -96,7 +96,7 @@ def test_the_tolerance_is_named_only_where_it_keeps_the_replicas_as_they_are(
         conditions=WORKING | {"AbleToScale": ("True", able, "why")},
     )
     reason, told = explain(state)
-    assert ("within the tolerance" in told) == (-(-total // 10) != now and abs(total / (10 * now) - 1) <= 0.1)
+    assert ("within the tolerance" in told) == (-(-total // 10) != now and abs(total - 10 * now) <= now)
     assert told.startswith(f"scaled {now} -> {desired}: " if now != desired else f"{desired} replicas: ")
     wish = now if "within" in told else min(8, max(1, -(-total // 10)))
     assert (reason in ("Decided", "AtMaximum")) == (wish == desired)
