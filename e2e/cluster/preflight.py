@@ -31,7 +31,7 @@ class Step:
 
 
 PACKAGES = Step("Python's packages", 1.5, 7)
-PROGRAMS = Step("Kubernetes' programs", 10, 10, scales=True)
+PROGRAMS = Step("Kubernetes' programs", 12, 10, scales=True)
 IMAGES = Step("the images", 3, 8)
 LOADING = Step("bringing them to the node", 2, 10)
 MODEL = Step("the demo's model", 2, 0.1)
@@ -65,7 +65,8 @@ def steps() -> Iterator[Step]:
 def estimate(todo: list[Step], cores: int) -> str:
     minutes = sum(step.minutes * (2 / cores if step.scales else 1) for step in todo)
     names = ", ".join(step.name for step in todo)
-    return f"This takes about {max(1, round(minutes))} minutes on this machine's {cores} cores: {names}."
+    took = f"about {max(1, round(minutes))} minutes on this machine's {cores} cores"
+    return f"This takes {took}, longer where they are busy: {names}."
 
 
 def _lacking_for_python() -> Iterator[str]:

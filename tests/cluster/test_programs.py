@@ -133,6 +133,6 @@ def test_an_old_go_is_refused_before_it_compiles(tmp_path: Path, monkeypatch: py
 
 def test_the_estimate_counts_what_is_left_to_do() -> None:
     everything = [preflight.PROGRAMS, preflight.IMAGES, preflight.DEMO]
-    assert preflight.estimate(everything, cores=2).startswith("This takes about 15 minutes on this machine's 2 cores")
+    assert preflight.estimate(everything, cores=2).startswith("This takes about 17 minutes on this machine's 2 cores")
     assert preflight.estimate(everything, cores=8).startswith("This takes about 8 minutes")
     assert preflight.estimate([preflight.DEMO], cores=2).startswith("This takes about 2 minutes")
