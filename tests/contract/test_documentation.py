@@ -1,4 +1,4 @@
-"""The pages keep up with the parts: metrics by which people alert."""
+"""The pages keep up with the parts, and with each other: metrics by which people alert, decisions, links."""
 
 import asyncio
 import re
@@ -33,3 +33,16 @@ async def test_a_metric_that_a_page_names_is_exposed() -> None:
     named = {name for page in PAGES for name in _NAME.findall(page.read_text())}
     assert len(named) > 30
     assert named <= exposed
+
+
+def test_a_decision_has_a_number_of_its_own_and_says_it() -> None:
+    pages = sorted((REPOSITORY / "docs" / "adr").glob("*.md"))
+    assert [int(page.name[:4]) for page in pages] == list(range(1, len(pages) + 1))
+    assert all(page.read_text().startswith(f"# {int(page.name[:4])}. ") for page in pages)
+
+
+def test_a_link_to_a_page_of_the_project_leads_somewhere() -> None:
+    pages = [*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md")]
+    links = [(page, link) for page in pages for link in re.findall(r"\]\(([^)#:]+\.md)", page.read_text())]
+    assert len(links) > 30
+    assert not [(page.name, link) for page, link in links if not (page.parent / link).is_file()]
