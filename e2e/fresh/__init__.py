@@ -2,5 +2,5 @@
 
 `python3 -m e2e.fresh COMMAND...` (`make fresh`), as root. `root` makes the Debian; `enter.sh` moves into it, in mount
 and process namespaces of its own, and ends with everything that was started there. What this machine has built is lent
-to it by name (LEND="tools uv images model"); without that, nothing is. Standard library only.
+to it by name (LEND="tools uv images"); without that, nothing is. Standard library only.
 """

@@ -14,11 +14,11 @@ from e2e.fresh.root import HOME, bare_root
 
 _PROGRAMS = ("chroot", "cp", "debootstrap", "git", "mount", "unshare")
 _ENTER = Path(__file__).with_name("enter.sh")
-# Folders of this machine's home that may be lent, by the name that LEND gives them.
+# Folders of this machine's home that may be lent, by the name that LEND gives them. Not the demo's model: it is made
+# from Python's own documentation, and another Python would train it anew in its place.
 _LENDABLE = {
     "tools": (CACHE / "tools", ".cache/conveyor/tools"),
     "images": (CACHE / "images", ".cache/conveyor/images"),
-    "model": (CACHE / "models", ".cache/conveyor/models"),
     "uv": (Path.home() / ".cache" / "uv", ".cache/uv"),
 }
 _PASSED_ON = re.compile(r"(?i).*_proxy|GOPROXY|GOSUMDB|PIP_(CERT|INDEX_URL)|UV_INDEX.*|SSL_CERT_.*|TERM")

@@ -40,7 +40,7 @@ def test_beside_a_cluster_of_the_machine_nothing_begins(
 
 def test_what_is_lent_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LEND", "tools everything")
-    with pytest.raises(ProgramMissing, match="LEND knows tools, images, model, uv; not everything"):
+    with pytest.raises(ProgramMissing, match="LEND knows tools, images, uv; not everything"):
         fresh.main(["true"])
 
 
