@@ -59,7 +59,7 @@ class Generation:
         while self._outputs and num_tokens < _BATCH_TOKENS:
             output = self._outputs.popleft()
             batch.append(output)
-            num_tokens += max(1, len(output.new_token_ids))
+            num_tokens += max(1, len(output.new_token_ids)) * _weight(output)
             num_bytes += _held_bytes(output)
         self.on_held(-num_bytes)
         return batch
@@ -91,9 +91,10 @@ class Generation:
 def _split(output: RequestOutput) -> Iterator[RequestOutput]:
     """The same in parts of a batch's size; the last one ends it. Static batching gives whole answers at once."""
     ids, logprobs = output.new_token_ids, output.logprobs
-    last_start = max(0, (len(ids) - 1) // _BATCH_TOKENS * _BATCH_TOKENS)
-    for start in range(0, last_start, _BATCH_TOKENS):
-        end = start + _BATCH_TOKENS
+    size = max(1, _BATCH_TOKENS // _weight(output))
+    last_start = max(0, (len(ids) - 1) // size * size)
+    for start in range(0, last_start, size):
+        end = start + size
         part_logprobs = None if logprobs is None else logprobs[start:end]
         yield msgspec.structs.replace(
             output, new_token_ids=ids[start:end], logprobs=part_logprobs, finish_reason=None, message=None
@@ -102,6 +103,11 @@ def _split(output: RequestOutput) -> Iterator[RequestOutput]:
         rest = None if logprobs is None else logprobs[last_start:]
         output = msgspec.structs.replace(output, new_token_ids=ids[last_start:], logprobs=rest)
     yield output
+
+
+def _weight(output: RequestOutput) -> int:
+    """Of a token, in work: each alternative is shown as a token is."""
+    return 1 + len(output.logprobs[0].packed_ids) // 4 if output.logprobs else 1
 
 
 def _held_bytes(output: RequestOutput) -> int:
