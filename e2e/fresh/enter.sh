@@ -18,6 +18,6 @@ trap : INT TERM  # they are for the command; then the cluster goes
 code=0
 chroot . /bin/bash -c 'umount --lazy /old; mount --make-rshared /; cd /src; exec "$@"' bash "$@" || code=$?
 if [ -x src/.venv/bin/python ]; then
-  chroot . /bin/bash -c 'cd /src; .venv/bin/python -m e2e.cluster down' || code=1
+  chroot . /bin/bash -c 'cd /src; .venv/bin/python -m e2e.cluster down >/dev/null' || code=1
 fi
 exit $code
