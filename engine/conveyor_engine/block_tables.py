@@ -1,6 +1,6 @@
 """What each admitted request holds: a row of the batch, and KV blocks, reserved, grown, shared, given back.
 
-Used by `scheduler` alone; keeps the books in `block_manager`. Knows requests and blocks, not batches or policies.
+Used by `running_batch` alone; keeps the books in `block_manager`. Knows requests and blocks, not batches or policies.
 """
 
 from conveyor_engine.block_manager import BlockManager

@@ -1,4 +1,4 @@
-"""What the gateway asks the API server for: two collections, and the members of their objects that `catalog` reads."""
+"""What the gateway asks the API server for: two collections, and the members that `catalog` and `slices` read."""
 
 from typing import Any, NotRequired, TypedDict
 

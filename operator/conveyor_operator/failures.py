@@ -1,4 +1,4 @@
-"""Why a pod does not run, in one reason and one sentence. Pure; used by `status`.
+"""Why a pod does not run, in one reason and one sentence. Pure; used by `situation` and `status`.
 
 A user should never have to look into a pod to learn what is wrong. Sources, best first: the scheduler's condition,
 the kubelet's waiting reasons, and how a container ended: that the kernel killed it for its memory, or else its

@@ -1,6 +1,6 @@
 """The operator's Prometheus metrics: every name once.
 
-Written by `cluster`, `watches`, `workers` and `apiservice`, served by `health`. Holds no state but the counters.
+Written by `cluster`, `watches`, `workers` and `metrics_api`, served by `health`. Holds no state but the counters.
 """
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram

@@ -83,7 +83,7 @@ class Reconciler:
         try:
             await self._bring_about(work)
         except ApiError as error:
-            # A first failure is tried again at once. One that stays is told, to whom the API server still listens.
+            # A first failure is tried again at once; a second is written to the status, if a call more can help.
             if memory.failing and not error.wants_silence:
                 await self._write_status(body, work)
             memory.failing = True

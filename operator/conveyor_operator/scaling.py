@@ -1,7 +1,8 @@
 """How the service scales, as a condition and in words: the HPA's own arithmetic, redone to be read. Pure.
 
-Used by `status`. desired = ceil(total / target) for each metric, the larger wins, between minReplicas and
-maxReplicas, unless the HPA's tolerance or stabilisation holds it (kubernetes: pkg/controller/podautoscaler).
+Used by `conditions` and `status`. desired = ceil(total / target) for each metric, the larger wins, between
+minReplicas and maxReplicas, unless the HPA's tolerance or stabilisation holds it (kubernetes:
+pkg/controller/podautoscaler).
 """
 
 from collections.abc import Mapping

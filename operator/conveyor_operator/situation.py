@@ -1,5 +1,5 @@
 """The situation of one InferenceService: what its conditions are judged by, and what keeps its engines from being
-ready. Pure; made by `report`, read by `conditions` and `status`.
+ready. Pure; made by `reconcile`, read by `conditions` and `status`.
 """
 
 from collections import Counter

@@ -1,4 +1,4 @@
-"""The status of an InferenceService, from what was observed. Pure; used by `reconcile`.
+"""The status of an InferenceService, from what was observed. Pure; used by `report`.
 
 A status is compared without its times: it is written when something happened, not because time passed.
 `lastTransitionTime` moves only when a condition's status does.

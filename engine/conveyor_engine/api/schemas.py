@@ -1,6 +1,6 @@
 """What clients may send: here the fields that act, with OpenAI's and vLLM's names; in `fields` those that do not.
 
-Any other field, and a wrong value, is an error that names the field. Used by `completions` and `chat`. Pure.
+Any other field, and a wrong value, is an error that names the field. Used by `prepare` and `sampling_defaults`. Pure.
 """
 
 from typing import Annotated, Any, ClassVar, Literal, LiteralString, Self

@@ -5,7 +5,7 @@ renew but the pair. Replacing one, for its age or for a fault (tried on a real A
 beside the old one in the APIServices' caBundle, then write the new leaf, then, an hour later, drop the old authority.
 `ca.crt` of the Secret is that bundle, newest first, so the Secret alone says how far a rotation got.
 
-Used by `keeper` and `registrar`. The clock is the caller's.
+Used by `keeper` and `server`. The clock is the caller's.
 """
 
 from dataclasses import dataclass
