@@ -32,3 +32,9 @@ def test_the_gateway_s_loses_nothing() -> None:
 def test_the_operator_s_can_start() -> None:
     """No more: with two services it takes half a minute already. Its figures are taken by hand."""
     assert "--services" in run("reconcile.py", "--help")
+
+
+@pytest.mark.parametrize(("program", "option"), [("hostile_engine.py", "--times"), ("hostile.py", "--seconds")])
+def test_those_of_hostile_clients_can_start(program: str, option: str) -> None:
+    """No more: each attack takes seconds, and all of them load the machine."""
+    assert option in run(program, "--help")

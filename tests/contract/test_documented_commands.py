@@ -47,6 +47,8 @@ BLOCKS = {
             "tests/engine/test_bench.py::test_the_modes_are_compared_on_the_same_requests",
         ),
         (".venv/bin/python bench/gateway.py", BENCHMARKS + "test_the_gateway_s_loses_nothing"),
+        (".venv/bin/python bench/hostile_engine.py", BENCHMARKS + "test_those_of_hostile_clients_can_start"),
+        (".venv/bin/python bench/hostile.py", BENCHMARKS + "test_those_of_hostile_clients_can_start"),
         (".venv/bin/python bench/reconcile.py", BENCHMARKS + "test_the_operator_s_can_start"),
     ],
     "docs/models.md": [("engine:", "tests/api/test_admission.py::test_the_documentation_s_part_of_a_spec_is_taken")],
