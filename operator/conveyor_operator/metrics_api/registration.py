@@ -1,8 +1,8 @@
 """When the metrics server is registered as custom.metrics.k8s.io, and what its two APIServices look like. No I/O.
 
 The group has one owner: the HPA asks the version that the API server prefers, whoever serves it. So Conveyor registers
-both versions or none, only while nobody else has one, and only what answers: an APIService without a server keeps
-every namespace of the cluster from its end. Why like this: docs/adr/0005. Used by `keeper` and `registrar`; the clock
+both versions or none, only while nobody else has one, and only what answers: an APIService without a server blocks
+the deletion of every namespace. Why like this: docs/adr/0005. Used by `keeper` and `registrar`; the clock
 is the caller's.
 """
 
