@@ -5,6 +5,7 @@
 
 import time
 
+from conveyor_api import names
 from e2e import kube
 from e2e.cluster import kind
 from e2e.cluster.images import loaded_tag
@@ -39,11 +40,9 @@ def install() -> None:
 
 def wait_registered() -> None:
     """Until the operator has registered the metrics API and the API server can use it."""
-    for condition in ("create", "condition=Available"):
-        kube.kubectl(
-            "wait", "apiservice", "v1beta1.custom.metrics.k8s.io", "v1beta2.custom.metrics.k8s.io",
-            f"--for={condition}", "--timeout=90s",
-        )  # fmt: skip
+    for version in names.METRICS_VERSIONS:  # one by one: `kubectl wait` waits for the creation of one object only
+        for condition in ("create", "condition=Available"):
+            kube.kubectl("wait", f"apiservice/{version}.{names.METRICS_GROUP}", f"--for={condition}", "--timeout=90s")
 
 
 if __name__ == "__main__":

@@ -160,12 +160,15 @@ class RunningBatch:
 
     def preempt_readers(self, unwritten: set[int]) -> None:
         """Who holds one of these blocks starts anew. To share what a step was to write, one was admitted in that step:
-        so all that were admitted later go with the first.
+        so all that were admitted later go with the first. Finished ones keep their answers.
         """
         for index, request in enumerate(self.requests):
             if not unwritten.isdisjoint(request.block_table):
                 for newer in reversed(self.requests[index:]):
-                    self.preempt(newer)
+                    if newer.finished is None:
+                        self.preempt(newer)
+                    elif newer.row >= 0:
+                        self.retire(newer)
                 return
 
     @contextmanager

@@ -99,7 +99,7 @@ def test_a_deployment_that_somebody_deletes_comes_back_with_the_number_that_it_h
         stage.space.make_service(replicas=2, autoscaling=AUTOSCALING)
         wait_until("an HPA", lambda: hpa(stage))
         scale_as_the_hpa(stage, 4)
-        wait_until("it is told", lambda: stage.space.need("InferenceService", "qwen")["status"]["desiredReplicas"] == 4)
+        wait_until("it is told", lambda: stage.space.wait_observed("qwen")["status"]["desiredReplicas"] == 4)
         former = stage.space.need("Deployment", "qwen-engine")["metadata"]["uid"]
         stage.space.delete("Deployment", "qwen-engine")
         wait_until("another one", lambda: uid_of_deployment(stage) not in ("", former))

@@ -67,7 +67,8 @@ class Held:
         """Ends what its task is doing."""
         self._memory._remove(self)
         self._gave_way = True
-        self._timeout.reschedule(asyncio.get_running_loop().time())
+        if not self._timeout.expired():  # otherwise its task is on its way out already
+            self._timeout.reschedule(asyncio.get_running_loop().time())
 
     async def __aenter__(self) -> Self:
         await self._timeout.__aenter__()

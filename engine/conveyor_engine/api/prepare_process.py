@@ -142,6 +142,7 @@ def _work(connection: socket.socket, model: ServedModel) -> None:
     os.nice(_NICENESS)
     signal.signal(signal.SIGPROF, _raise_out_of_time)
     os.environ["RUST_BACKTRACE"] = "0"  # tokenizers ends the process when memory ends, and would explain at length
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a thread for each CPU would not fit into a job's memory
     peak = _peak_bytes()
     with connection.makefile("rb") as received:
         for payload in _payloads(received):

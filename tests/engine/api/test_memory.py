@@ -67,3 +67,26 @@ async def test_time_ends() -> None:
     with pytest.raises(DeadlineExceeded):
         async with Memory().hold(0.0):
             await asyncio.Event().wait()
+
+
+async def test_whose_time_is_over_may_be_asked_to_give_way() -> None:
+    """It has held most for longest, but its task needs some turns to leave."""
+    memory = Memory(2 * MIB)
+
+    async def overdue() -> None:
+        async with memory.hold(0.0) as held:
+            held.grow(2 * MIB)
+            try:
+                await asyncio.Event().wait()
+            finally:
+                left.set()
+                await asyncio.shield(grown.wait())
+
+    left, grown = asyncio.Event(), asyncio.Event()
+    task = asyncio.create_task(overdue())
+    await left.wait()
+    async with memory.hold(600) as newcomer:
+        newcomer.grow(MIB)
+        grown.set()
+        with pytest.raises(Overloaded):
+            await task

@@ -73,6 +73,14 @@ def test_four_mebibytes_of_wrong_messages_leave_the_others_their_turns(hostile: 
         assert {future.result().status_code for future in wrong} == {400}
 
 
+def test_a_tokenizer_on_a_node_of_many_cpus_fits_into_a_job_s_memory(
+    hostile: EngineServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYON_NUM_THREADS", "192")  # what tokenizers would use there
+    with EngineServer(tmp_path, hostile_model(hostile)) as server:
+        assert server.wait_ready().post(COMPLETION, {"prompt": "a", "max_tokens": 1}).status_code == 200
+
+
 def test_a_worker_that_is_killed_is_replaced(hostile: EngineServer) -> None:
     workers = children(children(hostile.process.pid)[0])
     for pid in workers:
