@@ -3,9 +3,9 @@
     .venv/bin/python bench/heavy_objects.py [--wide 60] [--deep 20]
 
 A real etcd, API server and controller manager; a real operator and a real gateway. While they run it writes
-InferenceServices and ConfigMaps, `--deep` with managed fields of 3,000 levels and `--wide` with 20,000 labels; then both
-processes start anew. Prints a table; ends with status 1 if a process ended, a good
-service waited for ten seconds or more, or the operator took 256 MiB or the gateway 300 MiB.
+InferenceServices and ConfigMaps, `--deep` with managed fields of 3,000 levels and `--wide` with 20,000 labels; then
+both processes start anew. Prints a table; ends with status 1 if a process ended, a good service waited for ten seconds
+or more, or the operator took 256 MiB or the gateway 300 MiB.
 """
 
 import argparse

@@ -47,6 +47,8 @@ class Watches:
         self._store = store
         self._metrics = metrics
         self._mark = mark
+        self._unfinished: set[tuple[Kind, str | None]] = set()
+        """Whose beginning was not told to its end; Kopf ends a silent one by a cancellation, and would resume it."""
 
     async def read(
         self, kind: Kind, namespace: str | None, content: aiohttp.StreamReader, from_the_start: bool
@@ -57,6 +59,11 @@ class Watches:
         objects that it has seen, or end.
         """
         seen: set[str] | None = set() if from_the_start else None
+        if seen is not None:
+            self._unfinished.add((kind, namespace))
+        elif (kind, namespace) in self._unfinished:
+            yield _to_line(_START_ANEW)
+            return
         try:
             async for line in _split(content):
                 event = self._read_event(kind, line)
@@ -69,6 +76,7 @@ class Watches:
                 if seen is not None and event["type"] == "BOOKMARK":
                     for gone in self._find_deleted(kind, namespace, seen):
                         yield _to_line(gone)
+                    self._unfinished.discard((kind, namespace))
                     seen = None
                 elif seen is not None:
                     seen.add(event["object"]["metadata"]["uid"])

@@ -1,17 +1,25 @@
 """What watches bring: deletions that were not told, and objects that tenants wrote to harm others."""
 
+import asyncio
+import contextlib
+import json
 import logging
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import Mock
 
+import aiohttp
 import pytest
 from tests.operator.api_proxy import Call
 from tests.operator.stage import Stage, wait_until
 
 from conveyor_api import names
 from conveyor_operator.kinds import AUTOSCALER, POD, WATCHED, Kind
+from conveyor_operator.metrics import Metrics
+from conveyor_operator.store import Store
+from conveyor_operator.watches import Watches
 from e2e.cluster.control_plane import ControlPlane
 from e2e.cluster.tools import binary
 
@@ -88,6 +96,26 @@ def test_a_watch_that_breaks_off_before_it_told_of_everything_begins_anew(stage:
             stage.space.delete("HorizontalPodAutoscaler", "qwen-engine")
         wait_until("the HPA again", lambda: stage.space.get("HorizontalPodAutoscaler", "qwen-engine"))
         assert fault.hits == 1
+
+
+async def test_a_beginning_that_kopf_gave_up_is_not_resumed() -> None:
+    """It cancels one that is silent for long, and would go on after the last object that it saw."""
+    watches = Watches(Store(), Metrics(), lambda key: None)
+    bookmark = b'{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"1"}}}\n'
+
+    async def told(count: int, from_the_start: bool, text: bytes) -> list[str]:
+        content = aiohttp.StreamReader(Mock(), 2**16)
+        content.feed_data(text)
+        lines = watches.read(POD, None, content, from_the_start)
+        async with asyncio.timeout(5), contextlib.aclosing(lines):
+            return [json.loads(await anext(lines))["type"] for _ in range(count)]
+
+    pod = {"metadata": {"name": "a", "namespace": "b", "uid": "1", "labels": {names.INFERENCE_SERVICE_LABEL: "c"}}}
+    added = json.dumps({"type": "ADDED", "object": pod}).encode() + b"\n"
+    assert await told(1, True, added) == ["ADDED"]
+    assert await told(1, False, added) == ["ERROR"]
+    assert await told(2, True, bookmark) == ["DELETED", "BOOKMARK"]
+    assert await told(1, False, bookmark) == ["BOOKMARK"]
 
 
 def test_an_operator_lists_nothing(stage: Stage) -> None:

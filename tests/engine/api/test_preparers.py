@@ -13,7 +13,7 @@ CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 HOSTILE = {
     "loop": "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}",
     "grow": "{% for a in range(100000) %}{{ 'x' * 100000 }}{% endfor %}",
-    "explode": "{{ 'x' * 100000000000 }}",
+    "explode": "{{ 'x' * (messages | length * 100000000000) }}",  # a constant would explode where it is compiled
     "explode slowly": "{% set ns = namespace(s='x') %}{% for a in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
     "hang in one operation": "{% set n = messages | length + 8 %}{{ n ** (n ** n) }}",
     "divide by zero": "{{ 1 / 0 }}",
