@@ -30,6 +30,7 @@ class ApiProxy:
             pair.flush()
             self._tls.load_cert_chain(pair.name)
         self.loses_events = False
+        self.lost = b""  # the events that it has lost
         self.is_shut = False
         self.ends_in_order = False
         self.lists: list[str] = []
@@ -83,7 +84,9 @@ class ApiProxy:
 
         async def pass_on() -> None:
             async for chunk in upstream.content.iter_any():
-                if not self.loses_events:
+                if self.loses_events:
+                    self.lost += chunk
+                else:
                     for start in range(0, len(chunk), 100):  # lines arrive in pieces
                         await answer.write(chunk[start : start + 100])
 

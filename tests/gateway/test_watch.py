@@ -88,7 +88,7 @@ async def test_a_watch_that_ends_is_followed_by_a_list_that_repairs_what_was_los
     await asyncio.to_thread(cluster.delete_service, "gone")
     await asyncio.to_thread(cluster.delete_engine, "gone", 8000)
     await asyncio.to_thread(cluster.apply_service, "new")
-    await asyncio.sleep(0.2)
+    await until(lambda: b'"name":"new"' in followed.proxy.lost)
     assert followed.knows("gone")  # the door has lost these events, or this test proves nothing
     followed.proxy.loses_events = False
     followed.proxy.end_watches(code)
@@ -102,6 +102,7 @@ async def test_a_watch_that_ends_at_its_time_goes_on_where_it_was(followed: Foll
     followed.proxy.loses_events = followed.proxy.ends_in_order = True
     await asyncio.to_thread(cluster.delete_service, "gone")
     await asyncio.to_thread(cluster.apply_service, "new")
+    await until(lambda: b'"name":"new"' in followed.proxy.lost)
     followed.proxy.loses_events = False
     followed.proxy.end_watches()
     await until(lambda: followed.knows("new"))
