@@ -34,12 +34,13 @@ def main() -> int:
     provide_demo_model(NAMESPACE)
     started = time.monotonic()
     kube.kubectl("apply", "--server-side", "-n", NAMESPACE, "-f", str(kube.MANIFESTS / "quickstart.yaml"))
-    wait_ready(started)
+    wait_for("Ready", started)
     console.print(kube.kubectl("get", "infsvc", NAME, "-n", NAMESPACE).rstrip(), highlight=False)
     url = service_url(NAME, NAMESPACE)
     console.rule("2. Ask it, with the openai client")
     chat(url)
     console.rule("3. A burst: the queue grows, the HPA adds pods, then takes them away")
+    wait_for("ScalingReady", started)  # the HPA of a new cluster may need half a minute to know the resource
     story, load = asyncio.run(burst(url))
     succeeded = screen.report(console, story, load)
     chart = REPOSITORY / "charts" / "conveyor"
@@ -47,20 +48,20 @@ def main() -> int:
     return 0 if succeeded else 1
 
 
-def wait_ready(started: float) -> None:
-    """Until the service is Ready; says each reason for which it is not yet, as `kubectl describe` would."""
+def wait_for(kind: str, started: float) -> None:
+    """Until the service has this condition; says each reason for which it has not, as `kubectl describe` would."""
     said = ""
 
-    def ready() -> bool:
+    def is_true() -> bool:
         nonlocal said
-        found = kube.condition(kube.get("infsvc", NAME, NAMESPACE), "Ready")
+        found = kube.condition(kube.get("infsvc", NAME, NAMESPACE), kind)
         words = f"{found.get('reason', 'Pending')}: {found.get('message', 'the operator has not seen it yet')}"
         if words != said:
             console.print(f"{time.monotonic() - started:3.0f} s  {words}", highlight=False)
             said = words
         return found.get("status") == "True"
 
-    kube.wait_until("the service is Ready", ready, 240)
+    kube.wait_until(f"the service is {kind}", is_true, 240)
 
 
 def chat(url: str) -> None:
