@@ -94,6 +94,8 @@ async def burst(url: str) -> tuple[Story, Load]:
             await _watch(story, load, live, lambda: time.monotonic() > steady_until, 20)
         story.burst_ended = time.monotonic() - story.began
         await _watch(story, load, live, lambda: story.back_to_one is not None, 180)
+    if not console.is_terminal:
+        console.print()  # a file gets the table without the end of its last line
     return story, load
 
 
