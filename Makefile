@@ -39,7 +39,7 @@ cluster-tools: ## Those that a cluster of pods needs: nearly all of them for loc
 	@python3 -m e2e.cluster.tools.build cluster
 
 generate: venv ## Write the CRD, the chart's copy of it and the generated documentation
-	$(PY) -m conveyor_api generate
+	$(PY) crds/generate.py
 	$(PY) docs/configuration.py > docs/configuration.md
 	$(PY) docs/openai_fields.py > docs/openai-fields.md
 
@@ -50,7 +50,7 @@ check: venv check-generated ## Lint, format, types, layers, generated files
 	.venv/bin/lint-imports
 
 check-generated: venv ## Whether the CRD, the generated pages and uv.lock are what their sources say
-	$(PY) -m conveyor_api crd --check
+	$(PY) crds/generate.py --check
 	for page in configuration openai-fields; do \
 		$(PY) docs/$${page//-/_}.py | diff -u docs/$$page.md - || { echo "docs/$$page.md is out of date: run make generate"; exit 1; }; done
 	$(UV) lock --check
@@ -65,7 +65,7 @@ $(patsubst tests/%/,test-%,$(wildcard tests/*/)): test-%:
 
 test-oldest: venv ## The tests of the models' answers, with the oldest transformers that is allowed
 	$(UV) run --no-sync --with 'transformers==$(TRANSFORMERS_OLDEST).*' python -m pytest -p no:cacheprovider \
-		tests/engine/test_parity.py tests/engine/test_fuse.py tests/engine/test_loader.py
+		tests/engine/test_parity.py tests/engine/execution/models/test_fuse.py tests/engine/execution/models/test_loader.py
 
 images: venv ## Build the control and the engine image
 	$(PY) -m e2e.cluster images

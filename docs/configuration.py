@@ -3,9 +3,9 @@
 Called by `make generate`, and by `make check-generated`, which compares. The one place that imports all parts.
 """
 
-from conveyor_api.settings import Program, Row
-from conveyor_engine.config_docs import configuration_section
+from conveyor_engine.config.documentation import configuration_section
 from conveyor_gateway.settings import PROGRAM as GATEWAY
+from conveyor_kube.settings import Program, Row
 from conveyor_metrics.settings import PROGRAM as METRICS
 from conveyor_operator.settings import PROGRAM as OPERATOR
 

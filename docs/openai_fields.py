@@ -6,8 +6,8 @@ Called by `make generate`, and by `make check-generated`, which compares.
 from collections.abc import Iterator
 from typing import Any
 
-from conveyor_engine.api.fields import TABLE, Place
-from conveyor_engine.api.schemas import ChatMessage, ChatRequest, CompletionRequest, StreamOptions
+from conveyor_engine.serving.preparing.fields import TABLE, Place
+from conveyor_engine.serving.preparing.schemas import ChatMessage, ChatRequest, CompletionRequest, StreamOptions
 
 _HEAD = """\
 # Fields of requests

@@ -13,7 +13,7 @@ KILL = r"""
 import os, signal
 for pid in filter(str.isdigit, os.listdir("/proc")):
     with open(f"/proc/{pid}/cmdline") as file:
-        if "conveyor_engine.engine_process" in file.read().split("\0"):
+        if "conveyor_engine.loop.process" in file.read().split("\0"):
             os.kill(int(pid), signal.SIGKILL)
 """
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from conveyor_engine import __version__
-from conveyor_engine.config_sources import add_flags, parse_config
+from conveyor_engine.config.sources import add_flags, parse_config
 from conveyor_engine.errors import ConfigError, StartError
 from conveyor_engine.logs import configure_logging, quote
 from conveyor_engine.termination import write_facts, write_termination_message
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
     # The first process of a container gets no signal that it has no handler for; the server has a better one later.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     if arguments[:1] == ["bench"]:
-        from conveyor_engine.bench import main as run_bench
+        from conveyor_engine.bench.command import main as run_bench
 
         return run_bench(list(arguments[1:]))
     try:
@@ -70,7 +70,7 @@ def _run(flags: argparse.Namespace) -> int:
     if flags.command == "serve":
         return _serve(flags)
     if flags.command == "fetch":
-        from conveyor_engine.fetch import fetch
+        from conveyor_engine.fetching.fetch import fetch
 
         fetch(flags.uri, flags.target)
         write_facts(Path(flags.target))
@@ -82,11 +82,11 @@ def _run(flags: argparse.Namespace) -> int:
 def _serve(flags: argparse.Namespace) -> int:
     from uvloop import run
 
-    from conveyor_engine.api.prepare import ServedModel
-    from conveyor_engine.api.prepare_process import Nursery
-    from conveyor_engine.api.sampling_defaults import SamplingDefaults, read_sampling_defaults
-    from conveyor_engine.server import serve
-    from conveyor_engine.tokenizer import Tokenizer
+    from conveyor_engine.serving.preparing.prepare import ServedModel
+    from conveyor_engine.serving.preparing.process import Nursery
+    from conveyor_engine.serving.preparing.sampling_defaults import SamplingDefaults, read_sampling_defaults
+    from conveyor_engine.serving.server import serve
+    from conveyor_engine.text.tokenizer import Tokenizer
 
     config = parse_config(vars(flags), os.environ)
     directory = Path(config.model)

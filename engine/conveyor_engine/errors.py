@@ -20,7 +20,7 @@ A StartError's sentence has the names of settings in backticks, `device` or `dev
 shows it to people who know other names for them, as Conveyor's operator does, can put those in their place.
 
 Raised by core, models and the HTTP edge; `__main__` turns StartErrors into exit messages and
-`api/` turns RequestErrors into answers. Imports nothing.
+`serving.http` turns RequestErrors into answers. Imports nothing.
 """
 
 

@@ -1,6 +1,6 @@
 """The log's shape: one line per event, `time=... level=... event=... key=value`, on stderr.
 
-Set up by the main of each process: `__main__`, `engine_process`.
+Set up by the main of each process: `__main__`, `loop.process`.
 """
 
 import json

@@ -19,7 +19,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 SOURCES = HERE / "src"
-LIBRARY = HERE.parent / "conveyor_engine" / "native" / "libconveyor.so"
+LIBRARY = HERE.parent / "conveyor_engine" / "execution" / "native" / "libconveyor.so"
 
 COMMON_FLAGS = (
     *("-std=gnu11", "-O3", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-Wall", "-Wextra"),

@@ -7,10 +7,10 @@ import sys
 
 import uvloop
 
-from conveyor_api.log import set_up_log
-from conveyor_api.settings import SettingsError
 from conveyor_gateway.server import serve
 from conveyor_gateway.settings import parse_settings
+from conveyor_kube.log import set_up_log
+from conveyor_kube.settings import SettingsError
 
 logger = logging.getLogger("conveyor_gateway")
 

@@ -14,8 +14,8 @@ from typing import Any, Final
 from conveyor_api.resource import InferenceService
 from conveyor_gateway.namespace_limits import NamespaceLimit
 from conveyor_gateway.slices import SliceTable
-from conveyor_gateway.unreadable import Unreadable
-from conveyor_gateway.wanted_json import Json, find_key, keys_within
+from conveyor_kube.unreadable import Unreadable
+from conveyor_kube.wanted_json import Json, find_key, keys_within
 
 LABEL: Final = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
 # Of one namespace. More than anybody runs; a tenant may create far more.

@@ -11,10 +11,10 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
 
-from conveyor_api.http_connection import MAX_HEAD_BYTES, MAX_LINE_BYTES, Connection
-from conveyor_api.http_server import Server
 from conveyor_gateway.answers import build_error, find_request_id
 from conveyor_gateway.errors import GatewayError, HeadersTooLarge, InvalidRequest, Unavailable
+from conveyor_kube.http_connection import MAX_HEAD_BYTES, MAX_LINE_BYTES, Connection
+from conveyor_kube.http_server import Server
 
 logger = logging.getLogger(__name__)
 

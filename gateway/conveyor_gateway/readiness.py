@@ -10,7 +10,7 @@ control plane would become one of the service. It says so in the body of /readyz
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from conveyor_gateway.watch import WatchState
+from conveyor_kube.watch import WatchState
 
 
 class Readiness:

@@ -15,7 +15,6 @@ import signal
 from collections.abc import Awaitable
 from dataclasses import dataclass
 
-from conveyor_api.http_server import allow_open_files
 from conveyor_gateway.app import PublicApp, build_admin_handler
 from conveyor_gateway.bodies import BodyReader
 from conveyor_gateway.gateway import Gateway
@@ -26,10 +25,11 @@ from conveyor_gateway.proxy import EngineClient
 from conveyor_gateway.queues import Queues
 from conveyor_gateway.readiness import Readiness
 from conveyor_gateway.record import Recorder
-from conveyor_gateway.resources import service_collection, slice_collection
 from conveyor_gateway.routing import OwnHosts
 from conveyor_gateway.settings import Settings
-from conveyor_gateway.watch import Collection, Sink, WatchState, connect, watch_collection
+from conveyor_kube.http_server import allow_open_files
+from conveyor_kube.resources import service_collection, slice_collection
+from conveyor_kube.watch import Collection, Sink, WatchState, connect, watch_collection
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""How the gateway is told what to do (`conveyor_api.settings` reads it). Read once, by `__main__`.
+"""How the gateway is told what to do (`conveyor_kube.settings` reads it). Read once, by `__main__`.
 
 What concerns one service (queue limit, time-outs) is not here: it comes with its InferenceService.
 """
@@ -6,9 +6,9 @@ What concerns one service (queue limit, time-outs) is not here: it comes with it
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from conveyor_api.kubeconfig import KUBECONFIG_MEANING
 from conveyor_api.names import GATEWAY_ADMIN_PORT, GATEWAY_PORT, SYSTEM_NAMESPACE
-from conveyor_api.settings import (
+from conveyor_kube.kubeconfig import KUBECONFIG_MEANING
+from conveyor_kube.settings import (
     HOSTS,
     LOG_LEVEL,
     NAMESPACES,

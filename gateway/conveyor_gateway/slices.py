@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from conveyor_api.names import ENGINE_PORT_NAME, INFERENCE_SERVICE_LABEL
 from conveyor_gateway.namespace_limits import NamespaceLimit
-from conveyor_gateway.unreadable import Unreadable
-from conveyor_gateway.wanted_json import Json, find_key, keys_within
+from conveyor_kube.unreadable import Unreadable
+from conveyor_kube.wanted_json import Json, find_key, keys_within
 
 MAX_ENGINES: Final = 5_000  # of one namespace; more than anybody runs, but a tenant may write far more
 _NO_ENGINES: Final[tuple[str, ...]] = ()

@@ -5,8 +5,8 @@ import logging
 import os
 import sys
 
-from conveyor_api.log import set_up_log
-from conveyor_api.settings import SettingsError
+from conveyor_kube.log import set_up_log
+from conveyor_kube.settings import SettingsError
 from conveyor_metrics.server import serve
 from conveyor_metrics.settings import parse_settings
 

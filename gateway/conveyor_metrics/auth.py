@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NotRequired, TypedDict
 
-from conveyor_gateway.wanted_json import Identity
+from conveyor_kube.wanted_json import Identity
 from conveyor_metrics.errors import InvalidTrust, Unauthenticated
 
 CONFIG_MAP_NAMESPACE = "kube-system"

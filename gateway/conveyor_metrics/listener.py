@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Callable
 
 from aiohttp import web
 
-from conveyor_api.http_connection import Connection
-from conveyor_api.http_server import AppRunner
+from conveyor_kube.http_connection import Connection
+from conveyor_kube.http_server import AppRunner
 from conveyor_metrics.app import refuse_outside
 from conveyor_metrics.auth import Trust
 from conveyor_metrics.certificates import Serving

@@ -12,9 +12,9 @@ import aiohttp
 from aiohttp import web
 from kubernetes.aio.client import ApiClient
 
-from conveyor_api.http_server import AppRunner, allow_open_files
-from conveyor_gateway.resources import slice_collection
-from conveyor_gateway.watch import Collection, WatchState, connect, watch_collection
+from conveyor_kube.http_server import AppRunner, allow_open_files
+from conveyor_kube.resources import slice_collection
+from conveyor_kube.watch import Collection, WatchState, connect, watch_collection
 from conveyor_metrics import auth
 from conveyor_metrics.app import build_api_app, build_health_app
 from conveyor_metrics.certificates import Certificates

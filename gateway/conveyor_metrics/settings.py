@@ -1,12 +1,12 @@
-"""How the metrics server is told what to do (`conveyor_api.settings` reads it). Read once, by `__main__`."""
+"""How the metrics server is told what to do (`conveyor_kube.settings` reads it). Read once, by `__main__`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from conveyor_api.kubeconfig import KUBECONFIG_MEANING
 from conveyor_api.names import GATEWAY_ADMIN_SERVICE, METRICS_ADMIN_PORT, METRICS_PORT, SYSTEM_NAMESPACE
-from conveyor_api.settings import LOG_LEVEL, PORT, TEXT, Kind, Program, seconds, setting
+from conveyor_kube.kubeconfig import KUBECONFIG_MEANING
+from conveyor_kube.settings import LOG_LEVEL, PORT, TEXT, Kind, Program, seconds, setting
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ import aiohttp
 from prometheus_client import Counter, Gauge
 from pydantic import ValidationError
 
-from conveyor_gateway.unreadable import Unreadable
-from conveyor_gateway.watch import MAX_SILENCE_SECONDS, WatchState
+from conveyor_kube.unreadable import Unreadable
+from conveyor_kube.watch import MAX_SILENCE_SECONDS, WatchState
 from conveyor_metrics.demand import Demand, ServiceDemand, sum_demand
 from conveyor_metrics.errors import NotKnown
 

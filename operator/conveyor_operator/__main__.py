@@ -9,8 +9,8 @@ import os
 import signal
 import sys
 
-from conveyor_api.log import set_up_log
-from conveyor_api.settings import SettingsError
+from conveyor_kube.log import set_up_log
+from conveyor_kube.settings import SettingsError
 from conveyor_operator.settings import Settings, parse_settings
 
 logger = logging.getLogger("conveyor_operator")

@@ -18,7 +18,7 @@ from kubernetes.aio import client, config
 from kubernetes.aio.client.exceptions import ApiException
 from kubernetes.aio.dynamic import DynamicClient
 
-from conveyor_api.kubeconfig import UNREADABLE, find_kubeconfig, no_kubernetes
+from conveyor_kube.kubeconfig import UNREADABLE, find_kubeconfig, no_kubernetes
 from conveyor_operator.errors import ApiError, Conflict, Refused, Unavailable
 from conveyor_operator.kinds import Kind
 from conveyor_operator.metrics import Metrics
@@ -35,7 +35,7 @@ _JSON = "application/json"
 
 
 async def load_configuration(kubeconfig: str) -> Any:
-    """Credentials, by the rule of `conveyor_api.kubeconfig`. Raises SettingsError."""
+    """Credentials, by the rule of `conveyor_kube.kubeconfig`. Raises SettingsError."""
     configuration = client.Configuration()
     path = find_kubeconfig(kubeconfig, os.environ)
     try:

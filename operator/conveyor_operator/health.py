@@ -11,7 +11,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from conveyor_api import names
-from conveyor_api.http_server import AppRunner
+from conveyor_kube.http_server import AppRunner
 from conveyor_operator.metrics import Metrics
 
 logger = logging.getLogger(__name__)

@@ -1,11 +1,11 @@
-"""How the operator is told what to do (`conveyor_api.settings` reads it). Parsed once, by `__main__`, and passed on."""
+"""How the operator is told what to do. Parsed once, by `__main__`, with `conveyor_kube.settings`, and passed on."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from conveyor_api import names
-from conveyor_api.kubeconfig import KUBECONFIG_MEANING
-from conveyor_api.settings import (
+from conveyor_kube.kubeconfig import KUBECONFIG_MEANING
+from conveyor_kube.settings import (
     LOG_LEVEL,
     NAMESPACES,
     PORT,

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from conveyor_api.base import ApiModel
 from conveyor_api.crd import UnsupportedSchema, _structural, build_crd, build_schema
-from conveyor_api.generate import render_crd
+from crds.generate import render_crd
 
 Node = dict[str, Any]
 

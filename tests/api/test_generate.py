@@ -1,15 +1,14 @@
 """What is committed is what the models say, and a difference is found."""
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 from tests.api.conftest import REPOSITORY
 
-from conveyor_api import generate
-from conveyor_api.__main__ import main
+from crds import generate
+from crds.generate import main
 from e2e.cluster.tools import binary
 
 
@@ -20,30 +19,20 @@ def test_the_committed_files_are_up_to_date() -> None:
 def test_check_fails_when_a_file_differs_and_generate_mends_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["crd", "--check", "--root", str(tmp_path)]) == 1
-    assert main(["generate", "--root", str(tmp_path)]) == 0
-    assert main(["crd", "--check", "--root", str(tmp_path)]) == 0
+    assert main(["--check", "--root", str(tmp_path)]) == 1
+    assert main(["--root", str(tmp_path)]) == 0
+    assert main(["--check", "--root", str(tmp_path)]) == 0
 
     crd = tmp_path / "crds" / "inferenceservices.conveyor.dev.yaml"
     crd.write_text(crd.read_text() + "\n")
     capsys.readouterr()
-    assert main(["crd", "--check", "--root", str(tmp_path)]) == 1
+    assert main(["--check", "--root", str(tmp_path)]) == 1
     assert "crds/inferenceservices.conveyor.dev.yaml is not what the models say" in capsys.readouterr().err
 
 
 def test_generate_writes_only_what_changed(tmp_path: Path) -> None:
     assert len(generate.write_files(tmp_path)) == 3
     assert generate.write_files(tmp_path) == []
-
-
-@pytest.mark.parametrize(
-    ("command", "path"), [("crd", "crds/inferenceservices.conveyor.dev.yaml"), ("docs", "docs/api-reference.md")]
-)
-def test_the_command_prints_the_file(command: str, path: str) -> None:
-    printed = subprocess.run(
-        [sys.executable, "-m", "conveyor_api", command], check=True, capture_output=True, text=True
-    )
-    assert printed.stdout == (REPOSITORY / path).read_text(encoding="utf-8")
 
 
 def test_the_charts_copy_renders_to_the_crd_and_is_kept(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """The commands of docs/benchmarks.md still run, on a little of everything; what they measure here says nothing.
 
-The engine's is in tests/engine/test_bench.py.
+The engine's is in tests/engine/bench/test_bench.py.
 """
 
 import json

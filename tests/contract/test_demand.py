@@ -12,7 +12,7 @@ import yaml
 from tests.gateway.process import GatewayProcess
 
 from conveyor_api.names import API_VERSION, CRD_NAME, KIND, PLURAL
-from conveyor_gateway.watch import WatchState
+from conveyor_kube.watch import WatchState
 from conveyor_metrics.errors import NotFound, NotKnown
 from conveyor_metrics.source import Gateway, GatewaySource, ServiceDemand
 from e2e.cluster.api import Api, wait_until

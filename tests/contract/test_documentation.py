@@ -6,7 +6,7 @@ import re
 from prometheus_client import REGISTRY, generate_latest
 
 import conveyor_metrics.server  # noqa: F401  fills REGISTRY
-from conveyor_engine.metrics import EngineMetrics
+from conveyor_engine.serving.metrics import EngineMetrics
 from conveyor_gateway.memory import Memory
 from conveyor_gateway.metrics import Metrics, StateCollector
 from conveyor_gateway.queues import Queues

@@ -40,11 +40,11 @@ BLOCKS = {
     "docs/benchmarks.md": [
         (
             ".venv/bin/python -m conveyor_engine bench --compare hf-static",
-            "tests/engine/test_bench.py::test_the_last_line_is_one_json_object_with_the_ratio_to_the_peer",
+            "tests/engine/bench/test_bench.py::test_the_last_line_is_one_json_object_with_the_ratio_to_the_peer",
         ),
         (
             ".venv/bin/python -m conveyor_engine bench --compare modes",
-            "tests/engine/test_bench.py::test_the_modes_are_compared_on_the_same_requests",
+            "tests/engine/bench/test_bench.py::test_the_modes_are_compared_on_the_same_requests",
         ),
         (".venv/bin/python bench/gateway.py", BENCHMARKS + "test_the_gateway_s_loses_nothing"),
         (".venv/bin/python bench/hostile_engine.py", BENCHMARKS + "test_a_hostile_client_of_an_engine_is_measured"),

@@ -6,7 +6,6 @@ from multidict import CIMultiDict
 from tests.gateway.cluster import own_address
 from tests.gateway.engines import answering, running_engine
 
-from conveyor_engine.api.failures import failure_response
 from conveyor_engine.errors import (
     ConveyorEngineError,
     DeadlineExceeded,
@@ -16,6 +15,7 @@ from conveyor_engine.errors import (
     Overloaded,
     Unavailable,
 )
+from conveyor_engine.serving.http.failures import failure_response
 from conveyor_gateway.memory import Holding, Memory
 from conveyor_gateway.proxy import Answer, EngineClient, EngineFull, EngineLost, EngineRefused, EngineRequest
 

@@ -12,7 +12,7 @@ from tests.operator.builders import ended, make_pod
 import conveyor_engine
 from conveyor_api.conditions import ENGINE_FAILURES, MODEL_FAILURES
 from conveyor_engine import errors
-from conveyor_engine.engine_process import _reason
+from conveyor_engine.loop.process import _reason
 from conveyor_operator.failures import find_failure
 
 ENGINE = Path(conveyor_engine.__file__).parent

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from conveyor_api.settings import SettingsError
-from conveyor_gateway.watch import connect
+from conveyor_kube.settings import SettingsError
+from conveyor_kube.watch import connect
 from conveyor_operator.cluster import load_configuration
 
 

@@ -15,7 +15,7 @@ from tests.gateway.cluster import Cluster, own_address
 from tests.gateway.process import GatewayProcess
 
 from conveyor_api.names import CRD_NAME
-from conveyor_gateway.watch import WatchState
+from conveyor_kube.watch import WatchState
 from conveyor_metrics.demand import ServiceDemand
 from conveyor_metrics.source import Gateway, GatewaySource
 from e2e.cluster.api import Api

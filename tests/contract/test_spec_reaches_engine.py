@@ -16,8 +16,8 @@ from conveyor_api import names
 from conveyor_api.crd import build_schema
 from conveyor_api.pod import FREE_ENGINE_SETTINGS
 from conveyor_api.resource import InferenceService
-from conveyor_engine.config import EngineConfig
-from conveyor_engine.config_sources import parse_config
+from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.config.sources import parse_config
 from conveyor_operator.manifests.config import RESOURCE_FIELDS, build_engine_config
 from conveyor_operator.manifests.metadata import Owner
 

@@ -3,12 +3,12 @@
 import zlib
 from typing import Any
 
-from conveyor_engine.config import EngineConfig
-from conveyor_engine.request import EngineRequest, ModelFacts, SamplingParams
-from conveyor_engine.request_state import RequestState
-from conveyor_engine.scheduler import Scheduler
-from conveyor_engine.step import Sampled, StepPlan
-from conveyor_engine.tokenizer import Tokenizer
+from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.scheduling.request_state import RequestState
+from conveyor_engine.scheduling.scheduler import Scheduler
+from conveyor_engine.scheduling.step import Sampled, StepPlan
+from conveyor_engine.text.tokenizer import Tokenizer
+from conveyor_engine.wire.request import EngineRequest, ModelFacts, SamplingParams
 
 VOCAB_SIZE = 1000
 EOS = 2

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from tests.engine.tiny_models import VOCAB_SIZE, greedy, save_tiny_model
 
-from conveyor_engine.config import EngineConfig
-from conveyor_engine.core import EngineCore
-from conveyor_engine.request import EngineRequest, RequestOutput, SamplingParams
+from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.loop.core import EngineCore
+from conveyor_engine.wire.request import EngineRequest, RequestOutput, SamplingParams
 
 MAX_TOKENS = 20
 SHARED_PREFIX = 35

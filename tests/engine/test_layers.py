@@ -1,4 +1,4 @@
-"""The torch-free half of the engine stays torch-free: it is imported where torch must not be."""
+"""The rooms without torch pull none in when they run: what a library imports is not seen by import-linter."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ import pytest
 
 
 @pytest.mark.parametrize(
-    "module", ["request", "config", "errors", "block_manager", "policy", "request_state", "scheduler", "kv_budget"]
+    "module", ["serving.server", "serving.preparing.process", "scheduling.scheduler", "fetching.fetch", "__main__"]
 )
 def test_the_module_does_not_pull_in_torch(module: str) -> None:
     code = f"import sys, conveyor_engine.{module}; sys.exit(any(m in sys.modules for m in ('torch', 'transformers')))"

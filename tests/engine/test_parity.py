@@ -12,12 +12,12 @@ import torch
 from tests.engine.references import MAX_TOKENS, SHARED_PREFIX, Reference, add, answers, run, tokens_of
 from tests.engine.tiny_models import KINDS, OTHER_KINDS, VOCAB_SIZE
 
-from conveyor_engine import model_runner
-from conveyor_engine.attention.backend import AttentionMetadata
-from conveyor_engine.attention.torch_paged import TorchPaged
-from conveyor_engine.batch import Batch, BatchBuilder
-from conveyor_engine.request import FinishReason
-from conveyor_engine.step import StepPlan
+from conveyor_engine.execution import model_runner
+from conveyor_engine.execution.attention.backend import AttentionMetadata
+from conveyor_engine.execution.attention.torch_paged import TorchPaged
+from conveyor_engine.execution.batch import Batch, BatchBuilder
+from conveyor_engine.scheduling.step import StepPlan
+from conveyor_engine.wire.request import FinishReason
 
 GetReference = Callable[[str], Reference]
 MODES = ("none", "static", "dynamic", "continuous")

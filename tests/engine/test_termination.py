@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from conveyor_engine.__main__ import main
-from conveyor_engine.cgroup import count_oom_kills
+from conveyor_engine.serving.cgroup import count_oom_kills
 from conveyor_engine.termination import find_context_length
 
 

@@ -8,9 +8,9 @@ from tests.gateway.cluster import make_endpoint, make_service, make_slice
 
 from conveyor_api.names import ENGINE_PORT_NAME
 from conveyor_gateway.catalog import Catalog, Service, ServiceTable, parse_service
-from conveyor_gateway.resources import ServiceBody
 from conveyor_gateway.slices import SliceTable, parse_slice
-from conveyor_gateway.wanted_json import decode_item
+from conveyor_kube.resources import ServiceBody
+from conveyor_kube.wanted_json import decode_item
 
 CREATED = "2026-11-21T00:00:00Z"
 

@@ -15,7 +15,7 @@ from kubernetes.aio.client import ApiClient, Configuration
 from tests.gateway.api_proxy import ApiProxy
 from tests.gateway.test_watch import until
 
-from conveyor_gateway.watch import Collection, WatchState, watch_collection
+from conveyor_kube.watch import Collection, WatchState, watch_collection
 from conveyor_metrics.watched_list import WatchedList
 from e2e.cluster.api import Api, wait_until
 from e2e.cluster.control_plane import ControlPlane
@@ -105,7 +105,7 @@ async def test_deep_objects_are_listed_and_followed_like_all_others(
 async def test_wide_objects_cost_the_memory_of_a_page(
     create: Callable[[str, str], None], follow: Callable[[], Following], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("conveyor_gateway.watch._PAGE_ITEMS", 2)
+    monkeypatch.setattr("conveyor_kube.watch._PAGE_ITEMS", 2)
     wide = f'{{"a":[{",".join(["{}"] * 400_000)}]}}'  # 1.2 MB, 26 MB as Python objects
     for number in range(6):
         await asyncio.to_thread(create, f"wide-{number}", wide)

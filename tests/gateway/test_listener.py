@@ -9,8 +9,8 @@ import pytest
 from aiohttp import web
 from tests.gateway.process import GatewayProcess
 
-from conveyor_api import http_connection
 from conveyor_gateway.listener import Listener
+from conveyor_kube import http_connection
 
 COMPLETIONS = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
 MANY_HEADERS = b"".join(b"X-%d: 1\r\n" % number for number in range(200))

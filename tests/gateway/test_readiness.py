@@ -1,7 +1,7 @@
 """What /readyz says."""
 
 from conveyor_gateway.readiness import Readiness
-from conveyor_gateway.watch import WatchState
+from conveyor_kube.watch import WatchState
 
 
 def make_readiness(*watches: WatchState, now: float = 100.0) -> Readiness:

@@ -17,10 +17,10 @@ from tests.gateway.engines import running_engine
 from tests.gateway.process import GatewayProcess
 from tests.gateway.stack import Stack
 
-from conveyor_api.http_server import allow_open_files
 from conveyor_gateway.__main__ import main
 from conveyor_gateway.server import Server
 from conveyor_gateway.settings import Settings
+from conveyor_kube.http_server import allow_open_files
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 import pytest
 
-from conveyor_api.settings import SettingsError
 from conveyor_gateway.settings import Settings, parse_settings
+from conveyor_kube.settings import SettingsError
 
 
 def test_without_flags_and_variables_the_defaults_hold() -> None:

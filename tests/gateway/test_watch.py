@@ -14,8 +14,8 @@ from tests.gateway.cluster import Cluster, make_service
 
 from conveyor_api.names import PLURAL
 from conveyor_gateway.catalog import Catalog
-from conveyor_gateway.resources import service_collection, slice_collection
-from conveyor_gateway.watch import WatchState, connect, watch_collection
+from conveyor_kube.resources import service_collection, slice_collection
+from conveyor_kube.watch import WatchState, connect, watch_collection
 
 
 class Followed:
@@ -112,7 +112,7 @@ async def test_a_watch_that_ends_at_its_time_goes_on_where_it_was(followed: Foll
 async def test_a_text_beyond_any_object_is_not_taken_into_memory(
     followed: Followed, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("conveyor_gateway.watch._MAX_TEXT_BYTES", 100_000)
+    monkeypatch.setattr("conveyor_kube.watch._MAX_TEXT_BYTES", 100_000)
     body = make_service("large", followed.cluster.namespace)
     body["metadata"]["annotations"] = {"note": "x" * 200_000}
     await asyncio.to_thread(followed.cluster.api.apply, f"{followed.services.path}/large", body)
@@ -140,7 +140,7 @@ async def test_while_the_api_server_is_away_what_was_known_stays(followed: Follo
 async def test_a_watch_that_falls_silent_is_given_up_and_listed_again(
     followed: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("conveyor_gateway.watch._WATCH_TIMEOUT", aiohttp.ClientTimeout(total=None, sock_read=0.5))
+    monkeypatch.setattr("conveyor_kube.watch._WATCH_TIMEOUT", aiohttp.ClientTimeout(total=None, sock_read=0.5))
     followed.proxy.end_watches()  # those that begin now are given up after half a second of silence
     await until(lambda: followed.proxy.watches == 4)
     followed.proxy.loses_events = True
@@ -149,7 +149,7 @@ async def test_a_watch_that_falls_silent_is_given_up_and_listed_again(
 
 
 async def test_a_long_list_is_read_page_by_page(followed: Followed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("conveyor_gateway.watch._PAGE_ITEMS", 2)
+    monkeypatch.setattr("conveyor_kube.watch._PAGE_ITEMS", 2)
     names = [f"service-{number}" for number in range(5)]
     for name in names:
         await asyncio.to_thread(followed.cluster.apply_service, name)

@@ -10,7 +10,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from conveyor_gateway.watch import WatchState
+from conveyor_kube.watch import WatchState
 from conveyor_metrics.app import build_api_app
 from conveyor_metrics.auth import Trust
 from conveyor_metrics.certificates import Certificates, Serving

@@ -14,7 +14,7 @@ from aiohttp import web
 from tests.metrics.aggregation import Aggregated
 from tests.metrics.test_server import read_health
 
-from conveyor_api.http_server import AppRunner
+from conveyor_kube.http_server import AppRunner
 from conveyor_metrics import listener
 from conveyor_metrics.auth import Trust
 from conveyor_metrics.certificates import Serving

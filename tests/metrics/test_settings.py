@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from conveyor_api.settings import SettingsError
+from conveyor_kube.settings import SettingsError
 from conveyor_metrics.settings import Settings, parse_settings
 
 

@@ -12,8 +12,8 @@ import pytest
 from aiohttp import web
 from tests.gateway.engines import refusing_address, silent_address
 
-from conveyor_gateway.unreadable import Unreadable
-from conveyor_gateway.watch import MAX_SILENCE_SECONDS, WatchState
+from conveyor_kube.unreadable import Unreadable
+from conveyor_kube.watch import MAX_SILENCE_SECONDS, WatchState
 from conveyor_metrics.errors import NotFound, NotKnown
 from conveyor_metrics.source import Gateway, GatewaySource, parse_gateways
 

@@ -12,9 +12,9 @@ from tests.operator import kubelet
 from tests.operator.kubelet import Decide, Json
 from tests.operator.stage import Space, make_service
 
-from conveyor_engine.config import EngineConfig
+from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import ConfigError
-from conveyor_engine.kv_budget import plan_num_blocks
+from conveyor_engine.execution.kv_budget import plan_num_blocks
 
 MIB = 2**20
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from conveyor_api.settings import SettingsError
+from conveyor_kube.settings import SettingsError
 from conveyor_operator.settings import Settings, parse_settings
 
 

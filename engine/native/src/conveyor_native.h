@@ -1,5 +1,5 @@
 /* The C interface of Conveyor's CPU kernels, called from Python through ctypes
- * (engine/conveyor_engine/native/__init__.py mirrors every declaration here).
+ * (engine/conveyor_engine/execution/native/__init__.py mirrors every declaration here).
  *
  * Rules of the interface: plain C, no Python, no torch. The caller owns every
  * buffer and has checked every shape; a kernel checks nothing and returns nothing.

@@ -1,0 +1,1 @@
+"""Measures the engine, alone and beside others."""

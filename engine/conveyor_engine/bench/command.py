@@ -1,0 +1,212 @@
+"""`python -m conveyor_engine bench`: output tokens per second on random weights, next to a peer in the same run.
+
+Machines differ and are shared, so a figure alone says little. Three measurements of one run, in turns, say more: this
+engine, the peer, and the matrix products of the same work alone (the ceiling). The last line printed is one JSON
+object. Before that, a small model in float32 must give the same tokens in both.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from conveyor_engine.bench.modes import measure_modes
+from conveyor_engine.bench.systems import SHAPES, Conveyor, HfStatic, Prompts, System, Workload, write_model
+from conveyor_engine.execution import machine, native
+from conveyor_engine.execution.models.packed_linear import PackedLinear
+
+_DESCRIPTION = """Measure output tokens per second on a model of random weights, in turns with a peer in the same run.
+Prints progress, the machine, the ceiling that matrix products alone set, and last one JSON object. Fails if a small
+float32 model gives other tokens here than in transformers."""
+
+
+def random_prompts(count: int, lengths: Sequence[int], vocab_size: int, seed: int) -> Prompts:
+    """`count` prompts of random tokens, their lengths cycling through `lengths`."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(vocab_size, (lengths[i % len(lengths)],), generator=generator).tolist() for i in range(count)]
+
+
+def check_tokens() -> tuple[int, int]:
+    """(tokens compared, distinct ones): greedy output of a small float32 model. Exits if the two systems differ."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_model(Path(folder), "tiny", torch.float32)
+        prompts = random_prompts(8, (24, 7, 1, 40), SHAPES["tiny"]["vocab_size"], seed=1)
+        ours = Conveyor(Path(folder), "float32", Workload(8, 40, 32), lambda _: None).generate(prompts, 32)
+        theirs = HfStatic(Path(folder), "float32").generate(prompts, 32)
+    if ours != theirs:
+        rows = [row for row, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b]
+        raise SystemExit(f"float32 tokens differ from transformers' in requests {rows}: this engine is wrong here")
+    return sum(map(len, ours)), len({token for row in ours for token in row})
+
+
+def gemm_seconds(model: PreTrainedModel, workload: Workload) -> float:
+    """Time of the linear layers alone for the whole workload: the prompts in steps of 1024 tokens, then the decodes.
+
+    Runs them as the engine does, over the model's own weights; what is left of the engine's time is everything else.
+    """
+    head = model.get_output_embeddings()
+    linears = [m for m in model.modules() if isinstance(m, PackedLinear | torch.nn.Linear) and m is not head]
+
+    def one_pass(rows: int) -> float:
+        inputs = {n: torch.randn(rows, n, dtype=model.dtype) for n in {m.in_features for m in linears}}
+        last = torch.randn(min(rows, workload.requests), head.in_features, dtype=model.dtype)
+        times = []
+        for _ in range(3):
+            started = time.perf_counter()
+            for linear in linears:
+                linear(inputs[linear.in_features])
+            head(last)
+            times.append(time.perf_counter() - started)
+        return min(times)
+
+    with torch.inference_mode():
+        prompt_tokens = workload.requests * workload.input_tokens
+        rows = min(1024, prompt_tokens)
+        return one_pass(rows) * prompt_tokens / rows + one_pass(workload.requests) * (workload.output_tokens - 1)
+
+
+def describe_hardware() -> dict[str, Any]:
+    """What the figures were measured on."""
+    names = [
+        line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
+    ]
+    return {
+        "cpu": names[0] if names else platform.processor(),
+        "threads": torch.get_num_threads(),
+        "bfloat16_instructions": machine.cpu_has_bfloat16(),
+        "kernels": "none" if native.why_missing() else native.isa(),
+        "load_average": round(os.getloadavg()[0], 1),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
+def timed(system: System, prompts: Prompts, workload: Workload) -> float:
+    """Output tokens per second of one whole run; refuses one that gave fewer tokens than asked."""
+    started = time.perf_counter()
+    outputs = system.generate(prompts, workload.output_tokens)
+    seconds = time.perf_counter() - started
+    assert [len(row) for row in outputs] == [workload.output_tokens] * workload.requests
+    return workload.requests * workload.output_tokens / seconds
+
+
+def measure(systems: dict[str, System], workload: Workload, vocab_size: int, rounds: int, budget_seconds: float,
+            say: Callable[[str], None]) -> dict[str, list[float]]:  # fmt: skip
+    """Output tokens per second of every system in every round; who goes first alternates.
+
+    Each round has new prompts. A further one begins only if, judging by the longest so far, it ends within the budget.
+    """
+    lengths = (workload.input_tokens,)
+    for name, system in systems.items():
+        system.generate(random_prompts(min(4, workload.requests), lengths, vocab_size, seed=99), 2)
+        say(f"event=warm system={name}")
+    figures: dict[str, list[float]] = {name: [] for name in systems}
+    begun, longest = time.monotonic(), 0.0
+    for number in range(rounds):
+        started = time.monotonic()
+        if number and started - begun + longest > budget_seconds:
+            say(f"event=budget_spent rounds={number} of={rounds}")
+            break
+        prompts = random_prompts(workload.requests, lengths, vocab_size, seed=number)
+        for name in list(systems) if number % 2 == 0 else reversed(systems):
+            figures[name].append(timed(systems[name], prompts, workload))
+            say(f"event=measured round={number + 1} system={name} output_tokens_per_second={figures[name][-1]:.1f}")
+        longest = max(longest, time.monotonic() - started)
+    return figures
+
+
+def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> dict[str, Any]:
+    """The whole benchmark; the object that is printed last."""
+    workload = Workload(arguments.requests, arguments.input_tokens, arguments.output_tokens)
+    if arguments.threads is not None:
+        torch.set_num_threads(arguments.threads)
+    hardware = describe_hardware()
+    say("event=hardware " + " ".join(f"{key}={json.dumps(value)}" for key, value in hardware.items()))
+    compared, distinct = check_tokens()
+    say(f"event=tokens_equal dtype=float32 model=tiny tokens={compared} distinct={distinct}: same as transformers'")
+    with tempfile.TemporaryDirectory() as folder:
+        write_model(Path(folder), arguments.model_shape, getattr(torch, arguments.dtype))
+        say(f"event=model_written shape={arguments.model_shape} dtype={arguments.dtype}")
+        vocab_size = SHAPES[arguments.model_shape]["vocab_size"]
+        about = {
+            "same_float32_tokens_as_transformers": True,
+            "workload": {"model_shape": arguments.model_shape, "dtype": arguments.dtype, **asdict(workload)},
+            "hardware": hardware,
+        }
+        if arguments.compare == "modes":
+            return {"modes": measure_modes(Path(folder), arguments.dtype, workload, vocab_size, say), **about}
+        conveyor = Conveyor(Path(folder), arguments.dtype, workload, say)
+        systems: dict[str, System] = {"conveyor": conveyor}
+        if arguments.compare == "hf-static":
+            systems["hf-static"] = HfStatic(Path(folder), arguments.dtype)
+    figures = measure(systems, workload, vocab_size, arguments.rounds, arguments.budget_seconds, say)
+    ours = statistics.median(figures["conveyor"])
+    ceiling = workload.requests * workload.output_tokens / gemm_seconds(conveyor.core.runner.model, workload)
+    say(f"event=ceiling gemm_only_output_tokens_per_second={ceiling:.1f} fraction_reached={ours / ceiling:.2f}")
+    return {
+        "output_tokens_per_second": round(ours, 2),
+        "peers": {
+            name: {
+                "output_tokens_per_second": round(statistics.median(values), 2),
+                "ratio": round(ours / statistics.median(values), 3),
+            }
+            for name, values in figures.items()
+            if name != "conveyor"
+        },
+        "gemm_only_output_tokens_per_second": round(ceiling, 2),
+        "rounds": {name: [round(value, 2) for value in values] for name, values in figures.items()},
+        **about,
+    }
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options, for `__main__`."""
+    parser.add_argument(
+        "--compare",
+        choices=["none", "hf-static", "modes"],
+        default="none",
+        help="the peer to run in turns with; modes = the batching modes instead, on requests of mixed sizes",
+    )
+    parser.add_argument(
+        "--model-shape", choices=sorted(SHAPES), default="qwen3-0.6b", help="random weights of this shape"
+    )
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    parser.add_argument("--requests", type=int, default=32, help="requests, all at once; the peer's batch size too")
+    parser.add_argument("--input-tokens", type=int, default=128, help="tokens of each prompt")
+    parser.add_argument("--output-tokens", type=int, default=64, help="tokens generated for each request, exactly")
+    parser.add_argument("--threads", type=int, help="CPU threads (default: torch's choice)")
+    parser.add_argument("--rounds", type=int, default=5, help="measurements of each system, at most; the median counts")
+    parser.add_argument(
+        "--budget-seconds", type=float, default=390, help="begin no further round that would end after this time"
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of the `bench` command."""
+    parser = argparse.ArgumentParser(prog="python -m conveyor_engine bench", description=_DESCRIPTION)
+    add_arguments(parser)
+    arguments = parser.parse_args(argv)
+    for name in ("requests", "input_tokens", "output_tokens", "rounds"):
+        if getattr(arguments, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} must be at least 1")
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    result = run(arguments, lambda line: print(line, flush=True))
+    print(json.dumps(result), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,119 @@
+"""What `bench` measures: this engine and its peer on models of random weights. Called by `command` and `modes`."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
+
+from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.loop.core import EngineCore
+from conveyor_engine.wire.request import EngineRequest, FinishReason, SamplingParams
+
+Prompts = list[list[int]]
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen3-0.6b": {
+        "num_hidden_layers": 28,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "vocab_size": 151936,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "tie_word_embeddings": True,
+    },
+    "tiny": {
+        "num_hidden_layers": 2,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "vocab_size": 1000,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "tie_word_embeddings": False,
+        "initializer_range": 0.3,  # else all positions say the same token
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Requests that arrive together, all of one size, greedy, none stopping early."""
+
+    requests: int
+    input_tokens: int
+    output_tokens: int
+
+
+class System(Protocol):
+    """Something that continues prompts."""
+
+    def generate(self, prompts: Prompts, output_tokens: int) -> Prompts: ...
+
+
+class Conveyor:
+    """This engine, through EngineCore: continuous batching, defaults but for the sizes."""
+
+    def __init__(self, model: Path, dtype: str, workload: Workload, say: Callable[[str], None]) -> None:
+        config = EngineConfig(
+            model=str(model),
+            device="cpu",
+            dtype=dtype,  # type: ignore[arg-type]  # argparse has checked it
+            max_model_len=workload.input_tokens + workload.output_tokens,
+            max_num_seqs=workload.requests,
+            num_threads=torch.get_num_threads(),
+        )
+        self.core = EngineCore(config, say)
+        self._serial = 0
+
+    def generate(self, prompts: Prompts, output_tokens: int) -> Prompts:
+        params = SamplingParams(max_tokens=output_tokens, temperature=0.0, ignore_eos=True)
+        tokens: dict[str, list[int]] = {}
+        for prompt in prompts:
+            self._serial += 1
+            tokens[str(self._serial)] = []
+            request = EngineRequest(
+                request_id=str(self._serial),
+                prompt_token_ids=prompt,
+                sampling_params=params,
+                arrival_time=time.monotonic(),
+            )
+            self.core.add_request(request)
+        while self.core.has_unfinished():
+            for output in self.core.step(time.monotonic()):
+                tokens[output.request_id] += output.new_token_ids
+                if output.finish_reason not in (None, FinishReason.LENGTH):
+                    raise RuntimeError(
+                        f"request {output.request_id} ended with {output.finish_reason}: {output.message}"
+                    )
+        return list(tokens.values())
+
+
+class HfStatic:
+    """transformers' `generate` on one batch, padded on the left to the longest prompt."""
+
+    def __init__(self, model: Path, dtype: str) -> None:
+        self.model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).eval()
+        self.model.generation_config.eos_token_id = None
+
+    def generate(self, prompts: Prompts, output_tokens: int) -> Prompts:
+        longest = max(map(len, prompts))
+        padded = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
+        mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+        with torch.inference_mode():
+            out = self.model.generate(
+                padded, attention_mask=mask, max_new_tokens=output_tokens, do_sample=False, pad_token_id=0
+            )
+        new: Prompts = out[:, longest:].tolist()
+        return new
+
+
+def write_model(folder: Path, shape: str, dtype: torch.dtype) -> None:
+    """A model of this shape with random weights (seed 0), as a directory that transformers loads."""
+    torch.manual_seed(0)
+    config = Qwen3Config(**SHAPES[shape], max_position_embeddings=40960, eos_token_id=None, bos_token_id=None)
+    AutoModelForCausalLM.from_config(config, dtype=dtype).save_pretrained(folder)

@@ -1,0 +1,70 @@
+"""Paged attention on CPUs by the compiled kernels: reads each key and value once, gathers nothing.
+
+Chosen by `select` where `cannot_run` finds nothing against it. The layout of the caches is `native.kv_cache`'s: blocks
+of 16 tokens, keys with the tokens of a block side by side, so that one vector holds one dimension of 16 keys.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from conveyor_engine.execution import native
+from conveyor_engine.execution.attention.backend import AttentionMetadata, LayerShape
+
+
+def cannot_run(block_size: int, dtype: torch.dtype) -> str | None:
+    """Why this backend cannot serve such an engine on a CPU, in a clause; None if it can."""
+    if block_size != native.BLOCK_SIZE:
+        return f"its blocks hold {native.BLOCK_SIZE} tokens and block_size is {block_size}"
+    if not native.supports(dtype):
+        return f"it computes float32 and bfloat16, not {dtype}"
+    return native.why_missing()
+
+
+class CpuNative:
+    """AttentionBackend over the compiled kernels."""
+
+    name = "native"
+    long_decode_tokens = 0
+
+    def __init__(self) -> None:
+        self._caches: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._value_dims: list[int] = []
+
+    def block_bytes(self, layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> int:
+        values = (native.kv_values_per_block(layer.num_kv_heads, layer.head_dim, layer.value_dim) for layer in layers)
+        return sum(values) * dtype.itemsize
+
+    def allocate(
+        self, layers: Sequence[LayerShape], num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        assert device.type == "cpu"
+        assert cannot_run(block_size, dtype) is None
+        for layer in layers:
+            self._caches.append(native.kv_cache(num_blocks, layer.num_kv_heads, layer.head_dim, layer.value_dim, dtype))
+            self._value_dims.append(layer.value_dim)
+
+    def write_kv(self, layer: int, key: torch.Tensor, value: torch.Tensor, metadata: AttentionMetadata) -> None:
+        native.kv_write(key, value, metadata.slot_mapping, self._caches[layer])
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        metadata: AttentionMetadata,
+        *,
+        scaling: float,
+        sliding_window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        return native.paged_attention(
+            query,
+            self._caches[layer],
+            metadata.query_start_loc,
+            metadata.seq_lens,
+            metadata.block_tables,
+            value_dim=self._value_dims[layer],
+            scaling=scaling,
+            sliding_window=sliding_window,
+            softcap=softcap,
+        )

@@ -1,0 +1,128 @@
+"""transformers' way into our attention: the function registered as attn_implementation "conveyor_paged".
+
+transformers' attention modules call `paged_attention` once per layer with packed (1, H, T, D) tensors. What it
+needs to know of the step travels as the forward's keyword argument `paged`, which every supported model hands
+through to its attention modules; `models.probe` makes sure of that at load.
+No mask function is registered: the mask is None, causality comes from the metadata.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from transformers import AttentionInterface
+
+from conveyor_engine.errors import ModelError
+from conveyor_engine.execution.attention.backend import AttentionBackend, AttentionMetadata, LayerShape
+
+IMPLEMENTATION = "conveyor_paged"
+# Keywords that models pass along and that change nothing here; any other that is not None is refused.
+_HARMLESS = frozenset({"position_ids", "use_cache", "output_router_logits", "output_attentions", "cache_position"})
+
+
+class Paged(Protocol):
+    """What travels as `paged`: takes one layer's packed tensors (T, heads, dim), gives (T, H, Dv)."""
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float,
+        sliding_window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor: ...
+
+
+@dataclass(slots=True)
+class PagedStep:
+    """One step's attention: writes the layer's keys and values, then attends over the cache."""
+
+    backend: AttentionBackend
+    metadata: AttentionMetadata
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float,
+        sliding_window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        self.backend.write_kv(layer, key, value, self.metadata)
+        return self.backend.attend(
+            layer, query, self.metadata, scaling=scaling, sliding_window=sliding_window, softcap=softcap
+        )
+
+
+@dataclass(slots=True)
+class Probe:
+    """Records each layer's geometry, in place of attention. `calls` counts the calls per layer."""
+
+    shapes: dict[int, LayerShape] = field(default_factory=dict)
+    calls: dict[int, int] = field(default_factory=dict)
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float,
+        sliding_window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        self.calls[layer] = self.calls.get(layer, 0) + 1
+        self.shapes[layer] = LayerShape(
+            num_heads=query.shape[1], num_kv_heads=key.shape[1], head_dim=key.shape[2], value_dim=value.shape[2]
+        )
+        return query.new_zeros((*query.shape[:2], value.shape[-1]))
+
+
+def paged_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    paged: Paged | None = None,
+    is_causal: bool | None = None,
+    **unknown: Any,
+) -> tuple[torch.Tensor, None]:
+    """query (1, H, T, D), key (1, Hkv, T, D), value (1, Hkv, T, Dv) -> ((1, T, H, Dv), None).
+
+    Raises ModelError for whatever would be ignored and so make the answers wrong.
+    """
+    if paged is None:
+        raise ModelError(f"{type(module).__name__} does not hand keyword arguments through to its attention")
+    if attention_mask is not None or is_causal is False or not getattr(module, "is_causal", True):
+        raise ModelError(f"{type(module).__name__} is not plainly causal: this engine runs causal attention only")
+    for name, value_ in unknown.items():
+        if value_ is not None and name not in _HARMLESS:
+            raise ModelError(
+                f"{type(module).__name__} uses {name!r} in its attention, which this engine does not compute"
+            )
+    layer = module.layer_idx
+    assert isinstance(layer, int)
+    out = paged.attend(
+        layer,
+        query[0].transpose(0, 1),
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
+        query.shape[-1] ** -0.5 if scaling is None else scaling,
+        sliding_window,
+        softcap,
+    )
+    return out.unsqueeze(0), None
+
+
+def register() -> None:
+    """Makes the implementation known to transformers; more than once is harmless."""
+    AttentionInterface.register(IMPLEMENTATION, paged_attention)

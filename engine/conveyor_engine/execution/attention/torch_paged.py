@@ -1,0 +1,95 @@
+"""Paged attention in plain torch: right everywhere, fast nowhere. The reference and the fallback.
+
+Used on devices without a backend of their own, and by the tests of all others as their oracle.
+Sequences are attended one by one, over gathered keys and values; a decode folds its query heads onto the kv heads,
+so K and V are read once.
+"""
+
+import torch
+from torch.nn import functional
+
+from conveyor_engine.execution.attention.backend import AttentionMetadata
+from conveyor_engine.execution.attention.slot_caches import SlotCaches
+
+
+class TorchPaged(SlotCaches):
+    """AttentionBackend over plain tensors."""
+
+    name = "torch"
+    long_decode_tokens = 0
+
+    def write_kv(self, layer: int, key: torch.Tensor, value: torch.Tensor, metadata: AttentionMetadata) -> None:
+        slots = metadata.slot_mapping[: metadata.num_tokens]
+        for source, cache in zip((key, value), self._caches[layer], strict=True):
+            cache.index_copy_(0, slots, source[: metadata.num_tokens])
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        metadata: AttentionMetadata,
+        *,
+        scaling: float,
+        sliding_window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        keys, values = self._caches[layer]
+        out = query.new_zeros((query.shape[0], query.shape[1], values.shape[2]))
+        starts = metadata.query_start_loc_host.tolist()
+        seq_lens = metadata.seq_lens_host.tolist()
+        offsets = torch.arange(self._block_size, device=query.device)
+        for row in range(metadata.num_seqs):
+            begin, end, seq_len = starts[row], starts[row + 1], seq_lens[row]
+            num_blocks = -(-seq_len // self._block_size)
+            blocks = metadata.block_tables[row, :num_blocks].long()
+            slots = (blocks[:, None] * self._block_size + offsets).view(-1)[:seq_len]
+            # The first query sees nothing before its window, and those after it even less.
+            first = max(0, seq_len - (end - begin) + 1 - sliding_window) if sliding_window else 0
+            slots = slots[first:]
+            out[begin:end] = _attend_one(query[begin:end], keys[slots], values[slots], scaling, sliding_window, softcap)
+        return out
+
+
+def _attend_one(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scaling: float,
+    sliding_window: int | None,
+    softcap: float | None,
+) -> torch.Tensor:
+    """query (n, H, D) at the last n of the L positions of key (L, Hkv, D), value (L, Hkv, Dv) -> (n, H, Dv)."""
+    num_queries, num_heads, head_dim = query.shape
+    num_keys, num_kv_heads, _ = key.shape
+    group = num_heads // num_kv_heads
+    # (Hkv, group * n, D): the heads of one group are further queries of the same kv head
+    grouped = query.view(num_queries, num_kv_heads, group, head_dim).permute(1, 2, 0, 3)
+    grouped = grouped.reshape(num_kv_heads, group * num_queries, head_dim)
+    key, value = key.transpose(0, 1), value.transpose(0, 1)
+    mask = _mask(num_queries, num_keys, group, sliding_window, query.device)
+    if softcap is None:
+        out = functional.scaled_dot_product_attention(
+            grouped[None], key[None], value[None], attn_mask=mask, scale=scaling
+        )[0]
+    else:
+        scores = torch.matmul(grouped, key.transpose(1, 2)).float() * scaling
+        scores = softcap * torch.tanh(scores / softcap)
+        if mask is not None:
+            scores = scores.masked_fill(~mask, float("-inf"))
+        out = torch.matmul(scores.softmax(-1).to(value.dtype), value)
+    out = out.view(num_kv_heads, group, num_queries, -1).permute(2, 0, 1, 3)
+    return out.reshape(num_queries, num_heads, -1)
+
+
+def _mask(
+    num_queries: int, num_keys: int, group: int, sliding_window: int | None, device: torch.device
+) -> torch.Tensor | None:
+    """Which keys each query may see, bool (group * n, L); None = all. A single query's keys are cut by the caller."""
+    if num_queries == 1:
+        return None
+    position = torch.arange(num_keys - num_queries, num_keys, device=device)[:, None]
+    key_position = torch.arange(num_keys, device=device)[None, :]
+    mask = key_position <= position
+    if sliding_window:
+        mask &= key_position > position - sliding_window
+    return mask.repeat(group, 1)

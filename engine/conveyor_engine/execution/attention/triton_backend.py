@@ -1,0 +1,77 @@
+"""Paged attention on CUDA by the kernels of `kernels`. Chosen by `select`."""
+
+from collections.abc import Sequence
+
+import torch
+
+from conveyor_engine.execution.attention.backend import AttentionMetadata, LayerShape
+from conveyor_engine.execution.attention.slot_caches import SlotCaches
+from conveyor_engine.execution.kernels.kv_store import store
+from conveyor_engine.execution.kernels.paged_attention import KEYS_PER_SPLIT, choose_splits, paged_attention
+
+
+class TritonPaged(SlotCaches):
+    """AttentionBackend over the Triton kernels."""
+
+    name = "triton"
+    long_decode_tokens = 2 * KEYS_PER_SPLIT  # from here on its keys are split among programs
+
+    def __init__(self, num_processors: int | None = None) -> None:
+        """num_processors: multiprocessors to keep busy; default: the device's."""
+        super().__init__()
+        self._num_processors = num_processors
+
+    def allocate(
+        self, layers: Sequence[LayerShape], num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().allocate(layers, num_blocks, block_size, dtype, device)
+        if self._num_processors is None:
+            self._num_processors = torch.cuda.get_device_properties(device).multi_processor_count
+
+    def write_kv(self, layer: int, key: torch.Tensor, value: torch.Tensor, metadata: AttentionMetadata) -> None:
+        for source, cache in zip((key, value), self._caches[layer], strict=True):
+            store(source, cache, metadata.slot_mapping)
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        metadata: AttentionMetadata,
+        *,
+        scaling: float,
+        sliding_window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        caches = self._caches[layer]
+        num_tokens, num_heads, _ = query.shape
+        out = query.new_empty((num_tokens, num_heads, caches[1].shape[2]))
+        out[metadata.num_tokens :] = 0
+        # Decodes in small tiles, prompts in large ones: two launches of the same kernel.
+        num_decodes, num_seqs = metadata.num_decodes, metadata.num_seqs
+        for begin, end, decode in ((0, num_decodes, True), (num_decodes, num_seqs, False)):
+            if begin == end:
+                continue
+            num_queries = int(metadata.query_start_loc_host[end] - metadata.query_start_loc_host[begin])
+            longest = int(metadata.seq_lens_host[begin:end].max())
+            paged_attention(
+                query,
+                caches,
+                metadata.query_start_loc[begin : end + 1],
+                metadata.seq_lens[begin:end],
+                metadata.block_tables[begin:end],
+                out,
+                block_size=self._block_size,
+                num_queries=num_queries,
+                decode=decode,
+                scaling=scaling,
+                sliding_window=sliding_window,
+                softcap=softcap,
+                num_splits=self._splits(end - begin, caches[0].shape[1], min(longest, sliding_window or longest))
+                if decode
+                else 1,
+            )
+        return out
+
+    def _splits(self, num_decodes: int, num_kv_heads: int, longest: int) -> int:
+        assert self._num_processors is not None
+        return choose_splits(num_decodes, num_kv_heads, longest, self._num_processors)

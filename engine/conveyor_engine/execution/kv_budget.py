@@ -1,0 +1,62 @@
+"""How many KV blocks the engine may have. Called by `model_runner` after the model is loaded. Torch-free arithmetic."""
+
+from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.errors import ConfigError
+
+DEFAULT_MEMORY_FRACTION = 0.85
+LARGEST_MEMORY_FRACTION = 0.95  # for num_kv_blocks: allocators and the driver need some of the rest
+CPU_DEFAULT_BYTES = 4 * 2**30  # a CPU's memory is shared with others: take no more unless told to
+CACHE_BLOCKS_MAX = 2**20  # more than the requests fill and than this cost the host more memory than prefixes are worth
+
+
+def plan_num_blocks(
+    config: EngineConfig, *, max_num_seqs: int, max_model_len: int, block_bytes: int, free_bytes: int, is_cpu: bool
+) -> int:
+    """Number of blocks, from num_kv_blocks or from the free memory: what weights and the largest step leave.
+
+    Raises ConfigError: KVBudgetTooSmall if one request of max_model_len tokens would not fit,
+    KVBudgetTooLarge if the memory is not there.
+    """
+    needed = -(-max_model_len // config.block_size)
+    if config.num_kv_blocks is not None:
+        num_blocks = config.num_kv_blocks
+        _check_free(num_blocks, block_bytes, free_bytes)
+    else:
+        num_blocks = _blocks_of(config, needed, max_num_seqs, block_bytes, free_bytes, is_cpu)
+    if num_blocks < needed:
+        source = "the free memory" if config.num_kv_blocks is None else "`num_kv_blocks`"
+        raise ConfigError(
+            f"{source} gives {num_blocks} KV blocks of {config.block_size} tokens, but one request of {max_model_len} "
+            f"tokens needs {needed} ({_mib(needed * block_bytes)}); set `max_model_len` to "
+            f"{num_blocks * config.block_size} or less, or give the KV cache more room",
+            reason="KVBudgetTooSmall",
+        )
+    return num_blocks
+
+
+def _check_free(num_blocks: int, block_bytes: int, free_bytes: int) -> None:
+    most = int(free_bytes * LARGEST_MEMORY_FRACTION) // block_bytes
+    if num_blocks > most:
+        raise ConfigError(
+            f"{num_blocks} KV blocks take {_mib(num_blocks * block_bytes)}, but only {_mib(free_bytes)} are free "
+            f"beside the model and its largest step, of which the KV cache may have {LARGEST_MEMORY_FRACTION:.0%}; "
+            f"lower `num_kv_blocks` to {most} or less",
+            reason="KVBudgetTooLarge",
+        )
+
+
+def _blocks_of(
+    config: EngineConfig, needed: int, max_num_seqs: int, block_bytes: int, free_bytes: int, is_cpu: bool
+) -> int:
+    """As many as the share of the memory holds, and can be of use: blocks that no request fills are prefix cache."""
+    budget = int(free_bytes * (config.kv_memory_fraction or DEFAULT_MEMORY_FRACTION))
+    most = needed * max_num_seqs
+    if is_cpu and config.kv_memory_fraction is None:
+        budget = min(budget, max(CPU_DEFAULT_BYTES, needed * block_bytes))
+    elif config.prefix_caching:
+        most = max(most, CACHE_BLOCKS_MAX)
+    return min(most, budget // block_bytes)
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:,.0f} MiB"

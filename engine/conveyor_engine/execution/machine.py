@@ -1,0 +1,116 @@
+"""What this machine has: device, number types, memory, CPUs. Asked by `model_runner` and `bench` at start.
+
+Limits of the container (cgroup v2, then v1) count, not those of the host it runs on.
+"""
+
+import os
+from pathlib import Path
+
+import torch
+from transformers import PretrainedConfig
+
+from conveyor_engine.config.engine_config import Device, Dtype
+from conveyor_engine.errors import ConfigError
+
+_CGROUP = Path("/sys/fs/cgroup")
+_CPUINFO = Path("/proc/cpuinfo")
+# limit, usage, statistics, and the file cache among the usage, which the kernel gives back under pressure
+_CGROUP_MEMORY = (
+    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+    (
+        "memory/memory.limit_in_bytes",
+        "memory/memory.usage_in_bytes",
+        "memory/memory.stat",
+        "total_inactive_file",
+    ),
+)
+
+
+def choose_device(device: Device) -> torch.device:
+    """The device to run on. Raises ConfigError (NoDevice) if a GPU is asked for and there is none."""
+    if device == "cpu":
+        return torch.device("cpu")
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    if device == "auto":
+        return torch.device("cpu")
+    raise ConfigError(
+        "`device: cuda` is set, but no CUDA device is visible here; ask for a GPU (resources.limits: "
+        "nvidia.com/gpu: 1), or set `device: auto` to run on the CPU",
+        reason="NoDevice",
+    )
+
+
+def choose_dtype(dtype: Dtype, device: torch.device, model_config: PretrainedConfig) -> torch.dtype:
+    """The type of weights, activations and KV cache.
+
+    auto on CUDA: the model's own type, half precision in place of float32; on a CPU: bfloat16 where the CPU
+    computes in it, else float32.
+    """
+    if dtype == "float16" and device.type == "cpu":
+        raise ConfigError(
+            "`dtype: float16` is set, which CPUs compute many times slower; "
+            "use `dtype: auto`, `dtype: bfloat16` or `dtype: float32`"
+        )
+    if dtype != "auto":
+        return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[dtype]
+    if device.type == "cpu":
+        return torch.bfloat16 if cpu_has_bfloat16() else torch.float32
+    if getattr(model_config, "dtype", None) == torch.float16 or not torch.cuda.is_bf16_supported():
+        return torch.float16
+    return torch.bfloat16
+
+
+def cpu_has_bfloat16() -> bool:
+    """Whether the CPU multiplies bfloat16 itself (AVX512-BF16, AMX, Arm BF16)."""
+    try:
+        words = set(_CPUINFO.read_text().split())
+    except OSError:
+        return False
+    return bool(words & {"avx512_bf16", "amx_bf16", "bf16"})
+
+
+def num_cpus() -> int:
+    """CPUs this process may use at once: affinity, and the container's limit rounded up."""
+    available = len(os.sched_getaffinity(0))
+    quota = _read_words(_CGROUP / "cpu.max")
+    if not quota:
+        quota = [
+            *_read_words(_CGROUP / "cpu/cpu.cfs_quota_us"),
+            *_read_words(_CGROUP / "cpu/cpu.cfs_period_us"),
+        ]
+    if len(quota) == 2 and quota[0] not in ("max", "-1"):
+        return max(1, min(available, -(-int(quota[0]) // int(quota[1]))))
+    return available
+
+
+def free_memory_bytes(device: torch.device) -> int:
+    """Memory that is still to be had on the device, container limits included."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    free = _meminfo_available_bytes()
+    for limit, usage, stat, cache in _CGROUP_MEMORY:
+        words = _read_words(_CGROUP / limit) + _read_words(_CGROUP / usage)
+        if len(words) == 2 and words[0] != "max":
+            free = min(free, int(words[0]) - int(words[1]) + _stat(_CGROUP / stat, cache))
+    return max(0, free)
+
+
+def _stat(path: Path, name: str) -> int:
+    """One figure of a cgroup's memory.stat, 0 if it is not there."""
+    words = _read_words(path)
+    return int(words[words.index(name) + 1]) if name in words else 0
+
+
+def _meminfo_available_bytes() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise OSError("/proc/meminfo has no MemAvailable")
+
+
+def _read_words(path: Path) -> list[str]:
+    try:
+        return path.read_text().split()
+    except OSError:
+        return []

@@ -1,0 +1,189 @@
+"""Runs plans: packed batch -> forward -> sampled tokens. The first file on a request's way that knows torch.
+
+Built once by `core`, which then calls `execute` for every step. Owns the model, the KV caches and the device;
+knows nothing of queues or policies. A forward is eager; CUDA graphs for decode-only batches would go into `_forward`.
+"""
+
+import os
+import time
+from collections.abc import Callable
+
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+
+from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.errors import ConfigError, ModelError
+from conveyor_engine.execution import machine
+from conveyor_engine.execution.attention.backend import LayerShape
+from conveyor_engine.execution.attention.interface import Paged, PagedStep, Probe
+from conveyor_engine.execution.attention.select import select_backend
+from conveyor_engine.execution.batch import BatchBuilder
+from conveyor_engine.execution.kv_budget import plan_num_blocks
+from conveyor_engine.execution.models.fuse import fuse_model
+from conveyor_engine.execution.models.loader import load_config, load_model
+from conveyor_engine.execution.models.packed_linear import PackedLinear
+from conveyor_engine.execution.models.probe import probe_layers
+from conveyor_engine.execution.sampler import Sampler, peak_bytes
+from conveyor_engine.scheduling.step import Sampled, StepPlan
+from conveyor_engine.wire.request import ModelFacts
+
+# Tokens of one step: enough to saturate the device's matrix units, few enough that decodes do not wait long.
+DEFAULT_BATCHED_TOKENS = {"cpu": 1024, "cuda": 8192}
+
+
+class ModelRunner:
+    """One model on one device, ready to run after construction (but for warm-up, which is `core`'s)."""
+
+    def __init__(self, config: EngineConfig, progress: Callable[[str], None]) -> None:
+        """Loads the model and makes the KV caches. Raises ConfigError or ModelError."""
+        self.device = machine.choose_device(config.device)
+        if self.device.type == "cpu":
+            _set_num_threads(config.num_threads)
+        model_config = load_config(config.model)
+        dtype = machine.choose_dtype(config.dtype, self.device, model_config)
+        max_model_len = _choose_max_model_len(config, model_config)
+        max_num_seqs, max_num_batched_tokens = _choose_batch_limits(config, self.device)
+        self.model, layers = self._load(config, model_config, dtype, progress)
+        self.backend = select_backend(config.attention_backend, self.device, dtype, config.block_size)
+        block_bytes = self.backend.block_bytes(layers, config.block_size, dtype)
+        vocab_size = self.model.get_input_embeddings().num_embeddings
+        step_bytes = self._forward_bytes(max_num_seqs, max_num_batched_tokens, max_model_len, vocab_size)
+        step_bytes += peak_bytes(max_num_seqs, vocab_size)
+        num_blocks = plan_num_blocks(
+            config,
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
+            block_bytes=block_bytes,
+            free_bytes=max(0, machine.free_memory_bytes(self.device) - step_bytes),
+            is_cpu=self.device.type == "cpu",
+        )
+        self.backend.allocate(layers, num_blocks, config.block_size, dtype, self.device)
+        progress(
+            f"event=kv_cache_allocated backend={self.backend.name} blocks={num_blocks} block_size={config.block_size} "
+            f"mib={num_blocks * block_bytes / 2**20:.0f}"
+        )
+        self.facts = ModelFacts(
+            max_model_len=max_model_len,
+            vocab_size=vocab_size,
+            eos_token_ids=_eos_token_ids(self.model, vocab_size),
+            dtype=_dtype_name(dtype),
+            device=str(self.device),
+            attention_backend=self.backend.name,
+            num_kv_blocks=num_blocks,
+            block_size=config.block_size,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+        )
+        max_blocks_per_seq = -(-max_model_len // config.block_size)
+        self._batches = BatchBuilder(max_num_seqs, max_blocks_per_seq, config.block_size, self.device)
+        self._sampler = Sampler(self.device)
+
+    def _load(
+        self,
+        config: EngineConfig,
+        model_config: PretrainedConfig,
+        dtype: torch.dtype,
+        progress: Callable[[str], None],
+    ) -> tuple[PreTrainedModel, list[LayerShape]]:
+        """The model, fused where the CPU kernels apply, and its layers' geometry."""
+        started = time.monotonic()
+        progress(f"event=model_loading path={config.model} device={self.device} dtype={_dtype_name(dtype)}")
+        model = load_model(config.model, model_config, dtype, self.device)
+        if self.device.type == "cpu" and config.attention_backend != "torch":  # torch = the plain reference throughout
+            fused = fuse_model(model)
+            progress("event=model_fused " + " ".join(f"{kind}={count}" for kind, count in fused.items()))
+        layers = probe_layers(model, self.device)
+        progress(f"event=model_loaded layers={len(layers)} seconds={time.monotonic() - started:.1f}")
+        return model, layers
+
+    def execute(self, plan: StepPlan) -> Sampled:
+        """One step: the tokens of `plan.sampling()`, in its order."""
+        with torch.inference_mode():
+            batch = self._batches.build(plan)
+            paged = PagedStep(self.backend, batch.metadata)
+            logits = self._forward(batch.input_ids, batch.position_ids, batch.sample_rows, paged)
+            return self._sampler.sample(logits, plan.sampling())
+
+    def free_memory(self) -> None:
+        """Gives cached memory back to the device after a step that failed. Raises if the device is broken."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            torch.cuda.empty_cache()
+
+    def _forward(
+        self, input_ids: torch.Tensor, position_ids: torch.Tensor, sample_rows: torch.Tensor, paged: Paged
+    ) -> torch.Tensor:
+        """input_ids, position_ids (1, T), sample_rows (R,) -> logits (R, vocabulary)."""
+        logits: torch.Tensor = self.model(
+            input_ids=input_ids, position_ids=position_ids, use_cache=False, logits_to_keep=sample_rows, paged=paged
+        ).logits
+        return logits[0]
+
+    def _forward_bytes(self, max_num_seqs: int, num_tokens: int, max_model_len: int, vocab_size: int) -> int:
+        """Memory the largest forward needs besides weights and KV cache: measured on CUDA, estimated on a CPU."""
+        if self.device.type == "cpu":
+            linears = [m for m in self.model.modules() if isinstance(m, PackedLinear | torch.nn.Linear)]
+            head = self.model.get_output_embeddings()
+            widest = max((m.in_features + m.out_features for m in linears if m is not head), default=0)
+            return 4 * (2 * widest * num_tokens + max_num_seqs * vocab_size)  # two layers' inputs and outputs, logits
+        torch.cuda.reset_peak_memory_stats(self.device)
+        before = torch.cuda.memory_allocated(self.device)
+        positions = torch.arange(num_tokens, device=self.device)[None] % max_model_len
+        try:
+            with torch.inference_mode():
+                self._forward(torch.zeros_like(positions), positions, positions.new_zeros(max_num_seqs), Probe())
+        except torch.OutOfMemoryError as error:
+            message = f"a step of {num_tokens} tokens does not fit beside the weights; lower `max_num_batched_tokens`"
+            raise ModelError(message, reason="OutOfMemory") from error
+        peak = torch.cuda.max_memory_allocated(self.device) - before
+        torch.cuda.empty_cache()
+        return int(peak)
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _set_num_threads(num_threads: int | None) -> None:
+    """The CPU limit's worth of threads, unless told otherwise by the configuration or by OMP_NUM_THREADS."""
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
+    elif "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(machine.num_cpus())
+
+
+def _choose_max_model_len(config: EngineConfig, model_config: PretrainedConfig) -> int:
+    limit = getattr(model_config.get_text_config(), "max_position_embeddings", None)
+    if config.max_model_len is None:
+        if limit is None:
+            raise ConfigError("the model's config.json does not say how long its context may be; set `max_model_len`")
+        return int(limit)
+    if limit is not None and config.max_model_len > limit:
+        raise ConfigError(
+            f"`max_model_len` is {config.max_model_len}, but the model was made for at most {limit} tokens; lower it"
+        )
+    return config.max_model_len
+
+
+def _choose_batch_limits(config: EngineConfig, device: torch.device) -> tuple[int, int]:
+    """(max_num_seqs, max_num_batched_tokens)."""
+    max_num_seqs = 1 if config.batching_mode == "none" else config.max_num_seqs
+    tokens = config.max_num_batched_tokens
+    if tokens is None:
+        tokens = max(DEFAULT_BATCHED_TOKENS[device.type], max_num_seqs)
+    if tokens < max_num_seqs:
+        raise ConfigError(
+            f"`max_num_batched_tokens` is {tokens}, less than `max_num_seqs`, which is {max_num_seqs}: "
+            "a step must have room for one token of each request"
+        )
+    return max_num_seqs, tokens
+
+
+def _eos_token_ids(model: PreTrainedModel, vocab_size: int) -> tuple[int, ...]:
+    """All tokens that end a text, as the generation config, or else the model's, says; never one that is no token."""
+    for config in (model.generation_config, model.config.get_text_config()):
+        eos = getattr(config, "eos_token_id", None)
+        if eos is not None:
+            token_ids = [eos] if isinstance(eos, int) else eos
+            return tuple(token_id for token_id in token_ids if 0 <= token_id < vocab_size)
+    return ()

@@ -1,0 +1,71 @@
+"""Loads a model directory into one of transformers' own classes, running on our attention.
+
+Called by `model_runner` at start. Nothing is fetched and no code from the checkpoint is run. What would load
+but answer wrongly is refused by `checks`.
+"""
+
+import logging
+import warnings
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from conveyor_engine.errors import ModelError
+from conveyor_engine.execution.attention import interface
+from conveyor_engine.execution.models import checks
+
+
+def load_config(path: str) -> PretrainedConfig:
+    """The configuration of the text model in directory `path`. Raises ModelError."""
+    directory = Path(path)
+    if not (directory / "config.json").is_file():
+        message = f"{path} is not a model directory: it has no config.json"
+        raise ModelError(message, reason="ModelNotFound")
+    try:
+        config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    except checks.TRANSFORMERS_ERRORS as error:
+        raise ModelError(f"{path}/config.json cannot be used: {checks.on_one_line(error)}") from error
+    checks.check_config(config)
+    return config
+
+
+def load_model(path: str, config: PretrainedConfig, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    """The model, in evaluation mode, on `device`, every weight from the checkpoint. Raises ModelError."""
+    _check_safetensors(Path(path))
+    interface.register()
+    transformers_logging.set_verbosity_error()  # what it would warn about is checked, and refused, here
+    transformers_logging.disable_progress_bar()
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"transformers\..*")
+            model, info = AutoModelForCausalLM.from_pretrained(
+                Path(path),
+                config=config,
+                dtype=dtype,
+                device_map=None,
+                attn_implementation=interface.IMPLEMENTATION,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                output_loading_info=True,
+            )
+            model = model.to(device).eval().requires_grad_(False)
+    except torch.OutOfMemoryError as error:
+        raise ModelError(
+            f"the weights do not fit into the memory of {device}: {error}", reason="OutOfMemory"
+        ) from error
+    except checks.TRANSFORMERS_ERRORS as error:
+        raise ModelError(f"the model in {path} cannot be loaded: {checks.on_one_line(error)}") from error
+    checks.check_weights(path, info)
+    return model
+
+
+def _check_safetensors(directory: Path) -> None:
+    """Other formats are pickles, which can run code or crash their reader."""
+    others = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for path in directory.glob(pattern))
+    if others and not any(directory.glob("*.safetensors")):
+        found = f"{directory} has its weights only as {', '.join(others)}"
+        raise ModelError(f"{found}: save the model with safetensors (save_pretrained does), and try again")

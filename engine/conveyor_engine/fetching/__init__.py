@@ -1,0 +1,1 @@
+"""Brings a model's files to this pod's disk."""

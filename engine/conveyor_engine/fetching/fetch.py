@@ -1,0 +1,227 @@
+"""`fetch`: a model's files from a Hugging Face hub into a directory, whole or not at all. Called by `__main__`.
+
+The revision is pinned to a commit first; only what the engine loads is fetched (never pickles or code); every file is
+checked against the hub's digest; partial files are resumed after a crash; the directory appears by one rename, with a
+marker in it. A directory with the marker is never asked for again: a branch that moved needs another target.
+"""
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+from conveyor_engine.errors import ConfigError, ModelError
+from conveyor_engine.fetching.hub import HubFile, HubModel, describe_model, download
+
+MARKER = ".conveyor-complete.json"
+_HUB_URI = re.compile(r"hf://(?P<repository>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
+_CLAIM_URI = re.compile(r"pvc://[a-z0-9.-]+(?:/.*)?")
+_WANTED = re.compile(
+    r"config\.json|generation_config\.json|tokenizer\.json|tokenizer_config\.json|tokenizer\.model|vocab\.json"
+    r"|merges\.txt|special_tokens_map\.json|added_tokens\.json|chat_template\.(?:jinja|json)"
+)
+_INDEX = "model.safetensors.index.json"
+_WEIGHTS = "model.safetensors"
+_DEFAULT_REVISION = "main"
+_HASH_BLOCK_BYTES = 1 << 20
+_log = logging.getLogger(__name__)
+
+
+def fetch(uri: str, target: str) -> None:
+    """Leaves the model of `uri` in the directory `target`; pvc: only looks whether it is there. Raises StartError."""
+    directory = Path(target)
+    if _CLAIM_URI.fullmatch(uri):
+        check_model_directory(uri, directory)
+        return
+    match = _HUB_URI.fullmatch(uri)
+    if match is None or ".." in uri:
+        raise ConfigError(f"--uri: {uri!r} is neither hf://organisation/name[@revision] nor pvc://claim/path")
+    try:
+        _fetch_once(uri, match["repository"], match["revision"] or _DEFAULT_REVISION, directory)
+    except OSError as error:
+        _refuse(f"cannot write {uri} to {directory}: {error.strerror or error}")
+
+
+def check_model_directory(uri: str, directory: Path) -> None:
+    """Raises ModelError (ModelNotFound) with what is there instead, if this is no model directory."""
+    try:
+        names = sorted(entry.name for entry in directory.iterdir())
+        is_model = (directory / "config.json").is_file()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ModelError(f"{uri}: there is no directory {directory}", reason="ModelNotFound") from error
+    except OSError as error:
+        message = f"{uri}: user {os.getuid()} cannot read {directory}: {error.strerror or error}"
+        raise ModelError(message, reason="ModelNotFound") from error
+    if not is_model:
+        found = f"it holds {', '.join(names[:10])}" if names else "it is empty"
+        raise ModelError(f"{uri}: {directory} has no config.json, so it is no model; {found}", reason="ModelNotFound")
+    _log.info("event=model_found uri=%s directory=%s", uri, directory)
+
+
+def _fetch_once(uri: str, repository: str, revision: str, directory: Path) -> None:
+    """Several pods may share the volume: one fetches, the others wait and then find it done."""
+    if _is_complete(uri, directory):
+        return
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with _lock(directory.with_name(f".{directory.name}.lock")):
+        if _is_complete(uri, directory):
+            return
+        model = describe_model(repository, revision)
+        partial = directory.with_name(f".{directory.name}.partial")
+        partial.mkdir(exist_ok=True)
+        files = _fetch_files(model, partial)
+        _write_marker(partial, uri, model, files)
+        if directory.exists():
+            shutil.rmtree(directory)  # without a marker: not ours to trust
+        partial.rename(directory)
+    _log.info("event=model_fetched uri=%s commit=%s directory=%s files=%d", uri, model.commit, directory, len(files))
+
+
+def _is_complete(uri: str, directory: Path) -> bool:
+    """Whether the marker says so and every file still has its size."""
+    try:
+        marker: dict[str, Any] = json.loads((directory / MARKER).read_text())
+        complete = _with_revision(marker["uri"]) == _with_revision(uri) and all(
+            (directory / name).stat().st_size == file["size"] for name, file in marker["files"].items()
+        )
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):  # or it is no marker of ours
+        return False
+    if complete:
+        _log.info("event=model_complete_already uri=%s commit=%s directory=%s", uri, marker.get("commit"), directory)
+    return complete
+
+
+def _with_revision(uri: str) -> str:
+    return uri if "@" in uri else f"{uri}@{_DEFAULT_REVISION}"
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Held by one process at a time, and let go by the kernel if that process dies."""
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _log.info("event=waiting_for_another_fetch lock=%s", path)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _fetch_files(model: HubModel, partial: Path) -> list[HubFile]:
+    """The index, if there is one, comes first: it says which weights belong to the model."""
+    by_name = {file.name: file for file in model.files}
+    if "config.json" not in by_name:
+        raise ModelError(f"{model} has no config.json: it is not a transformers model")
+    good = {file for file in model.files if _is_good(file, partial / file.name)}
+    _remove_strangers(partial, model.files, good)
+    index = [by_name[_INDEX]] if _INDEX in by_name else []
+    _fetch_missing(model, [file for file in index if file not in good], partial)
+    good.update(index)
+    files = index + choose_files(model, _weights_of_index(partial) if index else None)
+    _remove_strangers(partial, files, good)
+    _fetch_missing(model, [file for file in files if file not in good], partial)
+    return files
+
+
+def _remove_strangers(partial: Path, files: Iterable[HubFile], good: set[HubFile]) -> None:
+    """What `files` have no use for, as another commit's, so that it takes no room. Nobody serves from `partial`."""
+    of_use = {file.name if file in good else _unfinished_name(file) for file in files}
+    for path in partial.iterdir():
+        if path.name not in of_use:
+            path.unlink()
+
+
+def _fetch_missing(model: HubModel, files: list[HubFile], partial: Path) -> None:
+    """Raises ModelError before the first byte if what `files` lack does not fit on the volume."""
+    unfinished = [partial / _unfinished_name(file) for file in files]
+    missing = sum(file.size for file in files) - sum(path.stat().st_size for path in unfinished if path.exists())
+    free = shutil.disk_usage(partial).free
+    if missing > free:
+        _refuse(f"{model} needs {missing / 2**30:.1f} GiB more, but {partial.parent} has {free / 2**30:.1f} GiB free")
+    for number, file in enumerate(files, start=1):
+        _fetch_file(model, file, partial)
+        _log.info("event=file_complete file=%s bytes=%d number=%d of=%d", file.name, file.size, number, len(files))
+
+
+def choose_files(model: HubModel, weights: Iterable[str] | None) -> list[HubFile]:
+    """What the engine loads. `weights`: the files of the index; None = the repository has none."""
+    by_name = {file.name: file for file in model.files}
+    if weights is None:
+        weights = [_WEIGHTS] if _WEIGHTS in by_name else [name for name in by_name if name.endswith(".safetensors")]
+    weights = sorted(set(weights))
+    if absent := [name for name in weights if name not in by_name]:
+        raise ModelError(f"{model}: the index names {', '.join(absent)}, which the repository lacks")
+    if not weights:
+        pickles = sorted(name for name in by_name if name.endswith((".bin", ".pt", ".pth")))
+        found = f"only {', '.join(pickles)}, and pickles can run code when they are loaded" if pickles else "none"
+        raise ModelError(f"{model} has no safetensors weights ({found}); use a revision that has them")
+    return [file for name, file in by_name.items() if _WANTED.fullmatch(name)] + [by_name[name] for name in weights]
+
+
+def _weights_of_index(partial: Path) -> list[str]:
+    try:
+        weights = list(json.loads((partial / _INDEX).read_text())["weight_map"].values())
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ModelError(f"{_INDEX} cannot be read: {error!r}") from error
+    if others := [name for name in weights if not (isinstance(name, str) and name.endswith(".safetensors"))]:
+        raise ModelError(f"{_INDEX} names {others[0]!r}, which is no safetensors file")
+    return weights
+
+
+def _fetch_file(model: HubModel, file: HubFile, partial: Path) -> None:
+    """The file, checked, under its name. Raises ModelError; a file with a wrong digest is deleted."""
+    unfinished = partial / _unfinished_name(file)
+    download(model, file, unfinished)
+    size, digest = unfinished.stat().st_size, compute_digest(unfinished, file)
+    if size != file.size or digest != file.digest:
+        unfinished.unlink()
+        raise ModelError(
+            f"{file.name} of {model} has {size} bytes and digest {digest}, but the hub promised {file.size} bytes and "
+            f"{file.digest}; the file is deleted",
+            reason="ChecksumMismatch",
+        )
+    unfinished.rename(partial / file.name)
+
+
+def _unfinished_name(file: HubFile) -> str:
+    """With the digest: other content is never resumed."""
+    return f"{file.name}.{file.digest[:16]}.unfinished"
+
+
+def _is_good(file: HubFile, path: Path) -> bool:
+    return path.is_file() and path.stat().st_size == file.size and compute_digest(path, file) == file.digest
+
+
+def compute_digest(path: Path, file: HubFile) -> str:
+    """As the hub names content: SHA-256 for large files, git's blob id (SHA-1 of a header and the bytes) for others."""
+    if file.is_large:
+        digest = hashlib.sha256()
+    else:
+        digest = hashlib.sha1(f"blob {path.stat().st_size}\0".encode(), usedforsecurity=False)
+    with path.open("rb") as content:
+        while block := content.read(_HASH_BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _write_marker(partial: Path, uri: str, model: HubModel, files: list[HubFile]) -> None:
+    for file in files:
+        with (partial / file.name).open("rb") as content:
+            os.fsync(content.fileno())
+    content_of = {file.name: {"size": file.size, "digest": file.digest} for file in files}
+    marker = partial / MARKER
+    with marker.open("w") as written:
+        json.dump({"uri": uri, "commit": model.commit, "files": content_of}, written, indent=1)
+        written.flush()
+        os.fsync(written.fileno())
+
+
+def _refuse(message: str) -> NoReturn:
+    raise ModelError(message, reason="ModelDownloadFailed")

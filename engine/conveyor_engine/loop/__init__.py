@@ -1,0 +1,1 @@
+"""The engine process: schedule, execute, update, step after step."""

@@ -1,0 +1,125 @@
+"""The engine on one screen: requests in, one step at a time, tokens out.
+
+Driven by the engine process's loop (`process`), the benchmark and the tests. Single-threaded: no call
+may overlap another. Knows neither HTTP nor processes; `scheduler` decides, `model_runner` computes.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+
+from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.errors import ModelError
+from conveyor_engine.execution.model_runner import ModelRunner
+from conveyor_engine.loop.step_runner import run_step
+from conveyor_engine.scheduling.scheduler import Scheduler
+from conveyor_engine.text.tokenizer import Tokenizer
+from conveyor_engine.wire.request import (
+    EngineRequest,
+    EngineStats,
+    ModelFacts,
+    RequestOutput,
+    SamplingParams,
+)
+
+
+def _silent(_: str) -> None:
+    pass
+
+
+class EngineCore:
+    """One model, one device, one scheduler."""
+
+    def __init__(
+        self, config: EngineConfig, progress: Callable[[str], None] = _silent, tokenizer: Tokenizer | None = None
+    ) -> None:
+        """Loads the model, sizes the KV cache and warms up; `progress` gets one key=value line per stage.
+
+        Without the tokenizer, stop strings are left to whoever reads the answers. Raises ConfigError or ModelError,
+        whose `reason` goes into the termination message.
+        """
+        self.runner = ModelRunner(config, progress)
+        self.facts: ModelFacts = self.runner.facts
+        self.scheduler = Scheduler(config, self.facts, tokenizer)
+        self.longest_warmup_step_seconds = 0.0
+        if config.warmup:
+            started = time.monotonic()
+            self._warm_up(config)
+            progress(f"event=warmed_up seconds={time.monotonic() - started:.1f}")
+
+    def add_request(self, request: EngineRequest) -> None:
+        """Puts the request into the waiting queue. Raises Overloaded or InvalidRequest; then it never was."""
+        self.scheduler.add_request(request)
+
+    def abort(self, request_id: str) -> None:
+        """Ends the request now and frees its blocks; the next `step` gives its last output. Unknown ids are ignored."""
+        self.scheduler.abort(request_id)
+
+    def drain(self) -> None:
+        """No more requests will come: batches start at once with what waits. `has_unfinished` says when it is over."""
+        self.scheduler.drain()
+
+    def step(self, now: float) -> list[RequestOutput]:
+        """Schedules, runs the model once, and returns what became known for each request.
+
+        `now` is time.monotonic() seconds. With nothing due it returns at once, perhaps with aborted requests' outputs.
+        A step that fails ends requests of its batch; what is raised here says that the engine is broken.
+        """
+        plan = self.scheduler.schedule(now)
+        if plan.num_tokens:
+            run_step(self.scheduler, self.runner, plan)
+        return self.scheduler.take_outputs()
+
+    def has_unfinished(self) -> bool:
+        """Whether some request has not had its last output yet."""
+        return self.scheduler.has_unfinished()
+
+    def next_wakeup(self, now: float) -> float | None:
+        """When `step` will next have work if nobody adds or aborts: `now` = at once, None = never."""
+        return self.scheduler.next_wakeup(now)
+
+    def stats(self) -> EngineStats:
+        """Gauges and counters as of now."""
+        return self.scheduler.stats()
+
+    def _warm_up(self, config: EngineConfig) -> None:
+        """Steps of the largest size, so that no request pays for first-time allocations, page faults and compilation.
+
+        Raises ModelError if no row's logits are finite: such an engine could answer nobody.
+        """
+        facts = self.facts
+        scheduler = Scheduler(
+            replace(config, batching_mode="continuous", padding=None, max_num_queued_requests=sys.maxsize), facts
+        )
+        longest = max(1, facts.max_model_len - 2)
+        length = min(longest, max(1, facts.max_num_batched_tokens // facts.max_num_seqs))
+        self._run_random(scheduler, facts.max_num_seqs, length)
+        if long_decode_tokens := self.runner.backend.long_decode_tokens:
+            self._run_random(scheduler, 1, min(longest, long_decode_tokens))
+
+    def _run_random(self, scheduler: Scheduler, num_requests: int, length: int) -> None:
+        """Prompts of `length` random tokens, every second one greedy, two tokens of output where they fit."""
+        random, facts = Random(0), self.facts
+        for number in range(num_requests):
+            prompt = [random.randrange(facts.vocab_size) for _ in range(length)]
+            params = SamplingParams(
+                max_tokens=min(2, facts.max_model_len - length), ignore_eos=True, temperature=number % 2, top_p=0.9
+            )
+            scheduler.add_request(
+                EngineRequest(request_id=str(number), prompt_token_ids=prompt, sampling_params=params)
+            )
+        while scheduler.requests:
+            started = time.monotonic()
+            plan = scheduler.schedule(0.0)
+            sampled = self.runner.execute(plan)
+            self.longest_warmup_step_seconds = max(self.longest_warmup_step_seconds, time.monotonic() - started)
+            if sampled.token_ids and max(sampled.token_ids) < 0:
+                raise ModelError(_not_finite(facts.dtype))
+            scheduler.update(plan, sampled)
+
+
+def _not_finite(dtype: str) -> str:
+    advice = "the weights are damaged" if dtype == "float32" else "set `dtype: float32`, or mend the weights"
+    return f"computed in {dtype}, the model's logits are not finite (NaN or infinity) for any prompt: {advice}"

@@ -1,0 +1,232 @@
+"""The engine's own process: the loop around EngineCore. Started by `engine_client`, which owns the other socket end.
+
+The loop takes all messages there are, steps, and sends what the step gave, so that the HTTP side never waits behind a
+forward pass. It ends when the socket does. One thread reads the socket at all times, so that no abort waits for more
+than the present step; another tells that the process lives and how long a step has taken.
+"""
+
+import argparse
+import contextlib
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.errors import InvalidRequest, Overloaded, StartError
+from conveyor_engine.logs import configure_logging
+from conveyor_engine.loop.core import EngineCore
+from conveyor_engine.text.tokenizer import Tokenizer
+from conveyor_engine.wire.messages import (
+    Abort,
+    Add,
+    Failed,
+    FrameReader,
+    FromEngine,
+    Heartbeat,
+    Progress,
+    Ready,
+    Refused,
+    Start,
+    StartFailed,
+    Step,
+    ToEngine,
+    encode_frame,
+    to_engine_decoder,
+)
+from conveyor_engine.wire.request import EngineRequest
+
+HEARTBEAT_SECONDS = 1.0
+_READ_BYTES = 1 << 20
+_log = logging.getLogger("conveyor_engine.loop.process")
+
+
+class Disconnected(Exception):
+    """The API process is gone: there is nobody left to work for."""
+
+
+class Channel:
+    """The socket to the API process. Sending is safe from several threads, receiving is the loop's alone.
+
+    What has come but is not received yet is bounded by the API process (`EngineClient.check_admission`).
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._sending = threading.Lock()
+        self._arrived: SimpleQueue[ToEngine | Exception] = SimpleQueue()  # an exception is the last
+        threading.Thread(target=self._read, name="reader", daemon=True).start()
+
+    def send(self, message: FromEngine) -> None:
+        frame = encode_frame(message)
+        try:
+            with self._sending:
+                self._connection.sendall(frame)
+        except OSError as error:
+            raise Disconnected from error
+
+    def receive(self, timeout_seconds: float | None) -> Iterator[ToEngine]:
+        """All that has arrived; waits up to the timeout (None: for ever) for the first.
+
+        Raises Disconnected after the last message, or what the decoder raised.
+        """
+        try:
+            message = self._arrived.get(timeout=timeout_seconds)
+            while True:
+                if isinstance(message, Exception):
+                    raise message
+                yield message
+                message = self._arrived.get_nowait()
+        except Empty:
+            return
+
+    def _read(self) -> None:
+        try:
+            for message in self._messages():
+                self._arrived.put(message)
+        except OSError:
+            pass  # a reset is an end
+        except Exception as error:  # the loop raises it
+            self._arrived.put(error)
+        self._arrived.put(Disconnected())
+
+    def _messages(self) -> Iterator[ToEngine]:
+        frames = FrameReader()
+        while data := self._connection.recv(_READ_BYTES):
+            for payload in frames.feed(data):
+                yield to_engine_decoder.decode(payload)
+
+
+class EngineLoop:
+    """Messages in, steps, outputs out, until the other side is gone."""
+
+    def __init__(self, core: EngineCore, channel: Channel, pulse: "Pulse") -> None:
+        self._core = core
+        self._channel = channel
+        self._pulse = pulse
+        self._num_added = 0
+
+    def run(self) -> None:
+        """Raises Disconnected in the end, or what the core raises."""
+        while True:
+            for message in self._channel.receive(self._idle_seconds()):
+                self._handle(message)
+            now = time.monotonic()
+            if self._core.has_unfinished() and self._due(now):
+                with self._pulse:
+                    outputs = self._core.step(now)
+                self._channel.send(Step(outputs, self._core.stats(), self._num_added))
+
+    def _idle_seconds(self) -> float | None:
+        """How long to wait for messages: not at all while there is work."""
+        now = time.monotonic()
+        wakeup = self._core.next_wakeup(now) if self._core.has_unfinished() else None
+        return None if wakeup is None else max(0.0, wakeup - now)
+
+    def _due(self, now: float) -> bool:
+        wakeup = self._core.next_wakeup(now)
+        return wakeup is not None and wakeup <= now
+
+    def _handle(self, message: ToEngine) -> None:
+        match message:
+            case Add():
+                self._add(message.requests(time.monotonic()))
+            case Abort(request_ids):
+                for request_id in request_ids:
+                    self._core.abort(request_id)
+            case _:
+                self._core.drain()
+
+    def _add(self, requests: list[EngineRequest]) -> None:
+        """Takes all or, when one is refused, none: those already added are aborted before any step."""
+        for index, request in enumerate(requests):
+            try:
+                self._core.add_request(request)
+            except (Overloaded, InvalidRequest) as error:
+                for added in requests[:index]:
+                    self._core.abort(added.request_id)
+                self._channel.send(_refusal([r.request_id for r in requests], error))
+                return
+        self._num_added += len(requests)
+
+
+def _refusal(request_ids: list[str], error: Overloaded | InvalidRequest) -> Refused:
+    if isinstance(error, InvalidRequest):
+        return Refused(request_ids, str(error), overloaded=False, param=error.param, code=error.code)
+    return Refused(request_ids, str(error), overloaded=True)
+
+
+class Pulse:
+    """A thread that sends heartbeats; entered and left around each step."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._step_began: float | None = None
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+
+    def __enter__(self) -> None:
+        self._step_began = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        self._step_began = None
+
+    def _beat(self) -> None:
+        while True:
+            began = self._step_began
+            try:
+                self._channel.send(Heartbeat(0.0 if began is None else time.monotonic() - began))
+            except Disconnected:
+                os._exit(0)  # also in the middle of loading or of a step: nobody waits for it any more
+            time.sleep(HEARTBEAT_SECONDS)
+
+
+def run(channel: Channel) -> int:
+    """The process from its first message to its exit code."""
+    try:
+        start = next(channel.receive(None))
+        assert isinstance(start, Start)
+        pulse = Pulse(channel)
+        core = _load(start.config, channel)
+        channel.send(Ready(core.facts, core.longest_warmup_step_seconds))
+        EngineLoop(core, channel, pulse).run()
+    except Disconnected:
+        return 0
+    except StartError as error:
+        last_words: FromEngine = StartFailed(error.reason, str(error))
+    except Exception as error:  # the one broad except of this process
+        _log.exception("event=engine_failed")
+        last_words = Failed(_reason(error), f"{type(error).__name__}: {error}")
+    with contextlib.suppress(Disconnected):
+        channel.send(last_words)
+    return 1
+
+
+def _load(config: EngineConfig, channel: Channel) -> EngineCore:
+    """Where answers are held back until a whole batch is done, only this process sees their stop strings in time."""
+    tokenizer = Tokenizer(Path(config.model)) if config.batching_mode == "static" else None
+    return EngineCore(config, lambda line: channel.send(Progress(line)), tokenizer)
+
+
+def _reason(error: Exception) -> str:
+    """The termination reason of what nobody expected."""
+    out_of_memory = isinstance(error, MemoryError) or "out of memory" in str(error).lower()
+    return "OutOfMemory" if out_of_memory else "EngineError"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m conveyor_engine.loop.process", description=__doc__)
+    parser.add_argument("--fd", type=int, required=True, help="the inherited end of a socket pair")
+    configure_logging()
+    logging.captureWarnings(True)
+    return run(Channel(socket.socket(fileno=parser.parse_args().fd)))
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stderr.flush()
+    os._exit(code)  # all is said and sent: taking torch and a model apart would only take time

@@ -1,0 +1,88 @@
+"""What each admitted request holds: a row of the batch, and KV blocks, reserved, grown, shared, given back.
+
+Used by `running_batch` alone; keeps the books in `block_manager`. Knows requests and blocks, not batches or policies.
+"""
+
+from conveyor_engine.scheduling.block_manager import BlockManager
+from conveyor_engine.scheduling.request_state import RequestState
+
+
+class BlockTables:
+    """Rows and block tables of the admitted requests.
+
+    Blocks become findable when they are scheduled, so that requests of the same step may share them (each layer
+    writes all keys before any row attends). What is scheduled is computed, or the step fails: see `unschedule`.
+    """
+
+    def __init__(self, blocks: BlockManager, block_size: int, num_rows: int, *, prefix_caching: bool) -> None:
+        self._blocks = blocks
+        self._block_size = block_size
+        self._prefix_caching = prefix_caching
+        self.free_rows = list(range(num_rows - 1, -1, -1))
+
+    def reserve(self, request: RequestState, num_tokens: int, spare_blocks: int) -> bool:
+        """A row, and a new table with room for `num_tokens`, begun with cached blocks: `num_computed_tokens` is theirs.
+
+        False, and nothing is taken, unless there is a row and `spare_blocks` stay free.
+        """
+        if not self.free_rows:
+            return False
+        hits = self._match(request)
+        missing = -(-num_tokens // self._block_size) - len(hits)
+        if missing + self._blocks.num_free_among(hits) + spare_blocks > self._blocks.num_free:
+            return False
+        self._blocks.share(hits)
+        request.block_table = hits + self._blocks.allocate(missing)
+        request.num_registered_blocks = len(hits)
+        request.num_computed_tokens = len(hits) * self._block_size
+        request.row = self.free_rows.pop()
+        return True
+
+    def _match(self, request: RequestState) -> list[int]:
+        """Cached blocks of its prefix, never all of its tokens: the last one must be computed to sample from it."""
+        if not self._prefix_caching:
+            return []
+        num_tokens = len(request.token_ids) - 1
+        hashes = request.hashes_of_full_blocks(self._block_size, num_tokens)
+        return self._blocks.match(hashes[: num_tokens // self._block_size])
+
+    def grow(self, request: RequestState, num_tokens: int) -> bool:
+        """Room for its first `num_tokens` tokens. False, and nothing is taken, if there are not enough free blocks."""
+        missing = -(-num_tokens // self._block_size) - len(request.block_table)
+        if missing > self._blocks.num_free:
+            return False
+        if missing > 0:
+            request.block_table.extend(self._blocks.allocate(missing))
+        return True
+
+    def register(self, request: RequestState, num_tokens: int) -> None:
+        """Makes findable the full blocks of its first `num_tokens` tokens, which are scheduled."""
+        num_full = num_tokens // self._block_size
+        if not self._prefix_caching or num_full <= request.num_registered_blocks:
+            return
+        hashes = request.hashes_of_full_blocks(self._block_size, num_tokens)
+        for index in range(request.num_registered_blocks, num_full):
+            self._blocks.register(request.block_table[index], hashes[index])
+        request.num_registered_blocks = num_full
+
+    def unschedule(self, request: RequestState) -> set[int]:
+        """Its blocks that are not full of computed tokens: nobody finds them any more."""
+        num_full = request.num_computed_tokens // self._block_size
+        for block in request.block_table[num_full : request.num_registered_blocks]:
+            self._blocks.unregister(block)
+        request.num_registered_blocks = min(request.num_registered_blocks, num_full)
+        return set(request.block_table[num_full:])
+
+    def forget(self, request: RequestState) -> None:
+        """Nobody finds its blocks any more: they may hold NaN, which would spread to all who attend over them."""
+        for block in request.block_table:
+            self._blocks.unregister(block)
+
+    def release(self, request: RequestState) -> None:
+        """Gives its row and blocks back; the full ones stay findable until they are needed."""
+        assert request.num_registered_blocks * self._block_size <= request.num_computed_tokens
+        request.num_registered_blocks = 0
+        self._blocks.free(request.block_table)
+        request.block_table = []
+        self.free_rows.append(request.row)
+        request.row = -1

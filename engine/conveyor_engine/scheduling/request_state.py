@@ -1,0 +1,162 @@
+"""The scheduler's record of one request, from `add_request` to its last output.
+
+Owned by `scheduler`; `policy` reads it, `batch` and `sampler` read what they need of it. Torch-free.
+"""
+
+import random
+from array import array
+from hashlib import blake2b
+from itertools import count
+
+from conveyor_engine.text.detokenizer import Detokenizer
+from conveyor_engine.wire.request import EngineRequest, FinishReason, RequestOutput, TokenLogprobs
+
+_serials = count()
+
+
+def _cache_root(salt: str | None) -> bytes:
+    """Personalized, so that no salt can be made whose root is the hash of somebody's block."""
+    return b"" if salt is None else blake2b(salt.encode(), digest_size=16, person=b"cache_salt").digest()
+
+
+class RequestState:
+    """Progress of one request. `num_computed_tokens` of its `token_ids` have their keys and values cached.
+
+    A request is computing its prompt (or recomputing after preemption) while more than one token
+    is pending, and decoding when exactly one is: there are no phases beyond that. The padding of a padded batch is
+    dummy tokens that follow the prompt for a while: `pad`.
+    """
+
+    __slots__ = (
+        "arrival_time",
+        "block_hashes",
+        "block_table",
+        "cache_root",
+        "expected_total_tokens",
+        "finished",
+        "held_output",
+        "max_total_tokens",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_padding_tokens",
+        "num_prompt_tokens",
+        "num_registered_blocks",
+        "padded_from",
+        "params",
+        "preempted",
+        "prompt_hashes",
+        "request_id",
+        "row",
+        "seed",
+        "serial",
+        "stop_ids",
+        "stop_strings",
+        "token_ids",
+        "was_admitted",
+    )
+
+    def __init__(self, request: EngineRequest, eos_token_ids: tuple[int, ...]) -> None:
+        params = request.sampling_params
+        self.request_id = request.request_id
+        self.params = params
+        self.arrival_time = request.arrival_time
+        self.serial = next(_serials)  # never reused, unlike rows and request ids
+        self.token_ids = list(request.prompt_token_ids)
+        self.num_prompt_tokens = len(self.token_ids)
+        self.max_total_tokens = self.num_prompt_tokens + params.max_tokens
+        self.expected_total_tokens = self.max_total_tokens  # the scheduler knows better
+        eos = () if params.ignore_eos else eos_token_ids
+        self.stop_ids = frozenset((*eos, *params.stop_token_ids))
+        self.seed = (random.getrandbits(64) if params.seed is None else params.seed) & (2**64 - 1)
+        self.num_computed_tokens = 0
+        self.num_cached_tokens = 0
+        self.num_padding_tokens = 0  # what its prompt lacks to the longest of a padded batch
+        self.padded_from: list[int] | None = None  # its own tokens, while `token_ids` shows dummies behind the prompt
+        self.row = -1  # its place in the persistent batch arrays while it is admitted
+        self.block_table: list[int] = []  # a new list at each admission
+        self.block_hashes: list[bytes] = []
+        self.prompt_hashes = request.prompt_hashes
+        self.cache_root = _cache_root(request.cache_salt)  # before the first block's hash
+        self.num_registered_blocks = 0
+        self.was_admitted = False
+        self.preempted = False  # waits to come back
+        self.stop_strings: Detokenizer | None = None  # where nobody outside finds them in time
+        self.finished: FinishReason | None = None
+        self.held_output: RequestOutput | None = None  # what has been kept back so far
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens sampled so far."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_pending_tokens(self) -> int:
+        """Tokens whose keys and values are not cached yet."""
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def num_live_tokens(self) -> int:
+        """Of its own tokens, those whose keys and values are cached."""
+        return self.num_computed_tokens if self.padded_from is None else self.num_prompt_tokens
+
+    @property
+    def steps_dummies(self) -> bool:
+        """Whether the tokens it steps now are padding: behind a shorter prompt, or of a row that is finished."""
+        return self.padded_from is not None or self.finished is not None
+
+    def pad(self) -> None:
+        """Dummy tokens follow the prompt, one more than are to be computed, so that the last samples nothing."""
+        self.padded_from = self.token_ids
+        self.token_ids = self.token_ids[: self.num_prompt_tokens] + [0] * (self.num_padding_tokens + 1)
+
+    def unpad(self) -> None:
+        """Its own tokens again. Their keys and values are written over those of the dummies."""
+        if self.padded_from is not None:
+            self.token_ids, self.padded_from = self.padded_from, None
+            self.num_computed_tokens = min(self.num_computed_tokens, self.num_prompt_tokens)
+
+    def hashes_of_full_blocks(self, block_size: int, num_tokens: int) -> list[bytes]:
+        """Chained hashes of the full blocks within the first `num_tokens` tokens, at least (cached).
+
+        Each hash covers its block and all before it, so equal hashes mean equal prefixes (vLLM's
+        automatic prefix caching; 128 bits of a cryptographic hash, so that nobody can forge a hit). Those of the
+        prompt are computed once for all its choices.
+        """
+        hashes, shared = self.block_hashes, self.prompt_hashes
+        num_blocks = num_tokens // block_size
+        hashes += shared[len(hashes) : num_blocks]
+        for start in range(len(hashes) * block_size, num_blocks * block_size, block_size):
+            parent = hashes[-1] if hashes else self.cache_root
+            tokens = array("I", self.token_ids[start : start + block_size]).tobytes()
+            hashes.append(blake2b(parent + tokens, digest_size=16).digest())
+            if start + block_size <= self.num_prompt_tokens:
+                shared.append(hashes[-1])
+        return hashes
+
+    def finish_reason_after(self, token_id: int) -> FinishReason | None:
+        """Whether the token just appended ends the request, and why. min_tokens is the sampler's part."""
+        if token_id in self.stop_ids and self.num_output_tokens > self.params.min_tokens:
+            return FinishReason.STOP
+        if self.stop_strings is not None and self.stop_strings.push([token_id]).stopped:
+            return FinishReason.STOP_STRING
+        if len(self.token_ids) >= self.max_total_tokens:
+            return FinishReason.LENGTH
+        return None
+
+    def output(self, new_token_ids: list[int], logprobs: TokenLogprobs | None = None) -> RequestOutput:
+        """What the caller is told about this request now."""
+        return RequestOutput(
+            request_id=self.request_id,
+            new_token_ids=new_token_ids,
+            logprobs=None if logprobs is None else [logprobs],
+            num_cached_tokens=self.num_cached_tokens,
+        )
+
+    def hold_output(self, token_id: int, logprobs: TokenLogprobs | None) -> None:
+        """Adds the token to the answer that is kept back."""
+        if self.held_output is None:
+            self.held_output = self.output([token_id], logprobs)
+            return
+        self.held_output.new_token_ids.append(token_id)
+        if logprobs is not None and self.held_output.logprobs is not None:
+            self.held_output.logprobs.append(logprobs)

@@ -1,0 +1,1 @@
+"""The API process: HTTP in front, the engine process behind. No torch."""

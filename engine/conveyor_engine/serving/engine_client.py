@@ -1,0 +1,309 @@
+"""The engine as asyncio code sees it: admission, a stream of outputs per request, abort, drain, death.
+
+Used by `http` and `server`. Owns the engine process (`loop.process`) and its socket. Promise: every opened
+`Generation` ends exactly once, with a finish reason or an error, also when the process is killed. Knows no HTTP.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import cast
+
+from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.errors import EngineDead, InvalidRequest, Overloaded, Unavailable
+from conveyor_engine.serving.cgroup import OOM_KILLED, count_oom_kills
+from conveyor_engine.serving.generation import Generation
+from conveyor_engine.wire.messages import (
+    Abort,
+    Drain,
+    Failed,
+    FrameReader,
+    FromEngine,
+    Heartbeat,
+    Progress,
+    Ready,
+    Refused,
+    Start,
+    StartFailed,
+    Step,
+    ToEngine,
+    encode_frame,
+    from_engine_decoder,
+)
+from conveyor_engine.wire.request import EngineStats, ModelFacts
+
+HEARTBEAT_LATE_SECONDS = 20.0  # heartbeats come every second, from a thread that needs no device
+STEP_STUCK_SECONDS = 120.0  # no step of a healthy engine takes this long ...
+STEP_STUCK_TIMES = 5  # ... nor this many times as long as the longest of the warm-up, which is of the largest size
+_STOP_SECONDS = 5.0
+_READ_BYTES = 1 << 20
+_log = logging.getLogger(__name__)
+
+
+class State(StrEnum):
+    """Of the engine as a whole."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    DEAD = "dead"
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """Why the engine is dead: the two halves of the termination message."""
+
+    reason: str
+    message: str
+
+
+class EngineClient:
+    """One engine process and the requests that it works on."""
+
+    def __init__(self, config: EngineConfig, on_step: Callable[[Step], None] = lambda _: None) -> None:
+        """`on_step` is called once per engine step, for the metrics."""
+        self._config = config
+        self._on_step = on_step
+        self.state = State.STARTING
+        self.facts: ModelFacts | None = None
+        self.stats = EngineStats()
+        self.death: Death | None = None
+        self.dead = asyncio.Event()
+        self.idle = asyncio.Event()  # no generation is open
+        self.idle.set()
+        self._generations: dict[str, Generation] = {}  # by request id, while the engine owes outputs
+        self._num_sent = self._num_added = self._num_held = 0
+        self._last_heartbeat = time.monotonic()
+        self._step_seconds = 0.0
+        self._stuck_seconds = STEP_STUCK_SECONDS
+        self._process: asyncio.subprocess.Process | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._reader_end: asyncio.StreamWriter | None = None  # never written to
+        self._reading: asyncio.Task[None] | None = None
+        self._oom_kills_before = count_oom_kills()
+
+    # --- the process ---
+
+    async def start(self) -> None:
+        """Starts the process and returns; `state` becomes READY, or DEAD with a `death`, later."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "conveyor_engine.loop.process", "--fd", str(theirs.fileno()),
+                pass_fds=[theirs.fileno()], stdin=asyncio.subprocess.DEVNULL,
+                start_new_session=True,  # a terminal's Ctrl-C is for the server, which then drains
+            )  # fmt: skip
+        _log.info("event=engine_process_started pid=%d", self._process.pid)
+        # Two transports for the one socket: a write that fails closes its own, and the last words can still be read.
+        _, self._writer = await asyncio.open_connection(sock=ours)
+        cast(asyncio.ReadTransport, self._writer.transport).pause_reading()
+        reader, self._reader_end = await asyncio.open_connection(sock=ours.dup())
+        self._send(Start(self._config))
+        self._last_heartbeat = time.monotonic()
+        self._reading = asyncio.create_task(self._read(reader))
+
+    async def stop(self) -> None:
+        """Ends the process: it leaves when its socket closes, and is killed if it does not."""
+        if self._reading is None:
+            return
+        self._reading.cancel()  # from here on its end is no death
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._reading
+        await self._reap()
+
+    async def _reap(self) -> int:
+        """The process's exit code. It leaves when it has no socket any more; if it does not, it is killed."""
+        assert self._process is not None
+        assert self._writer is not None
+        assert self._reader_end is not None
+        self._writer.close()
+        self._reader_end.close()
+        try:
+            return await asyncio.wait_for(self._process.wait(), _STOP_SECONDS)
+        except TimeoutError:
+            _log.warning("event=engine_process_killed pid=%d", self._process.pid)
+            self._process.kill()
+            return await self._process.wait()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the loop process lives and moves. True while the model loads."""
+        beating = time.monotonic() - self._last_heartbeat < HEARTBEAT_LATE_SECONDS
+        return self.state is not State.DEAD and beating and self._step_seconds < self._stuck_seconds
+
+    # --- requests ---
+
+    @property
+    def num_open(self) -> int:
+        """Requests that have not had their last output."""
+        return len(self._generations)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests without a place in the batch, those on their way to the engine included."""
+        return self.stats.num_waiting + self._num_unread
+
+    @property
+    def _num_unread(self) -> int:
+        """Requests sent that the engine has not said to have taken, those that have left included."""
+        return max(0, self._num_sent - self._num_added)
+
+    @contextlib.contextmanager
+    def hold_place(self) -> Iterator[None]:
+        """A place for a request that is still being read: it counts as open. Raises as `check_admission`."""
+        self._num_held += 1
+        try:
+            self.check_admission(1)
+            yield
+        finally:
+            self._num_held -= 1
+
+    def check_admission(self, num_requests: int) -> None:
+        """Raises what `open_generation` would raise now. For the holder of a place, before the work of tokenizing."""
+        if self.state is State.DEAD:
+            raise Unavailable("the engine has stopped; this server is about to exit")
+        if self.state is not State.READY:
+            raise Unavailable(f"the engine is {self.state}")
+        # Those that left before the engine took them count too: their prompts lie between the two processes.
+        others = max(len(self._generations), self._num_unread) + self._num_held - 1
+        if others + num_requests > self.num_requests_max:
+            raise Overloaded(f"{others} requests are arriving, waiting or running already; try again later")
+
+    def open_generation(self, request_ids: list[str], add: bytes, timeout_seconds: float) -> Generation:
+        """Hands a place's requests to the engine, all or none; `add` is the frame of their Add.
+
+        After the timeout they end with DEADLINE in any case. Raises Unavailable or Overloaded.
+        """
+        self.check_admission(len(request_ids))
+        generation = Generation(request_ids, timeout_seconds, self.abort)
+        for request_id in request_ids:
+            self._generations[request_id] = generation
+        self.idle.clear()
+        self._num_sent += len(request_ids)
+        self._write(add)
+        return generation
+
+    def abort(self, request_ids: list[str]) -> None:
+        """Ends these requests; nothing more comes for them."""
+        known = [i for i in request_ids if i in self._generations]
+        if known and self.state is not State.DEAD:
+            self._send(Abort(known))
+        for request_id in known:
+            self._close(request_id)
+
+    def begin_drain(self) -> None:
+        """No new requests; those that are here go on."""
+        if self.state is State.READY:
+            self._send(Drain())
+        if self.state is not State.DEAD:
+            self.state = State.DRAINING
+
+    def fail_all(self, error: Exception) -> None:
+        """Ends every open request with this error."""
+        for generation in {id(g): g for g in self._generations.values()}.values():
+            generation.fail(error)
+            self.abort(generation.request_ids)
+
+    def _close(self, request_id: str) -> None:
+        self._generations.pop(request_id, None)
+        if not self._generations:
+            self.idle.set()
+
+    @property
+    def num_requests_max(self) -> int:
+        """That may be here at a time."""
+        max_num_seqs = self.facts.max_num_seqs if self.facts else self._config.max_num_seqs
+        return self._config.max_num_queued_requests + max_num_seqs
+
+    # --- the socket ---
+
+    def _send(self, message: ToEngine) -> None:
+        self._write(encode_frame(message))
+
+    def _write(self, frame: bytes) -> None:
+        assert self._writer is not None
+        if not self._writer.is_closing():  # else it is dying, and everybody will hear of it
+            self._writer.write(frame)
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        """Takes in what the engine says. However that ends, the engine is dead then."""
+        try:
+            await self._take_all(reader)
+        except OSError:
+            pass  # a reset is an end
+        except Exception as error:
+            _log.exception("event=engine_not_understood")
+            self.death = Death("EngineError", f"the engine was not understood: {type(error).__name__}: {error}")
+        self.state = State.DEAD
+        self._die(await self._reap())
+
+    async def _take_all(self, reader: asyncio.StreamReader) -> None:
+        frames = FrameReader()
+        while data := await reader.read(_READ_BYTES):
+            for payload in frames.feed(data):
+                self._take(from_engine_decoder.decode(payload))
+
+    def _take(self, message: FromEngine) -> None:
+        match message:
+            case Step():
+                self._take_step(message)
+            case Heartbeat(step_seconds):
+                self._last_heartbeat, self._step_seconds = time.monotonic(), step_seconds
+            case Refused():
+                self._take_refusal(message)
+            case Progress(line):
+                _log.info(line)
+            case Ready(facts, longest_warmup_step_seconds):
+                self.facts = facts
+                self._stuck_seconds = max(STEP_STUCK_SECONDS, STEP_STUCK_TIMES * longest_warmup_step_seconds)
+                if self.state is State.STARTING:
+                    self.state = State.READY
+                _log.info(
+                    "event=engine_ready max_model_len=%d num_kv_blocks=%d", facts.max_model_len, facts.num_kv_blocks
+                )
+            case StartFailed(reason, text) | Failed(reason, text):
+                self.death = Death(reason, text)
+
+    def _take_step(self, step: Step) -> None:
+        self.stats, self._num_added, self._step_seconds = step.stats, step.num_added, 0.0
+        for output in step.outputs:
+            generation = self._generations.get(output.request_id)
+            if generation is None:
+                continue  # aborted here; the engine did not know yet
+            generation.put(output)
+            if output.finish_reason is not None:
+                self._close(output.request_id)
+        self._on_step(step)
+
+    def _take_refusal(self, refused: Refused) -> None:
+        self._num_sent -= len(refused.request_ids)
+        generation = self._generations.get(refused.request_ids[0])
+        for request_id in refused.request_ids:
+            self._close(request_id)
+        if generation is not None:
+            overloaded = Overloaded(refused.message)
+            invalid = InvalidRequest(refused.message, param=refused.param, code=refused.code)
+            generation.fail(overloaded if refused.overloaded else invalid)
+
+    def _die(self, exit_code: int) -> None:
+        """Every open request fails now."""
+        if self.death is None:
+            self.death = self._explain(exit_code)
+        self.fail_all(EngineDead(f"the engine stopped while working on this request: {self.death.message}"))
+        self.dead.set()
+
+    def _explain(self, exit_code: int) -> Death:
+        """What an end without a word means."""
+        if exit_code >= 0:
+            return Death("EngineError", f"the engine process exited with code {exit_code}")
+        if exit_code == -signal.SIGKILL and count_oom_kills() > self._oom_kills_before:
+            return Death("OOMKilled", OOM_KILLED)
+        name = signal.Signals(-exit_code).name
+        return Death("EngineError", f"the engine process was ended by {name}")

@@ -1,0 +1,108 @@
+"""The ASGI application: routes, errors as answers, request ids. Built by `server` around an Edge."""
+
+import logging
+import re
+import uuid
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from conveyor_engine.errors import ConveyorEngineError, Overloaded, Unavailable
+from conveyor_engine.serving.http import status
+from conveyor_engine.serving.http.chat import create_chat_completion
+from conveyor_engine.serving.http.completions import create_completion
+from conveyor_engine.serving.http.edge import Edge, edge_of
+from conveyor_engine.serving.http.failures import error_body, failure_response
+from conveyor_engine.serving.metrics import EngineMetrics
+
+REQUEST_ID_HEADER = "X-Request-Id"
+_log = logging.getLogger(__name__)
+# vLLM's and SGLang's clients ask for the second part before they begin, some of them below the OpenAI base URL.
+_PAGES = {
+    "/v1/models": status.list_models,
+    "/livez": status.get_livez,
+    "/readyz": status.get_readyz,
+    "/load": status.get_load,
+    "/metrics": status.get_metrics,
+    **{f"{base}/{name}": status.get_readyz for base in ("", "/v1") for name in ("health", "ping")},
+    **{f"{base}/version": status.get_version for base in ("", "/v1")},
+}
+
+
+def build_app(edge: Edge) -> ASGIApp:
+    """All routes over this engine."""
+    app = FastAPI(openapi_url=None)  # bodies are read by hand, within limits: FastAPI could not describe them
+    app.state.edge = edge
+    for path, post in (("/v1/completions", create_completion), ("/v1/chat/completions", create_chat_completion)):
+        app.add_route(path, post, methods=["POST"])
+    for path, get in _PAGES.items():
+        app.add_route(path, get, methods=["GET"])
+    app.add_route("/v1/models/{model:path}", status.get_model, methods=["GET"])
+    app.add_exception_handler(ConveyorEngineError, _answer_failure)
+    app.add_exception_handler(HTTPException, _answer_http_exception)
+    app.add_exception_handler(Exception, _answer_bug)
+    return _Envelope(app, edge.metrics)
+
+
+async def _answer_failure(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ConveyorEngineError)
+    if isinstance(error, Overloaded | Unavailable):
+        edge_of(request).metrics.count_rejection("queue_full" if isinstance(error, Overloaded) else "unavailable")
+    return failure_response(error)
+
+
+async def _answer_http_exception(request: Request, error: Exception) -> Response:
+    """Starlette's own: no such path, or not with this method."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        message, code = f"no such path: {request.url.path}", "path_not_found"
+    elif error.status_code == 405:
+        message, code = f"{request.method} is not for {request.url.path}", "method_not_allowed"
+    else:
+        message, code = str(error.detail), "bad_request"
+    body = error_body(message, "invalid_request_error", code)
+    return Response(body, error.status_code, error.headers, media_type="application/json")
+
+
+async def _answer_bug(_: Request, error: Exception) -> Response:
+    """The one broad handler of this process: a bug costs its own request only. The server logs the traceback."""
+    body = error_body(f"internal error: {type(error).__name__}", "server_error", "internal_error")
+    return Response(body, 500, media_type="application/json")
+
+
+class _Envelope:
+    """Around every answer: X-Request-Id as it came (or a new one), and a count by route and status."""
+
+    def __init__(self, app: ASGIApp, metrics: EngineMetrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = _request_id(scope)
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), (REQUEST_ID_HEADER.lower().encode(), request_id)]
+                self._metrics.count_response(_route(scope["path"]), message["status"])
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
+def _request_id(scope: Scope) -> bytes:
+    wish = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+    return wish if re.fullmatch(rb"[\x21-\x7e]{1,128}", wish) else uuid.uuid4().hex.encode()
+
+
+_ROUTES = ("/v1/completions", "/v1/chat/completions", *_PAGES)
+
+
+def _route(path: str) -> str:
+    """A label with few values, whatever clients ask for."""
+    return path if path in _ROUTES else "/v1/models" if path.startswith("/v1/models/") else "other"

@@ -1,0 +1,106 @@
+"""POST /v1/chat/completions."""
+
+import time
+from collections.abc import Iterator
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from starlette.requests import Request
+
+from conveyor_engine.serving.http.choice import Delta
+from conveyor_engine.serving.http.edge import Edge
+from conveyor_engine.serving.http.formats import Answer, Usage, encode
+from conveyor_engine.serving.http.generated import GeneratedResponse, generate
+from conveyor_engine.serving.http.logprobs import ChatLogprobs, chat_logprobs, chat_logprobs_pieces
+from conveyor_engine.serving.preparing.prepare import Prepared
+
+
+class DeltaMessage(msgspec.Struct, omit_defaults=True):
+    """What is new; the role comes once, first."""
+
+    role: str | None = None
+    content: str | None = None
+
+
+class ChunkChoice(msgspec.Struct):
+    """Of one event."""
+
+    index: int
+    delta: DeltaMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+
+
+class ChatChunk(msgspec.Struct):
+    """One event."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+    object: str = "chat.completion.chunk"
+
+
+class Message(msgspec.Struct):
+    """The answer."""
+
+    content: str
+    role: str = "assistant"
+    refusal: None = None
+
+
+class ChatCompletion(msgspec.Struct):
+    """The whole answer; its choices are put in piece by piece."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[object]
+    usage: Usage
+    object: str = "chat.completion"
+
+
+class ChatFormat:
+    """Answers as chat completions."""
+
+    def __init__(self, edge: Edge, prepared: Prepared) -> None:
+        self._edge = edge
+        self._with_logprobs = prepared.top_logprobs is not None
+        self._id = prepared.id
+        self._created = int(time.time())
+        self._no_usage = None if prepared.include_usage else UNSET
+        self._begun: set[int] = set()
+
+    def chunk(self, delta: Delta, usage: Usage | None) -> ChatChunk:
+        """One event; a choice's first has its role."""
+        role = None if delta.choice in self._begun else "assistant"
+        self._begun.add(delta.choice)
+        message = DeltaMessage(role, delta.text if delta.text or role else None)
+        choice = ChunkChoice(delta.choice, message, self._logprobs(delta), delta.finish_reason)
+        return ChatChunk(self._id, self._created, self._edge.model_name, [choice], usage or self._no_usage)
+
+    def _logprobs(self, delta: Delta) -> ChatLogprobs | None:
+        return chat_logprobs(self._edge.tokenizer, delta.tokens) if self._with_logprobs else None
+
+    def usage_chunk(self, usage: Usage) -> ChatChunk:
+        """The counts, with no choice."""
+        return ChatChunk(self._id, self._created, self._edge.model_name, [], usage)
+
+    def whole(self, usage: Usage) -> ChatCompletion:
+        """The body without its choices."""
+        return ChatCompletion(self._id, self._created, self._edge.model_name, [], usage)
+
+    def choice(self, answer: Answer) -> Iterator[bytes]:
+        """One choice of the body."""
+        yield b'{"index":%d,"message":%b,"logprobs":' % (answer.index, encode(Message(answer.text.getvalue())))
+        if self._with_logprobs:
+            yield from chat_logprobs_pieces(self._edge.tokenizer, answer.tokens)
+        else:
+            yield b"null"
+        yield b',"finish_reason":%b}' % encode(answer.finish_reason)
+
+
+async def create_chat_completion(request: Request) -> GeneratedResponse:
+    """Answers the conversation, `n` times."""
+    return await generate(request, "chat", ChatFormat)

@@ -1,0 +1,125 @@
+"""One choice of an answer while it is made: engine outputs in, pieces of text with their log probabilities out.
+
+Used by `generated`, one per engine request. Knows neither HTTP nor the JSON it becomes.
+"""
+
+import time
+from dataclasses import dataclass, field
+
+from conveyor_engine.errors import DeadlineExceeded, GenerationFailed
+from conveyor_engine.serving.metrics import EngineMetrics
+from conveyor_engine.serving.preparing.prepare import PreparedChoice
+from conveyor_engine.text.detokenizer import Detokenizer, Piece
+from conveyor_engine.text.stop_strings import StopStrings
+from conveyor_engine.text.tokenizer import Tokenizer
+from conveyor_engine.wire.request import FinishReason, RequestOutput, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A shown token's log probabilities, and where in the choice's text it begins (characters)."""
+
+    logprobs: TokenLogprobs
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What is new of one choice. `finish_reason` is OpenAI's word, in the last delta only."""
+
+    choice: int
+    text: str
+    tokens: list[Token]
+    finish_reason: str | None
+    num_tokens: int  # generated so far, these included
+
+
+class Choice:
+    """Invariant: the deltas' texts put together are the choice's text; exactly the last one has a finish reason."""
+
+    def __init__(
+        self, index: int, request: PreparedChoice, stop: StopStrings, tokenizer: Tokenizer, metrics: EngineMetrics
+    ) -> None:
+        self.index = index
+        self.request_id = request.request_id
+        self.finish_reason: str | None = None
+        self.num_tokens = 0  # generated, an end-of-sequence token included
+        self.num_cached_tokens = 0
+        self._detokenizer = Detokenizer(tokenizer, request.prompt_tail, stop, request.min_tokens)
+        self._logprobs: list[TokenLogprobs] = []  # of the tokens not shown yet
+        self._clock = _Clock(metrics, request.arrival_time)
+
+    def take(self, output: RequestOutput) -> Delta | None:
+        """The next output's visible part. Raises DeadlineExceeded or GenerationFailed."""
+        self.num_tokens += len(output.new_token_ids)
+        self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
+        self._clock.observe_tokens(len(output.new_token_ids))
+        if output.finish_reason is not None:
+            self._refuse_no_answer(output)
+        token_ids = output.new_token_ids
+        self._logprobs.extend(output.logprobs or ())
+        if output.finish_reason is FinishReason.STOP:
+            token_ids = token_ids[:-1]  # the token that ended it is no text
+            del self._logprobs[-1:]
+        piece = self._detokenizer.push(token_ids)
+        if output.finish_reason is not None and not piece.stopped:
+            rest = self._detokenizer.finish()
+            piece = Piece(piece.text + rest.text, piece.token_starts + rest.token_starts, rest.stopped)
+        if piece.stopped:
+            self.num_tokens = self._detokenizer.num_tokens  # without those that came with it and after it
+            self._end(FinishReason.STOP)
+        elif output.finish_reason is not None:
+            self._end(output.finish_reason)
+        return self._delta(piece)
+
+    def leave(self) -> None:
+        """Its reader has gone: if it is not finished, it ends here."""
+        if self.finish_reason is None:
+            self._end(FinishReason.ABORT)
+
+    def _end(self, reason: FinishReason) -> None:
+        self.finish_reason = reason.value
+        self._clock.observe_end(reason.value, self.num_tokens)
+
+    def _delta(self, piece: Piece) -> Delta | None:
+        num_tokens = len(piece.token_starts)
+        shown, self._logprobs = self._logprobs[:num_tokens], self._logprobs[num_tokens:]
+        tokens = [Token(logprobs, start) for logprobs, start in zip(shown, piece.token_starts, strict=False)]
+        if not (piece.text or tokens or self.finish_reason):
+            return None
+        return Delta(self.index, piece.text, tokens, self.finish_reason, self.num_tokens)
+
+    def _refuse_no_answer(self, output: RequestOutput) -> None:
+        reason = output.finish_reason
+        if reason in (FinishReason.STOP, FinishReason.STOP_STRING, FinishReason.LENGTH):
+            return
+        assert reason is not None
+        self._end(reason)
+        if reason is FinishReason.DEADLINE:
+            raise DeadlineExceeded("the request's time ran out before its answer was complete")
+        raise GenerationFailed(output.message or "the engine could not go on with this request")
+
+
+@dataclass(slots=True)
+class _Clock:
+    """When this choice's tokens came, for the metrics. All times are time.monotonic() seconds."""
+
+    metrics: EngineMetrics
+    arrival: float
+    first: float = field(default=0.0)
+    last: float = field(default=0.0)
+
+    def observe_tokens(self, num_tokens: int) -> None:
+        if not num_tokens:
+            return
+        now = time.monotonic()
+        if not self.first:
+            self.first = now
+            self.metrics.observe_first_token(now - self.arrival)
+        else:
+            self.metrics.observe_next_tokens(now - self.last, num_tokens)
+        self.last = now
+
+    def observe_end(self, reason: str, num_tokens: int) -> None:
+        now = time.monotonic()
+        self.metrics.observe_end(reason, num_tokens, now - self.arrival, now - self.first if self.first else 0.0)

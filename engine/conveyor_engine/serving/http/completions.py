@@ -1,0 +1,81 @@
+"""POST /v1/completions."""
+
+import time
+from collections.abc import Iterator
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from starlette.requests import Request
+
+from conveyor_engine.serving.http.choice import Delta
+from conveyor_engine.serving.http.edge import Edge
+from conveyor_engine.serving.http.formats import Answer, Usage, encode
+from conveyor_engine.serving.http.generated import GeneratedResponse, generate
+from conveyor_engine.serving.http.logprobs import CompletionLogprobs, completion_logprobs, completion_logprobs_pieces
+from conveyor_engine.serving.preparing.prepare import Prepared
+
+
+class CompletionChoice(msgspec.Struct):
+    """Of a chunk or of the whole answer."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+
+
+class Completion(msgspec.Struct):
+    """A chunk or the whole answer: the same object in this API."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | UnsetType | None = UNSET
+    object: str = "text_completion"
+
+
+class CompletionFormat:
+    """Answers as completions."""
+
+    def __init__(self, edge: Edge, prepared: Prepared) -> None:
+        self._edge = edge
+        self._num_top = prepared.top_logprobs
+        self._id = prepared.id
+        self._created = int(time.time())
+        self._no_usage = None if prepared.include_usage else UNSET
+
+    def chunk(self, delta: Delta, usage: Usage | None) -> Completion:
+        """One event."""
+        return self._completion([self._chunk_choice(delta)], usage or self._no_usage)
+
+    def usage_chunk(self, usage: Usage) -> Completion:
+        """The counts, with no choice."""
+        return self._completion([], usage)
+
+    def whole(self, usage: Usage) -> Completion:
+        """The body without its choices."""
+        return self._completion([], usage)
+
+    def choice(self, answer: Answer) -> Iterator[bytes]:
+        """One choice of the body."""
+        yield b'{"index":%d,"text":%b,"logprobs":' % (answer.index, encode(answer.text.getvalue()))
+        if self._num_top is None:
+            yield b"null"
+        else:
+            yield from completion_logprobs_pieces(self._edge.tokenizer, answer.tokens, self._num_top)
+        yield b',"finish_reason":%b}' % encode(answer.finish_reason)
+
+    def _chunk_choice(self, delta: Delta) -> CompletionChoice:
+        logprobs = None
+        if self._num_top is not None:
+            logprobs = completion_logprobs(self._edge.tokenizer, delta.tokens, self._num_top)
+        return CompletionChoice(delta.choice, delta.text, logprobs, delta.finish_reason)
+
+    def _completion(self, choices: list[CompletionChoice], usage: Usage | UnsetType | None) -> Completion:
+        return Completion(self._id, self._created, self._edge.model_name, choices, usage)
+
+
+async def create_completion(request: Request) -> GeneratedResponse:
+    """Continues each prompt, `n` times."""
+    return await generate(request, "completion", CompletionFormat)

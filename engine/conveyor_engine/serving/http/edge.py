@@ -1,0 +1,93 @@
+"""What every route needs, in one object made by `server`; and how a request's body and headers are read."""
+
+import asyncio
+import math
+from dataclasses import dataclass
+
+from starlette.requests import ClientDisconnect, Request
+
+from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.errors import BodyTooLarge, BodyTooSlow, EncodedBody, InvalidRequest, Unavailable
+from conveyor_engine.serving.engine_client import EngineClient
+from conveyor_engine.serving.http.memory import Held, Memory
+from conveyor_engine.serving.metrics import EngineMetrics
+from conveyor_engine.serving.preparing.pool import Preparers
+from conveyor_engine.text.tokenizer import Tokenizer
+from conveyor_engine.wire.request import ModelFacts
+
+BODY_BYTES_PER_TOKEN = 32  # of the context: ample for ids and for text in any script, even escaped
+BODY_BYTES_FLOOR = 2**20  # in a short context too there is room for many messages, or prompts
+BODY_SECONDS_MAX = 60.0
+TIMEOUT_HEADER = "X-Request-Timeout-Seconds"
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """The engine behind the routes, and what the HTTP side has of its own."""
+
+    config: EngineConfig
+    model_name: str  # what requests call it
+    engine: EngineClient
+    tokenizer: Tokenizer  # for decoding
+    metrics: EngineMetrics
+    preparers: Preparers  # validation and tokenizing, in processes of their own
+    memory: Memory
+    created: int  # Unix seconds
+
+
+def edge_of(request: Request) -> Edge:
+    """The app's one Edge."""
+    edge: Edge = request.app.state.edge
+    return edge
+
+
+def model_facts(edge: Edge) -> ModelFacts:
+    """What is known since the model was loaded. Raises Unavailable before that."""
+    if edge.engine.facts is None:
+        raise Unavailable("the engine is starting")
+    return edge.engine.facts
+
+
+def body_bytes_max(max_model_len: int) -> int:
+    """The longest body worth reading: reading and validating one takes memory and time in proportion to it."""
+    return max(BODY_BYTES_FLOOR, BODY_BYTES_PER_TOKEN * max_model_len)
+
+
+async def read_body(request: Request, max_bytes: int, held: Held) -> bytes:
+    """The whole body. Raises InvalidRequest, or one of its kinds for bodies."""
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding != "identity":
+        raise EncodedBody(f"the body has Content-Encoding {encoding!r}; send it uncompressed")
+    declared = request.headers.get("content-length", "0")
+    too_large = BodyTooLarge(f"the body is longer than {max_bytes} bytes, the most that this model's context needs")
+    if declared.isdigit() and int(declared) > max_bytes:
+        raise too_large
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS_MAX):
+            async for piece in request.stream():
+                body += piece
+                held.grow(len(piece))
+                if len(body) > max_bytes:
+                    raise too_large
+    except TimeoutError:
+        raise BodyTooSlow(f"the body did not arrive within {BODY_SECONDS_MAX:g} s") from None
+    except ClientDisconnect:
+        raise InvalidRequest("the connection ended before the body was complete") from None  # for the log only
+    return bytes(body)
+
+
+def timeout_seconds(request: Request, longest: float) -> float:
+    """How long this request may take: the header's wish, at most `longest`. Raises InvalidRequest."""
+    wish = request.headers.get(TIMEOUT_HEADER)
+    if wish is None:
+        return longest
+    try:
+        seconds = float(wish)
+    except ValueError:
+        seconds = math.nan
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise InvalidRequest(
+            f"{TIMEOUT_HEADER} must be a number of seconds above 0, not {wish!r}", param=TIMEOUT_HEADER
+        )
+    return min(seconds, longest)

@@ -1,0 +1,54 @@
+"""What the two formats of answers, completions and chats, have in common. `generated` drives them."""
+
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from conveyor_engine.serving.http.choice import Delta, Token
+
+encode = msgspec.json.Encoder().encode
+
+
+class Usage(msgspec.Struct):
+    """Token counts: of the whole answer, where each prompt counts once, or of one choice so far."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: dict[str, int] | None  # of prefixes that only the same cache_salt shares
+
+
+class Format(Protocol):
+    """How answers look: completions or chat."""
+
+    def chunk(self, delta: Delta, usage: Usage | None) -> msgspec.Struct:
+        """One event of a stream, with its choice's counts so far when each is to have them."""
+
+    def usage_chunk(self, usage: Usage) -> msgspec.Struct:
+        """The event with the counts, when asked for."""
+
+    def whole(self, usage: Usage) -> msgspec.Struct:
+        """The one body, its `choices` empty."""
+
+    def choice(self, answer: "Answer") -> Iterator[bytes]:
+        """One of its choices, in pieces of JSON."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """A choice's whole answer while it is made."""
+
+    index: int
+    text: io.StringIO = field(default_factory=io.StringIO)
+    tokens: list[Token] = field(default_factory=list)
+    finish_reason: str | None = None
+
+    def add(self, delta: Delta) -> int:
+        """Returns about how many bytes of memory it takes."""
+        self.text.write(delta.text)
+        self.tokens += delta.tokens
+        self.finish_reason = delta.finish_reason
+        return 4 * len(delta.text) + 500 * len(delta.tokens)

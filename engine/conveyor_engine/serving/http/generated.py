@@ -1,0 +1,218 @@
+"""A generating request from its arrival to its answer, whole or as server-sent events.
+
+Used by `completions` and `chat`, which make engine requests of a body and JSON of what comes back. Whatever happens,
+exactly one answer ends: a whole body, a stream that closes with [DONE], an error status, or an error event in a stream
+that had begun. A client that leaves ends its request in the engine, streamed or not.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from conveyor_engine.errors import ConveyorEngineError, DeadlineExceeded, Overloaded
+from conveyor_engine.serving.generation import Generation
+from conveyor_engine.serving.http.choice import Choice, Delta
+from conveyor_engine.serving.http.edge import Edge, body_bytes_max, edge_of, model_facts, read_body, timeout_seconds
+from conveyor_engine.serving.http.failures import failure_body
+from conveyor_engine.serving.http.formats import Answer, Format, Usage, encode
+from conveyor_engine.serving.preparing.prepare import Job, Kind, Prepared
+from conveyor_engine.text.stop_strings import StopStrings
+from conveyor_engine.wire.request import RequestOutput
+
+_log = logging.getLogger(__name__)
+_SSE_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+_LINE_ENDS = tuple((end.encode(), f"\\u{ord(end):04x}".encode()) for end in "\u0085\u2028\u2029")
+_READING_SECONDS = 5.0  # that a reader has after the end of its request's time
+_PIECE_BYTES = 32 * 2**10
+
+
+async def generate(
+    request: Request, kind: Kind, make_format: Callable[[Edge, Prepared], Format]
+) -> "GeneratedResponse":
+    """Hands the request to the engine. From its head on its time runs; from the end of its body on it holds a place."""
+    arrival = time.monotonic()
+    edge = edge_of(request)
+    facts = model_facts(edge)
+    timeout = timeout_seconds(request, edge.config.request_timeout_seconds)
+    async with edge.memory.hold(timeout) as held:
+        body = await read_body(request, body_bytes_max(facts.max_model_len), held)
+        with edge.engine.hold_place():
+            job = Job(kind, facts, edge.engine.num_requests_max, arrival, body)
+            prepared = await edge.preparers.prepare(job)
+            request_ids = [choice.request_id for choice in prepared.choices]
+            seconds_left = arrival + timeout - time.monotonic()
+            generation = edge.engine.open_generation(request_ids, prepared.add, seconds_left)
+    return GeneratedResponse(edge, prepared, make_format(edge, prepared), generation, seconds_left)
+
+
+class GeneratedResponse(Response):
+    """An answer that is made while it is sent."""
+
+    def __init__(
+        self, edge: Edge, prepared: Prepared, answer_format: Format, generation: Generation, seconds: float
+    ) -> None:
+        """`seconds`: how long its reader may take."""
+        super().__init__()
+        self._held = edge.memory.hold(seconds + _READING_SECONDS)
+        self._started = False
+        self._edge = edge
+        self._prepared = prepared
+        self._format = answer_format
+        self._generation = generation
+        stop = StopStrings(prepared.stop)
+        self._choices = [
+            Choice(index, choice, stop, edge.tokenizer, edge.metrics) for index, choice in enumerate(prepared.choices)
+        ]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Errors before the first byte are raised, for the app's handlers to answer."""
+
+        async def send_and_see(message: Message) -> None:
+            self._started = True
+            await send(message)
+
+        try:
+            async with self._generation, self._held:
+                self._generation.on_held = self._held.grow
+                await self._answer_or_leave(receive, send_and_see)
+        except (Overloaded, DeadlineExceeded) as error:
+            if not self._started:
+                raise
+            _log.info("event=reader_too_slow id=%s error=%s", self._prepared.id, type(error).__name__)
+            # It is left without an end: the server closes the connection.
+
+    async def _answer_or_leave(self, receive: Receive, send: Send) -> None:
+        work = asyncio.create_task(self._answer(send))
+        watch = asyncio.create_task(_client_left(receive))
+        try:
+            await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                work.result()
+            else:
+                _log.info("event=client_left id=%s", self._prepared.id)
+                for choice in self._choices:
+                    choice.leave()
+        finally:
+            for task in (work, watch):
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError, ConveyorEngineError):
+                    await task
+
+    async def _answer(self, send: Send) -> None:
+        for choice in self._prepared.choices:
+            self._edge.metrics.observe_prompt(choice.num_prompt_tokens, choice.max_tokens)
+        deltas = self._deltas(self._generation.batches())
+        if self._prepared.stream:
+            await self._send_stream(deltas, send)
+        else:
+            await self._send_whole(deltas, send)
+
+    async def _deltas(self, batches: AsyncIterator[list[RequestOutput]]) -> AsyncIterator[list[Delta]]:
+        """What is new, batch by batch, until every choice is finished."""
+        by_id = {choice.request_id: choice for choice in self._choices}
+        async for outputs in batches:
+            deltas: list[Delta] = []
+            stopped: list[str] = []
+            for output in outputs:
+                choice = by_id[output.request_id]
+                if choice.finish_reason is not None:
+                    continue  # a stop string ended it; the engine did not know yet
+                if (delta := choice.take(output)) is not None:
+                    deltas.append(delta)
+                if choice.finish_reason is not None and output.finish_reason is None:
+                    stopped.append(choice.request_id)
+            if stopped:
+                self._edge.engine.abort(stopped)
+            if deltas:
+                yield deltas
+            if all(choice.finish_reason is not None for choice in self._choices):
+                return
+
+    async def _send_whole(self, batches: AsyncIterator[list[Delta]], send: Send) -> None:
+        """A short body has its length; a long one is made while it is read, so that its JSON never lies here whole."""
+        answers = [Answer(choice.index) for choice in self._choices]
+        async for deltas in batches:
+            self._held.grow(sum(answers[delta.choice].add(delta) for delta in deltas))
+        body, headers = b"", [(b"content-type", b"application/json")]
+        for piece in self._whole(answers):
+            body += piece
+            if len(body) >= _PIECE_BYTES:
+                if not self._started:
+                    await send({"type": "http.response.start", "status": 200, "headers": headers})
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+                body = b""
+                await asyncio.sleep(0)
+        if not self._started:
+            headers.append((b"content-length", b"%d" % len(body)))
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    def _whole(self, answers: list[Answer]) -> Iterator[bytes]:
+        begin, end = encode(self._format.whole(self._usage())).split(b'"choices":[]')
+        yield begin + b'"choices":['
+        for answer in answers:
+            if answer.index:
+                yield b","
+            yield from self._format.choice(answer)
+        yield b"]" + end
+
+    async def _send_stream(self, batches: AsyncIterator[list[Delta]], send: Send) -> None:
+        """The status waits for the first tokens, so that until then a failure is an error status."""
+        first = await anext(batches)
+        await send({"type": "http.response.start", "status": 200, "headers": _SSE_HEADERS})
+        try:
+            await self._send_events(first, send)
+            async for deltas in batches:
+                await self._send_events(deltas, send)
+            last = b"data: [DONE]\n\n"
+            if self._prepared.include_usage:
+                last = event(encode(self._format.usage_chunk(self._usage()))) + last
+        except ConveyorEngineError as error:
+            _log.info("event=stream_failed id=%s error=%s", self._prepared.id, type(error).__name__)
+            last = event(failure_body(error))
+        await send({"type": "http.response.body", "body": last})
+
+    async def _send_events(self, deltas: list[Delta], send: Send) -> None:
+        events = b"".join(event(encode(self._format.chunk(delta, self._usage_so_far(delta)))) for delta in deltas)
+        await send({"type": "http.response.body", "body": events, "more_body": True})
+
+    def _usage(self) -> Usage:
+        prompt_tokens = self._prepared.num_prompt_tokens
+        completion_tokens = sum(choice.num_tokens for choice in self._choices)
+        first_choices = self._choices[:: self._prepared.choices_per_prompt]
+        cached = sum(choice.num_cached_tokens for choice in first_choices)
+        return self._count(prompt_tokens, completion_tokens, cached)
+
+    def _usage_so_far(self, delta: Delta) -> Usage | None:
+        if not self._prepared.continuous_usage:
+            return None
+        prompt_tokens = self._prepared.choices[delta.choice].num_prompt_tokens
+        return self._count(prompt_tokens, delta.num_tokens, self._choices[delta.choice].num_cached_tokens)
+
+    def _count(self, prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
+        """What is cached without a salt others may have sent: the count would tell what."""
+        details = {"cached_tokens": cached_tokens} if self._prepared.tells_cached_tokens else None
+        return Usage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, details)
+
+
+def event(data: bytes) -> bytes:
+    """JSON as one event. Unicode's own line ends are escaped: clients that split text into lines break at them."""
+    for line_end, escaped in _LINE_ENDS:
+        data = data.replace(line_end, escaped)
+    return b"data: " + data + b"\n\n"
+
+
+async def _client_left(receive: Receive) -> None:
+    """Returns when the connection is gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,224 @@
+"""From a request's bytes to engine requests: validate, tokenize, check against the model.
+
+Runs in the workers of `process`. No I/O, no asyncio.
+"""
+
+import uuid
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+import msgspec
+from pydantic import ValidationError
+
+from conveyor_engine.errors import InvalidRequest, UnknownModel
+from conveyor_engine.serving.preparing.refusals import invalid_request
+from conveyor_engine.serving.preparing.sampling_defaults import SamplingDefaults
+from conveyor_engine.serving.preparing.schemas import ChatRequest, CompletionRequest, SamplingFields
+from conveyor_engine.text.tokenizer import PROMPT_TAIL_TOKENS, Tokenizer, too_long
+from conveyor_engine.wire.messages import Add, encode_frame
+from conveyor_engine.wire.request import EngineRequest, ModelFacts, SamplingParams
+
+Fields = TypeVar("Fields", bound=SamplingFields)
+
+
+Kind = Literal["completion", "chat"]
+LOGPROBS_MAX = 4_000_000  # of one request: each takes 12 bytes until its answer is sent, and 60 in the answer
+COMPLETION_MAX_TOKENS = 16  # OpenAI's default
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What a request is checked against."""
+
+    name: str  # what requests call it
+    tokenizer: Tokenizer
+    sampling_defaults: SamplingDefaults
+
+
+class Job(msgspec.Struct, array_like=True):
+    """One body, and what else it is checked against."""
+
+    kind: Kind
+    facts: ModelFacts
+    num_requests_max: int  # that the engine ever takes at once
+    arrival_time: float
+    body: bytes
+
+
+class PreparedChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """What is needed of an engine request to show its answer."""
+
+    request_id: str
+    arrival_time: float
+    num_prompt_tokens: int
+    prompt_tail: list[int]  # its last tokens
+    max_tokens: int
+    min_tokens: int
+
+
+class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """An admissible request. `choices` holds prompt 0's, then prompt 1's, and so on."""
+
+    id: str
+    stream: bool
+    include_usage: bool  # at the end of a stream ...
+    continuous_usage: bool  # ... and in each of its chunks
+    stop: tuple[str, ...]
+    top_logprobs: int | None  # alternatives per token; None = no log probabilities at all
+    choices: list[PreparedChoice]
+    choices_per_prompt: int
+    num_prompt_tokens: int  # each prompt once
+    tells_cached_tokens: bool
+    add: bytes  # the message for the engine, encoded: the API process never handles the tokens
+
+
+def prepare(model: ServedModel, job: Job) -> Prepared:
+    """Raises InvalidRequest or UnknownModel."""
+    return _prepare_chat(model, job) if job.kind == "chat" else _prepare_completion(model, job)
+
+
+def _prepare_completion(model: ServedModel, job: Job) -> Prepared:
+    fields = _parse_body(model, CompletionRequest, job.body)
+    num_requests = len(fields.prompt) * fields.choices_per_prompt()
+    if num_requests > job.num_requests_max:
+        most = f"more than the {job.num_requests_max} this engine ever takes at once"
+        raise InvalidRequest(f"prompts x n is {num_requests}, {most}", param="n")
+    longest = job.facts.max_model_len
+    prompts = [model.tokenizer.encode(p, longest) if isinstance(p, str) else p for p in fields.prompt]
+    max_tokens = fields.max_tokens or COMPLETION_MAX_TOKENS
+    return _prepared(model, fields, prompts, max_tokens, fields.logprobs, job, "cmpl")
+
+
+def _prepare_chat(model: ServedModel, job: Job) -> Prepared:
+    fields = _parse_body(model, ChatRequest, job.body)
+    messages = [message.for_template() for message in fields.messages]
+    prompt = model.tokenizer.encode_chat(messages, job.facts.max_model_len)
+    max_tokens = fields.max_completion_tokens or fields.max_tokens
+    return _prepared(model, fields, [prompt], max_tokens, fields.top_logprobs_wanted(), job, "chatcmpl")
+
+
+def _parse_body(model: ServedModel, schema: type[Fields], body: bytes) -> Fields:
+    try:
+        fields = schema.model_validate_json(body)
+    except ValidationError as error:
+        raise invalid_request(error) from None
+    if fields.model is not None:
+        check_model(model.name, fields.model)
+    return fields
+
+
+def check_model(served: str, asked: str) -> None:
+    """Raises UnknownModel if requests call this engine's model otherwise."""
+    if asked != served:
+        raise UnknownModel(f"the model {asked[:200]!r} is not served here; {served!r} is", param="model")
+
+
+def _prepared(
+    model: ServedModel, fields: SamplingFields, prompts: list[list[int]], max_tokens: int | None,
+    top_logprobs: int | None, job: Job, id_prefix: str,
+) -> Prepared:  # fmt: skip
+    """Engine requests for every prompt and choice; `max_tokens` None = what the context leaves. InvalidRequest."""
+    request_id = f"{id_prefix}-{uuid.uuid4().hex}"
+    include_usage, continuous_usage = fields.stream_options.usage_wanted() if fields.stream_options else (False, False)
+    requests: list[EngineRequest] = []
+    for prompt in prompts:
+        params = _sampling_params(fields, model.sampling_defaults, job.facts, len(prompt), max_tokens, top_logprobs)
+        _check_prompt(fields, prompt, params, job.facts)
+        for choice in range(fields.choices_per_prompt()):
+            requests.append(
+                EngineRequest(
+                    request_id=f"{request_id}-{len(requests)}",
+                    prompt_token_ids=prompt,
+                    sampling_params=_for_choice(params, choice),
+                    arrival_time=job.arrival_time,
+                    cache_salt=fields.cache_salt,
+                )
+            )
+    _check_logprobs(fields, [request.sampling_params for request in requests])
+    return Prepared(
+        id=request_id,
+        stream=bool(fields.stream),
+        include_usage=include_usage,
+        continuous_usage=continuous_usage,
+        stop=fields.stop,
+        top_logprobs=top_logprobs,
+        choices=[_choice(request) for request in requests],
+        choices_per_prompt=fields.choices_per_prompt(),
+        num_prompt_tokens=sum(map(len, prompts)),
+        tells_cached_tokens=fields.cache_salt is not None,
+        add=encode_frame(Add.of(requests)),
+    )
+
+
+def _choice(request: EngineRequest) -> PreparedChoice:
+    return PreparedChoice(
+        request_id=request.request_id,
+        arrival_time=request.arrival_time,
+        num_prompt_tokens=len(request.prompt_token_ids),
+        prompt_tail=request.prompt_token_ids[-PROMPT_TAIL_TOKENS:],
+        max_tokens=request.sampling_params.max_tokens,
+        min_tokens=request.sampling_params.min_tokens,
+    )
+
+
+def _sampling_params(
+    fields: SamplingFields, defaults: SamplingDefaults, facts: ModelFacts, num_prompt_tokens: int,
+    max_tokens: int | None, top_logprobs: int | None,
+) -> SamplingParams:  # fmt: skip
+    """Null means the default, as in OpenAI's API."""
+    room = facts.max_model_len - num_prompt_tokens
+    if room < 1:
+        raise too_long(num_prompt_tokens, facts.max_model_len, fields.prompt_field)
+    wanted = room if max_tokens is None else max_tokens
+    min_tokens = fields.min_tokens or 0
+    if min_tokens > wanted:
+        limit = fields.max_tokens_field()
+        raise InvalidRequest(f"min_tokens is {min_tokens}, but {limit} is {wanted}", param="min_tokens")
+    return SamplingParams(
+        max_tokens=wanted,
+        min_tokens=min_tokens,
+        temperature=defaults.temperature if fields.temperature is None else fields.temperature,
+        top_p=defaults.top_p if fields.top_p is None else fields.top_p,
+        top_k=max(0, defaults.top_k if fields.top_k is None else fields.top_k),
+        seed=fields.seed,
+        ignore_eos=bool(fields.ignore_eos),
+        stop_token_ids=tuple(fields.stop_token_ids or ()),
+        stop=fields.stop,
+        logprobs=top_logprobs,
+    )
+
+
+def _check_prompt(fields: SamplingFields, prompt: list[int], params: SamplingParams, facts: ModelFacts) -> None:
+    if not prompt:
+        raise InvalidRequest("the prompt is empty; send at least one token", param=fields.prompt_field)
+    if max(prompt) >= facts.vocab_size:
+        raise InvalidRequest(f"prompt token ids must be in 0..{facts.vocab_size - 1}", param=fields.prompt_field)
+    if any(token_id >= facts.vocab_size for token_id in params.stop_token_ids):
+        raise InvalidRequest(f"stop_token_ids must be in 0..{facts.vocab_size - 1}", param="stop_token_ids")
+    total = len(prompt) + params.max_tokens
+    if total > facts.max_model_len:
+        limit = fields.max_tokens_field()
+        raise InvalidRequest(
+            f"the prompt has {len(prompt)} tokens and {limit} is {params.max_tokens}: together {total}, more than "
+            f"the {facts.max_model_len} tokens of this model's context; shorten the prompt or lower {limit}",
+            param=limit,
+            code="context_length_exceeded",
+        )
+
+
+def _check_logprobs(fields: SamplingFields, params: list[SamplingParams]) -> None:
+    total = sum(p.max_tokens * (p.logprobs + 1) for p in params if p.logprobs is not None)
+    if total > LOGPROBS_MAX:
+        most = f"{fields.max_tokens_field()} x (alternatives + 1), over all choices, is {total}"
+        raise InvalidRequest(
+            f"logprobs asks for too many log probabilities: {most}, more than {LOGPROBS_MAX}; lower one of them, or n",
+            param="logprobs",
+        )
+
+
+def _for_choice(params: SamplingParams, choice: int) -> SamplingParams:
+    """The same, with a random stream of its own."""
+    if params.seed is None or choice == 0:
+        return params
+    seed = (params.seed + choice + 2**63) % 2**64 - 2**63
+    return msgspec.structs.replace(params, seed=seed)

@@ -1,0 +1,208 @@
+"""The processes that make engine requests of bodies, where a client's or a model's work can be bounded and ended.
+
+Parsing a body, rendering the model's chat template (a program of the model's author) and tokenizing hold the
+interpreter or take memory as a client pleases. So they run in worker processes, driven by `pool`: each job has so
+much CPU time and memory, and what needs more is refused. Workers are forked, with the tokenizer in memory that they
+share, from a nursery: a process that is itself forked before there are threads, an event loop or clients.
+"""
+
+import gc
+import math
+import os
+import resource
+import signal
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import BinaryIO, NoReturn, Self
+
+import msgspec
+
+from conveyor_engine.errors import ConveyorEngineError, InvalidRequest, Overloaded, Unavailable, UnknownModel
+from conveyor_engine.serving.preparing.prepare import Job, Prepared, ServedModel, prepare
+
+CPU_SECONDS = 1.0  # of one job ...
+CPU_SECONDS_PER_MIB = 1.0  # ... and for each MiB of its body: several times what any takes
+MEMORY_BYTES = 96 * 2**20  # that one job may add ...
+MEMORY_BYTES_PER_TOKEN = 512  # ... and for each token of the context: tokenizing takes 110 bytes per character
+_RETIRE_BYTES = 32 * 2**20  # a worker that grew by so much gives its memory back by ending
+_NICENESS = 5  # tokens of running streams go before prompts of new ones
+_LENGTH = struct.Struct("!I")
+_ERRORS: dict[str, type[ConveyorEngineError]] = {
+    kind.__name__: kind for kind in (InvalidRequest, UnknownModel, Overloaded, Unavailable)
+}
+
+
+class Failure(msgspec.Struct, tag=True):
+    """An error of `errors`, on its way between processes."""
+
+    kind: str
+    message: str
+    param: str | None = None
+    code: str | None = None
+
+    @classmethod
+    def of(cls, error: ConveyorEngineError) -> Self:
+        if isinstance(error, InvalidRequest):
+            return cls(type(error).__name__, str(error), error.param, error.code)
+        return cls(type(error).__name__, str(error))
+
+    def error(self) -> ConveyorEngineError:
+        kind = _ERRORS[self.kind]
+        if issubclass(kind, InvalidRequest):
+            return kind(self.message, param=self.param, code=self.code)
+        return kind(self.message)
+
+
+class Bug(msgspec.Struct, tag=True):
+    """An exception that nobody expected."""
+
+    what: str
+
+
+class Reply(msgspec.Struct, array_like=True):
+    """What became of a job; `retires`: the worker takes no other."""
+
+    result: Prepared | Failure | Bug
+    retires: bool = False
+
+
+encode = msgspec.msgpack.Encoder().encode
+reply_decoder = msgspec.msgpack.Decoder(Reply)
+_job_decoder = msgspec.msgpack.Decoder(Job)
+
+
+def frame(payload: bytes) -> bytes:
+    """As it lies on the socket: its length, and itself."""
+    return _LENGTH.pack(len(payload)) + payload
+
+
+def too_costly() -> InvalidRequest:
+    """The error for a job that ran out of CPU time or memory."""
+    return InvalidRequest(
+        "this request could not be rendered with the model's chat template and tokenized within the CPU time "
+        f"({CPU_SECONDS:g} s, and {CPU_SECONDS_PER_MIB:g} s for each MiB) and the memory that it may take; shorten it, "
+        "or mend the template",
+        code="prompt_too_costly",
+    )
+
+
+class Nursery:
+    """This side of the process that forks workers."""
+
+    def __init__(self, model: ServedModel) -> None:
+        """Forks: to be called while the process has one thread and no event loop."""
+        self.model = model
+        self._control, theirs = socket.socketpair()
+        if os.fork() == 0:
+            self._control.close()
+            _exit_after(lambda: _fork_workers(theirs, model))
+        theirs.close()
+
+    def close(self) -> None:
+        """Ends it; its workers go on until their sockets are closed."""
+        self._control.close()
+
+    def start_worker(self) -> socket.socket:
+        """The socket of a new worker, which ends when it is closed. OSError if the nursery has ended."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            socket.send_fds(self._control, [b"w"], [theirs.fileno()])
+        return ours
+
+
+def _exit_after(work: Callable[[], None]) -> NoReturn:
+    """Nothing of the process that was forked may run again in its child."""
+    code = 1
+    try:
+        work()
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _fork_workers(control: socket.socket, model: ServedModel) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the server
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system forgets ended workers by itself
+    gc.freeze()  # what is there now is never collected, so that its memory stays shared
+    while True:
+        data, fds, _, _ = socket.recv_fds(control, 1, 1)
+        if not data:
+            return
+        with socket.socket(fileno=fds[0]) as connection:
+            if os.fork() == 0:
+                control.close()
+                _exit_after(lambda: _work(connection, model))
+
+
+def _work(connection: socket.socket, model: ServedModel) -> None:
+    """One worker, until the other side is gone or it has grown."""
+    os.nice(_NICENESS)
+    signal.signal(signal.SIGPROF, _raise_out_of_time)
+    os.environ["RUST_BACKTRACE"] = "0"  # tokenizers ends the process when memory ends, and would explain at length
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a thread for each CPU would not fit into a job's memory
+    peak = _peak_bytes()
+    with connection.makefile("rb") as received:
+        for payload in _payloads(received):
+            result = _prepare_within_limits(payload, model)
+            retires = _peak_bytes() - peak > _RETIRE_BYTES
+            connection.sendall(frame(encode(Reply(result, retires))))
+            if retires:
+                return
+
+
+def _payloads(received: BinaryIO) -> Iterator[bytes]:
+    while head := received.read(_LENGTH.size):
+        yield received.read(_LENGTH.unpack(head)[0])
+
+
+class _OutOfTime(BaseException):
+    """Not an Exception, so that no handler on the way takes it for one."""
+
+
+def _raise_out_of_time(_: int, __: FrameType | None) -> None:
+    raise _OutOfTime
+
+
+def _prepare_within_limits(payload: bytes, model: ServedModel) -> Prepared | Failure | Bug:
+    """The signal ends what Python runs; the system's own limit, two seconds later, what it does not."""
+    job = _job_decoder.decode(payload)
+    seconds = CPU_SECONDS + CPU_SECONDS_PER_MIB * len(job.body) / 2**20
+    used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
+    _limit(resource.RLIMIT_CPU, math.ceil(used + seconds) + 2)
+    _limit(resource.RLIMIT_AS, _virtual_bytes() + MEMORY_BYTES + MEMORY_BYTES_PER_TOKEN * job.facts.max_model_len)
+    try:
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+        try:
+            return _prepare(job, model)
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+    except (_OutOfTime, MemoryError):
+        return Failure.of(too_costly())
+
+
+def _limit(what: int, most: int) -> None:
+    _, hard = resource.getrlimit(what)
+    resource.setrlimit(what, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+
+
+def _prepare(job: Job, model: ServedModel) -> Prepared | Failure | Bug:
+    try:
+        return prepare(model, job)
+    except ConveyorEngineError as error:
+        return Failure.of(error)
+    except MemoryError:
+        raise
+    except Exception as error:  # the one broad except of this process
+        return Bug(f"{type(error).__name__}: {error}")
+
+
+def _virtual_bytes() -> int:
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[0]) * resource.getpagesize()
+
+
+def _peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

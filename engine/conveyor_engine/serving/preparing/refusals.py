@@ -1,0 +1,43 @@
+"""What pydantic finds wrong in a body, as the one sentence that the client reads. Used by `prepare`."""
+
+from collections.abc import Sequence
+
+from pydantic import ValidationError
+
+from conveyor_engine.errors import InvalidRequest
+
+
+def invalid_request(error: ValidationError) -> InvalidRequest:
+    """The first thing that pydantic found, as a sentence that begins with the field."""
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    message, kind = first["msg"], first["type"]
+    if kind == "json_invalid":
+        return InvalidRequest(f"the body is not JSON: {message}", code="invalid_json")
+    if kind == "extra_forbidden":
+        *around, name = first["loc"]  # the client's own word, whatever it looks like
+        path = ".".join(filter(None, (_field_path(around), str(name))))
+        return InvalidRequest(f"{path} is not a field that this engine knows", param=path, code="unknown_field")
+    path = _field_path(first["loc"])
+    if not path:
+        own = kind if kind in message else None  # a check over several fields names its field as its type
+        return InvalidRequest(message if own else f"the body must be a JSON object: {message}", param=own)
+    code = "unsupported_value" if kind == "unsupported" else None
+    return InvalidRequest(f"{path} {_as_predicate(message)}", param=path, code=code)
+
+
+def _field_path(location: Sequence[int | str]) -> str:
+    """('messages', 0, 'content') -> messages[0].content; the names of union members are left out."""
+    path = ""
+    for part in location:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part.isidentifier():
+            path += f".{part}" if path else part
+    return path
+
+
+def _as_predicate(message: str) -> str:
+    """Pydantic's "Input should be ..." as the end of a sentence."""
+    if message == "Field required":
+        return "is missing"
+    return message.replace("Input should", "must", 1)

@@ -1,0 +1,234 @@
+"""What clients may send: here the fields that act, with OpenAI's and vLLM's names; in `fields` those that do not.
+
+Any other field, and a wrong value, is an error that names the field. Used by `prepare` and `sampling_defaults`. Pure.
+"""
+
+from typing import Annotated, Any, ClassVar, Literal, LiteralString, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from conveyor_engine.serving.preparing.fields import ROWS, Place
+
+STOP_STRINGS_MAX = 16
+STOP_CHARACTERS_MAX = 1024
+TOP_LOGPROBS_MAX = 20
+CHOICES_MAX = 128
+CACHE_SALT_CHARACTERS_MAX = 1024
+
+
+def _parse_stop(value: object) -> object:
+    """A string or a list of strings -> a tuple of strings."""
+    stops = [value] if isinstance(value, str) else value
+    if stops is None:
+        return ()
+    if not isinstance(stops, list) or not all(isinstance(s, str) and 0 < len(s) <= STOP_CHARACTERS_MAX for s in stops):
+        raise PydanticCustomError(
+            "stop", f"must be a string or a list of strings of 1 to {STOP_CHARACTERS_MAX} characters"
+        )
+    if len(stops) > STOP_STRINGS_MAX:
+        raise PydanticCustomError("stop", f"must be at most {STOP_STRINGS_MAX} strings, not {len(stops)}")
+    return tuple(stops)
+
+
+def _parse_prompt(value: object) -> object:
+    """A string, a list of strings, a list of token ids or a list of such lists -> a list of strings or id lists."""
+    if isinstance(value, str) or _is_ids(value):
+        return [value]
+    if isinstance(value, list) and value and (all(isinstance(p, str) for p in value) or all(map(_is_ids, value))):
+        return value
+    raise PydanticCustomError(
+        "prompt", "must be a string, a list of strings, a list of token ids or a list of such lists, none of them empty"
+    )
+
+
+def _is_ids(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(v) is int and 0 <= v < 2**31 for v in value)
+
+
+# Every list stops at its first error: a client would make millions of them.
+Prompts = Annotated[
+    Annotated[list[str], Field(fail_fast=True)] | Annotated[list[list[int]], Field(fail_fast=True)],
+    BeforeValidator(_parse_prompt),
+]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class _Object(BaseModel):
+    """An object of the API: its own fields, and those that `fields` accepts beside them."""
+
+    model_config = ConfigDict(extra="allow", strict=True, use_attribute_docstrings=True)
+    place: ClassVar[Place]
+
+    @model_validator(mode="after")
+    def _check_others(self) -> Self:
+        for name, value in (self.model_extra or {}).items():
+            row = ROWS[self.place].get(name)
+            if row is None:
+                raise self._wrong(name, value, "extra_forbidden")
+            if refusal := row.refusal(value):
+                raise self._wrong(name, value, PydanticCustomError("value" if row.kinds else "unsupported", refusal))
+        return self
+
+    def _wrong(self, name: str, value: object, kind: LiteralString | PydanticCustomError) -> ValidationError:
+        error = InitErrorDetails(type=kind, loc=(name,), input=value)
+        return ValidationError.from_exception_data(type(self).__name__, [error])
+
+
+class StreamOptions(_Object):
+    """How a stream ends, and what each of its chunks tells."""
+
+    place = Place.STREAM_OPTIONS
+
+    include_usage: bool | None = None
+    """A last chunk with the token counts of the whole answer."""
+    continuous_usage_stats: bool | None = None
+    """In each chunk the token counts of its choice so far, and the last chunk, unless `include_usage` is false."""
+
+    def usage_wanted(self) -> tuple[bool, bool]:
+        """At the end; in each chunk too. As vLLM has it: not in each chunk if not at the end."""
+        each = bool(self.continuous_usage_stats)
+        at_end = each if self.include_usage is None else self.include_usage
+        return at_end, at_end and each
+
+
+class SamplingFields(_Object):
+    """What completions and chat have in common."""
+
+    prompt_field: ClassVar[str]  # the field that holds the prompt, whatever its form
+
+    model: str | None = None
+    """The served name."""
+    stream: bool | None = False
+    """The answer as server-sent events."""
+    stream_options: StreamOptions | None = None
+    """Of a stream only."""
+    n: Annotated[int, Field(ge=1, le=CHOICES_MAX)] | None = 1
+    """Choices for each prompt."""
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    """0 takes the likeliest token."""
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Only the likeliest tokens that together have this probability."""
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    """Only this many of the likeliest tokens; 0 and -1 are all."""
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    """Makes the choice of tokens repeatable."""
+    stop: Annotated[tuple[str, ...], BeforeValidator(_parse_stop)] = ()
+    """A string or a list of up to 16, of at most 1,024 characters each; what ends the answer is no part of it."""
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=128, fail_fast=True)] | None = None
+    """Up to 128 tokens that end the answer."""
+    max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    """The longest answer. Without it a completion has 16 tokens, a chat what the context leaves."""
+    min_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = 0
+    """No end before so many tokens."""
+    ignore_eos: bool | None = False
+    """Go on past the model's end-of-sequence token."""
+    cache_salt: Annotated[str, Field(min_length=1, max_length=CACHE_SALT_CHARACTERS_MAX)] | None = None
+    """Share cached prefixes only with requests of the same salt; `usage` then tells how many tokens were cached."""
+
+    @model_validator(mode="after")
+    def _check_together(self) -> "SamplingFields":
+        if self.stream_options is not None and not self.stream:
+            raise PydanticCustomError("stream_options", "stream_options is only allowed when stream is true")
+        return self
+
+    def choices_per_prompt(self) -> int:
+        """`n`."""
+        return self.n or 1
+
+    def max_tokens_field(self) -> str:
+        """The name by which the client limits the answer."""
+        return "max_tokens"
+
+
+class CompletionRequest(SamplingFields):
+    """POST /v1/completions."""
+
+    place = Place.COMPLETIONS
+    prompt_field = "prompt"
+
+    prompt: Prompts
+    """A text, token ids, or a list of either."""
+    logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
+    """Log probabilities of the tokens and of so many alternatives."""
+
+
+def _parse_content(value: object) -> object:
+    """A string, or text parts -> one string. Other parts (images, audio) are refused."""
+    if value is None or isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not value:
+        raise PydanticCustomError("content", "must be a string or a non-empty list of text parts")
+    return "\n".join(_parse_part(number, part) for number, part in enumerate(value))
+
+
+def _parse_part(number: int, part: Any) -> str:
+    kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+    if kind != "text" or not isinstance(part, dict):
+        raise PydanticCustomError("content", f"part {number} is {kind!r}; this engine takes parts of type 'text' only")
+    others = ROWS[Place.TEXT_PART]
+    known = all(name in others and others[name].refusal(part[name]) is None for name in part.keys() - {"type", "text"})
+    if not known or not isinstance(part.get("text"), str):
+        raise PydanticCustomError("content", f"part {number} must have a string `text`, and nothing else")
+    text: str = part["text"]
+    return text
+
+
+class ChatMessage(_Object):
+    """One turn. Null fields, which clients send back from answers, are taken as absent."""
+
+    place = Place.MESSAGE
+
+    role: Literal["system", "developer", "user", "assistant"]
+    """`developer` is given to the chat template as `system`."""
+    content: Annotated[str | None, BeforeValidator(_parse_content)] = None
+    """A string, or parts `{"type": "text", "text": ...}`."""
+    name: str | None = None
+    """For chat templates that show it."""
+
+    @model_validator(mode="after")
+    def _check_content(self) -> "ChatMessage":
+        if self.content is None:
+            raise PydanticCustomError("content", "content is missing")
+        return self
+
+    def for_template(self) -> dict[str, str]:
+        """What a chat template sees; templates of today know `system`, not its new name."""
+        role = "system" if self.role == "developer" else self.role
+        fields = {"role": role, "content": self.content, "name": self.name}
+        return {key: value for key, value in fields.items() if value is not None}
+
+
+class ChatRequest(SamplingFields):
+    """POST /v1/chat/completions."""
+
+    place = Place.CHAT
+    prompt_field = "messages"
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
+    """The conversation."""
+    logprobs: bool | None = False
+    """Log probabilities of the answer's tokens."""
+    top_logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
+    """So many alternatives of each token."""
+    max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    """The newer name of `max_tokens`."""
+
+    @model_validator(mode="after")
+    def _check_chat(self) -> "ChatRequest":
+        if self.top_logprobs and not self.logprobs:
+            raise PydanticCustomError("top_logprobs", "top_logprobs is only allowed when logprobs is true")
+        both = (self.max_tokens, self.max_completion_tokens)
+        if None not in both and both[0] != both[1]:
+            raise PydanticCustomError(
+                "max_completion_tokens", "max_completion_tokens and max_tokens differ; send max_completion_tokens alone"
+            )
+        return self
+
+    def max_tokens_field(self) -> str:
+        """The newer name if the client uses it."""
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
+    def top_logprobs_wanted(self) -> int | None:
+        """Alternatives per token; None = no log probabilities at all."""
+        return (self.top_logprobs or 0) if self.logprobs else None

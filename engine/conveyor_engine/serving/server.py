@@ -1,0 +1,139 @@
+"""`serve`: the HTTP server and the engine process from start to exit code. Called by `__main__`.
+
+SIGTERM: not ready any more, running requests go on for up to drain_timeout_seconds, the reading of their answers
+included, then exit 0. A second SIGTERM (or SIGINT) ends them at once. When the engine dies, every open request is
+answered, then the exit code is 1.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import time
+
+import uvicorn
+
+from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.errors import ConfigError, Unavailable
+from conveyor_engine.serving.engine_client import Death, EngineClient
+from conveyor_engine.serving.http.app import build_app
+from conveyor_engine.serving.http.connection import Connection, allow_open_files
+from conveyor_engine.serving.http.edge import Edge
+from conveyor_engine.serving.http.memory import Memory
+from conveyor_engine.serving.metrics import EngineMetrics
+from conveyor_engine.serving.preparing.pool import Preparers
+from conveyor_engine.serving.preparing.process import Nursery
+
+_FLUSH_SECONDS = 5.0  # for last words to reach their clients
+_log = logging.getLogger(__name__)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, but signals are ours."""
+
+    @contextlib.contextmanager
+    def capture_signals(self):  # type: ignore[no-untyped-def]
+        yield
+
+
+async def serve(config: EngineConfig, nursery: Nursery) -> Death | None:
+    """Runs until a signal (None) or the engine's death. Raises ConfigError if the port cannot be had."""
+    allow_open_files()
+    model = nursery.model
+    listener = _listen(config.host, config.port)
+    metrics = EngineMetrics(model.name)
+    engine = EngineClient(config, metrics.observe_step)
+    metrics.num_waiting = lambda: engine.num_waiting
+    metrics.facts = lambda: engine.facts
+    edge = Edge(config, model.name, engine, model.tokenizer, metrics, Preparers(nursery), Memory(), int(time.time()))
+    server = _Server(
+        uvicorn.Config(
+            build_app(edge), http=Connection, loop="uvloop", lifespan="off", log_config=None, access_log=False,
+            server_header=False, timeout_keep_alive=75,
+        )
+    )  # fmt: skip
+    stopping = _catch_signals()
+    await edge.preparers.start()
+    await engine.start()
+    serving = asyncio.create_task(server.serve([listener]))
+    served = asyncio.Event()
+    serving.add_done_callback(lambda _: served.set())
+    _log.info("event=listening host=%s port=%d model=%s", config.host, listener.getsockname()[1], model.name)
+    try:
+        await _until_stopped(engine, server, served, stopping, config.drain_timeout_seconds)
+        await serving
+    finally:
+        listener.close()
+        await engine.stop()
+        await edge.preparers.stop()
+    return engine.death
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}") from error
+    listener.setblocking(False)
+    return listener
+
+
+class _Stopping:
+    """How often somebody has asked this process to end."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.insisted = asyncio.Event()
+
+    def ask(self, name: str) -> None:
+        _log.info("event=signal name=%s", name)
+        (self.insisted if self.asked.is_set() else self.asked).set()
+
+
+def _catch_signals() -> _Stopping:
+    stopping = _Stopping()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.ask, number.name)
+    return stopping
+
+
+async def _until_stopped(
+    engine: EngineClient, server: _Server, served: asyncio.Event, stopping: _Stopping, drain_seconds: float
+) -> None:
+    """Returns when the server has ended, or will: open requests have had their last word, and no client is left."""
+    if await _first(stopping.asked, engine.dead, served) is stopping.asked:
+        await _drain(engine, server, served, stopping, drain_seconds)
+    server.should_exit = True
+    await _first(served, timeout_seconds=_FLUSH_SECONDS)
+    for connection in list(server.server_state.connections):
+        connection.transport.abort()
+
+
+async def _drain(
+    engine: EngineClient, server: _Server, served: asyncio.Event, stopping: _Stopping, drain_seconds: float
+) -> None:
+    """Returns when every client has its answer, or when the time is over and the requests still open have failed."""
+    _log.info("event=draining open=%d timeout_seconds=%g", engine.num_open, drain_seconds)
+    end = time.monotonic() + drain_seconds
+    engine.begin_drain()
+    first = await _first(engine.idle, stopping.insisted, engine.dead, served, timeout_seconds=drain_seconds)
+    if first is engine.idle:
+        server.should_exit = True  # what remains is for clients that read slowly
+        await _first(served, stopping.insisted, timeout_seconds=max(0.0, end - time.monotonic()))
+    elif first is None or first is stopping.insisted:
+        _log.warning("event=drain_ended_early open=%d", engine.num_open)
+        engine.fail_all(Unavailable("the engine is going away and ended this request; send it again"))
+    _log.info("event=drained")
+
+
+async def _first(*events: asyncio.Event, timeout_seconds: float | None = None) -> asyncio.Event | None:
+    """The event that comes first (the earlier argument, if several are there); None after the timeout."""
+    waiting = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waiting, timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in waiting:
+            task.cancel()
+    return next((event for event in events if event.is_set()), None)

@@ -1,0 +1,97 @@
+"""The model's own chat template: messages to one prompt text. Used by `tokenizer`.
+
+The same Jinja sandbox, filters and globals as transformers gives templates (its `apply_chat_template`), without
+importing transformers, which would bring torch into the API process.
+"""
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import jinja2
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import CallBlock, Node
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from conveyor_engine.errors import InvalidRequest, ModelError
+
+
+class ChatTemplate:
+    """One compiled template. Thread-safe: rendering keeps no state."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        """`special_tokens`: bos_token and the like, which templates name. Raises ModelError if it does not compile."""
+        self._special_tokens = dict(special_tokens)
+        try:
+            self._template = _environment().from_string(source)
+        except jinja2.TemplateError as error:
+            raise ModelError(f"the model's chat template is not valid Jinja: {error}") from error
+
+    def render(self, messages: Sequence[Mapping[str, Any]], max_characters: int) -> str:
+        """The prompt that asks for the next assistant message. Raises InvalidRequest if the template refuses.
+
+        A template is a program of the model's author: the caller bounds its time and memory (`serving.preparing`).
+        """
+        context = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": True}
+        text = io.StringIO()
+        try:
+            for piece in self._template.generate({**self._special_tokens, **context}):
+                if text.tell() + len(piece) > max_characters:
+                    break
+                text.write(piece)
+            else:
+                return text.getvalue()
+        except MemoryError:
+            raise
+        except Exception as error:  # whatever a program may fail with
+            what = str(error) if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
+            raise InvalidRequest(
+                f"the model's chat template refuses these messages: {what}", param="messages"
+            ) from error
+        raise InvalidRequest(
+            f"the model's chat template makes more than {max_characters} characters of these messages, which cannot "
+            "fit into the model's context; shorten them",
+            param="messages",
+            code="context_length_exceeded",
+        )
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+class _GenerationBlock(Extension):
+    """`{% generation %}...{% endgeneration %}` marks text for training; here it is just its content."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja2's own shape)
+
+    def parse(self, parser: Parser) -> Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return CallBlock(self.call_method("_content"), [], [], body).set_lineno(line)
+
+    def _content(self, caller: Any) -> Any:
+        return caller()
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None,
+            sort_keys: bool = False) -> str:  # fmt: skip
+    """Jinja's own filter escapes HTML characters, which no model was trained on."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)

@@ -1,0 +1,77 @@
+"""One answer's text as it may be shown: decoded token by token, cut at stop strings, which are held back in time.
+
+Used by `serving.http`, one per choice. Pure but for the tokenizer's decode stream. Keeps only what is not shown yet.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from conveyor_engine.text.stop_strings import StopMatcher, StopStrings
+from conveyor_engine.text.tokenizer import Tokenizer
+
+_NO_STOP_STRINGS = StopStrings(())
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What may be shown after a push: new text, and where each token begins (in characters of the answer) that now
+    lies wholly within the text shown so far."""
+
+    text: str
+    token_starts: list[int]
+    stopped: bool = False  # a stop string was found; nothing more will come
+
+
+class Detokenizer:
+    """Invariant: what was shown never contains a stop string, nor the beginning of one that may still complete."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_token_ids: Sequence[int],
+        stop: StopStrings = _NO_STOP_STRINGS,
+        min_tokens: int = 0,
+    ) -> None:
+        """Stop strings count only in text that begins after the first `min_tokens` tokens."""
+        self._stream = tokenizer.decode_stream(prompt_token_ids)
+        self._matcher = StopMatcher(stop)
+        self._min_tokens = min_tokens
+        self.num_tokens = 0  # taken, up to the one that completed a stop string
+        self._hidden = ""  # text that is not shown yet ...
+        self._shown = 0  # ... and the number of characters that are
+        self._last_start = 0  # of the first token that is not shown
+        self._ends: deque[int] = deque()  # of the tokens that are not shown, in characters of the answer
+
+    def push(self, token_ids: Sequence[int]) -> Piece:
+        """Takes the next tokens; after a stop string was found the rest of them is ignored."""
+        for token_id in token_ids:
+            text = self._stream.push(token_id)
+            self.num_tokens += 1
+            self._ends.append(self._shown + len(self._hidden) + len(text))
+            if (cut := self._take(text, counts=self.num_tokens > self._min_tokens)) is not None:
+                return self._show(cut, stopped=True)
+        return self._show(len(self._hidden) - self._matcher.num_held)
+
+    def finish(self) -> Piece:
+        """All that was held back: no more tokens will come. An unfinished character is a replacement character."""
+        cut = self._take(self._stream.finish(), counts=True)
+        return self._show(len(self._hidden)) if cut is None else self._show(cut, stopped=True)
+
+    def _take(self, text: str, *, counts: bool) -> int | None:
+        """Adds it to what is hidden; where in that the first stop string begins, if one is complete."""
+        before = len(self._hidden)
+        self._hidden += text
+        found = self._matcher.feed(text) if counts else None
+        return None if found is None else before + found[0] - found[1]
+
+    def _show(self, num_characters: int, *, stopped: bool = False) -> Piece:
+        text, self._hidden = self._hidden[:num_characters], self._hidden[num_characters:]
+        self._shown += len(text)
+        starts = []
+        while self._ends and self._ends[0] <= self._shown:
+            starts.append(self._last_start)
+            self._last_start = self._ends.popleft()
+        if stopped and self._ends and self._last_start < self._shown:
+            starts.append(self._last_start)  # the stop string begins within this token
+        return Piece(text, starts, stopped)

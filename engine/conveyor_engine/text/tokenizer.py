@@ -1,0 +1,189 @@
+"""Text to token ids and back: the model directory's tokenizer.json, its chat template, and streamed decoding.
+
+Used by the API process and its workers, which must stay free of torch: `tokenizers` alone, never transformers.
+Workers render and encode (`serving.preparing`); the API process decodes, which is per token and cheap. `detokenizer`
+adds stop strings.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as _FastTokenizer
+
+from conveyor_engine.errors import InvalidRequest, ModelError
+from conveyor_engine.text.chat_template import ChatTemplate
+
+_CHARACTERS_PER_TOKEN = 4  # about as many as natural language has
+_CUT_TOKENS_MAX = 100  # ample for what a beginning has in tokens, being cut anywhere, that the whole has not
+PROMPT_TAIL_TOKENS = 6  # enough left context for a decoder to tell whether a space or a byte continues
+_UNFINISHED_TOKENS_MAX = 3  # a character has at most four bytes, and each token of it at least one
+_REPLACEMENT = "\ufffd"  # what bytes that are no text, or not yet, decode to
+
+
+class Tokenizer:
+    """The tokenizer of one model directory. Thread-safe."""
+
+    def __init__(self, directory: Path) -> None:
+        """Raises ModelError if the directory, its tokenizer.json or its chat template cannot be read."""
+        if not directory.is_dir():
+            raise ModelError(f"{directory} is not a directory: there is no model there", reason="ModelNotFound")
+        path = directory / "tokenizer.json"
+        if not path.is_file():
+            raise ModelError(f"{directory} has no tokenizer.json; save the tokenizer in the fast (tokenizers) format")
+        try:
+            self._fast = _FastTokenizer.from_file(str(path))
+        except Exception as error:  # `tokenizers` raises bare Exception
+            raise ModelError(f"{path} cannot be read: {error}") from error
+        self._fast.no_truncation()
+        self._fast.no_padding()
+        self._byte_of = _byte_level_alphabet() if '"ByteLevel"' in path.read_text() else None
+        self._longest_token = max((len(piece) for piece in self._fast.get_vocab()), default=1)
+        try:
+            config = _read_json(directory / "tokenizer_config.json")
+            source = _chat_template_source(directory, config)
+            self._chat_template = ChatTemplate(source, _special_tokens(directory, config)) if source else None
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+            what = f"the chat template in {directory}, or what tokenizer_config.json says of it, is not usable"
+            raise ModelError(f"{what}: {type(error).__name__}: {error}") from error
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids, added tokens included."""
+        return self._fast.get_vocab_size()
+
+    def encode(
+        self, text: str, max_tokens: int, *, add_special_tokens: bool = True, param: str = "prompt"
+    ) -> list[int]:
+        """Token ids. Raises InvalidRequest if a beginning of the text does not fit into `max_tokens` tokens already:
+
+        tokenizing takes 100 bytes and more per character. `param` is the field that the text came in.
+        """
+        at_least = len(text) // self._longest_token
+        if at_least > max_tokens:
+            raise too_long(f"at least {at_least}", max_tokens, param)
+        for length in (_CHARACTERS_PER_TOKEN * max_tokens, _CHARACTERS_PER_TOKEN**2 * max_tokens):
+            if length < len(text) and len(self._encode(text[:length])) > max_tokens + _CUT_TOKENS_MAX:
+                raise too_long(f"more than {max_tokens}", max_tokens, param)
+        return self._encode(text, add_special_tokens=add_special_tokens)
+
+    def _encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        ids: list[int] = self._fast.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        return ids
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], max_tokens: int) -> list[int]:
+        """Ids of the rendered chat; the template writes the special tokens itself. Raises InvalidRequest."""
+        if self._chat_template is None:
+            raise InvalidRequest("this model has no chat template; use /v1/completions", param="messages")
+        text = self._chat_template.render(messages, max_tokens * self._longest_token)
+        return self.encode(text, max_tokens, add_special_tokens=False, param="messages")
+
+    def decode_stream(self, prompt_token_ids: Sequence[int]) -> "TextStream":
+        """A decoder of what follows this prompt."""
+        return TextStream(self._fast, prompt_token_ids[-PROMPT_TAIL_TOKENS:])
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that the token stands for, wherever it stands; a special token's name; b"" for an unknown id."""
+        piece = self._fast.id_to_token(token_id)
+        if piece is None:
+            return b""
+        if self._byte_of is not None:
+            encoded = [self._byte_of.get(character) for character in piece]
+            return bytes(b for b in encoded if b is not None) if None not in encoded else piece.encode()
+        if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
+            return bytes([int(piece[3:5], 16)])
+        return piece.replace("▁", " ").encode()
+
+
+class TextStream:
+    """One answer's tokens to text, piece by piece, never half a character. Special tokens are left out.
+
+    As `tokenizers.decoders.DecodeStream` does it: the new text is what tokens add to the text of those before them.
+    But what cannot become a character any more is not waited for: no more than three tokens are ever pending.
+    """
+
+    def __init__(self, fast: _FastTokenizer, prompt_tail: Sequence[int]) -> None:
+        self._fast = fast
+        self._context = list(prompt_tail)
+        while self._context and self._decode(self._context).startswith(_REPLACEMENT):
+            del self._context[0]  # the tail begins within a character
+        self._context_text = self._decode(self._context)
+        self._pending: list[int] = []
+
+    def push(self, token_id: int) -> str:
+        """The text that this token completes; empty while a character may be unfinished."""
+        self._pending.append(token_id)
+        shown = ""
+        while True:
+            text = self._text_of(self._pending)
+            if text and not text.endswith(_REPLACEMENT):
+                self._context, self._pending = self._pending, []
+                self._context_text = self._decode(self._context)
+                return shown + text
+            if len(self._pending) <= _UNFINISHED_TOKENS_MAX:
+                return shown
+            shown += self._text_of([self._pending.pop(0)])
+
+    def finish(self) -> str:
+        """The text of what is pending: no more tokens will come."""
+        pending, self._pending = self._pending, []
+        return self._text_of(pending)
+
+    def _text_of(self, token_ids: list[int]) -> str:
+        """What these tokens add to the context."""
+        text = self._decode(self._context + token_ids)
+        if text.startswith(self._context_text):
+            return text[len(self._context_text) :]
+        return self._decode(token_ids)  # bytes that are no text have changed what came before them
+
+    def _decode(self, token_ids: list[int]) -> str:
+        text: str = self._fast.decode(token_ids, skip_special_tokens=True)
+        return text
+
+
+def too_long(num_tokens: int | str, max_model_len: int, param: str) -> InvalidRequest:
+    """The error for a prompt, sent in the field `param`, that leaves no room for an answer."""
+    return InvalidRequest(
+        f"the prompt has {num_tokens} tokens, but this model's context is {max_model_len} tokens, at least one of "
+        "them for the answer; shorten the prompt",
+        param=param,
+        code="context_length_exceeded",
+    )
+
+
+def _chat_template_source(directory: Path, config: Mapping[str, Any]) -> str | None:
+    """As transformers looks for it: the file first, then the config's string or its list of named ones."""
+    path = directory / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text()
+    source = config.get("chat_template") or _read_json(directory / "chat_template.json").get("chat_template")
+    if isinstance(source, list):
+        named = {entry["name"]: entry["template"] for entry in source}
+        source = named.get("default")
+    return source
+
+
+def _special_tokens(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """bos_token, eos_token and so on; either a string or {"content": string}."""
+    both = {**_read_json(directory / "special_tokens_map.json"), **config}
+    named = {key: value for key, value in both.items() if key.endswith("_token")}
+    contents = {key: value.get("content") if isinstance(value, dict) else value for key, value in named.items()}
+    return {key: value for key, value in contents.items() if isinstance(value, str)}
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text())
+    except ValueError as error:
+        raise ModelError(f"{path} is not JSON: {error}") from error
+    return content if isinstance(content, dict) else {}
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """GPT-2's characters for bytes, backwards: printable ones stand for themselves, the rest from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(b): b for b in printable} | {chr(0x100 + n): b for n, b in enumerate(others)}

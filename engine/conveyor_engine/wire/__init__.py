@@ -1,0 +1,1 @@
+"""What the API process and the engine process say to each other: requests and messages. Plain data."""

@@ -1,0 +1,170 @@
+"""What the API process and the engine process say to each other, and how a message lies on the socket.
+
+One stream socket between the two: when either process is gone, the other reads the end of the stream, after
+everything that was still sent. A frame is its length (4 bytes, big-endian) and one msgpack message.
+Used by `serving.engine_client` (asyncio) and `loop.process` (blocking).
+"""
+
+import struct
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Self
+
+import msgspec
+
+from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.wire.request import EngineRequest, EngineStats, ModelFacts, RequestOutput, SamplingParams
+
+_LENGTH = struct.Struct("!I")
+
+
+class _Message(msgspec.Struct, tag=True, array_like=True):
+    pass
+
+
+class Start(_Message):
+    """The first message: load this model."""
+
+    config: EngineConfig
+
+
+class Prompt(msgspec.Struct, array_like=True):
+    """One prompt and its choices: (request id, how to sample) each."""
+
+    token_ids: list[int]
+    cache_salt: str | None
+    choices: list[tuple[str, SamplingParams]]
+
+
+class Add(_Message):
+    """The requests of one HTTP request: all are taken or none. A prompt travels once, however many choices it has."""
+
+    prompts: list[Prompt]
+
+    @classmethod
+    def of(cls, requests: list[EngineRequest]) -> Self:
+        """Neighbours that share their prompt's list are choices of one prompt."""
+        groups = [list(group) for _, group in groupby(requests, lambda request: id(request.prompt_token_ids))]
+        return cls(
+            [
+                Prompt(
+                    group[0].prompt_token_ids,
+                    group[0].cache_salt,
+                    [(request.request_id, request.sampling_params) for request in group],
+                )
+                for group in groups
+            ]
+        )
+
+    def requests(self, now: float) -> list[EngineRequest]:
+        """What `of` was given, as arriving `now`: before, they could not run."""
+        requests = []
+        for prompt in self.prompts:
+            hashes: list[bytes] = []
+            requests += [
+                EngineRequest(
+                    request_id=request_id,
+                    prompt_token_ids=prompt.token_ids,
+                    sampling_params=params,
+                    arrival_time=now,
+                    cache_salt=prompt.cache_salt,
+                    prompt_hashes=hashes,
+                )
+                for request_id, params in prompt.choices
+            ]
+        return requests
+
+
+class Abort(_Message):
+    """End these requests now."""
+
+    request_ids: list[str]
+
+
+class Drain(_Message):
+    """No more requests will come."""
+
+
+ToEngine = Start | Add | Abort | Drain
+
+
+class Progress(_Message):
+    """One key=value line about loading."""
+
+    line: str
+
+
+class Ready(_Message):
+    """Loaded and warm."""
+
+    facts: ModelFacts
+    longest_warmup_step_seconds: float
+
+
+class StartFailed(_Message):
+    """The engine cannot start; it exits after this."""
+
+    reason: str
+    message: str
+
+
+class Refused(_Message):
+    """None of these requests was taken."""
+
+    request_ids: list[str]
+    message: str
+    overloaded: bool  # else the request itself is at fault
+    param: str | None = None
+    code: str | None = None
+
+
+class Step(_Message):
+    """What one step gave. `num_added` counts the requests taken since the start: `stats` knows of no later ones."""
+
+    outputs: list[RequestOutput]
+    stats: EngineStats
+    num_added: int
+
+
+class Heartbeat(_Message):
+    """Every second, from a thread of its own: the process lives. `step_seconds`: how long the present step runs."""
+
+    step_seconds: float
+
+
+class Failed(_Message):
+    """The engine loop broke; the process exits after this."""
+
+    reason: str
+    message: str
+
+
+FromEngine = Progress | Ready | StartFailed | Refused | Step | Heartbeat | Failed
+
+_encoder = msgspec.msgpack.Encoder()
+to_engine_decoder = msgspec.msgpack.Decoder(ToEngine)
+from_engine_decoder = msgspec.msgpack.Decoder(FromEngine)
+
+
+def encode_frame(message: ToEngine | FromEngine) -> bytes:
+    """The bytes to send."""
+    payload = _encoder.encode(message)
+    return _LENGTH.pack(len(payload)) + payload
+
+
+class FrameReader:
+    """Bytes in as they come, whole payloads out."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The payloads that `data` completes."""
+        self._buffer += data
+        while len(self._buffer) >= _LENGTH.size:
+            end = _LENGTH.size + _LENGTH.unpack_from(self._buffer)[0]
+            if len(self._buffer) < end:
+                return
+            payload = bytes(self._buffer[_LENGTH.size : end])
+            del self._buffer[:end]
+            yield payload

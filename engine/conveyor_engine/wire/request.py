@@ -1,0 +1,122 @@
+"""What travels between the API process and the engine core: requests in, tokens out.
+
+Built by `serving.preparing`, carried by `serving.engine_client`, consumed and produced by `core`. Plain msgspec
+structs, so the same objects cross the process boundary. Knows neither HTTP nor torch.
+"""
+
+from array import array
+from enum import StrEnum
+from typing import Self
+
+import msgspec
+
+
+class FinishReason(StrEnum):
+    """Why a request ended; every request ends with exactly one."""
+
+    STOP = "stop"  # an end-of-sequence or stop token; for callers of the API a stop string too
+    STOP_STRING = "stop_string"  # a stop string, found by the engine: the last token is text
+    LENGTH = "length"  # max_tokens or max_model_len reached
+    ABORT = "abort"  # the client left, or the server is going away
+    DEADLINE = "deadline"  # the request's deadline passed
+    ERROR = "error"  # the engine failed; `message` says why
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How the next token is chosen, and when to stop. Values are validated at the HTTP edge."""
+
+    max_tokens: int = 16
+    min_tokens: int = 0
+    temperature: float = 1.0  # 0 = greedy
+    top_p: float = 1.0
+    top_k: int = 0  # 0 = off
+    seed: int | None = None  # fixes the random stream, keyed by (seed, position)
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()  # the edge ends an answer at these; the engine only where answers are held back
+    logprobs: int | None = None  # number of top log probabilities per token; 0 = only the chosen one
+
+
+class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One prompt to continue. `n > 1` is n of these, made at the edge; they share the prompt's list."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling_params: SamplingParams
+    arrival_time: float = 0.0  # time.monotonic() seconds: at the edge of its HTTP request, in the engine its own
+    cache_salt: str | None = None  # prefixes are shared only with requests of the same salt
+    prompt_hashes: list[bytes] = msgspec.field(default_factory=list)  # of its full blocks so far; choices share it too
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True):
+    """Log probability of the chosen token, and the top alternatives, best first.
+
+    Many wait for a slow reader, or for the end of an answer: so they are packed, and unpacked when they are shown.
+    """
+
+    token_id: int
+    logprob: float
+    packed_ids: bytes  # uint32 each
+    packed_logprobs: bytes  # float32 each
+
+    @classmethod
+    def of(cls, token_id: int, logprob: float, top_token_ids: list[int], top_logprobs: list[float]) -> Self:
+        """Packs them."""
+        return cls(token_id, logprob, array("I", top_token_ids).tobytes(), array("f", top_logprobs).tobytes())
+
+    @property
+    def top_token_ids(self) -> list[int]:
+        """Of the alternatives."""
+        return array("I", self.packed_ids).tolist()
+
+    @property
+    def top_logprobs(self) -> list[float]:
+        """Theirs, in the same order."""
+        return array("f", self.packed_logprobs).tolist()
+
+
+class RequestOutput(msgspec.Struct, kw_only=True):
+    """What one step gave one request. The last one of a request carries `finish_reason`."""
+
+    request_id: str
+    new_token_ids: list[int] = msgspec.field(default_factory=list)
+    logprobs: list[TokenLogprobs] | None = None
+    finish_reason: FinishReason | None = None
+    message: str | None = None
+    num_cached_tokens: int = 0  # prompt tokens found in the prefix cache
+
+
+class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found out while the model was loaded; the edge validates requests against it."""
+
+    max_model_len: int  # tokens, prompt + output
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    dtype: str
+    device: str
+    attention_backend: str
+    num_kv_blocks: int
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+class EngineStats(msgspec.Struct, kw_only=True):
+    """A snapshot of the engine: gauges, and counters since its start."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_cache_usage: float = 0.0  # 0..1, blocks that some request holds
+    step_num_seqs: int = 0  # requests that took part in the newest step
+    step_num_tokens: int = 0  # tokens of the newest step, padding included
+    # counters
+    num_steps: int = 0
+    num_preemptions: int = 0
+    prefix_cache_query_tokens: int = 0
+    prefix_cache_hit_tokens: int = 0
+    prompt_tokens: int = 0  # prompt tokens computed or found in the prefix cache
+    generation_tokens: int = 0
+    padding_tokens: int = 0  # dummy tokens stepped (static)
+    kv_live_token_steps: int = 0  # sum over steps of tokens held in the KV cache ...
+    kv_allocated_token_steps: int = 0  # ... and of the room allocated for them; waste = 1 - live / allocated
+    batch_close_reasons: dict[str, int] = msgspec.field(default_factory=dict)  # full, window, tokens, kv_blocks, drain

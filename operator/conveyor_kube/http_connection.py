@@ -1,0 +1,250 @@
+"""One HTTP connection that anybody may have opened: aiohttp's, with the bounds that it lacks.
+
+- A head (request line and headers) has a limit in bytes and in time.
+- One request at a time is read: what a client sends behind it stays unparsed, within a budget of the whole port.
+- What a client does not read of its answer is buffered up to a limit, and it must not stop reading for long.
+
+Made by `http_server`, which bounds their number. The one file that reaches into aiohttp's protocol.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from aiohttp import StreamReader, web
+from aiohttp.http import HttpRequestParser, HttpVersion11, RawRequestMessage
+from aiohttp.http_exceptions import LineTooLong
+from aiohttp.streams import EMPTY_PAYLOAD
+from aiohttp.web_protocol import RequestPayloadError, _ErrInfo
+
+if TYPE_CHECKING:
+    from conveyor_kube.http_server import Server
+
+MAX_LINE_BYTES: Final = 8 << 10  # the request line, and each header
+MAX_HEADERS: Final = 128
+MAX_HEAD_BYTES: Final = 32 << 10  # all of them
+HEAD_SECONDS: Final = 10.0  # how long they may take to arrive
+MAX_UNREAD_BYTES: Final = 32 << 10  # of an answer, in this process, before whoever writes it has to wait
+UNREAD_SECONDS: Final = 30.0  # in which half as many have to be read, while a writer waits
+PROBE_SECONDS: Final = 0.5  # between two looks whether a client that sends no more is still there
+MAX_AHEAD_BYTES: Final = 8 << 20  # of requests behind others, on all connections of a port
+_PIECE_BYTES: Final = 16 << 10  # that are parsed at a time
+_READ_BUFFER_BYTES: Final = 64 << 10
+_OPTIONS: Final[dict[str, Any]] = {
+    "access_log": None,
+    "auto_decompress": False,
+    "keepalive_timeout": 75.0,  # between two requests
+    "lingering_time": 1.0,
+    "max_field_size": MAX_LINE_BYTES,
+    "max_headers": MAX_HEADERS,
+    "max_line_size": MAX_LINE_BYTES,
+    "read_bufsize": _READ_BUFFER_BYTES,
+    "tcp_keepalive": True,
+}
+
+
+class Connection(web.RequestHandler):
+    """One connection. Subclasses say how refusals look: `full_answer` and `handle_error`."""
+
+    __slots__ = (
+        "_ahead",
+        "_head_bytes",
+        "_is_answering",
+        "_last_body",
+        "_probe_timer",
+        "_server",
+        "_takes_interim",
+        "_unread_bytes",
+        "_unread_check",
+        "peer",
+        "silent_since",
+    )
+
+    full_answer = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+
+    def __init__(self, server: "Server") -> None:
+        loop = asyncio.get_running_loop()
+        super().__init__(server, loop=loop, **_OPTIONS)
+        self._parser = HttpRequestParser(
+            self,
+            loop,
+            _READ_BUFFER_BYTES,
+            max_line_size=MAX_LINE_BYTES,
+            max_field_size=MAX_LINE_BYTES,
+            max_headers=MAX_HEADERS,
+            payload_exception=RequestPayloadError,
+            auto_decompress=False,
+            max_msg_queue_size=1,  # it stops behind each request
+        )
+        self._server = server
+        self._ahead = b""  # what came behind the request that is being answered
+        self._head_bytes = 0  # of the head that is on its way
+        self._is_answering = False
+        self._last_body: StreamReader = EMPTY_PAYLOAD  # of the last request that was read
+        self._probe_timer: asyncio.TimerHandle | None = None
+        self._takes_interim = False  # the client of the last request that was read
+        self._unread_bytes = 0  # of the answer, when it was looked at last
+        self._unread_check: asyncio.TimerHandle | None = None
+        self.peer = ""
+        self.silent_since = loop.time()
+
+    @property
+    def waits_for_client(self) -> bool:
+        """Whether nothing can happen here before the client sends or reads something."""
+        return not self._has_request() or self.writing_paused
+
+    def _has_request(self) -> bool:
+        """Whether a request is here as a whole, and its answer is not."""
+        return self._is_answering and self._last_body.is_eof()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        opened = cast(asyncio.Transport, transport)
+        if not self._server.make_room():
+            opened.write(self.full_answer)
+            opened.close()
+            return
+        address = opened.get_extra_info("peername")
+        self.peer = address[0] if address else ""
+        opened.set_write_buffer_limits(MAX_UNREAD_BYTES)
+        super().connection_made(transport)
+        self._expect_head()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._take_ahead()
+        for timer in (self._unread_check, self._probe_timer):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    def eof_received(self) -> bool | None:  # type: ignore[override]
+        """The client sends no more: it has left, or it only waits for its answer (a half-closed connection)."""
+        may_wait = self._takes_interim and self._has_request() and not (self._ahead or self._has_begun())
+        if not may_wait or self.ssl_context is not None:
+            return None  # the transport closes itself
+        self._close = True  # after the answer
+        self._probe_timer = self._loop.call_later(PROBE_SECONDS, self._probe)
+        return True
+
+    def _has_begun(self) -> bool:
+        return self._current_request is not None and self._current_request.writer.output_size > 0
+
+    def _probe(self) -> None:
+        """Who has left resets the connection at what is sent, and the next write sees it."""
+        if self.transport is not None and self._current_request is not None and not self._has_begun():
+            self.transport.write(b"HTTP/1.1 102 Processing\r\n\r\n")
+            self._probe_timer = self._loop.call_later(PROBE_SECONDS, self._probe)
+
+    def drop(self) -> None:
+        """At once, with what was not read of its answer."""
+        if self.transport is not None:
+            self.transport.abort()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.silent_since = self._loop.time()
+        self._check_reader_later()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self.silent_since = self._loop.time()
+        if self._unread_check is not None:
+            self._unread_check.cancel()
+
+    def _check_reader_later(self) -> None:
+        assert self.transport is not None, "only an open connection is written to"
+        self._unread_bytes = self.transport.get_write_buffer_size()
+        self._unread_check = self._loop.call_later(UNREAD_SECONDS, self._check_reader)
+
+    def _check_reader(self) -> None:
+        """A client that hardly reads keeps what is written for it from ending."""
+        if self.transport is None:
+            return
+        if self.transport.get_write_buffer_size() > self._unread_bytes - MAX_UNREAD_BYTES // 2:
+            self.drop()
+        else:
+            self._check_reader_later()
+
+    def data_received(self, data: bytes) -> None:
+        """Lets aiohttp read one request, and a head only as far as it may go."""
+        if data:
+            self.silent_since = self._loop.time()
+        elif not self._has_request():
+            self._read(b"")  # aiohttp goes on with what it has
+        while data and not (self._close or self._force_close):
+            if self._has_request():
+                self._keep(data)
+                return
+            room = MAX_HEAD_BYTES - self._head_bytes if self._last_body.is_eof() else _PIECE_BYTES
+            piece, data = data[: min(room, _PIECE_BYTES)], data[min(room, _PIECE_BYTES) :]
+            self._read(piece)
+            if self._head_bytes == MAX_HEAD_BYTES:
+                self._refuse_head()
+
+    def _read(self, data: bytes) -> None:
+        is_head, known = self._last_body.is_eof(), self._request_count
+        super().data_received(data)
+        if self._request_count > known:
+            message, self._last_body = self._messages[-1]
+            self._head_bytes, self._is_answering = 0, True
+            self._takes_interim = isinstance(message, RawRequestMessage) and message.version >= HttpVersion11
+        elif is_head and data:
+            if not self._head_bytes:
+                self._expect_head()
+            self._head_bytes += len(data)
+        elif not is_head and self._last_body.is_eof() and not self._is_answering:
+            self._read(b"")  # the end of a body that nobody waited for; the parser has stopped behind it
+
+    def _keep(self, data: bytes) -> None:
+        """Without room the request being answered is the last one; its client sends the others again, as HTTP says."""
+        if self._server.ahead_bytes + len(data) > MAX_AHEAD_BYTES:
+            self._close = True
+            return
+        self._server.ahead_bytes += len(data)
+        self._ahead += data
+        self._pause_reading_for_buffer()
+
+    def _take_ahead(self) -> bytes:
+        self._server.ahead_bytes -= len(self._ahead)
+        data, self._ahead = self._ahead, b""
+        return data
+
+    async def _handle_request(
+        self,
+        request: web.BaseRequest,
+        start_time: float | None,
+        request_handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
+    ) -> tuple[web.StreamResponse, bool]:
+        try:
+            return await super()._handle_request(request, start_time, request_handler)
+        finally:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """An answer has been sent: reads the next request, which may be here already."""
+        self.silent_since = self._loop.time()
+        self._is_answering = bool(self._messages)  # after an upgrade that was declined aiohttp has read on itself
+        if self._messages:
+            self._last_body = self._messages[-1][1]
+        ahead = self._take_ahead() if self._ahead else b""
+        if self.transport is None or self._close or self._force_close or not self._last_body.is_eof():
+            return
+        if self._buffer_paused:
+            self._resume_reading_for_buffer()
+        self._read(b"")  # what came with the request
+        if ahead:
+            self.data_received(ahead)
+
+    def _expect_head(self) -> None:
+        """A head that begins, or should, must be there in time."""
+        if self._keepalive_handle is not None:
+            self._keepalive_handle.cancel()
+        self._next_keepalive_close_time = self._loop.time() + HEAD_SECONDS
+        self._keepalive_handle = self._loop.call_at(self._next_keepalive_close_time, self._process_keepalive)
+
+    def _refuse_head(self) -> None:
+        """The last message of this connection; answered in its turn, by `handle_error`."""
+        error = LineTooLong("", MAX_HEAD_BYTES)
+        self._messages.append((_ErrInfo(error.code, error, error.message), EMPTY_PAYLOAD))
+        self._close = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

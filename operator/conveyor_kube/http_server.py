@@ -1,0 +1,89 @@
+"""HTTP ports that anybody may reach. Used by the gateway, the metrics server and the operator.
+
+A new connection is always taken: when all are in use, the client address that has the most connections waiting for
+their client loses those that have been silent for longest. Only if none waits for its client is the new one refused.
+"""
+
+import heapq
+import logging
+import resource
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, cast
+
+from aiohttp import web
+
+from conveyor_kube.http_connection import Connection
+
+logger = logging.getLogger(__name__)
+
+_LOG_SECONDS: Final = 10.0
+
+
+class Server(web.Server):
+    """The connections of one port, each a `connection_class`. `options` are aiohttp's."""
+
+    def __init__(
+        self,
+        handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
+        max_connections: int,
+        connection_class: type[Connection] = Connection,
+        **options: Any,
+    ) -> None:
+        super().__init__(handler, **options)
+        self._max_connections = max_connections
+        self._connection_class = connection_class
+        self._silent_until = 0.0
+        self.ahead_bytes = 0
+
+    def __call__(self) -> web.RequestHandler:
+        return self._connection_class(self)
+
+    def make_room(self) -> bool:
+        """Whether there may be one connection more; ends some that wait for their client if that is needed."""
+        if len(self._connections) < self._max_connections:
+            return True
+        waiting = [each for each in cast(list[Connection], self.connections) if each.waits_for_client]
+        self._log(len(waiting))
+        if not waiting:
+            return False
+        (peer, _), *_ = Counter(each.peer for each in waiting).most_common(1)
+        of_peer = (each for each in waiting if each.peer == peer)
+        # Several at once, so that the search costs each new connection little.
+        for each in heapq.nsmallest(1 + self._max_connections // 64, of_peer, key=lambda each: each.silent_since):
+            each.drop()
+            self._connections.pop(each, None)
+        return True
+
+    def _log(self, num_waiting: int) -> None:
+        if (now := self._loop.time()) >= self._silent_until:
+            self._silent_until = now + _LOG_SECONDS
+            what = "silent ones are closed" if num_waiting else "new ones are refused"
+            logger.warning("%d connections are open, as many as may be: %s", self._max_connections, what)
+
+
+class AppRunner(web.AppRunner):
+    """aiohttp's, with a `Server` of ours."""
+
+    def __init__(
+        self,
+        app: web.Application,
+        max_connections: int,
+        connection_class: type[Connection] = Connection,
+        **options: Any,
+    ) -> None:
+        super().__init__(app, access_log=None, **options)
+        self._max_connections = max_connections
+        self._connection_class = connection_class
+
+    async def _make_server(self) -> web.Server:
+        made = await super()._make_server()
+        return Server(
+            made.request_handler, self._max_connections, self._connection_class, request_factory=made.request_factory
+        )
+
+
+def allow_open_files() -> None:
+    """As many as the system lets this process have: many systems begin with 1024."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -1,0 +1,71 @@
+"""What the gateway asks the API server for: two collections, and the members that `catalog` and `slices` read."""
+
+from typing import Any, NotRequired, TypedDict
+
+from conveyor_api.names import GROUP, INFERENCE_SERVICE_LABEL, PLURAL, VERSION
+from conveyor_kube.wanted_json import Identity
+from conveyor_kube.watch import Collection
+
+
+class _ServiceMetadata(Identity):
+    creationTimestamp: NotRequired[str | None]
+
+
+class _Engine(TypedDict):
+    maxModelLen: NotRequired[Any]
+
+
+class _ServiceSpec(TypedDict):
+    model: Any
+    engine: NotRequired[_Engine | None]
+    batching: NotRequired[Any]
+    endpoint: NotRequired[Any]
+
+
+class _ServiceStatus(TypedDict):
+    model: NotRequired[Any]
+
+
+class ServiceBody(TypedDict):
+    """An InferenceService."""
+
+    metadata: _ServiceMetadata
+    spec: _ServiceSpec
+    status: NotRequired[_ServiceStatus | None]
+
+
+# Of the labels, which may be any number, only this one.
+_SliceLabels = TypedDict("_SliceLabels", {INFERENCE_SERVICE_LABEL: NotRequired[str]})  # type: ignore[misc]
+
+
+class _SliceMetadata(Identity):
+    labels: NotRequired[_SliceLabels]
+
+
+class SliceBody(TypedDict):
+    """An EndpointSlice."""
+
+    metadata: _SliceMetadata
+    addressType: str
+    ports: NotRequired[list[Any] | None]
+    endpoints: NotRequired[list["_Endpoint"] | None]
+
+
+class _Endpoint(TypedDict):
+    addresses: list[str]
+    conditions: NotRequired[dict[str, bool | None] | None]
+    targetRef: NotRequired["_Target | None"]
+
+
+class _Target(TypedDict):
+    uid: NotRequired[str | None]
+
+
+def service_collection(namespace: str) -> Collection:
+    """The InferenceServices of a namespace; empty: of all."""
+    return Collection(GROUP, VERSION, PLURAL, namespace, shape=ServiceBody)
+
+
+def slice_collection(namespace: str, label_selector: str = INFERENCE_SERVICE_LABEL) -> Collection:
+    """The EndpointSlices of engines, or of what else `label_selector` says."""
+    return Collection("discovery.k8s.io", "v1", "endpointslices", namespace, label_selector, shape=SliceBody)

@@ -1,0 +1,61 @@
+"""Objects of the cluster that cannot be read: told once each, counted, and without harm to any other.
+
+Used by `catalog` and by the metrics server's `source` around every parser of an object.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from conveyor_api.errors import InvalidResource
+from conveyor_kube.wanted_json import Json, keys_within
+
+logger = logging.getLogger(__name__)
+
+# What parsing an object of any content may raise.
+_UNREADABLE: Final = (
+    InvalidResource,
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
+_REASON_CHARACTERS: Final = 300
+_MAX_COUNTED: Final = 10_000  # beyond it, nothing is told or counted
+
+_Parsed = TypeVar("_Parsed")
+
+
+class Unreadable:
+    """Those of one collection; the log calls one of them `kind`, and says what follows."""
+
+    def __init__(self, kind: str, consequence: str = "its last readable state is used") -> None:
+        self._kind = kind
+        self._consequence = consequence
+        self._keys: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def parse(self, key: str, parse: Callable[[Json], _Parsed], body: Json) -> _Parsed | None:
+        """What `parse` makes of the object, or None."""
+        try:
+            parsed = parse(body)
+        except _UNREADABLE as error:
+            if key not in self._keys and len(self._keys) < _MAX_COUNTED:
+                reason = f"{type(error).__name__}: {error}"[:_REASON_CHARACTERS]
+                logger.warning("%s=%s cannot be read, %s: %s", self._kind, key, self._consequence, reason)
+                self._keys.add(key)
+            return None
+        self._keys.discard(key)
+        return parsed
+
+    def forget(self, key: str) -> None:
+        """The object is gone."""
+        self._keys.discard(key)
+
+    def forget_others(self, keys: set[str], namespace: str) -> None:
+        """`keys` are all there are in `namespace` (empty: in all of them)."""
+        self._keys -= keys_within(namespace, self._keys) - keys

@@ -1,0 +1,249 @@
+"""The only calls to Kubernetes: list a collection, watch it, list again when the watch fails. Reads only.
+
+Run by `server`, one `watch_collection` per resource and namespace; what it reads goes to a sink of `catalog`. The
+metrics server follows its collections the same way.
+A watch that ends at its time goes on where it was; any other end, also a refusal of that place (410), leads to a new
+list that replaces all. Memory is bounded whatever the objects hold: pages are small, an object's wanted members are all
+that is kept of it (`wanted_json`), and no text is read beyond a limit.
+Only the configuration and the transport of the `kubernetes` package are used: its typed models cost far more memory
+and start time than plain JSON.
+"""
+
+import asyncio
+import logging
+import os
+import random
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import aiohttp
+import msgspec
+from kubernetes.aio import config
+from kubernetes.aio.client import ApiClient, Configuration
+
+from conveyor_kube.kubeconfig import UNREADABLE, find_kubeconfig, no_kubernetes
+from conveyor_kube.wanted_json import Bookmark, Event, Json, Named, Page, Status, decode, decode_item
+
+logger = logging.getLogger(__name__)
+
+# The API server takes no object above 3 MiB, so that a page stays below 32 MiB.
+_PAGE_ITEMS: Final = 10
+_MAX_TEXT_BYTES: Final = 64 << 20  # of a page or an event
+_WATCH_SECONDS: Final = (240, 360)  # at random, so that the gateways do not all list at once
+_BACKOFF_SECONDS: Final = (0.25, 8.0)
+_LIST_TIMEOUT: Final = aiohttp.ClientTimeout(total=30)
+# The API server sends a bookmark about once a minute: silence beyond this is a dead connection.
+_SILENCE_SECONDS: Final = 100.0
+_WATCH_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=_SILENCE_SECONDS)
+# What nobody has heard of for longer may have changed: a list follows a dead connection within a second or so.
+MAX_SILENCE_SECONDS: Final = _SILENCE_SECONDS + 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Collection:
+    """What is watched; an empty namespace means all of them, an empty group the core API.
+
+    Of each object the sink gets what `shape`, a TypedDict, names.
+    """
+
+    group: str
+    version: str
+    plural: str
+    namespace: str = ""
+    label_selector: str = ""
+    field_selector: str = ""
+    shape: Any = Named
+
+    @property
+    def path(self) -> str:
+        root = f"/apis/{self.group}" if self.group else "/api"
+        scope = f"/namespaces/{self.namespace}" if self.namespace else ""
+        return f"{root}/{self.version}{scope}/{self.plural}"
+
+    @property
+    def selector(self) -> dict[str, str]:
+        """As query parameters."""
+        selectors = {"labelSelector": self.label_selector, "fieldSelector": self.field_selector}
+        return {parameter: selector for parameter, selector in selectors.items() if selector}
+
+    @property
+    def name(self) -> str:
+        """As logs, metrics and /readyz call it."""
+        return f"{self.plural}/{self.namespace}" if self.namespace else self.plural
+
+
+class Sink(Protocol):
+    """Who keeps the objects. Of one that has not the collection's shape it gets `metadata` alone."""
+
+    def put(self, body: Json) -> str:
+        """One that is there; returns its key."""
+        ...
+
+    def delete(self, body: Json) -> None: ...
+
+    def keep_only(self, keys: set[str], namespace: str) -> None:
+        """All that are there in `namespace` (empty: in all of them): what is not among them is gone."""
+        ...
+
+
+@dataclass(slots=True)
+class WatchState:
+    """How a watch is doing. Times are those of time.monotonic()."""
+
+    name: str
+    synced: bool = False
+    heard_at: float = 0.0  # last word from the API server: a list, an event or a bookmark
+    lists: int = 0
+
+
+class _WatchFailed(Exception):
+    """The API server refused the list or the watch, ended it with an error (410 among them), or sends too much."""
+
+
+@asynccontextmanager
+async def connect(kubeconfig: str) -> AsyncIterator[ApiClient]:
+    """A client of the API server, by the rule of `conveyor_kube.kubeconfig`. Raises SettingsError."""
+    configuration = Configuration(connection_pool_maxsize=0)  # no limit: every watch keeps a connection
+    path = find_kubeconfig(kubeconfig, os.environ)
+    try:
+        if path:
+            await config.load_kube_config(path, client_configuration=configuration, persist_config=False)
+        else:
+            config.load_incluster_config(client_configuration=configuration)
+    except (config.ConfigException, *UNREADABLE) as error:
+        raise no_kubernetes(path, error) from error
+    async with ApiClient(configuration) as client:
+        yield client
+
+
+async def watch_collection(client: ApiClient, collection: Collection, sink: Sink, state: WatchState) -> None:
+    """Keeps `sink` equal to the collection, for ever; while the API server is silent it stays as it is."""
+    watch = _Watch(client, collection, sink, state)
+    shortest, longest = _BACKOFF_SECONDS
+    pause = shortest
+    loop = asyncio.get_running_loop()
+    while True:
+        began = loop.time()
+        try:
+            await watch.follow()
+            failure = None
+        except (TimeoutError, OSError, aiohttp.ClientError, ValueError, _WatchFailed) as error:
+            watch.version = None
+            failure = str(error) or type(error).__name__
+            logger.warning("watch=%s failed, again in at most %.1f s: %s", state.name, pause, failure)
+        if loop.time() - began > longest:
+            pause = shortest
+        await asyncio.sleep(random.uniform(pause / 2, pause))
+        pause = shortest if failure is None else min(2 * pause, longest)
+
+
+class _Watch:
+    """One collection on its way into a sink. `version` is where the next watch begins; None: with a list."""
+
+    def __init__(self, client: ApiClient, collection: Collection, sink: Sink, state: WatchState) -> None:
+        self._client = client
+        self._collection = collection
+        self._sink = sink
+        self._state = state
+        self.version: str | None = None
+
+    async def follow(self) -> None:
+        """Returns when the API server ends the watch at the time that was asked for."""
+        if self.version is None:
+            self.version = await self._list()
+        query = {
+            **self._collection.selector,
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": self.version,
+            "timeoutSeconds": str(random.randint(*_WATCH_SECONDS)),
+        }
+        async with _get(self._client, self._collection.path, query, _WATCH_TIMEOUT) as response:
+            async for line in _read_lines(response.content):
+                self._take_event(await decode(line, Event))
+                self._heard()
+
+    async def _list(self) -> str:
+        """Brings the sink up to date, and returns the version to watch from."""
+        keys: set[str] = set()  # and not the objects: there may be any number of large ones
+        query = {**self._collection.selector, "limit": str(_PAGE_ITEMS)}
+        while True:
+            async with _get(self._client, self._collection.path, query, _LIST_TIMEOUT) as response:
+                page = await decode(await _read_whole(response.content), Page)
+            self._heard()
+            for item in page.items or ():
+                keys.add(self._sink.put(decode_item(item, self._collection.shape)))
+                await asyncio.sleep(0)  # other requests go on in between
+            if not page.metadata.more:
+                break
+            query["continue"] = page.metadata.more
+        self._sink.keep_only(keys, self._collection.namespace)
+        self._state.lists += 1
+        if not self._state.synced:
+            self._state.synced = True
+            logger.info("watch=%s synced objects=%d", self._state.name, len(keys))
+        return page.metadata.resource_version
+
+    def _take_event(self, event: Event) -> None:
+        if event.type == "ERROR":
+            status = msgspec.json.decode(event.object, type=Status)
+            raise _WatchFailed(f"{status.code} {status.reason}: {status.message}")
+        if event.type == "BOOKMARK":
+            body = decode_item(event.object, Bookmark)
+        else:
+            body = decode_item(event.object, self._collection.shape)
+            (self._sink.delete if event.type == "DELETED" else self._sink.put)(body)
+        self.version = body["metadata"]["resourceVersion"]
+
+    def _heard(self) -> None:
+        self._state.heard_at = time.monotonic()
+
+
+async def _read_whole(content: aiohttp.StreamReader) -> bytearray:
+    text = bytearray()
+    async for chunk in content.iter_any():
+        text += chunk
+        _check_size(text)
+    return text
+
+
+async def _read_lines(content: aiohttp.StreamReader) -> AsyncIterator[bytearray]:
+    """Lines of up to the limit: the reader's own `readline` refuses those above its buffer, which objects exceed."""
+    line = bytearray()
+    async for chunk in content.iter_any():
+        *ends, rest = chunk.split(b"\n")
+        for end in ends:
+            line += end
+            _check_size(line)
+            yield line
+            line = bytearray()
+        line += rest
+        _check_size(line)
+
+
+def _check_size(text: bytearray) -> None:
+    if len(text) > _MAX_TEXT_BYTES:
+        raise _WatchFailed(f"the API server sends a text of more than {_MAX_TEXT_BYTES} bytes")
+
+
+@asynccontextmanager
+async def _get(
+    client: ApiClient, path: str, query: Mapping[str, str], limits: aiohttp.ClientTimeout
+) -> AsyncIterator[aiohttp.ClientResponse]:
+    request = await client.param_serialize(
+        "GET",
+        path,
+        query_params=list(query.items()),
+        header_params={"Accept": "application/json"},
+        auth_settings=["BearerToken"],
+    )
+    response: aiohttp.ClientResponse = (await client.call_api(*request, _request_timeout=limits)).response
+    async with response:
+        if response.status != 200:
+            text = (await response.text())[:500]
+            hint = "; grant it with the chart's roles" if response.status == 403 else ""
+            raise _WatchFailed(f"GET {path}: {response.status}: {text}{hint}")
+        yield response

@@ -1,0 +1,110 @@
+import argparse
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conveyor_engine.config.documentation import configuration_section
+from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.config.sources import add_flags, parse_config, settings
+from conveyor_engine.errors import ConfigError
+
+
+def parse(*arguments: str, environment: dict[str, str] | None = None) -> EngineConfig:
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    return parse_config(vars(parser.parse_args(arguments)), environment or {})
+
+
+def write(folder: Path, text: str) -> str:
+    path = folder / "engine.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_flags_win_over_environment_over_file_over_defaults(tmp_path: Path) -> None:
+    path = write(tmp_path, "model: /file\nport: 1\nblock_size: 8\nmax_num_seqs: 2\n")
+    environment = {"CONVEYOR_ENGINE_PORT": "2", "CONVEYOR_ENGINE_MAX_NUM_SEQS": "3", "PATH": "/bin"}
+    config = parse("--config", path, "--max-num-seqs", "4", environment=environment)
+    assert (config.model, config.max_num_seqs, config.port, config.block_size) == ("/file", 4, 2, 8)
+    assert config.host == "0.0.0.0"
+
+
+def test_every_field_can_be_a_flag_a_variable_and_a_key(tmp_path: Path) -> None:
+    values: dict[str, Any] = {
+        "model": "/m", "served_model_name": "s", "device": "auto", "dtype": "bfloat16", "max_model_len": 99,
+        "sampling_defaults": "openai",
+        "batching_mode": "static", "max_num_seqs": 3, "batching_window_seconds": 0.5, "max_num_batched_tokens": 64,
+        "max_num_queued_requests": 7, "num_kv_blocks": 11, "kv_memory_fraction": None, "block_size": 32,
+        "prefix_caching": False, "attention_backend": "torch", "request_timeout_seconds": 5.0,
+        "drain_timeout_seconds": 6.0, "host": "::1", "port": 81, "padding": "real", "num_threads": 2, "warmup": False,
+    }  # fmt: skip
+    assert list(values) == [setting.name for setting in settings()]
+    given = {name: value for name, value in values.items() if value is not None}
+    text = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in given.items()}
+    by_flag = parse(*[part for n, v in text.items() for part in (f"--{n.replace('_', '-')}", v)])
+    by_variable = parse(environment={f"CONVEYOR_ENGINE_{n.upper()}": v for n, v in text.items()})
+    lines = [f'{n}: "{v}"' if isinstance(given[n], str) else f"{n}: {v}" for n, v in text.items()]
+    by_file = parse("--config", write(tmp_path, "\n".join(lines)))
+    assert by_flag == by_variable == by_file == EngineConfig(**values)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("model: /m\nmax_seqs: 3", "unknown key 'max_seqs'"),
+        ("model: /m\nport: '80'", "port must be a whole number, not '80'"),
+        ("model: /m\nport: 80.5", "port must be a whole number"),
+        ("model: /m\nport: true", "port must be a whole number"),
+        ("model: /m\nport: null", "port cannot be null"),
+        ("model: /m\nport: 65536", "port must be between 0 and 65535"),
+        ("model: /m\nwarmup: 1", "warmup must be true or false"),
+        ("model: /m\ndevice: gpu", "device must be one of cuda, cpu, auto, not 'gpu'"),
+        ("model: /m\nmax_num_seqs: 0", "max_num_seqs must be between 1 and 1024"),
+        ("model: /m\nkv_memory_fraction: 1.5", "kv_memory_fraction must be between"),
+        ("model: /m\nkv_memory_fraction: .nan", "kv_memory_fraction must be a number"),
+        ("model: /m\nnum_kv_blocks: 5\nkv_memory_fraction: 0.5", "exclude each other"),
+        ("model: /m\nbatching_window_seconds: 1", "means nothing in batching_mode: continuous"),
+        ("model: /m\npadding: real", "padding means nothing in batching_mode: continuous"),
+        ("model: ''", "model must not be empty"),
+        ("model: 5", "model must be a string"),
+        ("port: 5", "model is missing"),
+        ("model: /m\nmodel: /n", "stands there twice"),
+        ("[1, 2]", "one flat mapping"),
+        ("model: {a: 1}", "model must be a string"),
+        ("model: [", "is not YAML"),
+        ("1: 2", "one flat mapping"),
+    ],
+)
+def test_a_bad_file_is_refused_in_words(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse("--config", write(tmp_path, text))
+    assert words in str(caught.value).replace("`", "")
+    assert caught.value.reason == "InvalidConfig"
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read"):
+        parse("--config", str(tmp_path / "none.yaml"))
+
+
+def test_the_origin_of_a_bad_value_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="flag --port: `port` must be a whole number, not 'x'"):
+        parse("--model", "/m", "--port", "x")
+    with pytest.raises(ConfigError, match="environment variable CONVEYOR_ENGINE_PORT"):
+        parse("--model", "/m", environment={"CONVEYOR_ENGINE_PORT": "tcp://10.0.0.1:80"})
+    path = write(tmp_path, "model: /m\nport: -1")
+    with pytest.raises(ConfigError, match=re.escape(f"file {path}: `port`")):
+        parse("--config", path)
+
+
+def test_an_unknown_variable_is_refused() -> None:
+    with pytest.raises(ConfigError, match="CONVEYOR_ENGINE_SPEED: unknown key 'speed'"):
+        parse("--model", "/m", environment={"CONVEYOR_ENGINE_SPEED": "1"})
+
+
+def test_the_documentation_has_every_field() -> None:
+    page = configuration_section()
+    for setting in settings():
+        assert f"| `{setting.name}` |" in page

@@ -1,0 +1,195 @@
+"""The Triton kernels against the backend in plain torch: on a GPU, or else through Triton's interpreter.
+
+The interpreter computes bfloat16 wrongly, so that type is tried on a GPU only.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+HAVE_GPU = torch.cuda.is_available()
+if not HAVE_GPU:
+    os.environ["TRITON_INTERPRET"] = "1"  # read when triton and the kernels are first imported
+
+import triton  # noqa: E402
+from tests.engine.execution.attention.test_cpu_native import LAYERS, make_metadata  # noqa: E402
+from tests.engine.references import add, run  # noqa: E402
+from tests.engine.tiny_models import save_tiny_model  # noqa: E402
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import make_backend  # noqa: E402
+from triton.runtime.jit import JITFunction, create_function_from_signature  # noqa: E402
+
+from conveyor_engine.config.engine_config import EngineConfig  # noqa: E402
+from conveyor_engine.errors import ConfigError  # noqa: E402
+from conveyor_engine.execution import model_runner  # noqa: E402
+from conveyor_engine.execution.attention.backend import AttentionBackend, LayerShape  # noqa: E402
+from conveyor_engine.execution.attention.select import select_backend  # noqa: E402
+from conveyor_engine.execution.attention.torch_paged import TorchPaged  # noqa: E402
+from conveyor_engine.execution.attention.triton_backend import TritonPaged  # noqa: E402
+from conveyor_engine.execution.kernels import kv_store  # noqa: E402
+from conveyor_engine.execution.kernels import paged_attention as kernels  # noqa: E402
+from conveyor_engine.execution.kernels.kv_store import store  # noqa: E402
+from conveyor_engine.loop.core import EngineCore  # noqa: E402
+
+DEVICE = torch.device("cuda" if HAVE_GPU else "cpu")
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 3e-2}
+DTYPES = pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float32,
+        torch.float16,
+        pytest.param(
+            torch.bfloat16,
+            marks=[
+                pytest.mark.gpu,
+                pytest.mark.skipif(not HAVE_GPU, reason="needs a GPU: Triton's interpreter computes bfloat16 wrongly"),
+            ],
+        ),
+    ],
+    ids=["float32", "float16", "bfloat16"],
+)
+STEPS = [([(5, 5), (40, 40)], 0), ([(1, 6), (20, 60)], 3), ([(1, 7), (1, 61)], 2)]
+
+
+def run_steps(
+    backend: AttentionBackend,
+    dtype: torch.dtype,
+    layers: list[LayerShape] = LAYERS,
+    window: int | None = None,
+    cap: float | None = None,
+    steps: list[tuple[list[tuple[int, int]], int]] = STEPS,
+) -> torch.Tensor:
+    """All outputs of these steps, in every layer, in one tensor."""
+    backend.allocate(layers, 256, 16, dtype, DEVICE)
+    outputs = []
+    generator = torch.Generator().manual_seed(0)
+    for lengths, padding in steps:
+        metadata = make_metadata(lengths, padding)
+        for name in ("query_start_loc", "seq_lens", "block_tables", "slot_mapping"):
+            setattr(metadata, name, getattr(metadata, name).to(DEVICE))
+        for index, layer in enumerate(layers):
+            heads = layer.num_heads + 2 * layer.num_kv_heads
+            shape = (metadata.num_tokens + padding, heads, max(layer.head_dim, layer.value_dim) + 3)
+            packed = torch.randn(shape, generator=generator).to(dtype).to(DEVICE)  # slices of it have odd strides
+            query, key, value = packed.split([layer.num_heads, layer.num_kv_heads, layer.num_kv_heads], dim=1)
+            key, value = key[..., : layer.head_dim], value[..., : layer.value_dim]
+            backend.write_kv(index, key, value, metadata)
+            out = backend.attend(
+                index, query[..., : layer.head_dim], metadata, scaling=0.4, sliding_window=window, softcap=cap
+            )
+            outputs.append(out[: metadata.num_tokens].flatten().double().cpu())
+    return torch.cat(outputs)
+
+
+def assert_agrees(dtype: torch.dtype, num_processors: int = 1, **case: object) -> torch.Tensor:
+    expected = run_steps(TorchPaged(), torch.float32 if dtype == torch.float32 else dtype, **case)  # type: ignore[arg-type]
+    error = (run_steps(TritonPaged(num_processors), dtype, **case) - expected).abs().max()  # type: ignore[arg-type]
+    assert error < TOLERANCE[dtype], f"differ by {error:.1e}"  # NaN fails: it compares false
+    return expected
+
+
+def test_the_kernels_run_in_the_interpreter_or_on_a_gpu() -> None:
+    assert HAVE_GPU or triton.knobs.runtime.interpret, "triton was imported before this file could set TRITON_INTERPRET"
+
+
+@DTYPES
+@pytest.mark.parametrize(("window", "cap"), [(None, None), (9, None), (None, 3.0), (20, 2.0)])
+def test_both_backends_agree(dtype: torch.dtype, window: int | None, cap: float | None) -> None:
+    assert_agrees(dtype, window=window, cap=cap)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (7, 1), (20, 1), (12, 4)], ids=str)
+def test_groups_of_query_heads_of_any_size_fit_the_tile(heads: int, kv_heads: int) -> None:
+    assert_agrees(torch.float32, layers=[LayerShape(heads, kv_heads, 20, 20)])
+
+
+def test_many_sequences_of_all_lengths_find_their_tiles() -> None:
+    lengths = [(1, 3), (1, 17), (1, 1), (9, 9), (33, 40), (2, 2), (70, 70), (17, 19), (64, 64)]
+    assert_agrees(torch.float32, layers=[LayerShape(2, 1, 16, 16)], steps=[(lengths, 5)])
+
+
+@DTYPES
+@pytest.mark.parametrize(("window", "cap"), [(None, None), (600, 3.0)])
+def test_long_decodes_are_split_and_joined(dtype: torch.dtype, window: int | None, cap: float | None) -> None:
+    steps: list[tuple[list[tuple[int, int]], int]] = [([(1, 1300), (1, 5)], 0)]
+    backend = TritonPaged(num_processors=8)
+    assert backend._splits(2, 1, 1300) == 2
+    assert_agrees(dtype, num_processors=8, layers=[LayerShape(4, 1, 16, 16)], window=window, cap=cap, steps=steps)
+
+
+def test_the_number_of_splits_follows_the_idle_part_of_the_gpu() -> None:
+    assert kernels.choose_splits(num_seqs=1, num_kv_heads=8, max_keys=100_000, num_processors=132) == 16
+    assert kernels.choose_splits(num_seqs=64, num_kv_heads=8, max_keys=100_000, num_processors=132) == 1
+    assert kernels.choose_splits(num_seqs=1, num_kv_heads=8, max_keys=600, num_processors=132) == 1
+
+
+class Compilations:
+    """What Triton would compile for a GPU, told apart as its own launcher does it: `seen` is (kernel, its key)."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seen: set[tuple[str, str]] = set()
+        watched: tuple[tuple[ModuleType, str], ...] = ((kernels, "_attend"), (kernels, "_join"), (kv_store, "_store"))
+        for module, name in watched:
+            monkeypatch.setattr(module, name, self._watch(name, getattr(module, name)))
+
+    def _watch(self, name: str, kernel: Any) -> Any:
+        compiled = kernel if isinstance(kernel, JITFunction) else JITFunction(kernel.fn, **kernel.kwargs)
+        target = make_backend(GPUTarget("cuda", 90, 32))
+        bind = create_function_from_signature(compiled.signature, compiled.params, target)
+
+        class Watched:
+            def __getitem__(_, grid: tuple[int, ...]) -> Callable[..., None]:
+                def launch(*args: Any, **options: Any) -> None:
+                    self.seen.add((name, str(bind(*args, **options)[1:])))
+                    kernel[grid](*args, **options)
+
+                return launch
+
+        return Watched()
+
+
+def test_warm_up_compiles_all_that_serving_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_tiny_model("llama", tmp_path, num_hidden_layers=1, hidden_size=64)
+    monkeypatch.setattr(model_runner, "select_backend", lambda *_: TritonPaged(num_processors=16))
+    monkeypatch.setattr(kernels, "KEYS_PER_SPLIT", 16)
+    monkeypatch.setattr(TritonPaged, "long_decode_tokens", 32)
+    compilations = Compilations(monkeypatch)
+    config = EngineConfig(
+        model=str(tmp_path), device="auto", dtype="float32", attention_backend="torch",
+        max_num_seqs=5, max_num_batched_tokens=40, num_kv_blocks=64, prefix_caching=False,
+    )  # fmt: skip
+    core = EngineCore(config)
+    warm = set(compilations.seen)
+    assert sorted(name for name, _ in warm) == ["_attend", "_attend", "_attend", "_join", "_store"]
+    for number, (length, max_tokens) in enumerate([(1, 9), (70, 5), (20, 8), (5, 7), (37, 3), (50, 3), (33, 2)]):
+        add(core, str(number), list(range(1, 1 + length)), max_tokens=max_tokens)
+    run(core)
+    assert compilations.seen == warm
+
+
+def test_a_tile_is_never_shorter_than_the_hardware_takes_nor_than_a_group() -> None:
+    for decode in (True, False):
+        for head_dim in (16, 64, 80, 128, 256, 512):
+            for group in (1, 2, 7, 16, 20):
+                tile = kernels.tile_shape(decode, head_dim, group)
+                assert tile.rows >= max(16, group)
+                assert tile.rows.bit_count() == tile.keys.bit_count() == 1
+    with pytest.raises(ValueError, match="1024 dimensions"):
+        kernels.tile_shape(True, 1024, 1)
+
+
+def test_a_negative_slot_is_not_written() -> None:
+    cache = torch.zeros(4, 2, 3, device=DEVICE)
+    source = torch.ones(3, 2, 3, device=DEVICE)
+    store(source, cache, torch.tensor([2, -1, 0], device=DEVICE))
+    assert cache[:, 0, 0].tolist() == [1, 0, 1, 0]
+
+
+def test_asking_for_it_on_a_cpu_says_why_not() -> None:
+    with pytest.raises(ConfigError, match="runs on CUDA, and the device is cpu"):
+        select_backend("triton", torch.device("cpu"), torch.float32, 16)

@@ -1,0 +1,227 @@
+"""The compiled CPU kernels against torch in float64, on every instruction set this CPU has."""
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch.nn import functional
+
+from conveyor_engine.execution import native
+
+pytestmark = pytest.mark.skipif(
+    native.why_missing() is not None, reason=f"needs the compiled kernels: {native.why_missing()}"
+)
+
+# Largest error next to the largest value of the exact result: one rounding of the result, and float32 sums.
+TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 6e-3}
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+
+
+@pytest.fixture(params=["generic", "avx2", "avx512", "avx512bf16"], autouse=True)
+def _isa(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = native.isa()
+    if not native.use_isa(request.param):
+        pytest.skip(f"this CPU or this build has no {request.param}")
+    yield
+    native.use_isa(before)
+
+
+def assert_close(actual: torch.Tensor, exact: torch.Tensor, tolerance: float | None = None) -> None:
+    """NaN and infinity fail: they compare false."""
+    assert actual.shape == exact.shape
+    error = (actual.double() - exact).abs().max() / exact.abs().max()
+    assert error <= (TOLERANCE[actual.dtype] if tolerance is None else tolerance), f"relative error {error:.1e}"
+
+
+def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@DTYPES
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (7, 9), (32, 64), (33, 63), (100, 257)])
+def test_linear_equals_torch_for_every_number_of_rows(dtype: torch.dtype, n: int, k: int) -> None:
+    weight = random(n, k, dtype=dtype, seed=1)
+    packed = native.pack_linear(weight)
+    for rows in range(1, 27):
+        x = random(rows, k, dtype=dtype)
+        assert_close(native.linear(x, packed), functional.linear(x.double(), weight.double()))
+
+
+@DTYPES
+def test_linear_cuts_a_long_prompt_into_blocks(dtype: torch.dtype) -> None:
+    x, weight, bias = (random(*shape, dtype=dtype) for shape in ((531, 1030), (70, 1030), (70,)))
+    exact = functional.linear(x.double(), weight.double(), bias.double())
+    assert_close(native.linear(x, native.pack_linear(weight), bias), exact)
+
+
+@DTYPES
+def test_linear_takes_a_slice_of_a_wider_tensor_and_leading_dimensions(dtype: torch.dtype) -> None:
+    wide, weight = random(1, 5, 96, dtype=dtype), random(40, 32, dtype=dtype)
+    x = wide[..., 32:64]
+    actual = native.linear(x, native.pack_linear(weight))
+    assert actual.shape == (1, 5, 40)
+    assert_close(actual, functional.linear(x.double(), weight.double()))
+
+
+@DTYPES
+def test_no_rows_give_no_rows(dtype: torch.dtype) -> None:
+    packed = native.pack_linear(random(40, 32, dtype=dtype))
+    assert native.linear(torch.empty(1, 0, 32, dtype=dtype), packed).shape == (1, 0, 40)
+    assert native.rms_norm(torch.empty(1, 0, 32, dtype=dtype), torch.ones(32, dtype=dtype), 1e-5).shape == (1, 0, 32)
+    assert native.silu_mul(torch.empty(1, 0, 32, dtype=dtype)).shape == (1, 0, 16)
+    empty = torch.empty(1, 0, 8, dtype=dtype)
+    assert native.rope(torch.empty(1, 2, 0, 8, dtype=dtype), empty, empty).shape == (1, 2, 0, 8)
+
+
+@DTYPES
+def test_linear_lets_nan_through(dtype: torch.dtype) -> None:
+    x, weight = random(3, 32, dtype=dtype), random(32, 32, dtype=dtype)
+    x[1, 5] = torch.nan
+    y = native.linear(x, native.pack_linear(weight))
+    assert y.isnan().any(dim=1).tolist() == [False, True, False]
+
+
+@DTYPES
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+@pytest.mark.parametrize("size", [1, 15, 64, 100, 1024])
+def test_rms_norm_equals_its_definition(dtype: torch.dtype, offset: float, size: int) -> None:
+    x, weight = random(37, size, dtype=dtype), random(size, dtype=dtype, seed=1)
+    exact = x.double() * (x.double().pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt() * (weight.double() + offset)
+    assert_close(native.rms_norm(x, weight, 1e-5, offset), exact)
+
+
+@DTYPES
+def test_rms_norm_of_heads_inside_a_merged_projection(dtype: torch.dtype) -> None:
+    merged, weight = random(1, 9, 8 * 24, dtype=dtype), random(24, dtype=dtype, seed=1)
+    heads = merged[..., 48:144].view(1, 9, 4, 24)
+    assert not heads.is_contiguous()
+    exact = heads.double() * (heads.double().pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt() * weight.double()
+    assert_close(native.rms_norm(heads, weight, 1e-6), exact)
+
+
+@DTYPES
+@pytest.mark.parametrize("size", [1, 17, 3072])
+def test_silu_mul_equals_torch(dtype: torch.dtype, size: int) -> None:
+    x = 8 * random(1, 7, 2 * size, dtype=dtype)
+    gate, up = x.double().chunk(2, dim=-1)
+    assert_close(native.silu_mul(x), functional.silu(gate) * up)
+
+
+@DTYPES
+@pytest.mark.parametrize(("head_dim", "rotary"), [(64, 64), (80, 32), (20, 20), (128, 128)])
+def test_rope_rotates_the_first_dimensions_and_copies_the_rest(dtype: torch.dtype, head_dim: int, rotary: int) -> None:
+    x = random(1, 11, 3, head_dim, dtype=dtype).transpose(1, 2)
+    angles = torch.arange(11)[:, None] * 10000 ** -(torch.arange(rotary // 2) / rotary * 2)
+    cos, sin = (f(torch.cat([angles, angles], -1)).to(dtype)[None] for f in (torch.cos, torch.sin))
+    rotated, rest = x.double().split([rotary, head_dim - rotary], dim=-1)
+    first, second = rotated.chunk(2, dim=-1)
+    exact = rotated * cos.double()[:, None] + torch.cat([-second, first], -1) * sin.double()[:, None]
+    assert_close(native.rope(x, cos, sin), torch.cat([exact, rest], -1))
+
+
+class Sequences:
+    """Random sequences in a shuffled paged cache, poisoned with NaN wherever nothing was written."""
+
+    def __init__(
+        self, lengths: list[tuple[int, int]], heads: int, kv_heads: int, dim: int, value_dim: int, dtype: torch.dtype
+    ) -> None:
+        """lengths: (query tokens, tokens in the cache with them) of each sequence."""
+        self.lengths, self.value_dim = lengths, value_dim
+        blocks = [-(-total // 16) for _, total in lengths]
+        order = torch.randperm(sum(blocks), generator=torch.Generator().manual_seed(3)).to(torch.int32)
+        self.tables = torch.zeros(len(lengths), max(blocks), dtype=torch.int32)
+        self.caches = native.kv_cache(sum(blocks), kv_heads, dim, value_dim, dtype)
+        for cache in self.caches:
+            cache.fill_(torch.nan)
+        self.keys = [random(total, kv_heads, dim, dtype=dtype, seed=i) for i, (_, total) in enumerate(lengths)]
+        self.values = [
+            random(k.shape[0], kv_heads, value_dim, dtype=dtype, seed=99 + i) for i, k in enumerate(self.keys)
+        ]
+        for row, table in enumerate(order.split(blocks)):
+            self.tables[row, : len(table)] = table
+            positions = torch.arange(lengths[row][1])
+            slots = table[positions // 16].long() * 16 + positions % 16
+            native.kv_write(self.keys[row], self.values[row], slots, self.caches)
+        self.starts = torch.tensor([0, *itertools.accumulate(n for n, _ in lengths)], dtype=torch.int32)
+        self.totals = torch.tensor([total for _, total in lengths], dtype=torch.int32)
+        self.query = random(int(self.starts[-1]), heads, dim, dtype=dtype, seed=7)
+
+    def attend(self, window: int | None = None, softcap: float | None = None, scaling: float = 0.3) -> torch.Tensor:
+        return native.paged_attention(
+            self.query, self.caches, self.starts, self.totals, self.tables,
+            value_dim=self.value_dim, scaling=scaling, sliding_window=window, softcap=softcap,
+        )  # fmt: skip
+
+    def exact(self, window: int | None = None, softcap: float | None = None, scaling: float = 0.3) -> torch.Tensor:
+        outputs = []
+        for (queries, total), query, key, value in zip(
+            self.lengths, self.query.split([n for n, _ in self.lengths]), self.keys, self.values, strict=True
+        ):
+            group = query.shape[1] // key.shape[1]
+            key, value = (x.double().repeat_interleave(group, dim=1) for x in (key, value))
+            scores = torch.einsum("qhd,khd->hqk", query.double(), key) * scaling
+            if softcap is not None:
+                scores = softcap * torch.tanh(scores / softcap)
+            distance = torch.arange(total - queries, total)[:, None] - torch.arange(total)[None]
+            hidden = (distance < 0) | (distance >= (window or total))
+            scores = scores.masked_fill(hidden, -torch.inf)
+            outputs.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1), value))
+        return torch.cat(outputs)
+
+
+MIXED = [(1, 1), (1, 16), (1, 17), (1, 130), (1, 64), (1, 65), (5, 5), (70, 70), (33, 100), (16, 16)]
+
+
+@DTYPES
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2), (6, 1), (14, 2)], ids=str)
+@pytest.mark.parametrize(("dim", "value_dim"), [(64, 64), (20, 20), (96, 80), (9, 7)], ids=str)
+def test_attention_over_decodes_and_prompts_equals_the_definition(
+    dtype: torch.dtype, heads: int, kv_heads: int, dim: int, value_dim: int
+) -> None:
+    batch = Sequences(MIXED, heads, kv_heads, dim, value_dim, dtype)
+    assert_close(batch.attend(), batch.exact())
+
+
+@DTYPES
+@pytest.mark.parametrize("window", [1, 5, 16, 63, 1000])
+def test_attention_sees_no_further_than_its_window(dtype: torch.dtype, window: int) -> None:
+    batch = Sequences(MIXED, 4, 2, 32, 32, dtype)
+    assert_close(batch.attend(window=window), batch.exact(window=window))
+
+
+@DTYPES
+def test_attention_caps_its_scores(dtype: torch.dtype) -> None:
+    batch = Sequences(MIXED, 4, 2, 32, 32, dtype)
+    exact = batch.exact(softcap=2.0, window=20)
+    assert_close(batch.attend(softcap=2.0, window=20), exact)
+    assert (batch.attend(window=20).double() - exact).abs().max() > 0.1  # and the cap did matter
+
+
+@DTYPES
+def test_attention_with_more_query_heads_per_kv_head_than_a_tile_has_rows(dtype: torch.dtype) -> None:
+    batch = Sequences([(3, 40), (1, 33)], 71, 1, 16, 16, dtype)
+    assert_close(batch.attend(), batch.exact())
+
+
+def test_attention_survives_scores_far_from_zero() -> None:
+    batch = Sequences(MIXED, 4, 2, 32, 32, torch.float32)
+    assert_close(batch.attend(scaling=40.0), batch.exact(scaling=40.0), tolerance=1e-3)
+
+
+def test_padding_after_the_last_sequence_gets_zeros_and_a_negative_slot_is_not_written() -> None:
+    batch = Sequences([(1, 3), (4, 4)], 2, 1, 8, 8, torch.float32)
+    exact = batch.exact()
+    batch.query = torch.cat([batch.query, torch.full((2, 2, 8), torch.nan)])
+    before = [cache.clone() for cache in batch.caches]
+    poison = torch.full((2, 1, 8), torch.nan)
+    native.kv_write(poison, poison, torch.tensor([-1, -1]), batch.caches)
+    for cache, old in zip(batch.caches, before, strict=True):
+        assert torch.equal(cache.nan_to_num(7), old.nan_to_num(7))
+    actual = batch.attend()
+    assert_close(actual[:5], exact)
+    assert not actual[5:].any()
+
+
+def test_an_unknown_instruction_set_is_refused() -> None:
+    assert not native.use_isa("avx9000")

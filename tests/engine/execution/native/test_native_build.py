@@ -1,0 +1,37 @@
+"""Compiling the CPU kernels: what is compiled, and what a missing or failing compiler says."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+NATIVE = Path(__file__).resolve().parents[4] / "engine" / "native"
+compile_script = runpy.run_path(str(NATIVE / "compile.py"))
+CompileError, compile_library = compile_script["CompileError"], compile_script["compile_library"]
+
+
+def test_a_missing_compiler_is_named_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "/no/such/cc")
+    with pytest.raises(CompileError, match=r"cannot run the C compiler '/no/such/cc'.*install one or set CC"):
+        compile_library(tmp_path / "libconveyor.so")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_failing_compiler_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = tmp_path / "cc"
+    compiler.write_text("#!/bin/sh\necho 'the disk is full' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    with pytest.raises(CompileError, match="the disk is full"):
+        compile_library(tmp_path / "out" / "libconveyor.so")
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_no_flag_ties_the_library_to_this_machine_or_changes_what_nan_means() -> None:
+    flags = {*compile_script["COMMON_FLAGS"], *sum(compile_script["_X86_FLAGS"].values(), ())}
+    assert not flags & {"-march=native", "-mtune=native", "-ffast-math", "-Ofast"}
+
+
+def test_every_kernel_file_is_compiled() -> None:
+    files = {path.stem for path in (NATIVE / "src").glob("*.c")}
+    assert files == {*compile_script["_KERNELS"], "dispatch"}

@@ -1,0 +1,288 @@
+"""What the sampler chooses: the right token, the right frequencies, and the same again for the same seed."""
+
+import math
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.engine.builders import EOS, make_state
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from conveyor_engine.execution import sampler as sampler_module
+from conveyor_engine.execution.sampler import Sampler, uniform_numbers
+from conveyor_engine.scheduling.request_state import RequestState
+
+PROBABILITIES = (0.4, 0.3, 0.15, 0.1, 0.05)
+
+
+def sampler() -> Sampler:
+    return Sampler(torch.device("cpu"))
+
+
+def logits_of(*probabilities: float, rows: int = 1) -> torch.Tensor:
+    """Logits whose softmax is `probabilities`, the same in all rows."""
+    return torch.tensor([math.log(p) if p else -math.inf for p in probabilities]).repeat(rows, 1)
+
+
+def frequencies(rows: int = 20_000, **params: Any) -> list[float]:
+    """How often each of the five tokens is drawn from PROBABILITIES, over differently seeded rows."""
+    states = [make_state(seed=seed, **params) for seed in range(rows)]
+    tokens = sampler().sample(logits_of(*PROBABILITIES, rows=rows), states).token_ids
+    return [count / rows for count in np.bincount(tokens, minlength=len(PROBABILITIES))]
+
+
+def expected(*weights: float) -> Any:
+    total = sum(weights)
+    return pytest.approx([weight / total for weight in weights], abs=0.015)
+
+
+def test_temperature_zero_takes_the_best_token() -> None:
+    assert sampler().sample(logits_of(0.2, 0.5, 0.3), [make_state(temperature=0)]).token_ids == [1]
+
+
+@pytest.mark.parametrize("params", [{"temperature": 1e-50}, {"temperature": 1e-5}, {"top_p": 1e-50}, {"top_p": 1e-9}])
+@pytest.mark.parametrize("top_k", [0, 3])
+def test_parameters_too_small_for_float32_take_the_best_token(params: dict[str, Any], top_k: int) -> None:
+    states = [make_state(seed=seed, top_k=top_k, **params) for seed in range(50)]
+    assert sampler().sample(logits_of(0.2, 0.3, 0.5, 0.0, rows=50), states).token_ids == [2] * 50
+
+
+@pytest.mark.parametrize("vocab_size", [128, 1024, 1000])
+def test_the_best_token_of_a_large_vocabulary_is_found_wherever_it_is(vocab_size: int) -> None:
+    best = [0, 1, 127, vocab_size // 2, vocab_size - 2, vocab_size - 1]
+    logits = torch.randn(len(best), vocab_size)
+    logits[torch.arange(len(best)), torch.tensor(best)] = 9.0
+    assert sampler().sample(logits, [make_state(temperature=0) for _ in best]).token_ids == best
+
+
+@pytest.mark.parametrize("params", [{}, {"top_p": 0.999}, {"top_p": 0.5}, {"top_k": 300}, {"top_k": 300, "top_p": 0.9}])
+@pytest.mark.parametrize("vocab_size", [640, 600])
+def test_large_vocabularies_are_drawn_from_with_the_right_frequencies(vocab_size: int, params: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    weights = torch.rand(vocab_size).double() ** 3
+    probabilities = weights / weights.sum()
+    order = probabilities.argsort(descending=True)[: params.get("top_k", vocab_size)]
+    kept = probabilities[order] / probabilities[order].sum()
+    allowed = order[kept.cumsum(0) - kept < params.get("top_p", 1.0)]
+    rows = 10_000
+    states = [make_state(seed=seed, **params) for seed in range(rows)]
+    tokens = sampler().sample(probabilities.log().float().expand(rows, -1).contiguous(), states).token_ids
+    counts = torch.from_numpy(np.bincount(tokens, minlength=vocab_size)).double()
+    assert int(counts.sum()) == int(counts[allowed].sum()) == rows
+    wanted = rows * probabilities[allowed] / probabilities[allowed].sum()
+    often = wanted > 10
+    chi_squared = float(((counts[allowed] - wanted) ** 2 / wanted)[often].sum())
+    freedom = int(often.sum())
+    assert abs(chi_squared - freedom) < 4 * math.sqrt(2 * freedom)
+
+
+def test_temperature_one_draws_from_the_distribution() -> None:
+    assert frequencies() == expected(*PROBABILITIES)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+def test_temperature_sharpens_and_flattens(temperature: float) -> None:
+    assert frequencies(temperature=temperature) == expected(*(p ** (1 / temperature) for p in PROBABILITIES))
+
+
+def test_top_k_keeps_the_k_best() -> None:
+    assert frequencies(top_k=2) == expected(0.4, 0.3, 0, 0, 0)
+
+
+@pytest.mark.parametrize(("top_p", "kept"), [(0.39, 1), (0.41, 2), (0.71, 3), (0.86, 4), (0.99, 5)])
+def test_top_p_keeps_the_fewest_that_reach_it(top_p: float, kept: int) -> None:
+    assert frequencies(top_p=top_p) == expected(*PROBABILITIES[:kept], *[0] * (5 - kept))
+
+
+def test_top_p_is_of_what_top_k_has_left() -> None:
+    # of 0.4 and 0.3 the first alone is 0.57
+    assert frequencies(top_k=2, top_p=0.5) == expected(0.4, 0, 0, 0, 0)
+
+
+def test_each_row_has_its_own_parameters() -> None:
+    rows = [
+        make_state(temperature=0),
+        make_state(top_k=1, seed=1),
+        make_state(seed=2),
+        make_state(top_p=0.3, seed=3),
+    ]
+    seen = [set[int]() for _ in rows]
+    shared = sampler()
+    for _ in range(300):
+        for row, token_id in enumerate(shared.sample(logits_of(*PROBABILITIES, rows=4), rows).token_ids):
+            seen[row].add(token_id)
+            rows[row].token_ids.append(token_id)
+    assert seen == [{0}, {0}, {0, 1, 2, 3, 4}, {0}]
+
+
+def test_only_rows_that_choose_at_random_are_weighed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weighing is the costly part: exp over the vocabulary, in float32."""
+    weighed: list[int] = []
+    draw = sampler_module._draw
+    monkeypatch.setattr(sampler_module, "_draw", lambda *a: (weighed.append(len(a[0])), draw(*a))[1])
+    rows = [make_state(temperature=0) for _ in range(9)] + [make_state(top_p=0.3), make_state(), make_state()]
+    assert sampler().sample(logits_of(*PROBABILITIES, rows=12), rows).token_ids[:10] == [0] * 10
+    assert weighed == [2, 1], "those that draw from all tokens, then those that draw from some"
+
+
+@pytest.mark.parametrize("candidates", [1, 2, 256])
+def test_cuts_beyond_the_first_candidates_look_at_the_whole_vocabulary(
+    monkeypatch: pytest.MonkeyPatch, candidates: int
+) -> None:
+    monkeypatch.setattr(sampler_module, "CANDIDATES", candidates)
+    assert frequencies(top_p=0.86) == expected(0.4, 0.3, 0.15, 0.1, 0)
+    assert frequencies(top_k=4, top_p=0.72) == expected(0.4, 0.3, 0, 0, 0), "of all tokens the first two are 0.7"
+
+
+def test_a_large_top_k_makes_nobody_else_look_at_more_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at: list[tuple[int, ...]] = []
+    topk, sort = torch.Tensor.topk, sampler_module._sort_descending
+    monkeypatch.setattr(torch.Tensor, "topk", lambda x, k, **by: (looked_at.append((len(x), k)), topk(x, k, **by))[1])
+    monkeypatch.setattr(sampler_module, "_sort_descending", lambda x: (looked_at.append(tuple(x.shape)), sort(x))[1])
+    rows = [make_state(top_k=5000), make_state(top_k=5), make_state(top_p=0.1), make_state()]
+    sampler().sample(torch.randn(4, 6000) * 3, rows)
+    assert looked_at == [(3, 256), (1, 6000)]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [{}, {"top_p": 0.5}, {"top_p": 0.9}, {"top_k": 50}, {"top_k": 5000}, {"top_k": 4, "temperature": 0.7}],
+)
+def test_a_seed_repeats_its_tokens_whatever_else_is_in_the_batch(params: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    logits = (torch.randn(40, 32_000) * 3 * 16).round() / 16  # many equal ones, as in bfloat16
+
+    def draw(neighbours: int) -> list[int]:
+        state, tokens = make_state(seed=7, **params), []
+        for step in range(40):
+            others = [make_state(seed=1000 + step, top_k=300 * i, top_p=0.5) for i in range(neighbours)]
+            batch = torch.cat([logits[step : step + 1], torch.randn(neighbours, 32_000)])
+            tokens.append(sampler().sample(batch, [state, *others]).token_ids[0])
+            state.token_ids.append(tokens[-1])
+        return tokens
+
+    alone = draw(0)
+    assert draw(3) == alone
+    assert len(set(alone)) > 10
+
+
+@pytest.mark.parametrize("vocab_size", [151_936, 50_257, 100])
+def test_a_rows_sum_is_the_same_to_the_bit_whatever_else_is_in_the_batch(vocab_size: int) -> None:
+    torch.manual_seed(0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for _ in range(10):
+            weights = torch.rand(2, vocab_size)
+            assert torch.equal(sampler_module._sum(weights)[:1], sampler_module._sum(weights[:1]))
+    finally:
+        torch.set_num_threads(threads)
+    assert sampler_module._sum(weights).squeeze(1).tolist() == pytest.approx(weights.double().sum(-1).tolist())
+
+
+def test_without_a_seed_two_requests_differ() -> None:
+    logits = torch.zeros(1, 100_000)
+    drawn = {sampler().sample(logits, [make_state()]).token_ids[0] for _ in range(5)}
+    assert len(drawn) > 1
+
+
+def test_one_seed_draws_evenly_over_positions_and_one_position_over_seeds() -> None:
+    ten_thousand = np.arange(10_000, dtype=np.uint64)
+    for seeds, positions in (
+        (np.full_like(ten_thousand, 42), ten_thousand),
+        (ten_thousand, np.full_like(ten_thousand, 9)),
+    ):
+        uniforms = uniform_numbers(seeds, positions)
+        counts = np.histogram(uniforms, bins=20, range=(0, 1))[0]
+        chi_squared = float(((counts - 500) ** 2 / 500).sum())
+        assert chi_squared < 43.8  # 19 degrees of freedom, p = 0.001
+        assert abs(np.corrcoef(uniforms[:-1], uniforms[1:])[0, 1]) < 0.04
+
+
+def test_a_token_of_probability_zero_is_never_drawn() -> None:
+    states = [make_state(seed=seed) for seed in range(5_000)]
+    tokens = sampler().sample(logits_of(0.5, 0.0, 0.5, 0.0, rows=5_000), states).token_ids
+    assert set(tokens) == {0, 2}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_min_tokens_forbids_every_token_that_would_stop(temperature: float) -> None:
+    state = make_state(temperature=temperature, min_tokens=2, stop_token_ids=(1,), seed=0)
+    logits = torch.zeros(1, 4)
+    logits[0, [1, EOS]] = 50.0
+    for _ in range(2):
+        (token_id,) = sampler().sample(logits, [state]).token_ids
+        assert token_id in (0, 3)
+        state.token_ids.append(token_id)
+    assert sampler().sample(logits, [state]).token_ids[0] in (1, EOS)
+    assert logits[0, 1] == 50.0, "the model's logits are left alone"
+
+
+def test_each_row_is_held_to_its_own_min_tokens() -> None:
+    rows = [make_state(temperature=0, min_tokens=count, stop_token_ids=(token,)) for count, token in ((1, 4), (2, 5))]
+    logits = torch.tensor([[0.0, 1.0, 9.0, 2.0, 8.0, 7.0]]).repeat(2, 1)
+    logits[1, 5] = 8.5
+    shared, seen = sampler(), []
+    for _ in range(3):
+        seen.append(shared.sample(logits, rows).token_ids)
+        for row, token_id in zip(rows, seen[-1], strict=True):
+            row.token_ids.append(token_id)
+    assert seen == [[5, 4], [EOS, 4], [EOS, EOS]]
+
+
+def test_what_the_rows_ask_for_is_brought_to_the_device_once_and_not_row_by_row() -> None:
+    class Operations(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            counted[func.overloadpacket.__name__] += 1
+            return func(*args, **(kwargs or {}))
+
+    rows = [make_state(temperature=0, min_tokens=9, logprobs=1) for _ in range(4)]
+    shared, logits = sampler(), torch.zeros(4, 8)
+    shared.sample(logits, rows)
+    counted: Counter[str] = Counter()
+    with Operations():
+        shared.sample(logits, rows)
+    assert counted["index_put"] == 1
+    assert counted["lift_fresh"] == counted["_to_copy"] == 0, "tensors made of lists"
+
+
+def test_log_probabilities_are_the_models_own_and_only_for_those_who_ask() -> None:
+    def state(**params: Any) -> RequestState:
+        return make_state(temperature=0.1, top_k=1, **params)
+
+    rows = [state(logprobs=2), state(), state(logprobs=0)]
+    logprobs = sampler().sample(logits_of(0.1, 0.6, 0.3, rows=3), rows).logprobs
+    assert logprobs is not None
+    first, none, chosen_only = logprobs
+    assert first is not None
+    assert (first.token_id, first.top_token_ids) == (1, [1, 2])
+    assert first.logprob == pytest.approx(math.log(0.6), abs=1e-5)
+    assert first.top_logprobs == pytest.approx([math.log(0.6), math.log(0.3)], abs=1e-5)
+    assert none is None
+    assert chosen_only is not None
+    assert chosen_only.top_token_ids == []
+
+
+def test_nobody_asking_for_log_probabilities_gets_none_computed() -> None:
+    assert sampler().sample(logits_of(0.5, 0.5), [make_state()]).logprobs is None
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("params", [{"temperature": 0}, {"top_p": 0.5, "logprobs": 1}])
+def test_logits_that_are_not_finite_give_no_token_and_spare_the_other_rows(bad: float, params: dict[str, Any]) -> None:
+    logits = logits_of(0.9, 0.1, rows=2)
+    logits[0, 1] = bad
+    assert sampler().sample(logits, [make_state(**params), make_state(temperature=0)]).token_ids == [-1, 0]
+
+
+def test_no_rows_give_no_tokens() -> None:
+    assert sampler().sample(torch.empty(0, 5), []).token_ids == []
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_logits_are_sampled_too(dtype: torch.dtype) -> None:
+    logits = logits_of(0.9, 0.05, 0.05, rows=200).to(dtype)
+    tokens = sampler().sample(logits, [make_state(seed=seed, top_p=0.95) for seed in range(200)]).token_ids
+    assert 0.8 < tokens.count(0) / 200 < 1

@@ -1,0 +1,92 @@
+"""A step that raises: who goes on, who ends, and when the engine does."""
+
+import pytest
+from tests.engine.builders import PretendedModel, make_request, make_scheduler, next_token
+
+from conveyor_engine.loop.step_runner import FAILED, run_step
+from conveyor_engine.scheduling.scheduler import Scheduler
+from conveyor_engine.scheduling.step import Sampled, StepPlan
+from conveyor_engine.wire.request import FinishReason, RequestOutput
+
+
+def run_all(scheduler: Scheduler, model: PretendedModel) -> dict[str, RequestOutput]:
+    """The last outputs by request id; every answer is checked against the model's."""
+    last: dict[str, RequestOutput] = {}
+    told: dict[str, list[int]] = {}
+    prompts = {name: list(state.token_ids) for name, state in scheduler.requests.items()}
+    for _ in range(1000):
+        plan = scheduler.schedule(100.0)
+        if plan.num_tokens:
+            run_step(scheduler, model, plan)
+        for output in scheduler.take_outputs():
+            told[output.request_id] = told.get(output.request_id, []) + output.new_token_ids
+            last[output.request_id] = output
+        scheduler.blocks.check([r.block_table for r in scheduler.running])
+        if not scheduler.has_unfinished():
+            break
+    for name, token_ids in told.items():
+        for token_id in token_ids:
+            assert token_id == next_token(prompts[name])
+            prompts[name].append(token_id)
+    assert scheduler.blocks.num_free == scheduler.blocks.num_blocks
+    return last
+
+
+@pytest.mark.parametrize("mode", ["static", "dynamic", "continuous"])
+def test_a_request_that_the_model_cannot_compute_ends_with_half_of_its_batch_at_most(mode: str) -> None:
+    scheduler, model = make_scheduler(mode), PretendedModel(4)
+    for name in "abcd":
+        scheduler.add_request(make_request(name, [ord(name)] * 5))
+    model.poison.add("d")
+    last = run_all(scheduler, model)
+    assert {name for name, output in last.items() if output.finish_reason is FinishReason.LENGTH} == {"a", "b"}
+    assert {(last[name].finish_reason, last[name].message) for name in "cd"} == {(FinishReason.ERROR, FAILED)}
+
+
+def test_a_step_too_large_for_the_memory_fails_nobody() -> None:
+    scheduler, model = make_scheduler(), PretendedModel(4)
+    model.memory_tokens = 16
+    for name in "abcd":
+        scheduler.add_request(make_request(name, [ord(name)] * 8))
+    assert {output.finish_reason for output in run_all(scheduler, model).values()} == {FinishReason.LENGTH}
+
+
+def test_whoever_shares_a_prefix_that_was_not_written_computes_it() -> None:
+    scheduler, model = make_scheduler(), PretendedModel(4)
+    model.poison.add("a")
+    for name in "abcd":
+        scheduler.add_request(make_request(name, [*range(100, 112), ord(name)]))
+    last = run_all(scheduler, model)
+    assert [last[name].finish_reason for name in "abcd"] == [*[FinishReason.ERROR] * 2, *[FinishReason.LENGTH] * 2]
+
+
+def test_a_finished_row_keeps_its_answer_when_a_later_step_of_its_batch_fails() -> None:
+    scheduler, model = make_scheduler("static", padding="real"), PretendedModel(4)
+    scheduler.add_request(make_request("short", max_tokens=1))
+    scheduler.add_request(make_request("long", [5], max_tokens=9))
+    while not scheduler.requests["short"].finished:
+        run_step(scheduler, model, scheduler.schedule(100.0))
+    model.memory_tokens = 0
+    with pytest.raises(RuntimeError):
+        run_step(scheduler, model, scheduler.schedule(100.0))
+    model.memory_tokens = 100
+    last = {}
+    while scheduler.has_unfinished():
+        scheduler.schedule(100.0)
+        last |= {output.request_id: output for output in scheduler.take_outputs()}
+    assert (last["short"].finish_reason, len(last["short"].new_token_ids)) == (FinishReason.LENGTH, 1)
+    assert last["long"].finish_reason is FinishReason.ERROR
+
+
+class Broken(PretendedModel):
+    """A device that no step succeeds on any more."""
+
+    def execute(self, plan: StepPlan) -> Sampled:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+def test_a_broken_device_ends_the_engine_with_its_own_words() -> None:
+    scheduler = make_scheduler()
+    scheduler.add_request(make_request("a"))
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        run_step(scheduler, Broken(4), scheduler.schedule(0.0))

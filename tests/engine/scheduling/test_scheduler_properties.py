@@ -1,0 +1,246 @@
+"""Random histories of the scheduler, against a pretended model whose every token depends on the whole prefix.
+
+The pretended model remembers what each KV slot holds. So a block that is handed to two owners, shared before
+it is written, or forgotten too early shows up as a foreign key, and as a wrong token in somebody's answer.
+"""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
+from tests.engine.builders import PretendedModel, make_request, make_scheduler, next_token
+
+from conveyor_engine.errors import Overloaded
+from conveyor_engine.loop import step_runner
+from conveyor_engine.loop.step_runner import run_step
+from conveyor_engine.scheduling.request_state import RequestState
+from conveyor_engine.scheduling.scheduler import Scheduler
+from conveyor_engine.scheduling.step import StepPlan
+from conveyor_engine.wire.request import FinishReason, RequestOutput
+
+BUDGET = 12
+BLOCK_SIZE = 4
+MAX_MODEL_LEN = 40
+MAX_QUEUED = 6
+# Few prompts, so that they repeat: of one token, of exactly one or two blocks, with common and with unlike heads.
+HEAD = list(range(100, 108))
+PROMPTS = ([5], HEAD[:4], HEAD, [*HEAD, 6], [*HEAD, *range(200, 208)], list(range(300, 313)), list(range(400, 422)))
+
+
+class History(RuleBasedStateMachine):
+    """add, abort, step, let time pass, break a row's logits, make steps raise; at the end perhaps drain."""
+
+    mode = "continuous"
+    padding: str | None = None
+    happened: Counter[str]  # over all histories of the mode
+
+    @initialize(
+        # The smallest pool holds one request of MAX_MODEL_LEN tokens, and answers are longer than is expected at first:
+        # so every mode must preempt.
+        num_kv_blocks=st.sampled_from((10, 10, 11, 14, 24)),
+        max_num_seqs=st.sampled_from((4, 4, 2, 1)),
+        prefix_caching=st.sampled_from((True, True, False)),
+        drains=st.booleans(),
+    )
+    def begin(self, num_kv_blocks: int, max_num_seqs: int, prefix_caching: bool, drains: bool) -> None:
+        self.now = 0.0
+        self.scheduler: Scheduler = make_scheduler(
+            self.mode,
+            padding=self.padding,
+            num_kv_blocks=num_kv_blocks,
+            max_num_seqs=1 if self.mode == "none" else max_num_seqs,
+            prefix_caching=prefix_caching,
+            max_num_batched_tokens=BUDGET,
+            block_size=BLOCK_SIZE,
+            max_model_len=MAX_MODEL_LEN,
+            max_num_queued_requests=MAX_QUEUED,
+            batching_window_seconds=1.0 if self.mode in ("static", "dynamic") else None,
+        )
+        self.scheduler._expected_output_tokens = 2.0
+        self.model = PretendedModel(BLOCK_SIZE)
+        self.asked: dict[str, Any] = {}
+        self.told: dict[str, list[int]] = {}
+        self.ended: dict[str, FinishReason] = {}
+        self.started: list[str] = []
+        self.drains = drains
+
+    @rule(
+        prompts=st.lists(st.sampled_from(PROMPTS), min_size=1, max_size=4),
+        max_tokens=st.sampled_from((1, 7, 18, 18)),
+        num_choices=st.sampled_from((1, 1, 3)),
+    )
+    def add(self, prompts: list[list[int]], max_tokens: int, num_choices: int) -> None:
+        for prompt in prompts:
+            hashes: list[bytes] = []
+            for _ in range(num_choices):
+                self._add_one(prompt, max_tokens, hashes)
+
+    def _add_one(self, prompt: list[int], max_tokens: int, hashes: list[bytes]) -> None:
+        request = make_request(
+            f"r{len(self.asked)}", prompt, max_tokens=max_tokens, arrival_time=self.now, prompt_hashes=hashes
+        )
+        full = len(self.scheduler.waiting) >= MAX_QUEUED + len(self.scheduler._tables.free_rows)
+        try:
+            self.scheduler.add_request(request)
+        except Overloaded:
+            assert full
+            return
+        assert not full
+        self.asked[request.request_id] = request
+        self.told[request.request_id] = []
+
+    @rule(choice=st.integers(0, 1000))
+    def abort(self, choice: int) -> None:
+        if live := list(self.scheduler.requests):
+            request = self.scheduler.requests[live[choice % len(live)]]
+            self.scheduler.abort(request.request_id)
+            assert request.block_table == [], "an abort frees the blocks at once"
+
+    @rule(seconds=st.floats(0.0, 1.0))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule()
+    def break_next(self) -> None:
+        self.model.breaks = True
+
+    @rule(choice=st.integers(0, 1000))
+    def poison(self, choice: int) -> None:
+        if live := list(self.scheduler.requests):
+            self.model.poison.add(live[choice % len(live)])
+
+    @rule(memory_tokens=st.sampled_from((BUDGET // 2, BUDGET // 3, BUDGET)))
+    def give_memory(self, memory_tokens: int) -> None:
+        self.model.memory_tokens = memory_tokens
+
+    @rule(count=st.integers(1, 12))
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self._step()
+
+    def _step(self) -> None:
+        scheduler = self.scheduler
+        wakeup = scheduler.next_wakeup(self.now)
+        plan = scheduler.schedule(self.now)
+        self._check_plan(plan)
+        if plan.num_tokens:
+            run_step(scheduler, self.model, plan)
+        outputs = scheduler.take_outputs()
+        for output in outputs:
+            self._take(output)
+        due = wakeup is not None and wakeup <= self.now
+        assert due == bool(plan.num_tokens or outputs), "next_wakeup tells exactly when a step has something to do"
+        self.happened["held rows"] += sum(request.finished is not None for request in scheduler.running)
+        self.happened["padding"] += plan.num_padding_tokens
+        self.blocks_are_accounted_for()
+
+    def _check_plan(self, plan: StepPlan) -> None:
+        work = plan.work()
+        assert plan.num_tokens == sum(n for _, n in work) <= BUDGET
+        assert len(work) == len({id(request) for request, _ in work}) <= self.scheduler._facts.max_num_seqs
+        for request, num_tokens in work:
+            assert 1 <= num_tokens <= request.num_pending_tokens
+            assert request in self.scheduler.running
+            assert request.finished is None or self.padding == "real", "only a padded batch steps what is finished"
+        for request in plan.decodes:
+            assert request.num_pending_tokens == 1
+        if self.mode == "static" and any(request.num_output_tokens for request in plan.decodes):
+            assert not plan.prefills, "all prompts before any decode"
+        self._note_started([request for request, _ in work])
+
+    def _note_started(self, requests: list[RequestState]) -> None:
+        for request in sorted(requests, key=lambda r: r.serial):
+            if request.request_id not in self.started:
+                self.started.append(request.request_id)
+                if self.mode != "dynamic":  # which groups by length, and is in order only within a group
+                    earlier = [r for r in self.scheduler.waiting.values() if r.serial < request.serial]
+                    assert not earlier, "first come, first served"
+
+    def _take(self, output: RequestOutput) -> None:
+        name = output.request_id
+        assert name not in self.ended, "nothing comes after the last output"
+        self.told[name] += output.new_token_ids
+        if output.finish_reason is not None:
+            self.ended[name] = output.finish_reason
+            self.happened[output.finish_reason] += 1
+            self.happened["failed steps"] += output.message == step_runner.FAILED
+        prefix = list(self.asked[name].prompt_token_ids)
+        for token_id in self.told[name]:
+            assert token_id == next_token(prefix), "the answer is the model's own, whatever the batch was"
+            prefix.append(token_id)
+        if output.finish_reason == FinishReason.LENGTH:
+            assert len(self.told[name]) == self.asked[name].sampling_params.max_tokens
+
+    @invariant()
+    def blocks_are_accounted_for(self) -> None:
+        if not hasattr(self, "scheduler"):
+            return
+        scheduler = self.scheduler
+        scheduler.blocks.check([request.block_table for request in scheduler.running])
+        admitted = [request for request in scheduler.running if request.row >= 0]
+        assert all(r.finished and not r.block_table for r in scheduler.running if r not in admitted)
+        rows = [request.row for request in admitted]
+        assert sorted(rows + scheduler._tables.free_rows) == list(range(scheduler._facts.max_num_seqs))
+        places = [*scheduler.waiting, *(request.request_id for request in scheduler.running)]
+        assert sorted(places) == sorted(scheduler.requests), "each request is in exactly one place"
+        for request in scheduler.waiting.values():
+            assert not request.block_table
+            assert request.row < 0
+        for request in admitted:
+            assert len(request.block_table) * BLOCK_SIZE >= request.num_computed_tokens
+        order = [(not request.preempted, request.serial) for request in scheduler.waiting.values()]
+        assert order == sorted(order), "those who come back are the head of the queue; all in order of arrival"
+
+    def teardown(self) -> None:
+        if not hasattr(self, "scheduler"):
+            return
+        if self.drains:
+            self.scheduler.drain()
+        self.model.memory_tokens = BUDGET
+        for _ in range(5_000):
+            if not self.scheduler.has_unfinished():
+                break
+            wakeup = self.scheduler.next_wakeup(self.now)
+            assert wakeup is not None, "unfinished requests, and nothing will ever happen"
+            self.now = max(self.now, wakeup)
+            self._step()
+        assert set(self.ended) == set(self.asked), "everybody gets exactly one last output"
+        assert self.scheduler.blocks.num_free == self.scheduler.blocks.num_blocks
+        assert self.scheduler.next_wakeup(self.now) is None
+        stats = self.scheduler.stats()
+        self.happened["preemptions"] += stats.num_preemptions
+        self.happened["prefix hits"] += stats.prefix_cache_hit_tokens
+
+
+@pytest.mark.parametrize(
+    ("mode", "padding"),
+    [("none", None), ("static", "none"), ("static", "real"), ("dynamic", None), ("continuous", None)],
+)
+def test_no_history_loses_a_block_a_request_or_the_order(
+    monkeypatch: pytest.MonkeyPatch, mode: str, padding: str | None
+) -> None:
+    monkeypatch.setattr(step_runner._log, "disabled", True)  # thousands of failed steps
+    happened: Counter[str] = Counter()
+    machine = type("ModeHistory", (History,), {"mode": mode, "padding": padding, "happened": happened})
+    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+        machine,
+        settings=settings(
+            max_examples=80,
+            stateful_step_count=40,
+            deadline=None,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+        ),
+    )
+    own = {"length", "abort", "error", "failed steps"} | ({"preemptions"} if mode != "none" else set())
+    own |= {"held rows"} if mode == "static" else set()
+    own |= {"padding"} if padding == "real" else {"prefix hits"}
+    assert set(+happened) == own, "every hardship was met"

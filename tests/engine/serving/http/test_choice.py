@@ -1,0 +1,43 @@
+"""One choice of an answer, without an engine."""
+
+from pathlib import Path
+
+import pytest
+
+from conveyor_engine.serving.http.choice import Choice
+from conveyor_engine.serving.metrics import EngineMetrics
+from conveyor_engine.serving.preparing.prepare import PreparedChoice
+from conveyor_engine.text.stop_strings import StopStrings
+from conveyor_engine.text.tokenizer import Tokenizer
+from conveyor_engine.wire.request import FinishReason, RequestOutput
+
+
+@pytest.mark.parametrize("tokens_at_a_time", [1, 3, 100])
+def test_tokens_are_counted_up_to_the_one_that_completes_a_stop_string(chat_model: Path, tokens_at_a_time: int) -> None:
+    """Several tokens may come at once, with what the model went on to say after the stop string."""
+    tokenizer = Tokenizer(chat_model)
+    ids = [tokenizer.encode(character, 100)[0] for character in "one END two three"]
+    request = PreparedChoice(
+        request_id="a", arrival_time=0.0, num_prompt_tokens=1, prompt_tail=[5], max_tokens=100, min_tokens=0
+    )
+    choice = Choice(0, request, StopStrings(["END"]), tokenizer, EngineMetrics("tiny"))
+    text = ""
+    while choice.finish_reason is None:
+        now, ids = ids[:tokens_at_a_time], ids[tokens_at_a_time:]
+        end = None if ids else FinishReason.LENGTH
+        delta = choice.take(RequestOutput(request_id="a", new_token_ids=now, finish_reason=end))
+        text += delta.text if delta is not None else ""
+    assert (text, choice.finish_reason, choice.num_tokens) == ("one ", "stop", 7)
+
+
+def test_an_answer_that_the_engine_ended_at_a_stop_string_is_cut_there(chat_model: Path) -> None:
+    """Unlike an end-of-sequence token, the last one is text: a part of the stop string, and perhaps of the answer."""
+    tokenizer = Tokenizer(chat_model)
+    ids = [tokenizer.encode(character, 100)[0] for character in "one END"]
+    request = PreparedChoice(
+        request_id="a", arrival_time=0.0, num_prompt_tokens=1, prompt_tail=[5], max_tokens=100, min_tokens=0
+    )
+    choice = Choice(0, request, StopStrings(["END"]), tokenizer, EngineMetrics("tiny"))
+    delta = choice.take(RequestOutput(request_id="a", new_token_ids=ids, finish_reason=FinishReason.STOP_STRING))
+    assert delta is not None
+    assert (delta.text, choice.finish_reason, choice.num_tokens) == ("one ", "stop", 7)

@@ -1,0 +1,125 @@
+"""Each row of the table of fields that do not act: what it accepts, and what is refused with its name."""
+
+import json
+from typing import Any
+
+import pytest
+from openai.types.chat import (
+    ChatCompletionAssistantMessageParam,
+    ChatCompletionContentPartTextParam,
+    ChatCompletionStreamOptionsParam,
+    completion_create_params,
+)
+from openai.types.completion_create_params import CompletionCreateParamsBase
+from pydantic import ValidationError
+from tests.engine.processes import EngineServer
+
+from conveyor_engine.errors import InvalidRequest
+from conveyor_engine.serving.preparing.fields import OPENAI, ROWS, TABLE, Place, Row
+from conveyor_engine.serving.preparing.refusals import invalid_request
+from conveyor_engine.serving.preparing.schemas import (
+    ChatMessage,
+    ChatRequest,
+    CompletionRequest,
+    SamplingFields,
+    StreamOptions,
+)
+
+SAMPLES: dict[type, Any] = {bool: True, int: 3, str: "x", list: ["x"], dict: {"a": "b"}}
+CASES = [pytest.param(place, row, id=f"{place.name}-{row.name}") for place in Place for row in ROWS[place].values()]
+
+
+def place_fields(place: Place, fields: dict[str, Any]) -> tuple[type[SamplingFields], dict[str, Any]]:
+    """A valid request with these fields in that place of it."""
+    message: dict[str, Any] = {"role": "assistant", "content": "a"}
+    match place:
+        case Place.COMPLETIONS:
+            return CompletionRequest, {"prompt": "a", **fields}
+        case Place.STREAM_OPTIONS:
+            return CompletionRequest, {"prompt": "a", "stream": True, "stream_options": fields}
+        case Place.CHAT:
+            return ChatRequest, {"messages": [message], **fields}
+        case Place.MESSAGE:
+            return ChatRequest, {"messages": [{**message, **fields}]}
+        case Place.TEXT_PART:
+            parts = [{"type": "text", "text": "a", **fields}]
+            return ChatRequest, {"messages": [{**message, "content": parts}]}
+
+
+def accepted(row: Row) -> list[Any]:
+    return [None, *row.only, *(SAMPLES[kind] for kind in row.kinds)]
+
+
+def parse(place: Place, fields: dict[str, Any]) -> None:
+    schema, body = place_fields(place, fields)
+    try:
+        schema.model_validate_json(json.dumps(body))
+    except ValidationError as error:
+        raise invalid_request(error) from None
+
+
+@pytest.mark.parametrize(("place", "row"), CASES)
+def test_what_changes_nothing_is_accepted(place: Place, row: Row) -> None:
+    for value in accepted(row):
+        parse(place, {row.name: value})
+
+
+@pytest.mark.parametrize(("place", "row"), CASES)
+def test_another_value_is_refused_with_its_name(place: Place, row: Row) -> None:
+    for value in (0.5, {"x": 1}, ["x", "y"], 7, True, False, "x", 0, 1):
+        if type(value) in row.kinds or any(value == only and type(value) is type(only) for only in row.only):
+            continue
+        with pytest.raises(InvalidRequest) as caught:
+            parse(place, {row.name: value})
+        assert row.name in str(caught.value) or place is Place.TEXT_PART
+        if place in (Place.CHAT, Place.COMPLETIONS):
+            assert caught.value.param == row.name
+            assert caught.value.code == (None if row.kinds else "unsupported_value")
+
+
+@pytest.mark.parametrize("place", Place)
+def test_a_field_that_nobody_defines_is_refused_with_its_name(place: Place) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse(place, {"mood": None})
+    assert str(caught.value.param).endswith("mood") or place is Place.TEXT_PART
+
+
+def test_no_field_is_in_the_table_twice_or_acts_besides() -> None:
+    acting = {
+        Place.CHAT: ChatRequest, Place.COMPLETIONS: CompletionRequest, Place.STREAM_OPTIONS: StreamOptions,
+        Place.MESSAGE: ChatMessage,
+    }  # fmt: skip
+    assert sum(len(row.places) for row in TABLE) == sum(len(rows) for rows in ROWS.values())
+    for place, schema in acting.items():
+        assert not schema.model_fields.keys() & ROWS[place].keys()
+
+
+OPENAIS: dict[Place, tuple[set[str], type]] = {
+    Place.CHAT: (set(ChatRequest.model_fields), completion_create_params.CompletionCreateParamsBase),
+    Place.COMPLETIONS: (set(CompletionRequest.model_fields), CompletionCreateParamsBase),
+    Place.STREAM_OPTIONS: (set(StreamOptions.model_fields), ChatCompletionStreamOptionsParam),
+    Place.MESSAGE: (set(ChatMessage.model_fields), ChatCompletionAssistantMessageParam),
+    Place.TEXT_PART: ({"type", "text"}, ChatCompletionContentPartTextParam),
+}
+
+
+@pytest.mark.parametrize("place", Place)
+def test_every_field_that_openai_defines_is_known(place: Place) -> None:
+    acting, params = OPENAIS[place]
+    assert params.__annotations__.keys() <= acting | ROWS[place].keys()
+
+
+def test_what_is_said_to_be_openai_s_is() -> None:
+    defined = {name for _, params in OPENAIS.values() for name in params.__annotations__}
+    named = {row.name for row in TABLE if OPENAI in row.defined_by}
+    assert named - defined == {"annotations", "tool_call_id"}  # of answers, which come back, and of a tool's message
+
+
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+def test_all_of_them_together_do_not_change_the_answer(server: EngineServer, path: str) -> None:
+    place = Place.CHAT if path.startswith("chat") else Place.COMPLETIONS
+    _, body = place_fields(place, {"max_tokens": 12, "temperature": 0.8, "seed": 5, "ignore_eos": True})
+    bare = server.post(f"/v1/{path}", body).json()
+    full = server.post(f"/v1/{path}", body | {name: accepted(row)[-1] for name, row in ROWS[place].items()}).json()
+    assert full["choices"] == bare["choices"]
+    assert full["usage"]["total_tokens"] == bare["usage"]["total_tokens"]

@@ -1,0 +1,46 @@
+"""From a body to engine requests, without processes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.engine.builders import make_facts
+
+from conveyor_engine.errors import InvalidRequest
+from conveyor_engine.serving.preparing.prepare import Job, Kind, Prepared, ServedModel, prepare
+from conveyor_engine.serving.preparing.sampling_defaults import SamplingDefaults
+from conveyor_engine.text.tokenizer import Tokenizer
+
+
+def prepared(chat_model: Path, kind: Kind, **fields: Any) -> Prepared:
+    model = ServedModel("tiny", Tokenizer(chat_model), SamplingDefaults())
+    content = {"prompt": "a"} if kind == "completion" else {"messages": [{"role": "user", "content": "a"}]}
+    facts = make_facts(max_model_len=131_072, vocab_size=384)
+    return prepare(model, Job(kind, facts, 1000, 0.0, json.dumps({**content, **fields}).encode()))
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("completion", {"n": 128, "max_tokens": 8000, "logprobs": 20}),
+        ("chat", {"n": 128, "max_tokens": 8000, "logprobs": True, "top_logprobs": 20}),
+        ("chat", {"n": 2, "logprobs": True, "top_logprobs": 20}),
+        ("completion", {"prompt": ["a"] * 500, "max_tokens": 10_000, "logprobs": 0}),
+    ],
+)
+def test_more_log_probabilities_than_are_kept_are_refused(chat_model: Path, kind: Kind, fields: dict[str, Any]) -> None:
+    """They took 8 GiB, and minutes of the loop that serves all streams."""
+    with pytest.raises(InvalidRequest, match="more than 4000000") as caught:
+        prepared(chat_model, kind, **fields)
+    assert caught.value.param == "logprobs"
+
+
+def test_a_whole_context_of_log_probabilities_is_taken(chat_model: Path) -> None:
+    assert len(prepared(chat_model, "chat", logprobs=True, top_logprobs=20).choices) == 1
+
+
+def test_the_prompt_stays_in_the_message_for_the_engine(chat_model: Path) -> None:
+    one = prepared(chat_model, "completion", prompt=[7] * 100_000, n=64)
+    assert (one.num_prompt_tokens, len(one.choices), one.choices[63].prompt_tail) == (100_000, 64, [7] * 6)
+    assert len(one.add) < 200_000

@@ -1,0 +1,294 @@
+"""The life of a `serve` process: what ends requests, what ends it, and what it says then."""
+
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.engine.processes import EngineServer, wait_until
+
+from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.serving import server as module
+from conveyor_engine.serving.preparing.prepare import ServedModel
+from conveyor_engine.serving.preparing.process import Nursery
+from conveyor_engine.serving.preparing.sampling_defaults import SamplingDefaults
+from conveyor_engine.text.tokenizer import Tokenizer
+
+LONG = {"prompt": "a", "max_tokens": 8000, "ignore_eos": True}
+Start = Callable[..., EngineServer]
+
+
+@pytest.fixture
+def start(chat_model: Path, tmp_path: Path) -> Iterator[Start]:
+    """Starts a ready server with these fields changed."""
+    started: list[EngineServer] = []
+
+    def begin(**fields: Any) -> EngineServer:
+        started.append(EngineServer(tmp_path / str(len(started)), chat_model, **fields))
+        return started[-1].wait_ready()
+
+    yield begin
+    for server in started:
+        server.__exit__()
+
+
+class Call(threading.Thread):
+    """One request in a thread of its own; `lines` grows as a stream comes."""
+
+    def __init__(self, server: EngineServer, body: dict[str, Any]) -> None:
+        super().__init__(daemon=True)
+        self._url, self._body = server.url + "/v1/completions", body
+        self.status = 0
+        self.lines: list[str] = []
+        self.start()
+
+    def run(self) -> None:
+        with httpx.stream("POST", self._url, json=self._body, timeout=120) as response:
+            self.status = response.status_code
+            rest = b""
+            for piece in response.iter_raw():  # a body's text may hold what iter_lines takes for the end of a line
+                *lines, rest = (rest + piece).split(b"\n")
+                self.lines.extend(line.decode() for line in lines if line)
+            self.lines.extend([rest.decode()] if rest else [])
+
+    def finish(self) -> "Call":
+        self.join(timeout=150)
+        assert not self.is_alive()
+        return self
+
+    @property
+    def last(self) -> Any:
+        """The last event's or the whole body's JSON; "[DONE]" as it is."""
+        data = self.lines[-1].removeprefix("data: ")
+        return data if data == "[DONE]" else json.loads(data)
+
+
+@contextmanager
+def open_connection(
+    server: EngineServer, body: dict[str, Any], *headers: str, missing_bytes: int = 0
+) -> Iterator[socket.socket]:
+    """A raw request on its way, so that the client can vanish at will; without the body's last bytes."""
+    content = json.dumps(body).encode()
+    lines = ("POST /v1/completions HTTP/1.1", "Host: a", f"Content-Length: {len(content)}", *headers, "", "")
+    with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=60) as connection:
+        connection.sendall("\r\n".join(lines).encode() + content[: len(content) - missing_bytes])
+        yield connection
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_ends_its_request_within_a_step_streamed_or_not(
+    server: EngineServer, stream: bool
+) -> None:
+    num_left = server.log.count("event=client_left")
+    with ExitStack() as engine:
+        with open_connection(server, LONG | {"stream": stream, "n": 2}) as connection:
+            server.wait_load(running=2)
+            if stream:
+                assert connection.recv(1000).startswith(b"HTTP/1.1 200")
+            engine.enter_context(stopped(server.engine_pid))
+        wait_until(lambda: server.log.count("event=client_left") > num_left, "the client's end", server)
+        num_steps = server.metric("conveyor_engine_steps_total")
+    server.wait_load(running=0, waiting=0, kv_cache_usage=0.0)
+    # One step was running, and what the one before it gave may still have been on its way.
+    assert server.metric("conveyor_engine_steps_total") - num_steps <= 2
+
+
+def test_choices_whose_client_leaves_are_counted_as_aborted(server: EngineServer) -> None:
+    before = server.metric("vllm:request_success_total", finished_reason="abort")
+    with open_connection(server, LONG | {"n": 2}):
+        server.wait_load(running=2)
+    server.wait_load(running=0)
+    assert server.metric("vllm:request_success_total", finished_reason="abort") - before == 2
+
+
+def test_a_client_that_leaves_while_it_waits_is_forgotten(server: EngineServer) -> None:
+    with open_connection(server, LONG | {"n": 2}):
+        server.wait_load(running=2)
+        with open_connection(server, LONG):
+            server.wait_load(running=2, waiting=1)
+        server.wait_load(running=2, waiting=0)
+    server.wait_load(running=0, waiting=0)
+
+
+def test_a_full_queue_answers_429_and_takes_requests_again(server: EngineServer) -> None:
+    with open_connection(server, LONG | {"n": 2}):
+        server.wait_load(running=2)
+        with open_connection(server, LONG | {"n": 2}):
+            server.wait_load(running=2, waiting=2)
+            for stream in (True, False):
+                refused = server.post("/v1/completions", LONG | {"stream": stream})
+                assert (refused.status_code, refused.headers["Retry-After"]) == (429, "1")
+                assert refused.json()["error"]["code"] == "queue_full"
+    server.wait_load(running=0, waiting=0)
+    assert server.post("/v1/completions", {"prompt": "a", "max_tokens": 2}).status_code == 200
+    assert 'vllm:admission_rejections_total{model_name="tiny",reason="queue_full"} ' in server.get("/metrics").text
+
+
+def test_requests_whose_bodies_are_still_on_their_way_take_no_places(server: EngineServer) -> None:
+    body = {"prompt": "a", "max_tokens": 1}
+    with ExitStack() as arriving:
+        for _ in range(20):
+            arriving.enter_context(open_connection(server, body, missing_bytes=1))
+        assert server.post("/v1/completions", body | {"n": 4}).status_code == 200
+
+
+def test_the_time_limit_begins_before_the_body_arrives(server: EngineServer) -> None:
+    with open_connection(server, {"prompt": "a"}, "X-Request-Timeout-Seconds: 0.1", missing_bytes=1) as connection:
+        time.sleep(0.2)
+        connection.sendall(b"}")
+        assert connection.recv(1000).startswith(b"HTTP/1.1 504")
+
+
+def test_a_request_is_taken_whole_or_not_at_all(server: EngineServer) -> None:
+    with open_connection(server, LONG | {"n": 2}):
+        server.wait_load(running=2)
+        assert server.post("/v1/completions", LONG | {"n": 3}).status_code == 429
+        server.wait_load(running=2, waiting=0)
+    server.wait_load(running=0, waiting=0)
+    assert server.post("/v1/completions", {"prompt": "a", "max_tokens": 2, "n": 4}).status_code == 200
+    assert server.post("/v1/completions", LONG | {"n": 5}).status_code == 400  # it could never be taken
+
+
+def test_a_frozen_engine_is_not_alive_but_probes_answer(server: EngineServer) -> None:
+    with stopped(server.engine_pid):
+        assert server.get("/livez").status_code == 200  # a heartbeat a little late is no reason
+        wait_until(lambda: server.get("/livez").status_code == 503, "not alive", server)
+        assert server.get("/readyz").json() == {"status": "stuck"}
+    wait_until(lambda: server.get("/readyz").status_code == 200, "ready again", server)
+
+
+def test_sigterm_lets_running_requests_finish_and_refuses_new_ones(start: Start) -> None:
+    server = start()
+    body = LONG | {"max_tokens": 1500}
+    stream, whole = Call(server, body | {"stream": True}), Call(server, body)
+    server.wait_load(running=2)
+    server.terminate()
+    wait_until(lambda: server.get("/readyz").status_code == 503, "not ready", server)
+    assert server.get("/livez").status_code == 200
+    assert server.load()["draining"] is True
+    refused = server.post("/v1/completions", {"prompt": "a"})
+    assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
+    assert stream.finish().last == "[DONE]"
+    assert json.loads(stream.lines[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+    assert whole.finish().last["usage"]["completion_tokens"] == 1500
+    assert server.wait_exit() == 0
+    assert not server.termination_path.exists()
+
+
+@pytest.mark.parametrize("by", ["timeout", "second signal"])
+def test_at_the_end_of_the_drain_requests_are_ended_in_words(start: Start, by: str) -> None:
+    server = start(drain_timeout_seconds=0.5 if by == "timeout" else 100)
+    stream, whole = Call(server, LONG | {"stream": True}), Call(server, LONG)
+    server.wait_load(running=2)
+    wait_until(lambda: stream.lines, "a first token", server)
+    server.terminate()
+    if by == "second signal":
+        wait_until(lambda: server.load()["draining"], "draining", server)
+        server.terminate()
+    assert stream.finish().last["error"]["code"] == "unavailable"
+    assert whole.finish().status == 503
+    assert server.wait_exit() == 0
+
+
+@pytest.fixture
+def nursery(chat_model: Path) -> Nursery:
+    return Nursery(ServedModel("tiny", Tokenizer(chat_model), SamplingDefaults()))
+
+
+async def test_a_server_that_fails_ends_the_process(
+    chat_model: Path, nursery: Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object, **__: object) -> None:
+        raise OSError("no more sockets")
+
+    monkeypatch.setattr(module._Server, "startup", fail)
+    config = EngineConfig(model=str(chat_model), device="cpu", host="127.0.0.1", port=0)
+    with pytest.raises(OSError, match="no more sockets"):
+        await module.serve(config, nursery)
+
+
+def test_when_the_engine_is_killed_every_request_is_answered_and_the_server_exits(start: Start) -> None:
+    server = start(max_num_seqs=2)
+    stream, whole, waiting = Call(server, LONG | {"stream": True}), Call(server, LONG), None
+    server.wait_load(running=2)
+    waiting = Call(server, LONG)
+    server.wait_load(running=2, waiting=1)
+    wait_until(lambda: stream.lines, "a first token", server)
+    os.kill(server.engine_pid, signal.SIGKILL)
+    assert stream.finish().last["error"]["code"] == "engine_dead"
+    for call in (whole.finish(), waiting.finish()):
+        assert call.status == 502
+        assert call.last["error"]["code"] == "engine_dead"
+        assert "SIGKILL" in call.last["error"]["message"]
+    assert server.wait_exit() == 1
+    assert server.termination() == {"reason": "EngineError", "message": "the engine process was ended by SIGKILL"}
+
+
+def test_when_the_server_is_killed_the_engine_leaves(start: Start) -> None:
+    server = start()
+    engine_pid = server.engine_pid
+    with open_connection(server, LONG):
+        server.wait_load(running=1)
+        server.process.kill()
+        server.wait_exit()
+    wait_until(lambda: not Path(f"/proc/{engine_pid}").exists(), "the engine's end")
+
+
+def test_probes_answer_while_the_engine_loads(chat_model: Path, tmp_path: Path) -> None:
+    with EngineServer(tmp_path, chat_model) as server:
+        assert server.get("/livez").status_code == 200
+        assert server.get("/readyz").json() == {"status": "starting"}
+        assert server.get("/health").status_code == 503
+        refused = server.post("/v1/completions", {"prompt": "a"})
+        assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
+        server.terminate()
+        assert server.wait_exit() == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason", "words", "code"),
+    [
+        ({"max_num_seqs": 0}, "InvalidConfig", "flag --max-num-seqs: `max_num_seqs` must be between", 2),
+        ({"speed": 3}, "InvalidConfig", "--speed", 2),
+        ({"device": "cuda"}, "NoDevice", "no CUDA device", 1),
+    ],
+)
+def test_what_cannot_start_says_why(
+    chat_model: Path, tmp_path: Path, fields: dict[str, object], reason: str, words: str, code: int
+) -> None:
+    with EngineServer(tmp_path, chat_model, **fields) as server:
+        assert server.wait_exit() == code, server.log
+        assert server.termination()["reason"] == reason
+        assert words in server.termination()["message"]
+
+
+def test_a_model_that_is_not_there_says_so(tmp_path: Path) -> None:
+    with EngineServer(tmp_path, tmp_path / "nothing") as server:
+        assert server.wait_exit() == 1
+        assert server.termination()["reason"] == "ModelNotFound"
+
+
+def test_a_port_in_use_says_so(chat_model: Path, tmp_path: Path) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        EngineServer(tmp_path, chat_model, port=taken.getsockname()[1]) as server,
+    ):
+        assert server.wait_exit() == 2
+        assert "cannot listen" in server.termination()["message"]

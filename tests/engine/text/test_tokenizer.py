@@ -1,0 +1,215 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.engine.chat_model import ASSISTANT, END, USER, VOCABULARY, write_tokenizer
+from tests.engine.processes import environment
+
+from conveyor_engine.errors import InvalidRequest, ModelError
+from conveyor_engine.text.tokenizer import Tokenizer
+
+TEXT = "naïve café 🙂 — 日本語 the fox\n\tdef f(x):"
+MESSAGES = [{"role": "user", "content": "the fox"}, {"role": "assistant", "content": "é"}]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tokenizer(directory: Path) -> Tokenizer:
+    return Tokenizer(directory)
+
+
+def streamed(tokenizer: Tokenizer, ids: list[int], prompt: list[int] | None = None) -> str:
+    stream = tokenizer.decode_stream(prompt or [])
+    return "".join(stream.push(i) for i in ids)
+
+
+def test_ids_are_those_of_transformers(directory: Path, tokenizer: Tokenizer) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    theirs = PreTrainedTokenizerFast.from_pretrained(directory)
+    assert tokenizer.encode(TEXT, 1000) == theirs(TEXT)["input_ids"]
+    chat = theirs.apply_chat_template(MESSAGES, add_generation_prompt=True, return_dict=True)["input_ids"]
+    assert tokenizer.encode_chat(MESSAGES, 1000) == chat
+
+
+def test_text_streams_back_byte_for_byte(tokenizer: Tokenizer) -> None:
+    assert streamed(tokenizer, tokenizer.encode(TEXT, 1000)) == TEXT
+
+
+def test_no_piece_holds_half_a_character(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("🙂", 10)
+    assert len(ids) >= 2
+    stream = tokenizer.decode_stream([])
+    assert [stream.push(i) for i in ids] == [""] * (len(ids) - 1) + ["🙂"]
+
+
+def test_bytes_that_are_no_text_are_not_waited_for(tokenizer: Tokenizer) -> None:
+    """Whatever waits is decoded again with each further token."""
+    (first_half,) = (i for i in range(VOCABULARY) if tokenizer.token_bytes(i) == b"\xc3")
+    for prompt in ([], [first_half]):
+        stream = tokenizer.decode_stream(prompt)
+        assert [stream.push(first_half) for _ in range(6)] == ["", "", "", *["\ufffd"] * 3]
+        assert stream.finish() == "\ufffd" * 3
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from(["a", "é", "日", "🙂", b"\xc3", b"\xf0\x9f", b"\xff"])))
+def test_characters_among_bytes_that_are_no_text_are_kept(tokenizer: Tokenizer, pieces: list[str | bytes]) -> None:
+    data = b"".join(piece.encode() if isinstance(piece, str) else piece for piece in pieces)
+    id_of = {tokenizer.token_bytes(i): i for i in range(VOCABULARY)}
+    stream = tokenizer.decode_stream([])
+    text = "".join(stream.push(id_of[bytes([byte])]) for byte in data) + stream.finish()
+    assert text.replace("\ufffd", "") == data.decode(errors="ignore")
+
+
+def test_special_tokens_without_text_are_not_waited_for(tokenizer: Tokenizer) -> None:
+    stream = tokenizer.decode_stream([])
+    assert {stream.push(0) for _ in range(10)} == {""}
+    assert len(stream._pending) <= 3
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, VOCABULARY - 1), max_size=40))
+def test_any_ids_stream_without_an_error(tokenizer: Tokenizer, ids: list[int]) -> None:
+    assert isinstance(streamed(tokenizer, ids), str)
+
+
+def test_a_broken_byte_run_does_not_end_a_sentencepiece_stream(tmp_path: Path) -> None:
+    """DecodeStream raises "Invalid prefix" there: the run decodes to other text with each further byte."""
+    tokenizer = sentencepiece_like(tmp_path)
+    ids = [2 + 0x1C, 2 + 0xE2, *[2 + byte for byte in range(0x80, 0xC0)], 258, 259, 260]
+    assert streamed(tokenizer, ids * 3).endswith("b")
+
+
+def test_a_continuation_keeps_its_leading_space(tmp_path: Path) -> None:
+    tokenizer = sentencepiece_like(tmp_path)
+    the, a = 258, 259
+    assert streamed(tokenizer, [the, a]) == "the a"
+    assert streamed(tokenizer, [a], prompt=[the]) == " a"
+
+
+def test_tokens_have_their_bytes(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    for token_id in tokenizer.encode(TEXT, 1000):
+        assert tokenizer.token_bytes(token_id)
+    assert b"".join(tokenizer.token_bytes(i) for i in tokenizer.encode(TEXT, 1000)) == TEXT.encode()
+    assert tokenizer.token_bytes(0) == END.encode()
+    assert tokenizer.token_bytes(10**6) == b""
+    pieces = sentencepiece_like(tmp_path)
+    assert (pieces.token_bytes(2 + 0xE2), pieces.token_bytes(258)) == (b"\xe2", b" the")
+
+
+def test_a_text_far_too_long_is_refused_before_it_is_tokenized(tokenizer: Tokenizer) -> None:
+    with pytest.raises(InvalidRequest, match="at least") as caught:
+        tokenizer.encode("x" * 10**6, 100)
+    assert caught.value.code == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("text", ["the fox " * 12_500, "q" * 100_000], ids=["words", "one word"])
+def test_a_text_too_long_is_refused_by_its_beginning(tokenizer: Tokenizer, text: str) -> None:
+    with pytest.raises(InvalidRequest, match="more than 5000") as caught:
+        tokenizer.encode(text, 5000)
+    assert caught.value.code == "context_length_exceeded"
+
+
+def test_what_the_template_refuses_is_the_clients_fault(tokenizer: Tokenizer) -> None:
+    with pytest.raises(InvalidRequest, match="no system here") as caught:
+        tokenizer.encode_chat([{"role": "system", "content": "a"}], 100)
+    assert caught.value.param == "messages"
+
+
+def test_a_template_may_name_special_tokens_and_mark_generations(directory: Path, tmp_path: Path) -> None:
+    template = "{{ bos_token }}{% generation %}{{ messages[0].content | tojson }}{% endgeneration %}{{ eos_token }}"
+    tokenizer = with_config(directory, tmp_path, chat_template=template, bos_token={"content": USER})
+    assert tokenizer.encode_chat([{"role": "user", "content": "<é>"}], 100) == tokenizer.encode(
+        f'{USER}"<é>"{END}', 100
+    )
+
+
+def test_a_template_may_ask_for_tools_that_are_not_there(directory: Path, tmp_path: Path) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    template = "".join(
+        f"{{% if {name} is defined %}}{name} {{% if {name} is not none %}}are some{{% else %}}are none{{% endif %}}"
+        "{% endif %}"
+        for name in ("tools", "documents", "add_generation_prompt", "continue_final_message", "eos_token")
+    )
+    tokenizer = with_config(directory, tmp_path, chat_template=template)
+    theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    rendered = theirs.apply_chat_template(MESSAGES, add_generation_prompt=True, tokenize=False)
+    assert tokenizer.encode_chat(MESSAGES, 1000) == tokenizer.encode(rendered, 1000)
+
+
+def test_named_templates_use_the_default(directory: Path, tmp_path: Path) -> None:
+    named = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": ASSISTANT}]
+    assert with_config(directory, tmp_path, chat_template=named).encode_chat(MESSAGES, 100) == [2]
+
+
+def test_a_model_without_a_template_says_what_to_use_instead(directory: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="/v1/completions"):
+        with_config(directory, tmp_path).encode_chat(MESSAGES, 100)
+
+
+def test_templates_cannot_reach_python(directory: Path, tmp_path: Path) -> None:
+    template = "{{ messages.__class__.__mro__ }}"
+    with pytest.raises(InvalidRequest, match="unsafe"):
+        with_config(directory, tmp_path, chat_template=template).encode_chat(MESSAGES, 100)
+
+
+def test_what_cannot_be_a_model_is_refused_with_a_reason(directory: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="not a directory") as caught:
+        Tokenizer(tmp_path / "none")
+    assert caught.value.reason == "ModelNotFound"
+    with pytest.raises(ModelError, match=r"no tokenizer\.json"):
+        Tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(ModelError, match="cannot be read"):
+        Tokenizer(tmp_path)
+    with pytest.raises(ModelError, match="not valid Jinja"):
+        with_config(directory, tmp_path, chat_template="{% if %}")
+
+
+@pytest.mark.parametrize("chat_template", [[{"template": "x"}], ["x"], {"default": "x"}, 5])
+def test_a_chat_template_of_another_shape_is_refused_with_a_reason(
+    directory: Path, tmp_path: Path, chat_template: object
+) -> None:
+    with pytest.raises(ModelError, match="is not usable"):
+        with_config(directory, tmp_path, chat_template=chat_template)
+
+
+def test_the_api_process_never_imports_torch() -> None:
+    code = (
+        "import sys, conveyor_engine.__main__, conveyor_engine.serving.server, conveyor_engine.fetching.fetch\n"
+        "print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def with_config(directory: Path, folder: Path, **config: object) -> Tokenizer:
+    """The tokenizer of `directory` with another tokenizer_config.json and no template file."""
+    (folder / "tokenizer.json").write_text((directory / "tokenizer.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": END, **config}))
+    return Tokenizer(folder)
+
+
+def sentencepiece_like(folder: Path) -> Tokenizer:
+    """0 unknown, 1 begin, 2..257 bytes, then words whose space is ▁."""
+    from tokenizers import Tokenizer as Fast
+    from tokenizers import decoders, models
+
+    pieces = ["<unk>", "<s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁the", "▁a", "b"]
+    fast = Fast(models.BPE({p: i for i, p in enumerate(pieces)}, [], byte_fallback=True, unk_token="<unk>"))
+    strip = decoders.Strip(" ", 1, 0)
+    fast.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), strip])
+    fast.save(str(folder / "tokenizer.json"))
+    return Tokenizer(folder)

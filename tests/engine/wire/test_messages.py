@@ -1,0 +1,85 @@
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.engine.builders import make_facts, make_request
+
+from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.wire.messages import (
+    Abort,
+    Add,
+    Drain,
+    Failed,
+    FrameReader,
+    FromEngine,
+    Heartbeat,
+    Progress,
+    Ready,
+    Refused,
+    Start,
+    StartFailed,
+    Step,
+    ToEngine,
+    encode_frame,
+    from_engine_decoder,
+    to_engine_decoder,
+)
+from conveyor_engine.wire.request import EngineRequest, EngineStats, RequestOutput, TokenLogprobs
+
+TO_ENGINE: list[ToEngine] = [
+    Start(EngineConfig(model="/m", kv_memory_fraction=0.5)),
+    Add.of([make_request("é", 5, seed=2**64 - 1, logprobs=2, stop_token_ids=(1, 2)), make_request("b")]),
+    Abort(["a"]),
+    Drain(),
+]
+FROM_ENGINE: list[FromEngine] = [
+    Progress("event=x"),
+    Ready(make_facts(), 0.5),
+    StartFailed("NoDevice", "none"),
+    Refused(["a"], "full", overloaded=True),
+    Refused(["a"], "bad", overloaded=False, param="prompt", code="c"),
+    Step(
+        [RequestOutput(request_id="a", new_token_ids=[5], logprobs=[TokenLogprobs.of(5, -0.5, [5], [-0.5])])],
+        EngineStats(num_running=1, batch_close_reasons={"full": 2}),
+        3,
+    ),
+    Heartbeat(0.5),
+    Failed("EngineError", "x"),
+]
+
+
+@pytest.mark.parametrize("message", TO_ENGINE + FROM_ENGINE, ids=lambda m: type(m).__name__)
+def test_every_message_arrives_as_it_was_sent(message: msgspec.Struct) -> None:
+    decoder = to_engine_decoder if message in TO_ENGINE else from_engine_decoder
+    (payload,) = FrameReader().feed(encode_frame(message))  # type: ignore[arg-type]
+    assert decoder.decode(payload) == message
+
+
+def test_a_prompt_travels_once_however_many_choices_it_has() -> None:
+    def add(num_choices: int) -> tuple[Add, list[EngineRequest]]:
+        requests = []
+        for prompt in (list(range(1000)), list(range(1000))):
+            requests += [
+                make_request(f"{len(requests) + i}", prompt, arrival_time=7.0, seed=i) for i in range(num_choices)
+            ]
+        return Add.of(requests), requests
+
+    message, sent = add(9)
+    assert len(encode_frame(message)) < 1.5 * len(encode_frame(add(1)[0]))
+    (payload,) = FrameReader().feed(encode_frame(message))
+    received = to_engine_decoder.decode(payload)
+    assert isinstance(received, Add)
+    assert received.requests(7.0) == sent
+    hashes = {id(request.prompt_hashes) for request in received.requests(7.0)}
+    assert len(hashes) == 2, "choices of one prompt share its hashes, and nobody else does"
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 300), max_size=40))
+def test_frames_survive_any_cutting(cuts: list[int]) -> None:
+    data = b"".join(encode_frame(message) for message in FROM_ENGINE)
+    reader, payloads = FrameReader(), []
+    for size in [*cuts, len(data)]:
+        payloads += reader.feed(data[:size])
+        data = data[size:]
+    assert [from_engine_decoder.decode(payload) for payload in payloads] == FROM_ENGINE

@@ -1,0 +1,47 @@
+"""Which cluster: the setting, KUBECONFIG, the pod's account, the home folder, in this order."""
+
+from pathlib import Path
+
+import pytest
+
+from conveyor_kube.kubeconfig import find_kubeconfig
+from conveyor_kube.settings import SettingsError
+
+POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "file"
+    path.touch()
+    return str(path)
+
+
+def test_the_setting_wins_over_everything(file: str) -> None:
+    assert find_kubeconfig(file, {"KUBECONFIG": "/other", **POD}) == file
+
+
+def test_the_variable_wins_over_the_pods_account(file: str) -> None:
+    assert find_kubeconfig("", {"KUBECONFIG": file, **POD}) == file
+
+
+def test_the_pods_account_wins_over_the_home_folder() -> None:
+    assert find_kubeconfig("", POD) == ""
+
+
+def test_outside_of_a_pod_it_is_the_file_of_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(SettingsError, match=r"~/\.kube/config is no file; set --kubeconfig"):
+        find_kubeconfig("", {})
+    (tmp_path / ".kube").mkdir()
+    (tmp_path / ".kube" / "config").touch()
+    assert find_kubeconfig("", {}) == "~/.kube/config"
+
+
+def test_of_several_files_one_that_is_there_is_enough(file: str) -> None:
+    assert find_kubeconfig("", {"KUBECONFIG": f"/nonexistent:{file}"}) == f"/nonexistent:{file}"
+
+
+def test_a_file_that_is_named_and_not_there_is_refused() -> None:
+    with pytest.raises(SettingsError, match="/nonexistent is no file; set --kubeconfig"):
+        find_kubeconfig("", {"KUBECONFIG": "/nonexistent", **POD})
