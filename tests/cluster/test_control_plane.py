@@ -1,5 +1,6 @@
 """The control plane that the other tests stand on: quick, several at a time, and gone afterwards."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -43,6 +44,7 @@ def test_an_owner_that_was_killed_leaves_nothing() -> None:
     owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=REPOSITORY, text=True)
     assert owner.stdout is not None
     folder = Path(owner.stdout.readline().strip())
+    assert _processes_in(folder)
     os.kill(owner.pid, signal.SIGKILL)
     owner.wait()
     owner.stdout.close()
@@ -52,5 +54,8 @@ def test_an_owner_that_was_killed_leaves_nothing() -> None:
 
 
 def _processes_in(folder: Path) -> list[str]:
-    lines = subprocess.run(["ps", "-eo", "stat,args"], capture_output=True, text=True, check=True).stdout
-    return [line for line in lines.splitlines() if str(folder) in line and not line.startswith("Z")]
+    commands = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            commands.append((process / "cmdline").read_text())  # empty of one that has ended and was not waited for
+    return [command for command in commands if str(folder) in command]
