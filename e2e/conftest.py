@@ -16,6 +16,11 @@ def _only_our_cluster() -> None:
     kube.require_our_cluster()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The story that takes the chart away is the last one."""
+    items.sort(key=lambda item: item.get_closest_marker("takes_the_chart_away") is not None)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     report = yield

@@ -1,10 +1,13 @@
-"""Last of all: `helm uninstall` leaves a healthy cluster, and what was served goes on being served by its pods."""
+"""`helm uninstall` leaves a healthy cluster, and what was served goes on being served by its pods."""
+
+import pytest
 
 from e2e import kube
 from e2e.deploy import deploy
 from e2e.services import service
 
 
+@pytest.mark.takes_the_chart_away
 def test_uninstall_leaves_no_dead_apiservice_and_no_stuck_namespace(namespace: str) -> None:
     kube.apply(service("stays"), namespace)
     kube.wait_ready("stays", namespace)

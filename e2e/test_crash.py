@@ -1,7 +1,4 @@
-"""The end of `make e2e`: the cluster crashes with pods running on it, and `down` removes every trace all the same.
-
-Not collected with the stories, because it takes the cluster away: `pytest -c e2e/pytest.ini e2e/crash.py`.
-"""
+"""The cluster crashes with pods running on it, and `down` removes every trace all the same; the end of `make e2e`."""
 
 import os
 import signal
@@ -17,6 +14,7 @@ from e2e.cluster.paths import REPOSITORY
 from e2e.cluster.processes import Processes
 
 
+@pytest.mark.takes_the_cluster_away
 def test_after_a_crash_down_leaves_nothing() -> None:
     if kube.current_context() != local.CONTEXT:
         pytest.skip("kind's programs go with their containers")

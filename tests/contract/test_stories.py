@@ -1,0 +1,24 @@
+"""In which order the stories of e2e/ run, as pytest collects them: some take away what others need."""
+
+import subprocess
+import sys
+
+from e2e.cluster.paths import REPOSITORY
+
+
+def collect(*options: str) -> list[str]:
+    """The names of the tests that `make e2e` runs with these options."""
+    command = [sys.executable, "-m", "pytest", "-c", "e2e/pytest.ini", "--collect-only", "-q", *options, "e2e"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    return [line.rpartition("::")[2] for line in done.stdout.splitlines() if "::" in line]
+
+
+def test_the_story_that_uninstalls_is_the_last_one_and_none_takes_the_cluster_away() -> None:
+    stories = collect()
+    assert len(stories) > 20
+    assert stories[-1] == "test_uninstall_leaves_no_dead_apiservice_and_no_stuck_namespace"
+    assert "test_after_a_crash_down_leaves_nothing" not in stories
+
+
+def test_the_crash_of_the_cluster_runs_by_itself() -> None:
+    assert collect("-m", "takes_the_cluster_away") == ["test_after_a_crash_down_leaves_nothing"]
