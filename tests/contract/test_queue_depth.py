@@ -8,19 +8,15 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-import yaml
 from tests.engine.chat_model import write_chat_model
 from tests.engine.processes import EngineServer
 from tests.gateway.cluster import Cluster, own_address
 from tests.gateway.process import GatewayProcess
 
-from conveyor_api.names import CRD_NAME
 from conveyor_kube.watch import WatchState
 from conveyor_metrics.demand import ServiceDemand
 from conveyor_metrics.source import Gateway, GatewaySource
 from e2e.cluster.api import Api
-from e2e.cluster.control_plane import ControlPlane
-from e2e.cluster.paths import REPOSITORY
 
 LONG = {"prompt": "x", "max_tokens": 8_000, "ignore_eos": True}
 
@@ -35,20 +31,15 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
 
 
 @pytest.fixture(scope="module")
-def gateways(control_plane: ControlPlane) -> Iterator[list[GatewayProcess]]:
-    api = Api(control_plane.kubeconfig)
-    crd = yaml.safe_load((REPOSITORY / "crds" / f"{CRD_NAME}.yaml").read_text())
-    api.apply(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{CRD_NAME}", crd)
-    with GatewayProcess(control_plane.kubeconfig) as one, GatewayProcess(control_plane.kubeconfig) as two:
+def gateways(crd: Api, kubeconfig: Path) -> Iterator[list[GatewayProcess]]:
+    with GatewayProcess(kubeconfig) as one, GatewayProcess(kubeconfig) as two:
         yield [one, two]
 
 
 @pytest.fixture
-async def service(
-    engine: EngineServer, gateways: list[GatewayProcess], kubeconfig: Path, namespace: str
-) -> AsyncIterator[str]:
+async def service(engine: EngineServer, gateways: list[GatewayProcess], crd: Api, namespace: str) -> AsyncIterator[str]:
     """The service of that engine, known to both gateways."""
-    cluster = Cluster(Api(kubeconfig), namespace)
+    cluster = Cluster(crd, namespace)
     await asyncio.to_thread(cluster.apply_service, "tiny", batching={"maxBatchSize": 4})
     port = int(engine.url.rpartition(":")[2])
     await asyncio.to_thread(cluster.apply_engine, "tiny", own_address(), port)

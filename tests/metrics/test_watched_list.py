@@ -1,4 +1,4 @@
-"""A list that stays current, of a real API server. What fails is tried in tests/gateway/test_watch.py."""
+"""A list that stays current, of a real API server. What fails is tried in tests/kube/test_watch.py."""
 
 import asyncio
 import contextlib

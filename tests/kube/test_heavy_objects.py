@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 from kubernetes.aio.client import ApiClient, Configuration
-from tests.gateway.api_proxy import ApiProxy
-from tests.gateway.test_watch import until
+from tests.kube.api_proxy import ApiProxy
+from tests.kube.kept import until
 
 from conveyor_kube.watch import Collection, WatchState, watch_collection
 from conveyor_metrics.watched_list import WatchedList

@@ -1,58 +1,46 @@
-"""The catalog follows a real API server, through a door that loses events, ends watches and shuts."""
+"""A watch follows a real API server, through a door that loses events, ends watches and shuts."""
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
 import pytest
 import yaml
 from kubernetes.aio.client import ApiClient, Configuration
-from tests.gateway.api_proxy import ApiProxy
 from tests.gateway.cluster import Cluster, make_service
+from tests.kube.api_proxy import ApiProxy
+from tests.kube.kept import Kept, until
 
 from conveyor_api.names import PLURAL
-from conveyor_gateway.catalog import Catalog
 from conveyor_kube.resources import service_collection, slice_collection
 from conveyor_kube.watch import WatchState, connect, watch_collection
 
 
 class Followed:
-    """A catalog that follows one namespace through `proxy`."""
+    """What watches of one namespace through `proxy` keep."""
 
     def __init__(self, proxy: ApiProxy, cluster: Cluster) -> None:
         self.proxy = proxy
         self.cluster = cluster
-        self.catalog = Catalog(lambda key: None, lambda key: None)
-        self.services = service_collection(cluster.namespace)
-        self.slices = slice_collection(cluster.namespace)
-        self.states = (WatchState(self.services.name), WatchState(self.slices.name))
+        self.kept = Kept(), Kept()
+        self.collections = service_collection(cluster.namespace), slice_collection(cluster.namespace)
+        self.states = tuple(WatchState(collection.name) for collection in self.collections)
 
     def knows(self, *names: str) -> bool:
-        return set(self.catalog.directory.services) == {f"{self.cluster.namespace}/{name}" for name in names}
+        return self.kept[0].objects.keys() == set(names)
 
-    def engines(self, name: str) -> tuple[str, ...]:
-        return self.catalog.engines(f"{self.cluster.namespace}/{name}")
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.01)
+    def engines(self) -> dict[str, bool]:
+        """Each slice's endpoint: whether it is ready."""
+        return {name: body["endpoints"][0]["conditions"]["ready"] for name, body in self.kept[1].objects.items()}
 
 
 @pytest.fixture
 async def followed(cluster: Cluster, kubeconfig: Path) -> AsyncIterator[Followed]:
     followed = Followed(ApiProxy(kubeconfig), cluster)
     async with followed.proxy.running() as url, ApiClient(Configuration(host=url)) as client:
-        tasks = [
-            asyncio.create_task(
-                watch_collection(client, followed.services, followed.catalog.services, followed.states[0])
-            ),
-            asyncio.create_task(watch_collection(client, followed.slices, followed.catalog.slices, followed.states[1])),
-        ]
+        watched = zip(followed.collections, followed.kept, followed.states, strict=True)
+        tasks = [asyncio.create_task(watch_collection(client, *each)) for each in watched]
         await until(lambda: followed.proxy.watches == 2)
         yield followed
         for task in tasks:
@@ -65,14 +53,14 @@ async def test_what_is_created_changed_and_deleted_is_followed(followed: Followe
     cluster = followed.cluster
     await asyncio.to_thread(cluster.apply_service, "qwen")
     await asyncio.to_thread(cluster.apply_engine, "qwen", "192.0.2.7", 8000)
-    await until(lambda: followed.knows("qwen") and followed.engines("qwen") == ("192.0.2.7:8000",))
+    await until(lambda: followed.knows("qwen") and followed.engines() == {"qwen-8000": True})
     await asyncio.to_thread(cluster.apply_engine, "qwen", "192.0.2.7", 8000, ready=False)
-    await until(lambda: followed.engines("qwen") == ())
+    await until(lambda: followed.engines() == {"qwen-8000": False})
     await asyncio.to_thread(cluster.apply_engine, "qwen", "192.0.2.7", 8000)
-    await until(lambda: followed.engines("qwen") != ())
+    await until(lambda: followed.engines() == {"qwen-8000": True})
     await asyncio.to_thread(cluster.delete_engine, "qwen", 8000)
     await asyncio.to_thread(cluster.delete_service, "qwen")
-    await until(lambda: followed.knows() and followed.engines("qwen") == ())
+    await until(lambda: followed.knows() and followed.engines() == {})
     assert len(followed.proxy.lists) == 2  # all of it came as events
 
 
@@ -83,7 +71,7 @@ async def test_a_watch_that_ends_is_followed_by_a_list_that_repairs_what_was_los
     cluster = followed.cluster
     await asyncio.to_thread(cluster.apply_service, "gone")
     await asyncio.to_thread(cluster.apply_engine, "gone", "192.0.2.7", 8000)
-    await until(lambda: followed.knows("gone") and followed.engines("gone") != ())
+    await until(lambda: followed.knows("gone") and followed.engines() == {"gone-8000": True})
     followed.proxy.loses_events = True
     await asyncio.to_thread(cluster.delete_service, "gone")
     await asyncio.to_thread(cluster.delete_engine, "gone", 8000)
@@ -92,7 +80,7 @@ async def test_a_watch_that_ends_is_followed_by_a_list_that_repairs_what_was_los
     assert followed.knows("gone")  # the door has lost these events, or this test proves nothing
     followed.proxy.loses_events = False
     followed.proxy.end_watches(code)
-    await until(lambda: followed.knows("new") and followed.engines("gone") == ())
+    await until(lambda: followed.knows("new") and followed.engines() == {})
 
 
 async def test_a_watch_that_ends_at_its_time_goes_on_where_it_was(followed: Followed) -> None:
@@ -115,7 +103,7 @@ async def test_a_text_beyond_any_object_is_not_taken_into_memory(
     monkeypatch.setattr("conveyor_kube.watch._MAX_TEXT_BYTES", 100_000)
     body = make_service("large", followed.cluster.namespace)
     body["metadata"]["annotations"] = {"note": "x" * 200_000}
-    await asyncio.to_thread(followed.cluster.api.apply, f"{followed.services.path}/large", body)
+    await asyncio.to_thread(followed.cluster.api.apply, f"{followed.collections[0].path}/large", body)
     await until(lambda: caplog.text.count("a text of more than 100000 bytes") >= 2)  # as an event, then in the list
     monkeypatch.undo()
     await until(lambda: followed.knows("large"))
@@ -127,7 +115,7 @@ async def test_while_the_api_server_is_away_what_was_known_stays(followed: Follo
     followed.proxy.is_shut = True
     followed.proxy.end_watches()
     heard = followed.states[0].heard_at
-    await asyncio.sleep(0.5)
+    await until(lambda: followed.proxy.refused >= 4)  # both watches have tried twice
     assert followed.knows("qwen")
     assert followed.states[0].heard_at == heard
     assert followed.states[0].synced
@@ -155,7 +143,7 @@ async def test_a_long_list_is_read_page_by_page(followed: Followed, monkeypatch:
         await asyncio.to_thread(followed.cluster.apply_service, name)
     await until(lambda: followed.knows(*names))
     before = len(followed.proxy.lists)
-    followed.catalog.services.keep_only(set(), "")
+    followed.kept[0].objects.clear()
     followed.proxy.end_watches()
     await until(lambda: followed.knows(*names))
     pages = [path for path in followed.proxy.lists[before:] if PLURAL in path]
@@ -168,7 +156,7 @@ async def test_an_object_larger_than_any_buffer_arrives(followed: Followed) -> N
     """Lines of a watch are read whole, however many pieces they come in."""
     body = make_service("large", followed.cluster.namespace)
     body["metadata"]["annotations"] = {"note": "x" * 200_000}
-    path = f"{followed.services.path}/large"
+    path = f"{followed.collections[0].path}/large"
     await asyncio.to_thread(followed.cluster.api.apply, path, body)
     await until(lambda: followed.knows("large"))
     assert len(followed.proxy.lists) == 2
@@ -185,19 +173,19 @@ def write_kubeconfig(original: Path, url: str, path: Path) -> Path:
 async def test_any_number_of_watches_is_open_at_once(kubeconfig: Path, cluster: Cluster, tmp_path: Path) -> None:
     """The client's own limit would be 100 connections: what is listed, but not watched, misses every change."""
     collection = service_collection(cluster.namespace)
-    catalogs = [Catalog(lambda key: None, lambda key: None) for _ in range(102)]
-    states = [WatchState(collection.name) for _ in catalogs]
+    kept = [Kept() for _ in range(102)]
+    states = [WatchState(collection.name) for _ in kept]
     async with (
         ApiProxy(kubeconfig).running() as url,
         connect(str(write_kubeconfig(kubeconfig, url, tmp_path / "kubeconfig"))) as client,
     ):
         tasks = [
-            asyncio.create_task(watch_collection(client, collection, catalog.services, state))
-            for catalog, state in zip(catalogs, states, strict=True)
+            asyncio.create_task(watch_collection(client, collection, sink, state))
+            for sink, state in zip(kept, states, strict=True)
         ]
         await until(lambda: all(state.synced for state in states))
         await asyncio.to_thread(cluster.apply_service, "qwen")
-        await until(lambda: all(catalog.directory.services for catalog in catalogs))
+        await until(lambda: all(sink.objects for sink in kept))
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)

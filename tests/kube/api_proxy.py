@@ -16,7 +16,7 @@ from tests.connector import ApiServerConnector
 
 
 class ApiProxy:
-    """Passes everything on until a test says otherwise. `lists` and `watches` count the requests of each kind."""
+    """Passes everything on until a test says otherwise. Counts the requests of each kind, and those that it refused."""
 
     def __init__(self, kubeconfig: Path) -> None:
         config = yaml.safe_load(kubeconfig.read_text())
@@ -32,6 +32,7 @@ class ApiProxy:
         self.loses_events = False
         self.lost = b""  # the events that it has lost
         self.is_shut = False
+        self.refused = 0
         self.ends_in_order = False
         self.lists: list[str] = []
         self.watches = 0
@@ -61,6 +62,7 @@ class ApiProxy:
 
     async def _pass_on(self, request: web.BaseRequest) -> web.StreamResponse:
         if self.is_shut:
+            self.refused += 1
             return web.Response(status=503, text="the API server is away")
         is_watch = "watch=true" in request.query_string
         if not is_watch:

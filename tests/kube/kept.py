@@ -1,0 +1,33 @@
+"""A sink that keeps the bodies which a watch gives it, and a wait for what it should keep."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+Json = dict[str, Any]
+
+
+class Kept:
+    """Of one namespace, by name."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, Json] = {}
+
+    def put(self, body: Json) -> str:
+        name: str = body["metadata"]["name"]
+        self.objects[name] = body
+        return name
+
+    def delete(self, body: Json) -> None:
+        self.objects.pop(body["metadata"]["name"], None)
+
+    def keep_only(self, keys: set[str], namespace: str) -> None:
+        self.objects = {name: body for name, body in self.objects.items() if name in keys}
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
