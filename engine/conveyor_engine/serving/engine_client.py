@@ -19,7 +19,7 @@ from typing import cast
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import EngineDead, InvalidRequest, Overloaded, Unavailable
 from conveyor_engine.serving.cgroup import OOM_KILLED, count_oom_kills
-from conveyor_engine.serving.generation import Generation
+from conveyor_engine.serving.generation import Generation, Turns
 from conveyor_engine.wire.messages import (
     Abort,
     Drain,
@@ -78,6 +78,7 @@ class EngineClient:
         self.dead = asyncio.Event()
         self.idle = asyncio.Event()  # no generation is open
         self.idle.set()
+        self._turns = Turns()
         self._generations: dict[str, Generation] = {}  # by request id, while the engine owes outputs
         self._num_sent = self._num_added = self._num_held = 0
         self._last_heartbeat = time.monotonic()
@@ -182,7 +183,7 @@ class EngineClient:
         After the timeout they end with DEADLINE in any case. Raises Unavailable or Overloaded.
         """
         self.check_admission(len(request_ids))
-        generation = Generation(request_ids, timeout_seconds, self.abort)
+        generation = Generation(request_ids, timeout_seconds, self.abort, self._turns)
         for request_id in request_ids:
             self._generations[request_id] = generation
         self.idle.clear()

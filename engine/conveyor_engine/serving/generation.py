@@ -16,12 +16,43 @@ from conveyor_engine.wire.request import FinishReason, RequestOutput
 _BATCH_TOKENS = 64  # that a reader gets at once: a few milliseconds of work, then it is other streams' turn
 
 
+class Turns:
+    """Of the readers that are behind, one goes on in each turn of the event loop, in their order.
+
+    Together they would hold it up for as long as all their batches take, and new connections and probes with it.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def take(self) -> None:
+        """Returns when it is the caller's turn."""
+        loop = asyncio.get_running_loop()
+        turn = loop.create_future()
+        self._waiting.append(turn)
+        if len(self._waiting) == 1:
+            loop.call_soon(self._give)
+        await turn
+
+    def _give(self) -> None:
+        turn = self._waiting.popleft()
+        while turn.done() and self._waiting:  # its client has left
+            turn = self._waiting.popleft()
+        if not turn.done():
+            turn.set_result(None)
+        if self._waiting:
+            asyncio.get_running_loop().call_soon(self._give)
+
+
 class Generation:
     """Use it in `async with`: leaving aborts what still runs."""
 
-    def __init__(self, request_ids: list[str], timeout_seconds: float, abort: Callable[[list[str]], None]) -> None:
+    def __init__(
+        self, request_ids: list[str], timeout_seconds: float, abort: Callable[[list[str]], None], turns: Turns
+    ) -> None:
         """After the timeout all that is open ends with DEADLINE, whatever the engine does. `abort` tells the engine."""
         self.request_ids = request_ids
+        self.turns = turns
         self._abort = abort
         self._open = set(request_ids)
         self._outputs: deque[RequestOutput] = deque()
@@ -47,7 +78,7 @@ class Generation:
             if self._outputs:
                 yield self._next_batch()
                 if self._outputs:
-                    await asyncio.sleep(0)
+                    await self.turns.take()
             elif self._error is not None:
                 raise self._error
             else:

@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from conveyor_engine.errors import EngineDead
-from conveyor_engine.serving.generation import Generation
+from conveyor_engine.serving.generation import Generation, Turns
 from conveyor_engine.wire.request import FinishReason, RequestOutput, TokenLogprobs
 
 
@@ -13,7 +13,7 @@ def token(request_id: str, reason: FinishReason | None = None) -> RequestOutput:
 
 async def test_outputs_that_come_together_are_read_together() -> None:
     aborted: list[str] = []
-    async with Generation(["a", "b"], 60, aborted.extend) as generation:
+    async with Generation(["a", "b"], 60, aborted.extend, Turns()) as generation:
         generation.put(token("a"))
         generation.put(token("b", FinishReason.STOP))
         generation.put(token("a", FinishReason.LENGTH))
@@ -23,7 +23,7 @@ async def test_outputs_that_come_together_are_read_together() -> None:
 
 
 async def test_nothing_follows_a_last_output() -> None:
-    async with Generation(["a"], 60, lambda _: None) as generation:
+    async with Generation(["a"], 60, lambda _: None, Turns()) as generation:
         generation.put(token("a", FinishReason.STOP))
         generation.put(token("a"))
         generation.put(token("a", FinishReason.ABORT))
@@ -32,7 +32,7 @@ async def test_nothing_follows_a_last_output() -> None:
 
 
 async def test_a_failure_comes_after_the_outputs_before_it() -> None:
-    async with Generation(["a", "b"], 60, lambda _: None) as generation:
+    async with Generation(["a", "b"], 60, lambda _: None, Turns()) as generation:
         generation.put(token("a"))
         generation.fail(EngineDead("gone"))
         batches = generation.batches()
@@ -42,7 +42,7 @@ async def test_a_failure_comes_after_the_outputs_before_it() -> None:
 
 
 async def test_a_failure_before_anything_was_read_is_raised() -> None:
-    async with Generation(["a"], 60, lambda _: None) as generation:
+    async with Generation(["a"], 60, lambda _: None, Turns()) as generation:
         generation.fail(EngineDead("gone"))
         with pytest.raises(EngineDead):
             await anext(generation.batches())
@@ -50,7 +50,7 @@ async def test_a_failure_before_anything_was_read_is_raised() -> None:
 
 async def test_time_ends_what_is_open_even_if_the_engine_is_silent() -> None:
     aborted: list[str] = []
-    async with Generation(["a", "b"], 0.01, aborted.extend) as generation:
+    async with Generation(["a", "b"], 0.01, aborted.extend, Turns()) as generation:
         generation.put(token("a", FinishReason.STOP))
         outputs = [output async for batch in generation.batches() for output in batch]
         assert [(o.request_id, o.finish_reason) for o in outputs] == [
@@ -61,7 +61,7 @@ async def test_time_ends_what_is_open_even_if_the_engine_is_silent() -> None:
 
 
 async def test_a_reader_waits_for_news() -> None:
-    async with Generation(["a"], 60, lambda _: None) as generation:
+    async with Generation(["a"], 60, lambda _: None, Turns()) as generation:
         batches = generation.batches()
         waiting = asyncio.ensure_future(anext(batches))
         await asyncio.sleep(0)
@@ -77,7 +77,7 @@ async def test_a_whole_answer_at_once_is_read_a_few_tokens_at_a_time() -> None:
         request_id="a", new_token_ids=list(range(1000)), logprobs=logprobs, finish_reason=FinishReason.STOP
     )
     held: list[int] = []
-    async with Generation(["a"], 60, lambda _: None) as generation:
+    async with Generation(["a"], 60, lambda _: None, Turns()) as generation:
         generation.on_held = held.append
         generation.put(whole)
         assert sum(held) > 1000 * 100
@@ -93,7 +93,31 @@ async def test_a_whole_answer_at_once_is_read_a_few_tokens_at_a_time() -> None:
 
 @pytest.mark.parametrize("num_tokens", [0, 1, 64, 65, 128])
 async def test_every_token_is_read_once(num_tokens: int) -> None:
-    async with Generation(["a"], 60, lambda _: None) as generation:
+    async with Generation(["a"], 60, lambda _: None, Turns()) as generation:
         ids = list(range(num_tokens))
         generation.put(RequestOutput(request_id="a", new_token_ids=ids, finish_reason=FinishReason.LENGTH))
         assert [i async for batch in generation.batches() for o in batch for i in o.new_token_ids] == ids
+
+
+async def test_of_many_readers_that_are_behind_one_goes_on_in_each_turn_of_the_loop() -> None:
+    """Else a new connection waits for a batch of each of them."""
+    turns, most, read = Turns(), 0, 0
+
+    async def read_all() -> None:
+        nonlocal read
+        async with Generation(["a"], 60, lambda _: None, turns) as generation:
+            ids = list(range(1000))
+            generation.put(RequestOutput(request_id="a", new_token_ids=ids, finish_reason=FinishReason.LENGTH))
+            async for _ in generation.batches():
+                read += 1
+
+    readers = [asyncio.create_task(read_all()) for _ in range(20)]
+    await asyncio.sleep(0)  # each has its first batch
+    for reader in readers[::3]:
+        reader.cancel()  # and leaves no hole
+    while not all(reader.done() for reader in readers):
+        before = read
+        await asyncio.sleep(0)
+        most = max(most, read - before)
+    assert most == 1
+    assert sum(not reader.cancelled() for reader in readers) == 13

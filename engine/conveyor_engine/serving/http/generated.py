@@ -151,7 +151,7 @@ class GeneratedResponse(Response):
                     await send({"type": "http.response.start", "status": 200, "headers": headers})
                 await send({"type": "http.response.body", "body": body, "more_body": True})
                 body = b""
-                await asyncio.sleep(0)
+                await self._generation.turns.take()
         if not self._started:
             headers.append((b"content-length", b"%d" % len(body)))
             await send({"type": "http.response.start", "status": 200, "headers": headers})
