@@ -99,8 +99,10 @@ async def measure(session: aiohttp.ClientSession, stage: Stage, seconds: float) 
     return taken
 
 
-async def wait_places(stage: Stage, began: float) -> float:
-    """Seconds until the hostile service holds no request any more."""
+async def take_places(stage: Stage, name: str) -> float:
+    """Attacks; then the seconds from its begin until the hostile service holds no request any more."""
+    began = time.monotonic()
+    await ATTACKS[name](stage)
     while time.monotonic() < began + 60:
         status, text = await asyncio.to_thread(stage.gateway.admin, "/demand")
         if status == 200 and not json.loads(text)["services"][HOSTILE]["in_flight"]:
@@ -123,12 +125,10 @@ async def attack(stage: Stage, name: str, seconds: float) -> dict[str, Any]:
 
     async with others() as session:
         alone, before = await measure(session, stage, seconds / 2), rss()
-        began = time.monotonic()
         async with contextlib.AsyncExitStack() as stage.clients:
-            attacking = asyncio.create_task(ATTACKS[name](stage))
+            attacking = asyncio.create_task(take_places(stage, name))
             taken = await measure(session, stage, seconds)
-            await attacking
-            places_seconds, after = await wait_places(stage, began), rss()
+            places_seconds, after = await attacking, rss()
     probes = [each for what, values in taken.items() if what != "request" for each in values]
     return {
         "attack": name,
