@@ -8,6 +8,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 
 from aiohttp import web
 
@@ -21,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 # A value takes at most the gateways' time-out; what takes longer is no answer of ours.
 _SHUTDOWN_SECONDS = 5.0
-# Before it a connection counts as none of the port's.
+# Before it a connection counts as none of the port's; the event loop's own limit is a minute.
 _HANDSHAKE_SECONDS = 5.0
 _MAX_CONNECTIONS = 256  # the API servers'
 
@@ -47,20 +48,17 @@ class ApiConnection(Connection):
         return answer
 
 
-class _TlsSite(web.SockSite):
-    """aiohttp's, with a time for the handshake: a connection that never begins it has a minute otherwise."""
+@dataclass(frozen=True, slots=True)
+class _Port:
+    """The socket under one context, and the server of its connections."""
 
-    async def start(self) -> None:
-        await web.BaseSite.start(self)
-        server = self._runner.server
-        assert server is not None, "the runner is set up"
-        self._server = await asyncio.get_running_loop().create_server(
-            server,
-            sock=self._sock,
-            ssl=self._ssl_context,
-            backlog=self._backlog,
-            ssl_handshake_timeout=_HANDSHAKE_SECONDS,
-        )
+    accepting: asyncio.Server
+    runner: AppRunner
+
+    async def close(self) -> None:
+        """Returns after every accepted request was answered."""
+        self.accepting.close()
+        await self.runner.cleanup()
 
 
 class Listener:
@@ -74,15 +72,15 @@ class Listener:
 
     async def serve(self, servings: AsyncIterator[Serving]) -> None:
         """Runs until cancelled; returns after every accepted request was answered."""
-        runner: web.AppRunner | None = None
+        port: _Port | None = None
         listening: socket.socket | None = None
         retiring: asyncio.Task[None] | None = None
         try:
             async for serving in servings:
                 listening = listening or _bind(*self._wanted)
-                retired, runner = runner, await self._start(listening, serving)
+                retired, port = port, await self._start(listening, serving)
                 if retired is not None:
-                    retiring = asyncio.create_task(retired.cleanup())
+                    retiring = asyncio.create_task(retired.close())
                     await asyncio.shield(retiring)
         finally:
             if listening is not None:
@@ -91,18 +89,21 @@ class Listener:
                 if retiring is not None:
                     await retiring
             finally:
-                if runner is not None:
-                    await runner.cleanup()
+                if port is not None:
+                    await port.close()
 
-    async def _start(self, listening: socket.socket, serving: Serving) -> web.AppRunner:
+    async def _start(self, listening: socket.socket, serving: Serving) -> _Port:
         app = self._build_app(serving.trust)
         runner = AppRunner(app, _MAX_CONNECTIONS, ApiConnection, shutdown_timeout=_SHUTDOWN_SECONDS)
         await runner.setup()
-        await _TlsSite(runner, listening.dup(), ssl_context=serving.context).start()
+        assert runner.server is not None, "the runner is set up"
+        accepting = await asyncio.get_running_loop().create_server(
+            runner.server, sock=listening.dup(), ssl=serving.context, ssl_handshake_timeout=_HANDSHAKE_SECONDS
+        )
         if self.port is None:
             self.port = listening.getsockname()[1]
             logger.info("serving custom.metrics.k8s.io on port %d", self.port)
-        return runner
+        return _Port(accepting, runner)
 
 
 def _bind(host: str, port: int) -> socket.socket:

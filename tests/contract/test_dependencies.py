@@ -1,0 +1,62 @@
+"""An extra installs what its part imports, and nothing else."""
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+from e2e.cluster.paths import REPOSITORY
+
+SHARED = ("operator/conveyor_api", "operator/conveyor_kube")
+PARTS = {
+    "operator": (*SHARED, "operator/conveyor_operator"),
+    "gateway": (*SHARED, "gateway/conveyor_gateway", "gateway/conveyor_metrics"),
+    "engine": ("engine/conveyor_engine",),
+}
+# Imported by a library that is told to, not by us.
+ASKED_FOR = {"engine": {"httptools"}}  # by the HTTP protocol of uvicorn
+# A half of another package, in the one version that goes with it.
+HALVES = {"pydantic-core": "pydantic"}
+
+
+def find_imports(file: Path) -> Iterator[str]:
+    """The top names of a file's imports, also of those inside functions."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.partition(".")[0]
+
+
+def find_packages(part: str) -> set[str]:
+    """The packages of a registry that a part's files import."""
+    names = {
+        name for folder in PARTS[part] for file in (REPOSITORY / folder).rglob("*.py") for name in find_imports(file)
+    }
+    packages = packages_distributions()
+    foreign = {name for name in names - sys.stdlib_module_names if not name.startswith("conveyor_")}
+    found = {packages[name][0].lower().replace("_", "-") for name in foreign}
+    return {HALVES.get(package, package) for package in found}
+
+
+def read_names(requirements: list[str]) -> set[str]:
+    return {re.split(r"[^\w.-]", requirement, maxsplit=1)[0] for requirement in requirements}
+
+
+PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+ALWAYS = read_names(PROJECT["dependencies"])
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_an_extra_is_what_its_part_imports(part: str) -> None:
+    declared = read_names(PROJECT["optional-dependencies"][part])
+    assert declared == find_packages(part) - ALWAYS | ASKED_FOR.get(part, set())
+
+
+def test_what_is_always_installed_is_imported_by_every_part() -> None:
+    assert all(find_packages(part) >= ALWAYS for part in PARTS)
