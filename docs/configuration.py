@@ -3,25 +3,31 @@
 Called by `make generate`, and by `make check-generated`, which compares. The one place that imports all parts.
 """
 
-from conveyor_engine.config.documentation import configuration_section
+from typing import Any
+
+from conveyor_engine.config.sources import PROGRAM as ENGINE
 from conveyor_gateway.settings import PROGRAM as GATEWAY
-from conveyor_kube.settings import Program, Row
 from conveyor_metrics.settings import PROGRAM as METRICS
 from conveyor_operator.settings import PROGRAM as OPERATOR
+from conveyor_process.settings import Program, Row
 
 _HEAD = """\
 # Configuration
 
 Written by `make generate`; do not edit.
 
-Operator, gateway and metrics server take each setting from, strongest first, its flag, its environment variable and the
-default. An unknown one, and a value that it must not have, end the process with code 2 and one sentence. The chart sets
-some of them; `operator.extraArgs`, `gateway.extraArgs` and `metrics.extraArgs` set the others, as `[--workers=16]`.
+Each program takes each setting from, strongest first, its flag (`--port=80`), its environment variable and the default.
+An unknown one, and a value that it must not have, end the process with code 2 and one sentence. The chart sets some of
+them; `operator.extraArgs`, `gateway.extraArgs` and `metrics.extraArgs` set the others, as `[--workers=16]`.
+
+The engine also reads a flat YAML file (`--config FILE`), which is weaker than the variables; its keys are the settings
+in snake_case (`max_num_seqs: 8`). The operator writes that file from the InferenceService, where `engine.env` may set a
+few of the variables.
 """
 
 
-def section(title: str, program: Program) -> str:
-    lines = [f"## {title}", f"`python -m {program.module}`. {program.description}", ""]
+def section(title: str, program: Program[Any], command: str = "") -> str:
+    lines = [f"## {title}", f"`python -m {program.module}{command}`. {program.description}", ""]
     lines += ["| flag | variable | value | default | meaning |", "| --- | --- | --- | --- | --- |"]
     lines += [line(row) for row in program.rows()]
     return "\n".join(lines) + "\n"
@@ -33,5 +39,6 @@ def line(row: Row) -> str:
 
 
 if __name__ == "__main__":
-    parts = (section("Operator", OPERATOR), section("Gateway", GATEWAY), section("Metrics server", METRICS))
-    print("\n".join((_HEAD, *parts, configuration_section())), end="")
+    parts = [section("Operator", OPERATOR), section("Gateway", GATEWAY), section("Metrics server", METRICS)]
+    parts.append(section("Engine", ENGINE, " serve"))
+    print("\n".join((_HEAD, *parts)), end="")

@@ -10,7 +10,7 @@ import uvloop
 from conveyor_gateway.server import serve
 from conveyor_gateway.settings import parse_settings
 from conveyor_kube.log import set_up_log
-from conveyor_kube.settings import SettingsError
+from conveyor_process.settings import SettingsError
 
 logger = logging.getLogger("conveyor_gateway")
 

@@ -15,7 +15,7 @@ GatewayError
 └── TimedOut              504  no engine took, or answered, the request in time
 
 A client that goes away gets no answer: its request is cancelled (asyncio.CancelledError) wherever it is.
-`conveyor_kube.settings.SettingsError` (a wrong flag or variable) reaches no client.
+`conveyor_process.settings.SettingsError` (a wrong flag or variable) reaches no client.
 """
 
 from typing import ClassVar

@@ -1,25 +1,15 @@
-"""How the gateway is told what to do (`conveyor_kube.settings` reads it). Read once, by `__main__`.
+"""How the gateway is told what to do (`conveyor_process.settings` reads it). Read once, by `__main__`.
 
 What concerns one service (queue limit, time-outs) is not here: it comes with its InferenceService.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from conveyor_api.names import GATEWAY_ADMIN_PORT, GATEWAY_PORT, SYSTEM_NAMESPACE
 from conveyor_kube.kubeconfig import KUBECONFIG_MEANING
-from conveyor_kube.settings import (
-    HOSTS,
-    LOG_LEVEL,
-    NAMESPACES,
-    PORT,
-    TEXT,
-    Program,
-    SettingsError,
-    seconds,
-    setting,
-    whole_number,
-)
+from conveyor_process.kinds import HOSTS, LOG_LEVEL, NAMESPACES, PORT, TEXT, seconds, whole_number
+from conveyor_process.settings import Program, setting
 
 _MIB = 1 << 20
 
@@ -81,19 +71,23 @@ class Settings:
     log_level: str = setting("INFO", "least level of the log", LOG_LEVEL)
 
 
+def _find_conflicts(settings: Settings) -> Iterator[tuple[str, str]]:
+    if settings.max_held_bytes < 2 * settings.max_request_bytes:
+        yield (
+            "max_held_bytes",
+            "is below twice `max_request_bytes`: one service may have half, and its longest request could never be "
+            "taken",
+        )
+
+
 PROGRAM = Program(
     "conveyor_gateway",
     "The door of all InferenceServices: queues requests and passes them to the least loaded engine.",
     Settings,
+    _find_conflicts,
 )
 
 
 def parse_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
     """Raises SettingsError; `--help` and unknown flags end the process, as argparse does."""
-    settings = PROGRAM.parse(arguments, environment)
-    if settings.max_held_bytes < 2 * settings.max_request_bytes:
-        raise SettingsError(
-            "max_held_bytes is below twice max_request_bytes: one service may have half, "
-            "and its longest request could never be taken"
-        )
-    return settings
+    return PROGRAM.parse(arguments, environment)

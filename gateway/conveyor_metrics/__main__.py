@@ -6,9 +6,9 @@ import os
 import sys
 
 from conveyor_kube.log import set_up_log
-from conveyor_kube.settings import SettingsError
 from conveyor_metrics.server import serve
 from conveyor_metrics.settings import parse_settings
+from conveyor_process.settings import SettingsError
 
 logger = logging.getLogger("conveyor_metrics")
 

@@ -5,7 +5,7 @@ MetricsError
 ├── NotFound          404  no such resource, metric or InferenceService
 └── NotKnown          503  the value exists, but cannot be known now: the HorizontalPodAutoscaler holds
 
-InvalidTrust (the API server publishes no usable front proxy authority) and `conveyor_kube.settings.SettingsError` (a
+InvalidTrust (the API server publishes no usable front proxy authority) and `conveyor_process.settings.SettingsError` (a
 wrong flag or variable) reach no client; they are logged, with what to do.
 """
 

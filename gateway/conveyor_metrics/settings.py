@@ -1,4 +1,4 @@
-"""How the metrics server is told what to do (`conveyor_kube.settings` reads it). Read once, by `__main__`."""
+"""How the metrics server is told what to do (`conveyor_process.settings` reads it). Read once, by `__main__`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,8 @@ from pathlib import Path
 
 from conveyor_api.names import GATEWAY_ADMIN_SERVICE, METRICS_ADMIN_PORT, METRICS_PORT, SYSTEM_NAMESPACE
 from conveyor_kube.kubeconfig import KUBECONFIG_MEANING
-from conveyor_kube.settings import LOG_LEVEL, PORT, TEXT, Kind, Program, seconds, setting
+from conveyor_process.kinds import LOG_LEVEL, PATH, PORT, TEXT, seconds
+from conveyor_process.settings import Program, setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +20,12 @@ class Settings:
     )
     # The API server gives up after 30 s, so the largest useful value is below that.
     gateway_timeout_seconds: float = setting(
-        1.0, "how long all gateways together may take to answer", seconds(20, above_zero=True)
+        1.0, "how long all gateways together may take to answer", seconds(20, least=0.001)
     )
     certificate_folder: Path = setting(
         Path("/etc/conveyor/tls"),
         "folder with tls.crt and tls.key; waited for, and read again when they change",
-        Kind("a path", Path),
+        PATH,
     )
     host: str = setting("", "address to listen on; empty for every address", TEXT)
     https_port: int = setting(METRICS_PORT, "port of the custom.metrics.k8s.io API; 0: any free one", PORT)

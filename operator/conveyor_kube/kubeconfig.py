@@ -9,7 +9,7 @@ from typing import Final
 
 import yaml
 
-from conveyor_kube.settings import SettingsError
+from conveyor_process.settings import SettingsError
 
 KUBECONFIG_MEANING: Final = "kubeconfig file; empty: $KUBECONFIG, else the pod's ServiceAccount, else ~/.kube/config"
 UNREADABLE: Final = (OSError, ValueError, TypeError, yaml.YAMLError)

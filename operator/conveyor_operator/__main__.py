@@ -10,8 +10,8 @@ import signal
 import sys
 
 from conveyor_kube.log import set_up_log
-from conveyor_kube.settings import SettingsError
 from conveyor_operator.settings import Settings, parse_settings
+from conveyor_process.settings import SettingsError
 
 logger = logging.getLogger("conveyor_operator")
 

@@ -1,22 +1,13 @@
-"""How the operator is told what to do. Parsed once, by `__main__`, with `conveyor_kube.settings`, and passed on."""
+"""How the operator is told what to do. Parsed once, by `__main__`, with `conveyor_process.settings`, and passed on."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from conveyor_api import names
 from conveyor_kube.kubeconfig import KUBECONFIG_MEANING
-from conveyor_kube.settings import (
-    LOG_LEVEL,
-    NAMESPACES,
-    PORT,
-    TEXT,
-    TRUE_OR_FALSE,
-    Kind,
-    Program,
-    setting,
-    whole_number,
-)
 from conveyor_operator.manifests.network import Network
+from conveyor_process.kinds import LOG_LEVEL, NAMESPACES, PORT, TEXT, TRUE_OR_FALSE, whole_number
+from conveyor_process.settings import Kind, Program, setting
 
 _URL = Kind("a URL", lambda text: text.rstrip("/"))
 

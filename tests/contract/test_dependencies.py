@@ -12,11 +12,12 @@ import pytest
 
 from e2e.cluster.paths import REPOSITORY
 
-SHARED = ("operator/conveyor_api", "operator/conveyor_kube")
+PROCESS = "process/conveyor_process"
+SHARED = (PROCESS, "operator/conveyor_api", "operator/conveyor_kube")
 PARTS = {
     "operator": (*SHARED, "operator/conveyor_operator"),
     "gateway": (*SHARED, "gateway/conveyor_gateway", "gateway/conveyor_metrics"),
-    "engine": ("engine/conveyor_engine",),
+    "engine": (PROCESS, "engine/conveyor_engine"),
 }
 # Imported by a library that is told to, not by us.
 ASKED_FOR = {"engine": {"httptools"}}  # by the HTTP protocol of uvicorn

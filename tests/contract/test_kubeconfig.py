@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from conveyor_kube.settings import SettingsError
 from conveyor_kube.watch import connect
 from conveyor_operator.cluster import load_configuration
+from conveyor_process.settings import SettingsError
 
 
 async def operator_host(kubeconfig: str) -> str:

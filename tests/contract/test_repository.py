@@ -49,7 +49,7 @@ def test_pre_commit_runs_what_make_check_runs() -> None:
     [
         (
             "configuration",
-            ("CONVEYOR_OPERATOR_WORKERS", "--max-held-bytes", "CONVEYOR_METRICS_HTTPS_PORT", "`max_num_seqs`"),
+            ("CONVEYOR_OPERATOR_WORKERS", "--max-held-bytes", "CONVEYOR_METRICS_HTTPS_PORT", "--max-num-seqs"),
         ),
         ("openai-fields", ("| `temperature` | chat, completions | number from 0 to 2 |", "`user`", "`logit_bias`")),
     ],

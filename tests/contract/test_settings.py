@@ -1,5 +1,11 @@
-"""The operator, the gateway and the metrics server are told the same things by the same words."""
+"""All programs are told the same things by the same words, and refuse what they cannot use in one way."""
 
+import subprocess
+import sys
+
+import pytest
+
+from conveyor_engine.config.sources import PROGRAM as ENGINE
 from conveyor_gateway.settings import PROGRAM as GATEWAY
 from conveyor_metrics.settings import PROGRAM as METRICS
 from conveyor_operator.settings import PROGRAM as OPERATOR
@@ -14,3 +20,28 @@ def test_what_all_three_can_be_told_has_one_name_and_one_default() -> None:
 
 def test_operator_and_gateway_watch_namespaces_by_the_same_name() -> None:
     assert all("--watch-namespaces" in {row.flag for row in program.rows()} for program in (OPERATOR, GATEWAY))
+
+
+@pytest.mark.parametrize(
+    ("module", "given"),
+    [("conveyor_operator", []), ("conveyor_gateway", []), ("conveyor_metrics", []), ("conveyor_engine", ["serve"])],
+)
+def test_a_wrong_value_ends_every_program_with_one_sentence_and_code_2(module: str, given: list[str]) -> None:
+    flag = "--port" if module in ("conveyor_gateway", "conveyor_engine") else "--admin-port"
+    done = subprocess.run(
+        [sys.executable, "-m", module, *given, f"{flag}=http"], capture_output=True, text=True, check=False
+    )
+    name = flag.removeprefix("--").replace("-", "_")
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert f"flag {flag}: `{name}` must be a port number from 0 to 65535, not 'http'" in done.stderr
+
+
+def test_a_setting_of_one_name_may_be_the_same_in_every_program() -> None:
+    said: dict[str, set[str]] = {}
+    for program in (OPERATOR, GATEWAY, METRICS, ENGINE):
+        for row in program.rows():
+            said.setdefault(row.flag, set()).add(row.must_be)
+    assert {flag: words for flag, words in said.items() if len(words) > 1} == {
+        "--host": {"text", "text that is not empty"}
+    }

@@ -91,7 +91,7 @@ def test_what_the_engine_says_of_its_settings_is_said_of_the_spec() -> None:
     settings = {field.name for field in dataclasses.fields(EngineConfig)}
     quoted = {
         name
-        for file in Path(conveyor_engine.__file__).parent.glob("*.py")
+        for file in Path(conveyor_engine.__file__).parent.rglob("*.py")
         for text in find_sentences(file)
         for name in re.findall(r"`([a-z_]+)(?:: [a-z0-9{}.]+)?`", text)
     }

@@ -3,7 +3,7 @@
 import pytest
 
 from conveyor_gateway.settings import Settings, parse_settings
-from conveyor_kube.settings import SettingsError
+from conveyor_process.settings import SettingsError
 
 
 def test_without_flags_and_variables_the_defaults_hold() -> None:
@@ -30,18 +30,21 @@ def test_empty_lists_are_all_and_none() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--port=http"], "port is 'http'"),
+        (["--port=http"], "flag --port: `port` must be a port number from 0 to 65535, not 'http'"),
         (["--port=65536"], "from 0 to 65535"),
-        (["--admin-port=-1"], "admin_port is '-1'"),
-        (["--max-request-bytes=0"], "max_request_bytes is '0'"),
-        (["--max-request-bytes=1000", "--max-held-bytes=1999"], "could never be taken"),
-        (["--drain-delay-seconds=soon"], "drain_delay_seconds is 'soon'"),
-        (["--drain-timeout-seconds=nan"], "drain_timeout_seconds is 'nan'"),
-        (["--stale-after-seconds=-1"], "stale_after_seconds is '-1'"),
-        (["--log-level=loud"], "log_level is 'LOUD'"),
-        (["--watch-namespaces=team_a"], "watch_namespaces has 'team_a'"),
-        (["--watch-namespaces=team.a"], "watch_namespaces has 'team.a'"),
-        (["--public-hosts=https://a"], "public_hosts has 'https://a': it must be DNS names"),
+        (["--admin-port=-1"], "`admin_port` must be a port number from 0 to 65535, not '-1'"),
+        (["--max-request-bytes=0"], "`max_request_bytes` must be a whole number from 1"),
+        (["--max-request-bytes=1000", "--max-held-bytes=1999"], "flag --max-held-bytes: `max_held_bytes` is below"),
+        (
+            ["--drain-delay-seconds=soon"],
+            "`drain_delay_seconds` must be a number of seconds from 0 to 86400",
+        ),
+        (["--drain-timeout-seconds=nan"], "not 'nan'"),
+        (["--stale-after-seconds=-1"], "not '-1'"),
+        (["--log-level=loud"], "`log_level` must be DEBUG, INFO, WARNING or ERROR, not 'loud'"),
+        (["--watch-namespaces=team-a,team_b"], "must be names of namespaces with commas between, not 'team_b'"),
+        (["--watch-namespaces=team.a"], "not 'team.a'"),
+        (["--public-hosts=https://a"], "`public_hosts` must be DNS names with commas between, not 'https://a'"),
     ],
 )
 def test_a_value_that_cannot_be_used_is_refused_by_name(arguments: list[str], words: str) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from conveyor_kube.kubeconfig import find_kubeconfig
-from conveyor_kube.settings import SettingsError
+from conveyor_process.settings import SettingsError
 
 POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}
 

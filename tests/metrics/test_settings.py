@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from conveyor_kube.settings import SettingsError
 from conveyor_metrics.settings import Settings, parse_settings
+from conveyor_process.settings import SettingsError
 
 
 def test_without_anything_the_defaults_hold() -> None:
@@ -22,11 +22,11 @@ def test_flags_win_over_variables_and_variables_over_defaults() -> None:
 @pytest.mark.parametrize(
     ("flag", "sentence"),
     [
-        ("--https-port=https", "https_port is 'https': it must be a port number"),
-        ("--admin-port=70000", "admin_port is '70000': it must be a port number"),
-        ("--gateway-timeout-seconds=0", "it must be a number of seconds above 0, up to 20"),
-        ("--gateway-timeout-seconds=nan", "it must be a number of seconds above 0, up to 20"),
-        ("--log-level=loud", "it must be DEBUG, INFO, WARNING or ERROR"),
+        ("--https-port=https", "`https_port` must be a port number from 0 to 65535, not 'https'"),
+        ("--admin-port=70000", "`admin_port` must be a port number from 0 to 65535, not '70000'"),
+        ("--gateway-timeout-seconds=0", "must be a number of seconds from 0.001 to 20"),
+        ("--gateway-timeout-seconds=nan", "must be a number of seconds from 0.001 to 20"),
+        ("--log-level=loud", "must be DEBUG, INFO, WARNING or ERROR"),
     ],
 )
 def test_what_cannot_be_used_is_refused_with_what_could_be(flag: str, sentence: str) -> None:
@@ -35,7 +35,7 @@ def test_what_cannot_be_used_is_refused_with_what_could_be(flag: str, sentence: 
 
 
 def test_an_unknown_variable_is_refused() -> None:
-    with pytest.raises(SettingsError, match="unknown environment variable CONVEYOR_METRICS_PORTS"):
+    with pytest.raises(SettingsError, match="environment variable CONVEYOR_METRICS_PORTS: unknown key 'ports'"):
         parse_settings([], {"CONVEYOR_METRICS_PORTS": "1", "CONVEYOR_GATEWAY_PORT": "2"})
 
 

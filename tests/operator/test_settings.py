@@ -2,8 +2,8 @@
 
 import pytest
 
-from conveyor_kube.settings import SettingsError
 from conveyor_operator.settings import Settings, parse_settings
+from conveyor_process.settings import SettingsError
 
 
 def test_nothing_given_means_the_whole_cluster_and_the_defaults() -> None:
@@ -30,14 +30,14 @@ def test_the_url_of_a_service_is_the_gateways_path() -> None:
 @pytest.mark.parametrize(
     ("flag", "sentence"),
     [
-        ("--workers=0", "workers is '0': it must be a whole number from 1"),
-        ("--workers=many", "workers is 'many'"),
-        ("--admin-port=70000", "it must be a port number from 0 to 65535"),
-        ("--metrics-api=maybe", "it must be true or false"),
-        ("--log-level=loud", "it must be DEBUG, INFO, WARNING or ERROR"),
-        ("--watch-namespaces=team-a,team.b", "watch_namespaces has 'team.b': it must be names of namespaces"),
-        ("--watch-namespaces=Team", "watch_namespaces has 'Team'"),
-        (f"--watch-namespaces={'a' * 64}", "watch_namespaces has 'aaa"),
+        ("--workers=0", "`workers` must be a whole number from 1 to 1000, not '0'"),
+        ("--workers=many", "`workers` must be a whole number from 1 to 1000, not 'many'"),
+        ("--admin-port=70000", "must be a port number from 0 to 65535"),
+        ("--metrics-api=maybe", "must be true or false"),
+        ("--log-level=loud", "must be DEBUG, INFO, WARNING or ERROR"),
+        ("--watch-namespaces=team-a,team.b", "must be names of namespaces with commas between, not 'team.b'"),
+        ("--watch-namespaces=Team", "not 'Team'"),
+        (f"--watch-namespaces={'a' * 64}", "not 'aaa"),
     ],
 )
 def test_what_cannot_be_used_is_refused_with_what_could_be(flag: str, sentence: str) -> None:
@@ -47,7 +47,11 @@ def test_what_cannot_be_used_is_refused_with_what_could_be(flag: str, sentence: 
 
 @pytest.mark.parametrize(
     ("variable", "sentence"),
-    [("WORKERS", "workers is 'many'"), ("METRICS_API", "metrics_api is"), ("WORKER", "CONVEYOR_OPERATOR_WORKER")],
+    [
+        ("WORKERS", "`workers` must be a whole number"),
+        ("METRICS_API", "`metrics_api` must be true or false"),
+        ("WORKER", "CONVEYOR_OPERATOR_WORKER"),
+    ],
 )
 def test_a_wrong_and_an_unknown_variable_are_refused(variable: str, sentence: str) -> None:
     with pytest.raises(SettingsError, match=sentence):

@@ -1,0 +1,4 @@
+"""What every program of Conveyor is as a process: how it is told what to do (`settings`), and what it logs (`log`).
+
+Imported by operator, gateway, metrics server and engine. Knows none of them, and no library but Python's own.
+"""

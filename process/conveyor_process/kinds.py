@@ -1,0 +1,96 @@
+"""What a setting may be: text, numbers with bounds, choices, lists. Used where settings are declared. Pure."""
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, TypeVar, get_args
+
+from conveyor_process.settings import Kind
+
+T = TypeVar("T")
+
+DAY_SECONDS: Final = 86_400.0
+
+
+def _words(text: str) -> str:
+    if not text:
+        raise ValueError(text)
+    return text
+
+
+TEXT: Final = Kind("text", str)
+WORDS: Final = Kind("text that is not empty", _words)
+PATH: Final = Kind("a path", Path)
+
+
+def whole_number(least: int, most: int | None = None, words: str = "a whole number") -> Kind[int]:
+    def parse(text: str) -> int:
+        if not re.fullmatch("[0-9]{1,15}", text) or int(text) < least or (most is not None and int(text) > most):
+            raise ValueError(text)
+        return int(text)
+
+    return Kind(f"{words} from {least}" + ("" if most is None else f" to {most}"), parse, is_text=False)
+
+
+PORT: Final = whole_number(0, 65535, "a port number")
+
+
+def number(least: float, most: float, words: str = "a number") -> Kind[float]:
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise ValueError(text) from None
+        if not least <= value <= most:  # what is not a number is neither
+            raise ValueError(text)
+        return value
+
+    return Kind(f"{words} from {least:g} to {most:g}", parse, is_text=False)
+
+
+def seconds(most: float = DAY_SECONDS, least: float = 0.0) -> Kind[float]:
+    return number(least, most, "a number of seconds")
+
+
+def one_of(choices: Mapping[str, T], words: str, is_text: bool = True) -> Kind[T]:
+    """Upper and lower case are the same."""
+
+    def parse(text: str) -> T:
+        if text.upper() not in choices:
+            raise ValueError(text)
+        return choices[text.upper()]
+
+    return Kind(words, parse, is_text)
+
+
+def literal(choices: Any) -> Kind[Any]:
+    """The values of a type `Literal[...]`, spelt as they are."""
+    values = get_args(choices)
+
+    def parse(text: str) -> str:
+        if text not in values:
+            raise ValueError(text)
+        return text
+
+    return Kind("one of " + ", ".join(values), parse)
+
+
+TRUE_OR_FALSE: Final = one_of({"TRUE": True, "FALSE": False}, "true or false", is_text=False)
+LOG_LEVEL: Final = one_of(
+    {level: level for level in ("DEBUG", "INFO", "WARNING", "ERROR")}, "DEBUG, INFO, WARNING or ERROR"
+)
+
+
+def _list_of(pattern: str, words: str, read: Callable[[str], str] = str) -> Kind[tuple[str, ...]]:
+    def parse(text: str) -> tuple[str, ...]:
+        entries = tuple(read(entry.strip()) for entry in text.split(",") if entry.strip())
+        for entry in entries:
+            if not re.fullmatch(pattern, entry):
+                raise ValueError(entry)
+        return entries
+
+    return Kind(f"{words} with commas between", parse)
+
+
+NAMESPACES: Final = _list_of("[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", "names of namespaces")
+HOSTS: Final = _list_of("[a-z0-9]([a-z0-9.-]*[a-z0-9])?", "DNS names", str.lower)

@@ -1,0 +1,173 @@
+"""How a program is told what to do: the one reader of flags, environment variables and files of settings.
+
+Each program has a frozen dataclass whose fields are made by `setting`, and a `Program` around it. Field `admin_port` of
+`conveyor_gateway` is the flag `--admin-port` and the variable CONVEYOR_GATEWAY_ADMIN_PORT. Read once, by `__main__`;
+`docs/configuration.py` writes the tables from the same fields. What a setting may be is said by its kind (`kinds`).
+"""
+
+import argparse
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+S = TypeVar("S")
+
+
+class SettingsError(Exception):
+    """What was given cannot be used; a sentence that begins with where it came from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind(Generic[T]):
+    """What a setting may be, in words, and how its text is read; `parse` raises ValueError(the part that is wrong)."""
+
+    must_be: str
+    parse: Callable[[str], T]
+    is_text: bool = True  # in a file it is a string, not a number or a truth
+    is_nullable: bool = False
+
+
+def optional(kind: Kind[T]) -> Kind[T | None]:
+    """The same, or nothing: in a file, and as a flag or a variable if it is no text, `null`."""
+    return Kind(kind.must_be, kind.parse, kind.is_text, is_nullable=True)
+
+
+def setting(default: T, meaning: str, kind: Kind[T]) -> T:
+    """A field of a dataclass of settings; the dataclass takes it for its default."""
+    return field(default=default, metadata={"meaning": meaning, "kind": kind})
+
+
+def required(meaning: str, kind: Kind[T]) -> T:
+    """One that must be given."""
+    made: T = field(metadata={"meaning": meaning, "kind": kind})
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A value, and where it came from. Text is read as the kind says; other values have a type already."""
+
+    name: str
+    value: object
+    origin: str
+    is_text: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the documentation."""
+
+    flag: str
+    variable: str
+    must_be: str
+    default: str
+    meaning: str
+
+
+def _no_conflicts(_: object) -> Iterable[tuple[str, str]]:
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Program(Generic[S]):
+    """A process: the module that `python -m` runs, what it does, and the dataclass of its settings.
+
+    `conflicts` tells what does not go together: a field, and the rest of a sentence that begins with its name.
+    """
+
+    module: str
+    description: str
+    settings: type[S]
+    conflicts: Callable[[S], Iterable[tuple[str, str]]] = _no_conflicts
+
+    def parse(self, arguments: Sequence[str], environment: Mapping[str, str]) -> S:
+        """Raises SettingsError; `--help` and unknown flags end the process, as argparse does."""
+        parser = argparse.ArgumentParser(
+            prog=f"python -m {self.module}", allow_abbrev=False, description=self.description
+        )
+        self.add_flags(parser)
+        flags = vars(parser.parse_args(arguments))
+        return self.build([*self.from_environment(environment), *self.from_flags(flags)])
+
+    def add_flags(self, parser: argparse.ArgumentParser) -> None:
+        """One per field; a flag that is not given leaves no attribute behind."""
+        for row in self.rows():
+            words = f"{row.meaning}: {row.must_be} (default {row.default!r}; ${row.variable})"
+            parser.add_argument(row.flag, default=argparse.SUPPRESS, help=words.replace("%", "%%"))
+
+    def from_flags(self, flags: Mapping[str, Any]) -> Iterator[Given]:
+        """What `add_flags` has found."""
+        for each in self._fields():
+            if each.name in flags:
+                yield Given(each.name, flags[each.name], f"flag {_flag(each.name)}")
+
+    def from_environment(self, environment: Mapping[str, str]) -> Iterator[Given]:
+        """Every variable that begins with the program's name, known or not."""
+        prefix = self.variable("")
+        for variable, text in environment.items():
+            if variable.startswith(prefix):
+                yield Given(variable.removeprefix(prefix).lower(), text, f"environment variable {variable}")
+
+    def variable(self, name: str) -> str:
+        """The environment variable of a field."""
+        return f"{self.module}_{name}".upper()
+
+    def build(self, given: Iterable[Given]) -> S:
+        """The settings that these mean, the strongest last. Raises SettingsError."""
+        known = {each.name: each for each in self._fields()}
+        values: dict[str, object] = {}
+        origins: dict[str, str] = {}
+        for each in given:
+            if each.name not in known:
+                raise SettingsError(f"{each.origin}: unknown key {each.name!r}; known are {', '.join(known)}")
+            values[each.name], origins[each.name] = _read(each, known[each.name].metadata["kind"]), each.origin
+        for name, one in known.items():
+            if one.default is MISSING and name not in values:
+                raise SettingsError(f"`{name}` is missing: give {_flag(name)} or {self.variable(name)}")
+        settings = self.settings(**values)
+        for name, sentence in self.conflicts(settings):
+            raise SettingsError(f"{origins.get(name, 'default')}: `{name}` {sentence}")
+        return settings
+
+    def rows(self) -> Iterator[Row]:
+        """All settings, in their order."""
+        for each in self._fields():
+            must_be = each.metadata["kind"].must_be
+            default = "required" if each.default is MISSING else _written(each.default)
+            yield Row(_flag(each.name), self.variable(each.name), must_be, default, each.metadata["meaning"])
+
+    def _fields(self) -> tuple[Field[Any], ...]:
+        return fields(self.settings)  # type: ignore[arg-type]  # a dataclass, which `type[S]` cannot say
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _read(given: Given, kind: Kind[Any]) -> object:
+    value = given.value
+    if value is None or (given.is_text and value == "null" and not kind.is_text):
+        if kind.is_nullable:
+            return None
+        raise _wrong(given, kind, "null")
+    is_scalar = isinstance(value, str) if given.is_text or kind.is_text else isinstance(value, bool | int | float)
+    if not is_scalar:
+        raise _wrong(given, kind, repr(value))
+    try:
+        return kind.parse(value if isinstance(value, str) else str(value).lower())
+    except ValueError as error:
+        raise _wrong(given, kind, repr(error.args[0])) from None
+
+
+def _wrong(given: Given, kind: Kind[Any], part: str) -> SettingsError:
+    return SettingsError(f"{given.origin}: `{given.name}` must be {kind.must_be}, not {part}")
+
+
+def _written(default: object) -> str:
+    """A default as a person would give it."""
+    if isinstance(default, bool):
+        return str(default).lower()
+    if default is None:
+        return ""
+    return ",".join(default) if isinstance(default, tuple) else str(default)
