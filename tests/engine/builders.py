@@ -3,12 +3,14 @@
 import zlib
 from typing import Any
 
+import msgspec
+
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.scheduling.request_state import RequestState
 from conveyor_engine.scheduling.scheduler import Scheduler
-from conveyor_engine.scheduling.step import Sampled, StepPlan
 from conveyor_engine.text.tokenizer import Tokenizer
 from conveyor_engine.wire.request import EngineRequest, ModelFacts, SamplingParams
+from conveyor_engine.wire.step import StepPlan, StepResult
 
 VOCAB_SIZE = 1000
 EOS = 2
@@ -60,56 +62,102 @@ def next_token(token_ids: list[int]) -> int:
 
 
 class PretendedModel:
-    """A model runner that keeps for every KV slot whose key it holds: to attend over another than one's own is a bug.
+    """An executor that keeps for every KV slot whose key it holds: to attend over another than one's own is a bug.
 
-    A step with a request in `poison`, or of more tokens than `memory_tokens`, raises, with half of its keys written.
+    It knows of requests what its plans say. A step with a row whose seed is in `poison`, or of more tokens than
+    `memory_tokens`, raises, with half of its keys written.
     """
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._slots: dict[int, int] = {}
+        self._token_ids: dict[int, list[int]] = {}  # by row, like the rest of its state
+        self._block_ids: dict[int, list[int]] = {}
+        self._seeds: dict[int, int] = {}
         self.breaks = False  # the next row's logits are not finite
-        self.poison: set[str] = set()
+        self.poison: set[int] = set()
         self.memory_tokens = 10**9
 
     def free_memory(self) -> None:
         pass
 
-    def execute(self, plan: StepPlan) -> Sampled:
-        if self.poison.intersection(r.request_id for r, _ in plan.work()) or plan.num_tokens > self.memory_tokens:
-            for request, num_tokens in plan.work()[::2]:
-                for position in range(request.num_computed_tokens, request.num_computed_tokens + num_tokens):
-                    self._slots[self._slot(request, position)] = -1
+    def execute(self, plan: StepPlan) -> StepResult:
+        self._apply(plan)
+        work = list(zip(plan.rows, plan.num_computed_tokens, plan.num_tokens, strict=True))
+        if self.poison.intersection(self._seeds[row] for row in plan.rows) or sum(plan.num_tokens) > self.memory_tokens:
+            for row, computed, num_tokens in work[::2]:
+                for position in range(computed, computed + num_tokens):
+                    self._slots[self._slot(row, position)] = -1
             raise RuntimeError("out of memory")
-        work = plan.work()
-        for request, num_tokens in work:  # all are written before any is read
-            computed = request.num_computed_tokens
+        for row, computed, num_tokens in work:  # all are written before any is read
             for position in range(computed, computed + num_tokens):
-                self._slots[self._slot(request, position)] = self._content(request, position)
-        for request, num_tokens in work:
-            for position in range(request.num_computed_tokens + num_tokens):
-                held = self._slots.get(self._slot(request, position))
-                assert held == self._content(request, position), (
-                    f"{request.request_id} reads a foreign key at {position}"
-                )
-        token_ids = [next_token(request.token_ids) for request in plan.sampling()]
-        if self.breaks and token_ids:
-            self.breaks, token_ids[0] = False, -1
-        return Sampled(token_ids)
+                self._slots[self._slot(row, position)] = self._content(row, position)
+        for row, computed, num_tokens in work:
+            for position in range(computed + num_tokens):
+                held = self._slots.get(self._slot(row, position))
+                assert held == self._content(row, position), f"row {row} reads a foreign key at {position}"
+        return StepResult(
+            plan.number, [[self._sample(*item)] for item, n in zip(work, plan.num_logits, strict=True) if n]
+        )
 
-    def _slot(self, request: RequestState, position: int) -> int:
-        return request.block_table[position // self._block_size] * self._block_size + position % self._block_size
+    def _apply(self, plan: StepPlan) -> None:
+        for admitted in plan.admitted:
+            self._token_ids[admitted.row] = list(admitted.token_ids)
+            self._block_ids[admitted.row] = list(admitted.block_ids)
+            self._seeds[admitted.row] = admitted.sampling.seed
+        for row, block_ids in plan.new_blocks:
+            self._block_ids[row] += block_ids
 
-    def _content(self, request: RequestState, position: int) -> int:
-        return zlib.crc32(repr(request.token_ids[: position + 1]).encode())
+    def _sample(self, row: int, computed: int, num_tokens: int) -> int:
+        length = computed + num_tokens
+        token_ids = self._token_ids[row][:length]
+        assert len(token_ids) == length, "samples only after tokens that it knows"
+        token_id = next_token(token_ids)
+        if self.breaks:
+            self.breaks, token_id = False, -1
+        self._token_ids[row] = [*token_ids, max(0, token_id)]
+        return token_id
+
+    def _slot(self, row: int, position: int) -> int:
+        return self._block_ids[row][position // self._block_size] * self._block_size + position % self._block_size
+
+    def _content(self, row: int, position: int) -> int:
+        return zlib.crc32(repr(self._token_ids[row][: position + 1]).encode())
+
+
+class Wired:
+    """An executor in another process, as far as it can tell: every plan and every result travels as msgpack."""
+
+    def __init__(self, executor: Any) -> None:
+        self._executor = executor
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._executor, name)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        arrived = msgspec.msgpack.decode(msgspec.msgpack.encode(plan), type=StepPlan)
+        result = self._executor.execute(arrived)
+        return msgspec.msgpack.decode(msgspec.msgpack.encode(result), type=StepResult)
+
+
+def result_of(plan: StepPlan, token_id: int = 7) -> StepResult:
+    """Everybody who samples gets `token_id`."""
+    return StepResult(plan.number, [[token_id]] * sum(plan.num_logits))
 
 
 def run_step(scheduler: Scheduler, now: float = 0.0, token_id: int = 7) -> dict[str, Any]:
     """One step in which everybody samples `token_id`; the outputs by request id."""
     plan = scheduler.schedule(now)
-    if plan.num_tokens:
-        scheduler.update(plan, Sampled([token_id] * len(plan.sampling())))
+    if plan is not None:
+        scheduler.update(result_of(plan, token_id))
     return {output.request_id: output for output in scheduler.take_outputs()}
+
+
+def work_of(scheduler: Scheduler, plan: StepPlan | None) -> dict[str, int]:
+    """How many tokens of which request the plan computes, in its order."""
+    assert plan is not None
+    names = {request.row: request.request_id for request in scheduler.running}
+    return {names[row]: num_tokens for row, num_tokens in zip(plan.rows, plan.num_tokens, strict=True)}
 
 
 def run_all(scheduler: Scheduler, now: float = 0.0) -> list[dict[str, Any]]:

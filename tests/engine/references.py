@@ -7,6 +7,7 @@ import torch
 from tests.engine.tiny_models import VOCAB_SIZE, greedy, save_tiny_model
 
 from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.execution.model_runner import ModelRunner
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.wire.request import EngineRequest, RequestOutput, SamplingParams
 
@@ -27,7 +28,8 @@ class Reference:
         self.answers = [greedy(self.model, prompt, MAX_TOKENS) for prompt in self.prompts]
 
     def make_core(self, **changes: Any) -> EngineCore:
-        return EngineCore(self.make_config(**changes))
+        config = self.make_config(**changes)
+        return EngineCore(config, ModelRunner(config))
 
     def make_config(self, **changes: Any) -> EngineConfig:
         """An engine on this model: fp32, four rows, a budget that cuts every longer prompt into chunks."""

@@ -15,8 +15,8 @@ from tests.engine.tiny_models import KINDS, OTHER_KINDS, VOCAB_SIZE
 from conveyor_engine.execution import model_runner
 from conveyor_engine.execution.attention.backend import AttentionMetadata
 from conveyor_engine.execution.attention.torch_paged import TorchPaged
-from conveyor_engine.execution.batch import Batch, BatchBuilder
-from conveyor_engine.scheduling.step import StepPlan
+from conveyor_engine.execution.batch import Batch, build_batch
+from conveyor_engine.execution.rows import Rows
 from conveyor_engine.wire.request import FinishReason
 
 GetReference = Callable[[str], Reference]
@@ -201,15 +201,13 @@ def test_attention_without_a_feature_is_found_out(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_wrong_positions_are_found_out(reference: GetReference, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    build = BatchBuilder.build
-
-    def build_wrongly(self: BatchBuilder, plan: StepPlan) -> Batch:
-        batch = build(self, plan)
+    def build_wrongly(*arguments: Any) -> Batch:
+        batch = build_batch(*arguments)
         # All positions shifted alike would change nothing under RoPE; those of decodes alone do.
         batch.position_ids[0, : batch.metadata.num_decodes] += 1
         return batch
 
-    monkeypatch.setattr(BatchBuilder, "build", build_wrongly)
+    monkeypatch.setattr(model_runner, "build_batch", build_wrongly)
     ref = reference(kind)
     assert answers(ref.make_core(), ref.prompts) != ref.answers
 
@@ -231,13 +229,14 @@ def test_query_heads_on_the_wrong_kv_heads_are_found_out(
 def test_a_block_table_that_is_out_of_date_is_found_out(
     reference: GetReference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(Rows, "_append_blocks", lambda *_: None)
     ref = reference("llama")
-    core = ref.make_core(num_kv_blocks=8)
-    first = core.runner._batches._block_tables
+    assert answers(ref.make_core(), ref.prompts) != ref.answers
 
-    def stale(requests: Any, seq_lens: Any) -> Any:
-        tables = first(requests, seq_lens)
-        return tables[::-1].copy() if len(requests) > 1 else tables
 
-    monkeypatch.setattr(core.runner._batches, "_block_tables", stale)
-    assert answers(core, ref.prompts) != ref.answers
+def test_a_sampled_token_that_is_not_written_back_is_found_out(
+    reference: GetReference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Rows, "append", lambda *_: None)
+    ref = reference("llama")
+    assert answers(ref.make_core(), ref.prompts) != ref.answers

@@ -153,7 +153,7 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> dict[str, 
             systems["hf-static"] = HfStatic(Path(folder), arguments.dtype)
     figures = measure(systems, workload, vocab_size, arguments.rounds, arguments.budget_seconds, say)
     ours = statistics.median(figures["conveyor"])
-    ceiling = workload.requests * workload.output_tokens / gemm_seconds(conveyor.core.runner.model, workload)
+    ceiling = workload.requests * workload.output_tokens / gemm_seconds(conveyor.runner.model, workload)
     say(f"event=ceiling gemm_only_output_tokens_per_second={ceiling:.1f} fraction_reached={ours / ceiling:.2f}")
     return {
         "output_tokens_per_second": round(ours, 2),

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
 
 from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.execution.model_runner import ModelRunner
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.wire.request import EngineRequest, FinishReason, SamplingParams
 
@@ -67,7 +68,8 @@ class Conveyor:
             max_num_seqs=workload.requests,
             num_threads=torch.get_num_threads(),
         )
-        self.core = EngineCore(config, say)
+        self.runner = ModelRunner(config, say)
+        self.core = EngineCore(config, self.runner, say)
         self._serial = 0
 
     def generate(self, prompts: Prompts, output_tokens: int) -> Prompts:

@@ -1,7 +1,7 @@
 """Turns a step plan into packed tensors: token ids, positions, slots, block tables.
 
-Used by `model_runner` once per step. Everything is built in numpy on the host, per step rather than per request
-where it can be, and copied to the device array by array. Knows plans and metadata, not models.
+Used by `model_runner` once per step. What depends on the plan's numbers alone is built in numpy on the host and copied
+array by array; tokens and block tables are gathered on the device, from `rows`. Knows neither requests nor models.
 """
 
 from dataclasses import dataclass
@@ -11,11 +11,21 @@ import numpy.typing as npt
 import torch
 
 from conveyor_engine.execution.attention.backend import AttentionMetadata
-from conveyor_engine.scheduling.request_state import RequestState
-from conveyor_engine.scheduling.step import StepPlan
+from conveyor_engine.execution.rows import Rows, to_device
+from conveyor_engine.wire.step import StepPlan
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class Samples:
+    """Where a step samples: one entry for each row of logits, in the plan's order."""
+
+    rows: list[int]  # whose logits they are
+    positions: Int64  # of the tokens to be sampled
+    device_rows: torch.Tensor  # the same on the device, int64
+    device_positions: torch.Tensor
 
 
 @dataclass(slots=True)
@@ -24,84 +34,51 @@ class Batch:
 
     input_ids: torch.Tensor  # int64 (1, T)
     position_ids: torch.Tensor  # int64 (1, T)
-    sample_rows: torch.Tensor  # int64 (num_samples,), indices into T, in the order of StepPlan.sampling()
+    logit_indices: torch.Tensor  # int64 (samples,), indices into T
+    samples: Samples
     metadata: AttentionMetadata
 
 
-class BatchBuilder:
-    """Builds batches; keeps the block tables of admitted requests as one array between steps."""
-
-    def __init__(self, max_num_seqs: int, max_blocks_per_seq: int, block_size: int, device: torch.device) -> None:
-        self._block_size = block_size
-        self._device = device
-        self._tables: Int32 = np.zeros((max_num_seqs, max_blocks_per_seq), dtype=np.int32)
-        self._known: list[list[int] | None] = [None] * max_num_seqs  # whose table the row holds ...
-        self._known_blocks = [0] * max_num_seqs  # ... and how much of it
-
-    def build(self, plan: StepPlan) -> Batch:
-        """The packed batch of a plan: decodes, then prefills."""
-        requests = plan.decodes + [request for request, _ in plan.prefills]
-        num_seqs, num_decodes = len(requests), len(plan.decodes)
-        lengths = np.array([1] * num_decodes + [n for _, n in plan.prefills], dtype=np.int32)
-        computed = np.array([r.num_computed_tokens for r in requests], dtype=np.int32)
-        seq_lens = computed + lengths
-        starts = np.zeros(num_seqs + 1, dtype=np.int32)
-        np.cumsum(lengths, out=starts[1:])
-        rows = np.repeat(np.arange(num_seqs), lengths)
-        positions = np.arange(plan.num_tokens) - starts[:-1][rows] + computed[rows]
-        tables = self._block_tables(requests, seq_lens)
-        slots = tables[rows, positions // self._block_size].astype(np.int64) * self._block_size
-        slots += positions % self._block_size
-        metadata = AttentionMetadata(
-            query_start_loc=self._to_device(starts),
-            seq_lens=self._to_device(seq_lens),
-            block_tables=self._to_device(tables),
-            slot_mapping=self._to_device(slots),
-            num_seqs=num_seqs,
-            num_decodes=num_decodes,
-            num_tokens=plan.num_tokens,
+def build_batch(plan: StepPlan, rows: Rows, block_size: int) -> Batch:
+    """The packed batch of a plan whose changes `rows` has."""
+    device = rows.token_ids.device
+    row_ids = np.array(plan.rows, dtype=np.int64)
+    lengths = np.array(plan.num_tokens, dtype=np.int32)
+    computed = np.array(plan.num_computed_tokens, dtype=np.int32)
+    seq_lens = computed + lengths
+    starts = np.zeros(len(row_ids) + 1, dtype=np.int32)
+    np.cumsum(lengths, out=starts[1:])
+    num_tokens = int(starts[-1])
+    positions = np.arange(num_tokens) + np.repeat(computed - starts[:-1], lengths)
+    token_rows = to_device(np.repeat(row_ids, lengths), device)
+    position_ids = to_device(positions, device)
+    blocks = rows.block_tables[token_rows, position_ids // block_size].long()
+    width = -(-int(seq_lens.max()) // block_size)
+    logit_indices = _logit_indices(starts, np.array(plan.num_logits, dtype=np.int64))
+    return Batch(
+        input_ids=rows.token_ids[token_rows, position_ids].long()[None],
+        position_ids=position_ids[None],
+        logit_indices=to_device(logit_indices, device),
+        samples=_samples(np.repeat(row_ids, plan.num_logits), positions[logit_indices] + 1, device),
+        metadata=AttentionMetadata(
+            query_start_loc=to_device(starts, device),
+            seq_lens=to_device(seq_lens, device),
+            block_tables=rows.block_tables[to_device(row_ids, device), :width],
+            slot_mapping=blocks * block_size + position_ids % block_size,
+            num_seqs=len(row_ids),
+            num_decodes=plan.num_decodes,
+            num_tokens=num_tokens,
             query_start_loc_host=starts,
             seq_lens_host=seq_lens,
-        )
-        return Batch(
-            input_ids=self._to_device(_token_ids(plan))[None],
-            position_ids=self._to_device(positions)[None],
-            sample_rows=self._to_device(_sample_rows(plan, starts)),
-            metadata=metadata,
-        )
-
-    def _block_tables(self, requests: list[RequestState], seq_lens: Int32) -> Int32:
-        """(num_seqs, as wide as the longest needs), a copy; into the array it is of, only new blocks are written."""
-        for request in requests:
-            row, table = request.row, request.block_table
-            if self._known[row] is not table:  # admitted since: each admission makes a new list
-                self._known[row] = table
-                self._known_blocks[row] = 0
-            known = self._known_blocks[row]
-            if known != len(table):
-                self._tables[row, known : len(table)] = table[known:]
-                self._known_blocks[row] = len(table)
-        width = -(-int(seq_lens.max(initial=1)) // self._block_size)
-        return self._tables[[request.row for request in requests], :width]
-
-    def _to_device(self, array: npt.NDArray[np.int32] | npt.NDArray[np.int64]) -> torch.Tensor:
-        tensor = torch.from_numpy(array)
-        if self._device.type == "cpu":
-            return tensor
-        return tensor.pin_memory().to(self._device, non_blocking=True)
+        ),
+    )
 
 
-def _token_ids(plan: StepPlan) -> Int64:
-    parts = [np.array([r.token_ids[-1] for r in plan.decodes], dtype=np.int64)]
-    for request, num_tokens in plan.prefills:
-        start = request.num_computed_tokens
-        parts.append(np.array(request.token_ids[start : start + num_tokens], dtype=np.int64))
-    return np.concatenate(parts)
+def _logit_indices(starts: Int32, num_logits: Int64) -> Int64:
+    """The last `num_logits` tokens of each row, as indices into the packed tokens."""
+    ends = np.cumsum(num_logits)
+    return np.arange(ends[-1]) + np.repeat(starts[1:] - ends, num_logits)
 
 
-def _sample_rows(plan: StepPlan, starts: Int32) -> Int64:
-    """The last token of each request that samples."""
-    num_decodes = len(plan.decodes)
-    complete = np.array([n == r.num_pending_tokens for r, n in plan.prefills], dtype=np.bool_)
-    prefill_ends = starts[num_decodes + 1 :][complete] - 1
-    return np.concatenate([np.arange(num_decodes), prefill_ends]).astype(np.int64)
+def _samples(rows: Int64, positions: Int64, device: torch.device) -> Samples:
+    return Samples(rows.tolist(), positions, to_device(rows, device), to_device(positions, device))

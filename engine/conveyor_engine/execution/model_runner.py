@@ -1,7 +1,8 @@
 """Runs plans: packed batch -> forward -> sampled tokens. The first file on a request's way that knows torch.
 
-Built once by `core`, which then calls `execute` for every step. Owns the model, the KV caches and the device;
-knows nothing of queues or policies. A forward is eager; CUDA graphs for decode-only batches would go into `_forward`.
+Built once by `loop.process`, then called for every step: it is the `loop.executor` of one device. Owns the model, the
+KV caches and the rows; knows nothing of requests, queues or policies. A forward is eager; CUDA graphs for decode-only
+batches would go into `_forward`.
 """
 
 import os
@@ -17,24 +18,25 @@ from conveyor_engine.execution import machine
 from conveyor_engine.execution.attention.backend import LayerShape
 from conveyor_engine.execution.attention.interface import Paged, PagedStep, Probe
 from conveyor_engine.execution.attention.select import select_backend
-from conveyor_engine.execution.batch import BatchBuilder
+from conveyor_engine.execution.batch import Batch, build_batch
 from conveyor_engine.execution.kv_budget import plan_num_blocks
 from conveyor_engine.execution.models.fuse import fuse_model
 from conveyor_engine.execution.models.loader import load_config, load_model
 from conveyor_engine.execution.models.packed_linear import PackedLinear
 from conveyor_engine.execution.models.probe import probe_layers
+from conveyor_engine.execution.rows import Rows
 from conveyor_engine.execution.sampler import Sampler, peak_bytes
-from conveyor_engine.scheduling.step import Sampled, StepPlan
 from conveyor_engine.wire.request import ModelFacts
+from conveyor_engine.wire.step import StepPlan, StepResult
 
 # Tokens of one step: enough to saturate the device's matrix units, few enough that decodes do not wait long.
 DEFAULT_BATCHED_TOKENS = {"cpu": 1024, "cuda": 8192}
 
 
 class ModelRunner:
-    """One model on one device, ready to run after construction (but for warm-up, which is `core`'s)."""
+    """One model on one device, ready to run after construction (but for warm-up, which is `loop.core`'s)."""
 
-    def __init__(self, config: EngineConfig, progress: Callable[[str], None]) -> None:
+    def __init__(self, config: EngineConfig, progress: Callable[[str], None] = lambda _: None) -> None:
         """Loads the model and makes the KV caches. Raises ConfigError or ModelError."""
         self.device = machine.choose_device(config.device)
         if self.device.type == "cpu":
@@ -44,6 +46,7 @@ class ModelRunner:
         max_model_len = _choose_max_model_len(config, model_config)
         max_num_seqs, max_num_batched_tokens = _choose_batch_limits(config, self.device)
         self.model, layers = self._load(config, model_config, dtype, progress)
+        self._rows = Rows(max_num_seqs, max_model_len, config.block_size, self.device)
         self.backend = select_backend(config.attention_backend, self.device, dtype, config.block_size)
         block_bytes = self.backend.block_bytes(layers, config.block_size, dtype)
         vocab_size = self.model.get_input_embeddings().num_embeddings
@@ -74,8 +77,6 @@ class ModelRunner:
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
         )
-        max_blocks_per_seq = -(-max_model_len // config.block_size)
-        self._batches = BatchBuilder(max_num_seqs, max_blocks_per_seq, config.block_size, self.device)
         self._sampler = Sampler(self.device)
 
     def _load(
@@ -96,13 +97,26 @@ class ModelRunner:
         progress(f"event=model_loaded layers={len(layers)} seconds={time.monotonic() - started:.1f}")
         return model, layers
 
-    def execute(self, plan: StepPlan) -> Sampled:
-        """One step: the tokens of `plan.sampling()`, in its order."""
+    def execute(self, plan: StepPlan) -> StepResult:
+        """One step: brings the plan's changes in, computes, samples, and keeps what it sampled for the next step."""
         with torch.inference_mode():
-            batch = self._batches.build(plan)
-            paged = PagedStep(self.backend, batch.metadata)
-            logits = self._forward(batch.input_ids, batch.position_ids, batch.sample_rows, paged)
-            return self._sampler.sample(logits, plan.sampling())
+            self._rows.apply(plan)
+            batch = build_batch(plan, self._rows, self.facts.block_size)
+            return self._compute(plan.number, batch)
+
+    def _compute(self, number: int, batch: Batch) -> StepResult:
+        paged = PagedStep(self.backend, batch.metadata)
+        logits = self._forward(batch.input_ids, batch.position_ids, batch.logit_indices, paged)
+        samples = batch.samples
+        sampled = self._sampler.sample(logits, [self._rows.sampling[row] for row in samples.rows], samples.positions)
+        self._rows.append(samples.device_rows, samples.device_positions, sampled.token_ids)
+        logprobs = None if sampled.logprobs is None else sampled.logprobs.tell(len(samples.rows))
+        return StepResult(number, sampled.token_ids[:, None].tolist(), logprobs)
+
+    @property
+    def long_decode_tokens(self) -> int:
+        """A lone decode over so many tokens runs attention that no other step does; 0: none."""
+        return self.backend.long_decode_tokens
 
     def free_memory(self) -> None:
         """Gives cached memory back to the device after a step that failed. Raises if the device is broken."""

@@ -1,8 +1,9 @@
-"""Chooses the next token of every row from its logits. Vectorised over rows; what no row asks for is skipped.
+"""Chooses a token for every row of logits. Vectorised over rows; what no row asks for is skipped.
 
-Used by `model_runner`. A row's randomness is one uniform number, a hash of (seed, position), turned into a token by the
-inverse of the cumulative distribution. So it needs no generator state: a preempted request that is computed
-again, or lands in another batch, draws the same numbers.
+Used by `model_runner`, which says how each row samples and at which position; `logprobs` makes what is told beside it.
+A row's randomness is one uniform number, a hash of (seed, position), turned into a token by the inverse of the
+cumulative distribution. So it needs no generator state: a preempted request that is computed again, or lands in
+another batch, draws the same numbers.
 """
 
 from dataclasses import dataclass
@@ -11,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from conveyor_engine.scheduling.request_state import RequestState
-from conveyor_engine.scheduling.step import Sampled
-from conveyor_engine.wire.request import SamplingParams, TokenLogprobs
+from conveyor_engine.execution.logprobs import Logprobs, compute_logprobs
+from conveyor_engine.wire.request import SamplingParams
+from conveyor_engine.wire.step import RowSampling
 
 CANDIDATES = 256  # the best tokens, looked at first; the vocabulary is sorted only for rows that these do not serve
 _SORTED_AT_ONCE = 32  # rows; sorting takes several times the memory of what is sorted
@@ -21,6 +22,8 @@ _GREEDY_BELOW = 1e-5  # temperature; vLLM's limit: float32 cannot divide by much
 _LEAST_TOP_P = 1e-6  # keeps the best token alone, as any smaller one does, and is not 0 in float32
 _BLOCK = 128  # tokens; large vocabularies are searched block by block, which vectorises where torch's own does not
 _BELOW_ONE = 1 - 1e-6  # keeps rounding from choosing beyond the last token of the distribution
+
+Int64 = npt.NDArray[np.int64]
 
 
 @dataclass(slots=True)
@@ -46,10 +49,10 @@ class _Draw:
 class _Parameters:
     """The sampling parameters of one set of rows, as tensors. Rows in no draw are greedy."""
 
-    serials: list[int]
+    rows: list[RowSampling]
     draws: list[_Draw]
-    logprob_rows: torch.Tensor  # int64
-    max_logprobs: int
+    num_top_logprobs: dict[int, int]  # by row, of those that asked for log probabilities ...
+    logprob_rows: torch.Tensor  # ... which are these, int64
     min_token_rows: list[int]  # those that have not reached min_tokens when `stops` was built ...
     stops: tuple[torch.Tensor, torch.Tensor] | None  # ... (row, token id) of all that would end them; None: not built
 
@@ -61,6 +64,14 @@ def peak_bytes(max_num_seqs: int, vocab_size: int) -> int:
     return (weighed + in_order) * vocab_size
 
 
+@dataclass(slots=True)
+class Sampled:
+    """What was chosen, still on the device."""
+
+    token_ids: torch.Tensor  # int64 (rows,); -1 where the logits are not finite
+    logprobs: Logprobs | None
+
+
 class Sampler:
     """Keeps the parameters of the last set of rows as tensors, since decoding steps mostly repeat it."""
 
@@ -68,34 +79,32 @@ class Sampler:
         self._device = device
         self._last: _Parameters | None = None
 
-    def sample(self, logits: torch.Tensor, requests: list[RequestState]) -> Sampled:
-        """logits (rows, vocabulary) in any float type; row i belongs to requests[i].
+    def sample(self, logits: torch.Tensor, rows: list[RowSampling], positions: Int64) -> Sampled:
+        """logits (rows, vocabulary) in any float type; row i samples as rows[i] says, the token of positions[i].
 
         Log probabilities are the model's own, before temperature, cuts and min_tokens.
         """
-        if not requests:
-            return Sampled([])
-        parameters = self._parameters(requests, logits.shape[1])
+        if not rows:
+            return Sampled(torch.zeros(0, dtype=torch.int64, device=logits.device), None)
+        parameters = self._parameters(rows, logits.shape[1])
         raw = logits
         if parameters.min_token_rows:
-            logits = _forbid_stopping(logits, parameters, requests)
+            logits = _forbid_stopping(logits, parameters, positions)
         best, tokens = _best(logits)
         for draw in parameters.draws:
-            uniforms = self._uniforms(draw, requests)
+            uniforms = self._uniforms(draw, positions)
             tokens[draw.rows] = _draw(logits[draw.rows], best[draw.rows], draw, uniforms)
         tokens = torch.where(torch.isfinite(best), tokens, -1)
-        logprobs = _logprobs(raw, tokens, parameters, requests) if len(parameters.logprob_rows) else None
-        return Sampled(tokens.tolist(), logprobs)
+        num_top = parameters.num_top_logprobs
+        return Sampled(tokens, compute_logprobs(raw, tokens, parameters.logprob_rows, num_top) if num_top else None)
 
-    def _parameters(self, requests: list[RequestState], vocab_size: int) -> _Parameters:
-        serials = [request.serial for request in requests]
-        if self._last is None or self._last.serials != serials:
-            self._last = _build_parameters(requests, serials, vocab_size, self._device)
+    def _parameters(self, rows: list[RowSampling], vocab_size: int) -> _Parameters:
+        if self._last is None or self._last.rows != rows:
+            self._last = _build_parameters(rows, vocab_size, self._device)
         return self._last
 
-    def _uniforms(self, draw: _Draw, requests: list[RequestState]) -> torch.Tensor:
-        positions = np.array([len(requests[index].token_ids) for index in draw.indices], dtype=np.uint64)
-        uniforms = uniform_numbers(draw.seeds, positions).astype(np.float32)
+    def _uniforms(self, draw: _Draw, positions: Int64) -> torch.Tensor:
+        uniforms = uniform_numbers(draw.seeds, positions[draw.indices].astype(np.uint64)).astype(np.float32)
         return torch.from_numpy(uniforms).to(self._device)[:, None]
 
 
@@ -113,31 +122,30 @@ def _splitmix64(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return z ^ (z >> np.uint64(31))
 
 
-def _build_parameters(
-    requests: list[RequestState], serials: list[int], vocab_size: int, device: torch.device
-) -> _Parameters:
-    params = [request.params for request in requests]
+def _build_parameters(rows: list[RowSampling], vocab_size: int, device: torch.device) -> _Parameters:
     uncut: list[int] = []
     cut: list[int] = []
-    for index, p in enumerate(params):
+    for index, row in enumerate(rows):
+        p = row.params
         if p.temperature >= _GREEDY_BELOW:
             (cut if p.top_p < 1 or 0 < p.top_k < vocab_size else uncut).append(index)
+    num_top = {i: row.params.logprobs for i, row in enumerate(rows) if row.params.logprobs is not None}
     return _Parameters(
-        serials=serials,
-        draws=[_build_draw(requests, indices, vocab_size, device) for indices in (uncut, cut) if indices],
-        logprob_rows=torch.tensor([p.logprobs is not None for p in params], device=device).nonzero().squeeze(1),
-        max_logprobs=min(vocab_size, max((p.logprobs or 0 for p in params), default=0)),
-        min_token_rows=[i for i, r in enumerate(requests) if r.params.min_tokens and r.stop_ids],
+        rows=rows,
+        draws=[_build_draw(rows, indices, vocab_size, device) for indices in (uncut, cut) if indices],
+        num_top_logprobs=num_top,
+        logprob_rows=torch.tensor(list(num_top), dtype=torch.int64, device=device),
+        min_token_rows=[i for i, row in enumerate(rows) if row.stop_ids],
         stops=None,
     )
 
 
-def _build_draw(requests: list[RequestState], indices: list[int], vocab_size: int, device: torch.device) -> _Draw:
-    params = [requests[index].params for index in indices]
+def _build_draw(rows: list[RowSampling], indices: list[int], vocab_size: int, device: torch.device) -> _Draw:
+    params = [rows[index].params for index in indices]
     return _Draw(
         indices=indices,
-        rows=slice(None) if len(indices) == len(requests) else torch.tensor(indices, device=device),
-        seeds=np.array([requests[index].seed for index in indices], dtype=np.uint64),
+        rows=slice(None) if len(indices) == len(rows) else torch.tensor(indices, device=device),
+        seeds=np.array([rows[index].seed for index in indices], dtype=np.uint64),
         temperature=torch.tensor([p.temperature for p in params], dtype=torch.float32, device=device)[:, None],
         cuts=_build_cuts(params, vocab_size, device),
     )
@@ -155,11 +163,11 @@ def _build_cuts(params: list[SamplingParams], vocab_size: int, device: torch.dev
     )
 
 
-def _forbid_stopping(logits: torch.Tensor, parameters: _Parameters, requests: list[RequestState]) -> torch.Tensor:
+def _forbid_stopping(logits: torch.Tensor, parameters: _Parameters, positions: Int64) -> torch.Tensor:
     """Rows that have not reached min_tokens cannot choose a token that would end them. `logits` is left as it is."""
-    rows = [i for i in parameters.min_token_rows if requests[i].num_output_tokens < requests[i].params.min_tokens]
+    rows = [i for i in parameters.min_token_rows if positions[i] < parameters.rows[i].min_length]
     if parameters.stops is None or rows != parameters.min_token_rows:
-        stops = [(row, token_id) for row in rows for token_id in requests[row].stop_ids]
+        stops = [(row, token_id) for row in rows for token_id in parameters.rows[row].stop_ids]
         row_of, token_ids = torch.tensor(stops, dtype=torch.int64, device=logits.device).view(-1, 2).unbind(1)
         parameters.min_token_rows, parameters.stops = rows, (row_of, token_ids)
     if not rows:
@@ -260,21 +268,3 @@ def _invert(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     target = torch.minimum(target - begin, inner[:, -1:] * _BELOW_ONE)  # rounding must not lead past the block's end
     index = block * _BLOCK + torch.searchsorted(inner, target, right=True)
     return index.squeeze(1).clamp_max(count - 1)
-
-
-def _logprobs(
-    logits: torch.Tensor, tokens: torch.Tensor, parameters: _Parameters, requests: list[RequestState]
-) -> list[TokenLogprobs | None]:
-    """Log probabilities of the chosen and of the best tokens, for the rows that asked."""
-    rows = parameters.logprob_rows
-    chosen = tokens[rows].clamp_min(0)
-    values = logits[rows].float().log_softmax(-1)
-    chosen_values = values.gather(1, chosen[:, None]).squeeze(1).tolist()
-    top = values.topk(parameters.max_logprobs, dim=-1)
-    result: list[TokenLogprobs | None] = [None] * len(requests)
-    for row, token_id, value, ids, logprobs in zip(
-        rows.tolist(), chosen.tolist(), chosen_values, top.indices.tolist(), top.values.tolist(), strict=True
-    ):
-        count = requests[row].params.logprobs or 0
-        result[row] = TokenLogprobs.of(token_id, value, ids[:count], logprobs[:count])
-    return result

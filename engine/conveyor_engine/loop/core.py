@@ -1,7 +1,7 @@
 """The engine on one screen: requests in, one step at a time, tokens out.
 
 Driven by the engine process's loop (`process`), the benchmark and the tests. Single-threaded: no call
-may overlap another. Knows neither HTTP nor processes; `scheduler` decides, `model_runner` computes.
+may overlap another. Knows neither HTTP nor processes; `scheduler` decides, an `executor` computes.
 """
 
 import sys
@@ -12,7 +12,7 @@ from random import Random
 
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import ModelError
-from conveyor_engine.execution.model_runner import ModelRunner
+from conveyor_engine.loop.executor import Executor
 from conveyor_engine.loop.step_runner import run_step
 from conveyor_engine.scheduling.scheduler import Scheduler
 from conveyor_engine.text.tokenizer import Tokenizer
@@ -30,18 +30,22 @@ def _silent(_: str) -> None:
 
 
 class EngineCore:
-    """One model, one device, one scheduler."""
+    """One executor, one scheduler."""
 
     def __init__(
-        self, config: EngineConfig, progress: Callable[[str], None] = _silent, tokenizer: Tokenizer | None = None
+        self,
+        config: EngineConfig,
+        executor: Executor,
+        progress: Callable[[str], None] = _silent,
+        tokenizer: Tokenizer | None = None,
     ) -> None:
-        """Loads the model, sizes the KV cache and warms up; `progress` gets one key=value line per stage.
+        """Warms the executor up; `progress` gets a key=value line about it.
 
-        Without the tokenizer, stop strings are left to whoever reads the answers. Raises ConfigError or ModelError,
-        whose `reason` goes into the termination message.
+        Without the tokenizer, stop strings are left to whoever reads the answers. Raises ModelError, whose `reason`
+        goes into the termination message.
         """
-        self.runner = ModelRunner(config, progress)
-        self.facts: ModelFacts = self.runner.facts
+        self.executor = executor
+        self.facts: ModelFacts = executor.facts
         self.scheduler = Scheduler(config, self.facts, tokenizer)
         self.longest_warmup_step_seconds = 0.0
         if config.warmup:
@@ -68,8 +72,8 @@ class EngineCore:
         A step that fails ends requests of its batch; what is raised here says that the engine is broken.
         """
         plan = self.scheduler.schedule(now)
-        if plan.num_tokens:
-            run_step(self.scheduler, self.runner, plan)
+        if plan is not None:
+            run_step(self.scheduler, self.executor, plan)
         return self.scheduler.take_outputs()
 
     def has_unfinished(self) -> bool:
@@ -96,7 +100,7 @@ class EngineCore:
         longest = max(1, facts.max_model_len - 2)
         length = min(longest, max(1, facts.max_num_batched_tokens // facts.max_num_seqs))
         self._run_random(scheduler, facts.max_num_seqs, length)
-        if long_decode_tokens := self.runner.backend.long_decode_tokens:
+        if long_decode_tokens := self.executor.long_decode_tokens:
             self._run_random(scheduler, 1, min(longest, long_decode_tokens))
 
     def _run_random(self, scheduler: Scheduler, num_requests: int, length: int) -> None:
@@ -113,11 +117,12 @@ class EngineCore:
         while scheduler.requests:
             started = time.monotonic()
             plan = scheduler.schedule(0.0)
-            sampled = self.runner.execute(plan)
+            assert plan is not None
+            result = self.executor.execute(plan)
             self.longest_warmup_step_seconds = max(self.longest_warmup_step_seconds, time.monotonic() - started)
-            if sampled.token_ids and max(sampled.token_ids) < 0:
+            if result.token_ids and max(map(max, result.token_ids)) < 0:
                 raise ModelError(_not_finite(facts.dtype))
-            scheduler.update(plan, sampled)
+            scheduler.update(result)
 
 
 def _not_finite(dtype: str) -> str:

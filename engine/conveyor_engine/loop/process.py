@@ -19,6 +19,7 @@ from queue import Empty, SimpleQueue
 
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import InvalidRequest, Overloaded, StartError
+from conveyor_engine.execution.model_runner import ModelRunner
 from conveyor_engine.logs import configure_logging
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.text.tokenizer import Tokenizer
@@ -209,7 +210,11 @@ def run(channel: Channel) -> int:
 def _load(config: EngineConfig, channel: Channel) -> EngineCore:
     """Where answers are held back until a whole batch is done, only this process sees their stop strings in time."""
     tokenizer = Tokenizer(Path(config.model)) if config.batching_mode == "static" else None
-    return EngineCore(config, lambda line: channel.send(Progress(line)), tokenizer)
+
+    def progress(line: str) -> None:
+        channel.send(Progress(line))
+
+    return EngineCore(config, ModelRunner(config, progress), progress, tokenizer)
 
 
 def _reason(error: Exception) -> str:

@@ -36,6 +36,7 @@ class BlockTables:
         request.num_registered_blocks = len(hits)
         request.num_computed_tokens = len(hits) * self._block_size
         request.row = self.free_rows.pop()
+        request.num_sent_blocks = -1
         return True
 
     def _match(self, request: RequestState) -> list[int]:

@@ -1,6 +1,6 @@
 """The scheduler's record of one request, from `add_request` to its last output.
 
-Owned by `scheduler`; `policy` reads it, `batch` and `sampler` read what they need of it. Torch-free.
+Owned by `scheduler`; `policy` and `step` read it. Nothing outside this room sees it.
 """
 
 import random
@@ -9,7 +9,8 @@ from hashlib import blake2b
 from itertools import count
 
 from conveyor_engine.text.detokenizer import Detokenizer
-from conveyor_engine.wire.request import EngineRequest, FinishReason, RequestOutput, TokenLogprobs
+from conveyor_engine.wire.request import EngineRequest, FinishReason, RequestOutput, SamplingParams, TokenLogprobs
+from conveyor_engine.wire.step import RowSampling
 
 _serials = count()
 
@@ -17,6 +18,12 @@ _serials = count()
 def _cache_root(salt: str | None) -> bytes:
     """Personalized, so that no salt can be made whose root is the hash of somebody's block."""
     return b"" if salt is None else blake2b(salt.encode(), digest_size=16, person=b"cache_salt").digest()
+
+
+def _row_sampling(params: SamplingParams, num_prompt_tokens: int, stop_ids: frozenset[int]) -> RowSampling:
+    seed = random.getrandbits(64) if params.seed is None else params.seed
+    forbidden = tuple(stop_ids) if params.min_tokens else ()
+    return RowSampling(params, seed & (2**64 - 1), num_prompt_tokens + params.min_tokens, forbidden)
 
 
 class RequestState:
@@ -41,13 +48,14 @@ class RequestState:
         "num_padding_tokens",
         "num_prompt_tokens",
         "num_registered_blocks",
+        "num_sent_blocks",
         "padded_from",
         "params",
         "preempted",
         "prompt_hashes",
         "request_id",
         "row",
-        "seed",
+        "sampling",
         "serial",
         "stop_ids",
         "stop_strings",
@@ -67,13 +75,14 @@ class RequestState:
         self.expected_total_tokens = self.max_total_tokens  # the scheduler knows better
         eos = () if params.ignore_eos else eos_token_ids
         self.stop_ids = frozenset((*eos, *params.stop_token_ids))
-        self.seed = (random.getrandbits(64) if params.seed is None else params.seed) & (2**64 - 1)
+        self.sampling = _row_sampling(params, self.num_prompt_tokens, self.stop_ids)
         self.num_computed_tokens = 0
         self.num_cached_tokens = 0
         self.num_padding_tokens = 0  # what its prompt lacks to the longest of a padded batch
         self.padded_from: list[int] | None = None  # its own tokens, while `token_ids` shows dummies behind the prompt
-        self.row = -1  # its place in the persistent batch arrays while it is admitted
-        self.block_table: list[int] = []  # a new list at each admission
+        self.row = -1  # its place in the executor's arrays while it is admitted
+        self.block_table: list[int] = []
+        self.num_sent_blocks = -1  # of its table, what the executor knows; -1: it does not know the row as it is
         self.block_hashes: list[bytes] = []
         self.prompt_hashes = request.prompt_hashes
         self.cache_root = _cache_root(request.cache_salt)  # before the first block's hash
@@ -108,11 +117,13 @@ class RequestState:
         """Dummy tokens follow the prompt, one more than are to be computed, so that the last samples nothing."""
         self.padded_from = self.token_ids
         self.token_ids = self.token_ids[: self.num_prompt_tokens] + [0] * (self.num_padding_tokens + 1)
+        self.num_sent_blocks = -1
 
     def unpad(self) -> None:
         """Its own tokens again. Their keys and values are written over those of the dummies."""
         if self.padded_from is not None:
             self.token_ids, self.padded_from = self.padded_from, None
+            self.num_sent_blocks = -1
             self.num_computed_tokens = min(self.num_computed_tokens, self.num_prompt_tokens)
 
     def hashes_of_full_blocks(self, block_size: int, num_tokens: int) -> list[bytes]:
@@ -133,7 +144,7 @@ class RequestState:
                 shared.append(hashes[-1])
         return hashes
 
-    def finish_reason_after(self, token_id: int) -> FinishReason | None:
+    def _finish_reason_after(self, token_id: int) -> FinishReason | None:
         """Whether the token just appended ends the request, and why. min_tokens is the sampler's part."""
         if token_id in self.stop_ids and self.num_output_tokens > self.params.min_tokens:
             return FinishReason.STOP
@@ -143,20 +154,29 @@ class RequestState:
             return FinishReason.LENGTH
         return None
 
-    def output(self, new_token_ids: list[int], logprobs: TokenLogprobs | None = None) -> RequestOutput:
+    def append(self, token_ids: list[int]) -> tuple[list[int], FinishReason | None]:
+        """Takes the tokens up to the one that ends the request; those taken, and why it ended."""
+        for index, token_id in enumerate(token_ids):
+            self.token_ids.append(token_id)
+            reason = self._finish_reason_after(token_id)
+            if reason is not None:
+                return token_ids[: index + 1], reason
+        return token_ids, None
+
+    def output(self, new_token_ids: list[int], logprobs: list[TokenLogprobs] | None = None) -> RequestOutput:
         """What the caller is told about this request now."""
         return RequestOutput(
             request_id=self.request_id,
             new_token_ids=new_token_ids,
-            logprobs=None if logprobs is None else [logprobs],
+            logprobs=logprobs,
             num_cached_tokens=self.num_cached_tokens,
         )
 
-    def hold_output(self, token_id: int, logprobs: TokenLogprobs | None) -> None:
-        """Adds the token to the answer that is kept back."""
+    def hold_output(self, new_token_ids: list[int], logprobs: list[TokenLogprobs] | None) -> None:
+        """Adds the tokens to the answer that is kept back."""
         if self.held_output is None:
-            self.held_output = self.output([token_id], logprobs)
+            self.held_output = self.output(list(new_token_ids), logprobs)
             return
-        self.held_output.new_token_ids.append(token_id)
+        self.held_output.new_token_ids += new_token_ids
         if logprobs is not None and self.held_output.logprobs is not None:
-            self.held_output.logprobs.append(logprobs)
+            self.held_output.logprobs += logprobs

@@ -10,7 +10,7 @@ from conveyor_engine.scheduling.block_manager import BlockManager
 from conveyor_engine.scheduling.block_tables import BlockTables
 from conveyor_engine.scheduling.policy import Policy
 from conveyor_engine.scheduling.request_state import RequestState
-from conveyor_engine.scheduling.step import StepPlan
+from conveyor_engine.scheduling.step import Step
 from conveyor_engine.wire.request import ModelFacts
 
 WATERMARK = 0.01  # of all blocks stay free when a request joins a running batch, so that it is not preempted at once
@@ -37,33 +37,32 @@ class RunningBatch:
         self.tables = BlockTables(self.blocks, facts.block_size, facts.max_num_seqs, prefix_caching=prefix_caching)
         self.requests: list[RequestState] = []
 
-    def plan_step(self, waiting: Iterable[RequestState]) -> tuple[StepPlan, bool]:
-        """What the running requests compute next, oldest first, and whether somebody had to be preempted for it."""
-        plan = StepPlan()
+    def plan_step(self, step: Step, waiting: Iterable[RequestState]) -> bool:
+        """What the running requests compute next, oldest first. Says whether somebody had to be preempted for it."""
         num_requests = len(self.requests)
         self._long_prompt_budget = self._plan_long_prompts(waiting)
-        self.feed_all(plan)
+        self.feed_all(step)
         preempted = len(self.requests) < num_requests
-        if preempted and not plan.num_tokens:  # those who had to be first have lost their places
-            self.feed_all(plan)
-        return plan, preempted
+        if preempted and not step.num_tokens:  # those who had to be first have lost their places
+            self.feed_all(step)
+        return preempted
 
-    def has_budget(self, plan: StepPlan) -> bool:
+    def has_budget(self, step: Step) -> bool:
         """Whether the step has room for more tokens."""
-        return plan.num_tokens < self._max_tokens
+        return step.num_tokens < self._max_tokens
 
-    def feed_all(self, plan: StepPlan) -> None:
+    def feed_all(self, step: Step) -> None:
         """Gives each request what the budget allows."""
         for request in self._rows_to_step():
-            self.feed(plan, request)
+            self.feed(step, request)
 
-    def feed(self, plan: StepPlan, request: RequestState) -> None:
+    def feed(self, step: Step, request: RequestState) -> None:
         """Gives the request what the budget, the share of long prompts and the free blocks allow."""
         if request.row < 0:
             return  # preempted for an older one
-        num_tokens = self._chunk(request, plan)
+        num_tokens = self._chunk(request, step)
         if num_tokens and self._make_room(request, num_tokens):
-            plan.add(request, num_tokens)
+            step.add(request, num_tokens)
             self.tables.register(request, request.num_computed_tokens + num_tokens)
 
     def _plan_long_prompts(self, waiting: Iterable[RequestState]) -> int:
@@ -91,10 +90,10 @@ class RunningBatch:
             return [r for r in rows if r.num_pending_tokens > 1 or not r.num_output_tokens] or rows
         return rows
 
-    def _chunk(self, request: RequestState, plan: StepPlan) -> int:
+    def _chunk(self, request: RequestState, step: Step) -> int:
         num_tokens = request.num_pending_tokens - (request.padded_from is not None)
         is_long = num_tokens > self._long_prompt_tokens
-        num_tokens = min(num_tokens, self._max_tokens - plan.num_tokens)
+        num_tokens = min(num_tokens, self._max_tokens - step.num_tokens)
         if is_long:
             num_tokens = min(num_tokens, self._long_prompt_budget)
             self._long_prompt_budget -= num_tokens
@@ -140,7 +139,7 @@ class RunningBatch:
         request.preempted = True
         self._on_preempt(request)
 
-    def admit(self, request: RequestState, plan: StepPlan) -> bool:
+    def admit(self, request: RequestState, step: Step) -> bool:
         """A row, and blocks for its tokens so far; in a closed batch for those to be expected too. False if they lack.
 
         When nobody else of its batch takes part in the step, the finished rows make way for one that comes back.
@@ -149,7 +148,7 @@ class RunningBatch:
         if not self._policy.joins:
             num_tokens = max(num_tokens, request.expected_total_tokens)
         while not self.tables.reserve(request, num_tokens, self._spare_blocks()):
-            if plan.num_tokens or not self._retire_newest():
+            if step.num_tokens or not self._retire_newest():
                 return False
         request.preempted = False
         self.requests.append(request)

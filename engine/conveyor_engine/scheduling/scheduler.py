@@ -1,24 +1,24 @@
 """Decides, before each step, how many tokens of which request the model computes; and what follows from the result.
 
 A step is {request: n_tokens} under a token budget; there are no prefill and decode phases (vLLM V1's
-scheduler) but in a batch that keeps together. `core` calls `schedule`, runs the plan and calls `update`, or `fail`;
+scheduler) but in a batch that keeps together. `core` calls `schedule`, has the plan run and calls `update`, or `fail`;
 `policy` makes the batching mode. Pure Python: knows neither torch nor threads nor the clock (`now` is an argument).
+Whoever runs a plan sees its numbers only (`wire.step`), never a request.
 """
 
-from collections import Counter, OrderedDict
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import takewhile
-
-import msgspec
 
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import InvalidRequest, Overloaded
 from conveyor_engine.scheduling.block_manager import BlockManager
+from conveyor_engine.scheduling.counters import Counters
 from conveyor_engine.scheduling.policy import NOBODY, Candidates, build_policy
 from conveyor_engine.scheduling.request_state import RequestState
 from conveyor_engine.scheduling.running_batch import RunningBatch
-from conveyor_engine.scheduling.step import Sampled, StepPlan
+from conveyor_engine.scheduling.step import Step
 from conveyor_engine.text.detokenizer import Detokenizer
 from conveyor_engine.text.stop_strings import StopStrings
 from conveyor_engine.text.tokenizer import Tokenizer
@@ -28,8 +28,10 @@ from conveyor_engine.wire.request import (
     FinishReason,
     ModelFacts,
     RequestOutput,
+    SamplingParams,
     TokenLogprobs,
 )
+from conveyor_engine.wire.step import StepPlan, StepResult
 
 EXPECTED_OUTPUT_TOKENS = 256.0  # of an answer, before any was seen ...
 _ESTIMATE_WEIGHT = 1 / 32  # ... and how much each one that ends counts
@@ -56,11 +58,12 @@ class Scheduler:
         self._tables = self._batch.tables
         self.requests: dict[str, RequestState] = {}
         self.waiting: OrderedDict[str, RequestState] = OrderedDict()
+        self._num_planned = 0  # steps
+        self._steps: dict[int, Step] = {}  # by number: planned, and not come to an end
         self._outputs: list[RequestOutput] = []
         self._draining = False
         self._expected_output_tokens = EXPECTED_OUTPUT_TOKENS
-        self._counters = EngineStats()
-        self._close_reasons: Counter[str] = Counter()
+        self._counters = Counters()
 
     @property
     def running(self) -> Sequence[RequestState]:
@@ -123,27 +126,34 @@ class Scheduler:
 
     def stats(self) -> EngineStats:
         """Gauges as of now; counters since the start."""
-        return msgspec.structs.replace(
-            self._counters,
+        return self._counters.stats(
             num_running=len(self.running),
             num_waiting=len(self.waiting),
             kv_cache_usage=1 - self.blocks.num_free / self.blocks.num_blocks,
-            batch_close_reasons=dict(self._close_reasons),
         )
 
-    def schedule(self, now: float) -> StepPlan:
-        """The next step. Running requests go first, oldest first; then waiting ones, as the policy lets them in."""
+    def schedule(self, now: float) -> StepPlan | None:
+        """The next step, or None if there is nothing to compute; `update` or `fail` is called before the next one.
+
+        Running requests go first, oldest first; then waiting ones, as the policy lets them in.
+        """
         self._release_batch()
-        plan, preempted = self._batch.plan_step(self.waiting.values())
+        step = Step(self._num_planned)
+        preempted = self._batch.plan_step(step, self.waiting.values())
         if self.waiting and not preempted:
-            self._admit(plan, now)
-        return plan
+            self._admit(step, now)
+        return self._plan(step) if step.num_tokens else None
+
+    def _plan(self, step: Step) -> StepPlan:
+        self._num_planned += 1
+        self._steps[step.number] = step
+        return step.plan()
 
     def _wait_to_come_back(self, request: RequestState) -> None:
         """At the head of the queue."""
         self.waiting[request.request_id] = request
         self.waiting.move_to_end(request.request_id, last=False)
-        self._counters.num_preemptions += 1
+        self._counters.count_preemption()
 
     def _preempted(self) -> list[RequestState]:
         """The waiting requests that have run before."""
@@ -158,7 +168,7 @@ class Scheduler:
                 return NOBODY
         return self._policy.candidates(self.waiting.values(), now, self._draining)
 
-    def _admit(self, plan: StepPlan, now: float) -> None:
+    def _admit(self, step: Step, now: float) -> None:
         """Lets waiting requests in, in the policy's order, until places, blocks or budget end.
 
         A closed batch (a policy without `joins`) is admitted whole, even if the budget feeds only some of it in
@@ -168,26 +178,26 @@ class Scheduler:
         waits = self._policy.pads or (self._policy.keeps_together and close_reason is None)  # for its turn in the batch
         admitted: list[RequestState] = []
         for request in candidates:
-            if self._policy.joins and not self._batch.has_budget(plan):
+            if self._policy.joins and not self._batch.has_budget(step):
                 break
-            if not self._batch.admit(request, plan):
+            if not self._batch.admit(request, step):
                 close_reason = close_reason and ("kv_blocks" if self._tables.free_rows else close_reason)
                 break
             admitted.append(request)
             self._note_prefix_hits(request)
             if not waits:
-                self._batch.feed(plan, request)
+                self._batch.feed(step, request)
         for request in admitted:
             del self.waiting[request.request_id]
         if admitted and close_reason:
-            self._close_reasons[close_reason] += 1
+            self._counters.count_close(close_reason)
             self._pad_prompts(admitted)
-        if not plan.num_tokens:
-            self._batch.feed_all(plan)
+        if not step.num_tokens:
+            self._batch.feed_all(step)
 
     def _note_prefix_hits(self, request: RequestState) -> None:
-        self._counters.prefix_cache_query_tokens += len(request.token_ids) if self._prefix_caching else 0
-        self._counters.prefix_cache_hit_tokens += request.num_computed_tokens
+        if self._prefix_caching:
+            self._counters.count_prefix(len(request.token_ids), request.num_computed_tokens)
         if not request.was_admitted:
             request.was_admitted = True
             request.num_cached_tokens = request.num_computed_tokens
@@ -199,52 +209,58 @@ class Scheduler:
             for request in batch:
                 request.num_padding_tokens = longest - request.num_prompt_tokens
 
-    def update(self, plan: StepPlan, sampled: Sampled) -> None:
+    def update(self, result: StepResult) -> None:
         """Takes the step's result in. Nothing was added or aborted since `schedule`."""
-        receivers = plan.sampling()
-        self._count_step(plan)
-        for request, num_tokens in plan.work():
+        step = self._steps.pop(result.number)
+        receivers = step.sampling()
+        self._counters.count_step(step)
+        for request, num_tokens in step.work():
             request.num_computed_tokens += num_tokens
             if request.padded_from is not None and request.num_pending_tokens == 1:
                 request.unpad()
-        logprobs = sampled.logprobs or [None] * len(receivers)
-        for request, token_id, token_logprobs in zip(receivers, sampled.token_ids, logprobs, strict=True):
+        logprobs = result.logprobs or [None] * len(receivers)
+        for request, token_ids, token_logprobs in zip(receivers, result.token_ids, logprobs, strict=True):
             if request.finished is None:
-                self._take_token(request, token_id, token_logprobs)
+                self._take_tokens(request, token_ids, token_logprobs)
             else:
-                self._go_on_padding(request)
+                self._go_on_padding(request, token_ids)
         self._drop_ended()
-        self._count_kv()
+        self._counters.count_kv(self.running, self._facts.block_size)
         self._release_batch()
 
-    def _take_token(self, request: RequestState, token_id: int, logprobs: TokenLogprobs | None) -> None:
-        """Appends the token and says so, now or (if the batch keeps together) when the batch is done."""
-        if token_id < 0:
+    def _take_tokens(
+        self, request: RequestState, token_ids: list[int], logprobs: Sequence[TokenLogprobs] | None
+    ) -> None:
+        """Appends the tokens up to the one that ends the request. Where a batch keeps together, its end tells them."""
+        if token_ids and min(token_ids) < 0:
             self._tables.forget(request)
             self._finish(request, FinishReason.ERROR, "the model's logits are not finite (NaN or infinity)")
             return
         if request.num_output_tokens == 0:
-            self._counters.prompt_tokens += request.num_prompt_tokens
-        self._counters.generation_tokens += 1
-        request.token_ids.append(token_id)
-        reason = request.finish_reason_after(token_id)
+            self._counters.count_prompt(request.num_prompt_tokens)
+        token_ids, reason = request.append(token_ids)
+        self._counters.count_generated(len(token_ids))
         if reason is not None:
             error = request.num_output_tokens - self._expected_output_tokens
             self._expected_output_tokens += error * _ESTIMATE_WEIGHT
+        kept_logprobs = None if logprobs is None else list(logprobs[: len(token_ids)])
         if self._policy.keeps_together:
-            request.hold_output(token_id, logprobs)
+            request.hold_output(token_ids, kept_logprobs)
             request.finished = reason
             if request.num_padding_tokens and request.num_output_tokens == 1:
                 request.pad()
         elif reason is None:
-            self._outputs.append(request.output([token_id], logprobs))
+            self._outputs.append(request.output(token_ids, kept_logprobs))
         else:
-            self._finish(request, reason, output=request.output([token_id], logprobs))
+            self._finish(request, reason, output=request.output(token_ids, kept_logprobs))
 
-    def _go_on_padding(self, request: RequestState) -> None:
-        """A finished row of a padded batch takes part in every step, a token longer each time while there is room."""
+    def _go_on_padding(self, request: RequestState, token_ids: list[int]) -> None:
+        """A finished row of a padded batch takes part in every step, a token longer each time while there is room.
+
+        What it samples is its next dummy token.
+        """
         if len(request.token_ids) < self._facts.max_model_len:
-            request.token_ids.append(0)
+            request.token_ids.append(max(0, token_ids[0]))
         else:
             request.num_computed_tokens -= 1
 
@@ -261,12 +277,27 @@ class Scheduler:
     def _drop_ended(self) -> None:
         self._batch.requests = [r for r in self.running if r.request_id in self.requests]
 
+    def halve(self, plan: StepPlan) -> Iterator[StepPlan]:
+        """In place of a plan that could not be computed: the older half of its requests, and then the newer one.
+
+        The executor is told each of their rows whole, for nobody knows how far it came. Whoever has left the batch
+        meanwhile is in neither half.
+        """
+        for work in self._steps.pop(plan.number).split():
+            step = Step(self._num_planned)
+            for request, num_tokens in work:
+                if request.row >= 0:
+                    request.num_sent_blocks = -1
+                    step.add(request, num_tokens)
+            if step.num_tokens:
+                yield self._plan(step)
+
     def fail(self, plan: StepPlan, message: str) -> None:
         """The step could not be computed: its requests end, but finished rows keep their answers.
 
         Whoever counts on keys that they did not write starts anew.
         """
-        failed = [request for request, _ in plan.work()]
+        failed = [request for request, _ in self._steps.pop(plan.number).work()]
         unwritten = set[int]().union(*(self._tables.unschedule(request) for request in failed))
         for request in failed:
             if request.finished is None:
@@ -276,9 +307,15 @@ class Scheduler:
         self._drop_ended()
         self._batch.preempt_readers(unwritten)
 
-    def lend(self, request: RequestState) -> AbstractContextManager[None]:
-        """A row and blocks for a request that nobody waits for. After `fail`, so that there are some."""
-        return self._batch.lend(request)
+    @contextmanager
+    def lend(self) -> Iterator[StepPlan]:
+        """A plan of one harmless token, on a row and a block that nobody has. After `fail`, so that there are some."""
+        params = SamplingParams(max_tokens=1, temperature=0.0)
+        request = RequestState(EngineRequest(request_id="", prompt_token_ids=[0], sampling_params=params), ())
+        with self._batch.lend(request):
+            step = Step(self._num_planned)
+            step.add(request, 1)
+            yield step.plan()
 
     def _finish(
         self,
@@ -296,19 +333,6 @@ class Scheduler:
         output.finish_reason = reason
         output.message = message
         self._outputs.append(output)
-
-    def _count_step(self, plan: StepPlan) -> None:
-        counters = self._counters
-        counters.num_steps += 1
-        counters.step_num_seqs = len(plan.decodes) + len(plan.prefills)
-        counters.step_num_tokens = plan.num_tokens
-        counters.padding_tokens += plan.num_padding_tokens
-
-    def _count_kv(self) -> None:
-        live = sum(r.num_live_tokens for r in self.running if r.finished is None)
-        self._counters.kv_live_token_steps += live
-        num_blocks = sum(len(r.block_table) for r in self.running)
-        self._counters.kv_allocated_token_steps += num_blocks * self._facts.block_size
 
     def _check(self, request: EngineRequest) -> None:
         """Refuses what could never be run. The edge checks too, and it alone looks at every token."""

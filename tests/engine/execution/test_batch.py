@@ -2,35 +2,41 @@
 
 import numpy as np
 import torch
-from tests.engine.builders import make_state
 
-from conveyor_engine.execution.batch import Batch, BatchBuilder
-from conveyor_engine.scheduling.request_state import RequestState
-from conveyor_engine.scheduling.step import StepPlan
+from conveyor_engine.execution.batch import Batch, build_batch
+from conveyor_engine.execution.rows import Rows
+from conveyor_engine.wire.request import SamplingParams
+from conveyor_engine.wire.step import AdmittedRow, RowSampling, StepPlan
 
 BLOCK_SIZE = 4
+SAMPLING = RowSampling(SamplingParams(), 0)
 
 
-def builder() -> BatchBuilder:
-    return BatchBuilder(max_num_seqs=4, max_blocks_per_seq=8, block_size=BLOCK_SIZE, device=torch.device("cpu"))
+def make_rows() -> Rows:
+    return Rows(max_num_seqs=4, max_model_len=32, block_size=BLOCK_SIZE, device=torch.device("cpu"))
 
 
-def placed(prompt: list[int], row: int, blocks: list[int], computed: int = 0) -> RequestState:
-    state = make_state(prompt)
-    state.row, state.block_table, state.num_computed_tokens = row, blocks, computed
-    return state
-
-
-def plan_of(*decodes: RequestState, prefills: list[tuple[RequestState, int]]) -> StepPlan:
-    return StepPlan(list(decodes), prefills, num_tokens=len(decodes) + sum(n for _, n in prefills))
+def build(
+    rows: Rows,
+    *work: tuple[int, int, int, int],
+    admitted: list[AdmittedRow] | None = None,
+    new_blocks: list[tuple[int, list[int]]] | None = None,
+) -> Batch:
+    """`work`: (row, computed before, tokens now, logits) each; those of one token are decodes."""
+    row_ids, computed, num_tokens, num_logits = (list(column) for column in zip(*work, strict=True))
+    plan = StepPlan(0, admitted or [], new_blocks or [], row_ids, computed, num_tokens, num_logits, num_tokens.count(1))
+    rows.apply(plan)
+    return build_batch(plan, rows, BLOCK_SIZE)
 
 
 def mixed() -> Batch:
     """A decode at position 5, a chunk at 2..4 that ends its prompt, one at 0..1 that does not."""
-    decode = placed([10, 11, 12, 13, 14, 15], 2, [7, 3], computed=5)
-    ends = placed([20, 21, 22, 23, 24], 0, [1, 5], computed=2)
-    goes_on = placed([30, 31, 32, 33], 1, [2])
-    return builder().build(plan_of(decode, prefills=[(ends, 3), (goes_on, 2)]))
+    admitted = [
+        AdmittedRow(2, [10, 11, 12, 13, 14, 15], [7, 3], SAMPLING),
+        AdmittedRow(0, [20, 21, 22, 23, 24], [1, 5], SAMPLING),
+        AdmittedRow(1, [30, 31, 32, 33], [2], SAMPLING),
+    ]
+    return build(make_rows(), (2, 5, 1, 1), (0, 2, 3, 1), (1, 0, 2, 0), admitted=admitted)
 
 
 def test_tokens_and_positions_are_packed_decodes_first() -> None:
@@ -52,32 +58,56 @@ def test_the_metadata_describes_the_rows() -> None:
     assert metadata.block_tables[2, 0] == 2
     assert (metadata.num_seqs, metadata.num_decodes, metadata.num_tokens) == (3, 1, 6)
     assert metadata.query_start_loc.dtype == metadata.seq_lens.dtype == metadata.block_tables.dtype == torch.int32
+    assert metadata.slot_mapping.dtype == torch.int64
     assert metadata.block_tables.is_contiguous()
     assert np.array_equal(metadata.seq_lens_host, metadata.seq_lens.numpy())
 
 
-def test_only_requests_whose_last_token_is_computed_sample() -> None:
-    assert mixed().sample_rows.tolist() == [0, 3]
+def test_only_rows_with_logits_sample_at_the_position_after_their_last_token() -> None:
+    batch = mixed()
+    assert batch.logit_indices.tolist() == [0, 3]
+    assert (batch.samples.rows, batch.samples.positions.tolist()) == ([2, 0], [6, 5])
+
+
+def test_a_row_may_have_several_logits_and_they_follow_its_last_tokens() -> None:
+    admitted = [AdmittedRow(1, [5, 6, 7, 8], [0], SAMPLING), AdmittedRow(3, [9, 9], [1], SAMPLING)]
+    batch = build(make_rows(), (1, 1, 3, 2), (3, 0, 2, 1), admitted=admitted)
+    assert batch.logit_indices.tolist() == [1, 2, 4]
+    assert (batch.samples.rows, batch.samples.positions.tolist()) == ([1, 1, 3], [3, 4, 2])
+
+
+def test_a_step_that_samples_nothing_has_no_logits() -> None:
+    batch = build(make_rows(), (0, 0, 2, 0), admitted=[AdmittedRow(0, [1, 2, 3], [4], SAMPLING)])
+    assert batch.logit_indices.tolist() == batch.samples.rows == []
 
 
 def test_a_block_that_comes_later_is_seen() -> None:
-    batches, state = builder(), placed([1, 2, 3, 4], 0, [6])
-    batches.build(plan_of(prefills=[(state, 4)]))
-    state.num_computed_tokens = 4
-    state.token_ids.append(5)
-    state.block_table.append(2)
-    assert batches.build(plan_of(state, prefills=[])).metadata.block_tables.tolist() == [[6, 2]]
+    rows = make_rows()
+    build(rows, (0, 0, 4, 1), admitted=[AdmittedRow(0, [1, 2, 3, 4], [6], SAMPLING)])
+    batch = build(rows, (0, 4, 1, 1), new_blocks=[(0, [2])])
+    assert batch.metadata.block_tables.tolist() == [[6, 2]]
+    batch = build(rows, (0, 8, 1, 1), new_blocks=[(0, [3, 1])])
+    assert rows.block_tables[0, :4].tolist() == [6, 2, 3, 1]
+    assert batch.metadata.block_tables.tolist() == [[6, 2, 3]]
 
 
-def test_a_row_that_changes_hands_shows_its_new_owners_blocks() -> None:
-    batches = builder()
-    batches.build(plan_of(prefills=[(placed([1, 2, 3, 4, 5], 0, [6, 2]), 5)]))
-    batch = batches.build(plan_of(prefills=[(placed([1, 2, 3, 4, 5], 0, [4, 1]), 5)]))
-    assert batch.metadata.block_tables.tolist() == [[4, 1]]
+def test_a_sampled_token_is_the_next_steps_input_without_a_word_from_the_plan() -> None:
+    rows = make_rows()
+    samples = build(rows, (3, 0, 2, 1), admitted=[AdmittedRow(3, [1, 2], [6], SAMPLING)]).samples
+    rows.append(samples.device_rows, samples.device_positions, torch.tensor([77]))
+    assert build(rows, (3, 2, 1, 1)).input_ids.tolist() == [[77]]
 
 
-def test_a_request_that_comes_back_to_its_row_shows_its_new_blocks() -> None:
-    batches, state = builder(), placed([1, 2, 3, 4, 5], 0, [6, 2])
-    batches.build(plan_of(prefills=[(state, 5)]))
-    state.block_table = [0, 3]
-    assert batches.build(plan_of(prefills=[(state, 5)])).metadata.block_tables.tolist() == [[0, 3]]
+def test_what_is_no_token_is_never_an_input() -> None:
+    rows = make_rows()
+    rows.append(torch.tensor([0]), torch.tensor([2]), torch.tensor([-1]))
+    assert build(rows, (0, 2, 1, 1)).input_ids.tolist() == [[0]]
+
+
+def test_a_row_that_changes_hands_shows_its_new_owner() -> None:
+    rows, other = make_rows(), RowSampling(SamplingParams(top_k=3), 9)
+    build(rows, (0, 0, 5, 1), admitted=[AdmittedRow(0, [1, 2, 3, 4, 5], [6, 2], SAMPLING)])
+    batch = build(rows, (0, 0, 2, 1), admitted=[AdmittedRow(0, [8, 9], [4], other)])
+    assert batch.metadata.block_tables.tolist() == [[4]]
+    assert batch.input_ids.tolist() == [[8, 9]]
+    assert rows.sampling[0] is other

@@ -12,13 +12,27 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from conveyor_engine.execution import sampler as sampler_module
 from conveyor_engine.execution.sampler import Sampler, uniform_numbers
-from conveyor_engine.scheduling.request_state import RequestState
+from conveyor_engine.wire.step import RowSampling
 
 PROBABILITIES = (0.4, 0.3, 0.15, 0.1, 0.05)
 
 
 def sampler() -> Sampler:
     return Sampler(torch.device("cpu"))
+
+
+def row(**params: Any) -> RowSampling:
+    """Of a request with a prompt of four tokens."""
+    return make_state(**params).sampling
+
+
+def sample(
+    logits: torch.Tensor, rows: list[RowSampling], position: int = 4, shared: Sampler | None = None
+) -> list[int]:
+    """The tokens; `position` is that of all of them."""
+    positions = np.full(len(rows), position, dtype=np.int64)
+    tokens: list[int] = (shared or sampler()).sample(logits, rows, positions).token_ids.tolist()
+    return tokens
 
 
 def logits_of(*probabilities: float, rows: int = 1) -> torch.Tensor:
@@ -28,8 +42,8 @@ def logits_of(*probabilities: float, rows: int = 1) -> torch.Tensor:
 
 def frequencies(rows: int = 20_000, **params: Any) -> list[float]:
     """How often each of the five tokens is drawn from PROBABILITIES, over differently seeded rows."""
-    states = [make_state(seed=seed, **params) for seed in range(rows)]
-    tokens = sampler().sample(logits_of(*PROBABILITIES, rows=rows), states).token_ids
+    states = [row(seed=seed, **params) for seed in range(rows)]
+    tokens = sample(logits_of(*PROBABILITIES, rows=rows), states)
     return [count / rows for count in np.bincount(tokens, minlength=len(PROBABILITIES))]
 
 
@@ -39,14 +53,14 @@ def expected(*weights: float) -> Any:
 
 
 def test_temperature_zero_takes_the_best_token() -> None:
-    assert sampler().sample(logits_of(0.2, 0.5, 0.3), [make_state(temperature=0)]).token_ids == [1]
+    assert sample(logits_of(0.2, 0.5, 0.3), [row(temperature=0)]) == [1]
 
 
 @pytest.mark.parametrize("params", [{"temperature": 1e-50}, {"temperature": 1e-5}, {"top_p": 1e-50}, {"top_p": 1e-9}])
 @pytest.mark.parametrize("top_k", [0, 3])
 def test_parameters_too_small_for_float32_take_the_best_token(params: dict[str, Any], top_k: int) -> None:
-    states = [make_state(seed=seed, top_k=top_k, **params) for seed in range(50)]
-    assert sampler().sample(logits_of(0.2, 0.3, 0.5, 0.0, rows=50), states).token_ids == [2] * 50
+    states = [row(seed=seed, top_k=top_k, **params) for seed in range(50)]
+    assert sample(logits_of(0.2, 0.3, 0.5, 0.0, rows=50), states) == [2] * 50
 
 
 @pytest.mark.parametrize("vocab_size", [128, 1024, 1000])
@@ -54,7 +68,7 @@ def test_the_best_token_of_a_large_vocabulary_is_found_wherever_it_is(vocab_size
     best = [0, 1, 127, vocab_size // 2, vocab_size - 2, vocab_size - 1]
     logits = torch.randn(len(best), vocab_size)
     logits[torch.arange(len(best)), torch.tensor(best)] = 9.0
-    assert sampler().sample(logits, [make_state(temperature=0) for _ in best]).token_ids == best
+    assert sample(logits, [row(temperature=0) for _ in best]) == best
 
 
 @pytest.mark.parametrize("params", [{}, {"top_p": 0.999}, {"top_p": 0.5}, {"top_k": 300}, {"top_k": 300, "top_p": 0.9}])
@@ -67,8 +81,8 @@ def test_large_vocabularies_are_drawn_from_with_the_right_frequencies(vocab_size
     kept = probabilities[order] / probabilities[order].sum()
     allowed = order[kept.cumsum(0) - kept < params.get("top_p", 1.0)]
     rows = 10_000
-    states = [make_state(seed=seed, **params) for seed in range(rows)]
-    tokens = sampler().sample(probabilities.log().float().expand(rows, -1).contiguous(), states).token_ids
+    states = [row(seed=seed, **params) for seed in range(rows)]
+    tokens = sample(probabilities.log().float().expand(rows, -1).contiguous(), states)
     counts = torch.from_numpy(np.bincount(tokens, minlength=vocab_size)).double()
     assert int(counts.sum()) == int(counts[allowed].sum()) == rows
     wanted = rows * probabilities[allowed] / probabilities[allowed].sum()
@@ -103,17 +117,16 @@ def test_top_p_is_of_what_top_k_has_left() -> None:
 
 def test_each_row_has_its_own_parameters() -> None:
     rows = [
-        make_state(temperature=0),
-        make_state(top_k=1, seed=1),
-        make_state(seed=2),
-        make_state(top_p=0.3, seed=3),
+        row(temperature=0),
+        row(top_k=1, seed=1),
+        row(seed=2),
+        row(top_p=0.3, seed=3),
     ]
     seen = [set[int]() for _ in rows]
     shared = sampler()
-    for _ in range(300):
-        for row, token_id in enumerate(shared.sample(logits_of(*PROBABILITIES, rows=4), rows).token_ids):
-            seen[row].add(token_id)
-            rows[row].token_ids.append(token_id)
+    for step in range(300):
+        for index, token_id in enumerate(sample(logits_of(*PROBABILITIES, rows=4), rows, 4 + step, shared)):
+            seen[index].add(token_id)
     assert seen == [{0}, {0}, {0, 1, 2, 3, 4}, {0}]
 
 
@@ -122,8 +135,8 @@ def test_only_rows_that_choose_at_random_are_weighed(monkeypatch: pytest.MonkeyP
     weighed: list[int] = []
     draw = sampler_module._draw
     monkeypatch.setattr(sampler_module, "_draw", lambda *a: (weighed.append(len(a[0])), draw(*a))[1])
-    rows = [make_state(temperature=0) for _ in range(9)] + [make_state(top_p=0.3), make_state(), make_state()]
-    assert sampler().sample(logits_of(*PROBABILITIES, rows=12), rows).token_ids[:10] == [0] * 10
+    rows = [row(temperature=0) for _ in range(9)] + [row(top_p=0.3), row(), row()]
+    assert sample(logits_of(*PROBABILITIES, rows=12), rows)[:10] == [0] * 10
     assert weighed == [2, 1], "those that draw from all tokens, then those that draw from some"
 
 
@@ -141,8 +154,8 @@ def test_a_large_top_k_makes_nobody_else_look_at_more_tokens(monkeypatch: pytest
     topk, sort = torch.Tensor.topk, sampler_module._sort_descending
     monkeypatch.setattr(torch.Tensor, "topk", lambda x, k, **by: (looked_at.append((len(x), k)), topk(x, k, **by))[1])
     monkeypatch.setattr(sampler_module, "_sort_descending", lambda x: (looked_at.append(tuple(x.shape)), sort(x))[1])
-    rows = [make_state(top_k=5000), make_state(top_k=5), make_state(top_p=0.1), make_state()]
-    sampler().sample(torch.randn(4, 6000) * 3, rows)
+    rows = [row(top_k=5000), row(top_k=5), row(top_p=0.1), row()]
+    sample(torch.randn(4, 6000) * 3, rows)
     assert looked_at == [(3, 256), (1, 6000)]
 
 
@@ -155,12 +168,11 @@ def test_a_seed_repeats_its_tokens_whatever_else_is_in_the_batch(params: dict[st
     logits = (torch.randn(40, 32_000) * 3 * 16).round() / 16  # many equal ones, as in bfloat16
 
     def draw(neighbours: int) -> list[int]:
-        state, tokens = make_state(seed=7, **params), []
+        tokens: list[int] = []
         for step in range(40):
-            others = [make_state(seed=1000 + step, top_k=300 * i, top_p=0.5) for i in range(neighbours)]
+            others = [row(seed=1000 + step, top_k=300 * i, top_p=0.5) for i in range(neighbours)]
             batch = torch.cat([logits[step : step + 1], torch.randn(neighbours, 32_000)])
-            tokens.append(sampler().sample(batch, [state, *others]).token_ids[0])
-            state.token_ids.append(tokens[-1])
+            tokens.append(sample(batch, [row(seed=7, **params), *others], 4 + step)[0])
         return tokens
 
     alone = draw(0)
@@ -184,7 +196,7 @@ def test_a_rows_sum_is_the_same_to_the_bit_whatever_else_is_in_the_batch(vocab_s
 
 def test_without_a_seed_two_requests_differ() -> None:
     logits = torch.zeros(1, 100_000)
-    drawn = {sampler().sample(logits, [make_state()]).token_ids[0] for _ in range(5)}
+    drawn = {sample(logits, [row()])[0] for _ in range(5)}
     assert len(drawn) > 1
 
 
@@ -202,33 +214,28 @@ def test_one_seed_draws_evenly_over_positions_and_one_position_over_seeds() -> N
 
 
 def test_a_token_of_probability_zero_is_never_drawn() -> None:
-    states = [make_state(seed=seed) for seed in range(5_000)]
-    tokens = sampler().sample(logits_of(0.5, 0.0, 0.5, 0.0, rows=5_000), states).token_ids
+    states = [row(seed=seed) for seed in range(5_000)]
+    tokens = sample(logits_of(0.5, 0.0, 0.5, 0.0, rows=5_000), states)
     assert set(tokens) == {0, 2}
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_min_tokens_forbids_every_token_that_would_stop(temperature: float) -> None:
-    state = make_state(temperature=temperature, min_tokens=2, stop_token_ids=(1,), seed=0)
+    asked = row(temperature=temperature, min_tokens=2, stop_token_ids=(1,), seed=0)
     logits = torch.zeros(1, 4)
     logits[0, [1, EOS]] = 50.0
-    for _ in range(2):
-        (token_id,) = sampler().sample(logits, [state]).token_ids
-        assert token_id in (0, 3)
-        state.token_ids.append(token_id)
-    assert sampler().sample(logits, [state]).token_ids[0] in (1, EOS)
+    for position in (4, 5):
+        assert sample(logits, [asked], position)[0] in (0, 3)
+    assert sample(logits, [asked], 6)[0] in (1, EOS)
     assert logits[0, 1] == 50.0, "the model's logits are left alone"
 
 
 def test_each_row_is_held_to_its_own_min_tokens() -> None:
-    rows = [make_state(temperature=0, min_tokens=count, stop_token_ids=(token,)) for count, token in ((1, 4), (2, 5))]
+    rows = [row(temperature=0, min_tokens=count, stop_token_ids=(token,)) for count, token in ((1, 4), (2, 5))]
     logits = torch.tensor([[0.0, 1.0, 9.0, 2.0, 8.0, 7.0]]).repeat(2, 1)
     logits[1, 5] = 8.5
-    shared, seen = sampler(), []
-    for _ in range(3):
-        seen.append(shared.sample(logits, rows).token_ids)
-        for row, token_id in zip(rows, seen[-1], strict=True):
-            row.token_ids.append(token_id)
+    shared = sampler()
+    seen = [sample(logits, rows, position, shared) for position in (4, 5, 6)]
     assert seen == [[5, 4], [EOS, 4], [EOS, EOS]]
 
 
@@ -238,24 +245,24 @@ def test_what_the_rows_ask_for_is_brought_to_the_device_once_and_not_row_by_row(
             counted[func.overloadpacket.__name__] += 1
             return func(*args, **(kwargs or {}))
 
-    rows = [make_state(temperature=0, min_tokens=9, logprobs=1) for _ in range(4)]
-    shared, logits = sampler(), torch.zeros(4, 8)
-    shared.sample(logits, rows)
+    rows = [row(temperature=0, min_tokens=9, logprobs=1) for _ in range(4)]
+    shared, logits, positions = sampler(), torch.zeros(4, 8), np.full(4, 4)
+    sample(logits, rows, 4, shared)
     counted: Counter[str] = Counter()
     with Operations():
-        shared.sample(logits, rows)
+        shared.sample(logits, rows, positions)
     assert counted["index_put"] == 1
     assert counted["lift_fresh"] == counted["_to_copy"] == 0, "tensors made of lists"
 
 
 def test_log_probabilities_are_the_models_own_and_only_for_those_who_ask() -> None:
-    def state(**params: Any) -> RequestState:
-        return make_state(temperature=0.1, top_k=1, **params)
+    def greedy(**params: Any) -> RowSampling:
+        return row(temperature=0.1, top_k=1, **params)
 
-    rows = [state(logprobs=2), state(), state(logprobs=0)]
-    logprobs = sampler().sample(logits_of(0.1, 0.6, 0.3, rows=3), rows).logprobs
+    rows = [greedy(logprobs=2), greedy(), greedy(logprobs=0)]
+    logprobs = sampler().sample(logits_of(0.1, 0.6, 0.3, rows=3), rows, np.full(3, 4)).logprobs
     assert logprobs is not None
-    first, none, chosen_only = logprobs
+    first, none, chosen_only = (entries and entries[0] for entries in logprobs.tell(3))
     assert first is not None
     assert (first.token_id, first.top_token_ids) == (1, [1, 2])
     assert first.logprob == pytest.approx(math.log(0.6), abs=1e-5)
@@ -266,7 +273,7 @@ def test_log_probabilities_are_the_models_own_and_only_for_those_who_ask() -> No
 
 
 def test_nobody_asking_for_log_probabilities_gets_none_computed() -> None:
-    assert sampler().sample(logits_of(0.5, 0.5), [make_state()]).logprobs is None
+    assert sampler().sample(logits_of(0.5, 0.5), [row()], np.full(1, 4)).logprobs is None
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -274,15 +281,15 @@ def test_nobody_asking_for_log_probabilities_gets_none_computed() -> None:
 def test_logits_that_are_not_finite_give_no_token_and_spare_the_other_rows(bad: float, params: dict[str, Any]) -> None:
     logits = logits_of(0.9, 0.1, rows=2)
     logits[0, 1] = bad
-    assert sampler().sample(logits, [make_state(**params), make_state(temperature=0)]).token_ids == [-1, 0]
+    assert sample(logits, [row(**params), row(temperature=0)]) == [-1, 0]
 
 
 def test_no_rows_give_no_tokens() -> None:
-    assert sampler().sample(torch.empty(0, 5), []).token_ids == []
+    assert sample(torch.empty(0, 5), []) == []
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_logits_are_sampled_too(dtype: torch.dtype) -> None:
     logits = logits_of(0.9, 0.05, 0.05, rows=200).to(dtype)
-    tokens = sampler().sample(logits, [make_state(seed=seed, top_p=0.95) for seed in range(200)]).token_ids
+    tokens = sample(logits, [row(seed=seed, top_p=0.95) for seed in range(200)])
     assert 0.8 < tokens.count(0) / 200 < 1

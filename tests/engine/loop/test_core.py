@@ -16,6 +16,7 @@ from tests.engine.tiny_models import VOCAB_SIZE
 from conveyor_engine.errors import InvalidRequest, ModelError, Overloaded, StartError
 from conveyor_engine.execution import machine
 from conveyor_engine.execution.attention.backend import LayerShape
+from conveyor_engine.execution.model_runner import ModelRunner
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.wire.request import FinishReason
 
@@ -57,7 +58,7 @@ def test_the_largest_step_is_left_its_room_beside_the_kv_cache(
     reference: GetReference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ref, free = reference("llama"), 64 * 2**20
-    block_bytes = ref.make_core().runner.backend.block_bytes([LayerShape(4, 2, 12, 12)] * 3, 16, torch.float32)
+    block_bytes = ModelRunner(ref.make_config()).backend.block_bytes([LayerShape(4, 2, 12, 12)] * 3, 16, torch.float32)
     monkeypatch.setattr(machine, "free_memory_bytes", lambda _: free)
     ref.make_core(num_kv_blocks=int(free * 0.85) // block_bytes)
     with pytest.raises(StartError, match="lower `num_kv_blocks`"):
@@ -119,7 +120,7 @@ def test_progress_is_told_as_key_value_lines(reference: GetReference) -> None:
     lines: list[str] = []
     ref = reference("llama")
     config = ref.make_config(warmup=True)
-    EngineCore(config, lines.append)
+    EngineCore(config, ModelRunner(config, lines.append), lines.append)
     events = [line.split()[0] for line in lines]
     assert events == ["event=model_loading", "event=model_loaded", "event=kv_cache_allocated", "event=warmed_up"]
 
@@ -206,14 +207,14 @@ def test_a_step_that_raises_ends_half_of_its_batch_and_the_engine_goes_on(
 ) -> None:
     ref = reference("llama")
     core = ref.make_core()
-    forward = core.runner._forward
+    forward = core.executor._forward
 
     def run_out_of_memory(input_ids: torch.Tensor, *rest: Any) -> torch.Tensor:
         if (input_ids == 198).any():
             raise torch.OutOfMemoryError("CUDA out of memory")
         return forward(input_ids, *rest)
 
-    monkeypatch.setattr(core.runner, "_forward", run_out_of_memory)
+    monkeypatch.setattr(core.executor, "_forward", run_out_of_memory)
     add(core, "good", ref.prompts[0])
     add(core, "bad", [198, 1, 2])
     outputs = run(core)

@@ -5,8 +5,8 @@ from tests.engine.builders import PretendedModel, make_request, make_scheduler, 
 
 from conveyor_engine.loop.step_runner import FAILED, run_step
 from conveyor_engine.scheduling.scheduler import Scheduler
-from conveyor_engine.scheduling.step import Sampled, StepPlan
 from conveyor_engine.wire.request import FinishReason, RequestOutput
+from conveyor_engine.wire.step import StepPlan, StepResult
 
 
 def run_all(scheduler: Scheduler, model: PretendedModel) -> dict[str, RequestOutput]:
@@ -16,7 +16,7 @@ def run_all(scheduler: Scheduler, model: PretendedModel) -> dict[str, RequestOut
     prompts = {name: list(state.token_ids) for name, state in scheduler.requests.items()}
     for _ in range(1000):
         plan = scheduler.schedule(100.0)
-        if plan.num_tokens:
+        if plan is not None:
             run_step(scheduler, model, plan)
         for output in scheduler.take_outputs():
             told[output.request_id] = told.get(output.request_id, []) + output.new_token_ids
@@ -32,12 +32,18 @@ def run_all(scheduler: Scheduler, model: PretendedModel) -> dict[str, RequestOut
     return last
 
 
+def planned(scheduler: Scheduler) -> StepPlan:
+    plan = scheduler.schedule(100.0)
+    assert plan is not None
+    return plan
+
+
 @pytest.mark.parametrize("mode", ["static", "dynamic", "continuous"])
 def test_a_request_that_the_model_cannot_compute_ends_with_half_of_its_batch_at_most(mode: str) -> None:
     scheduler, model = make_scheduler(mode), PretendedModel(4)
     for name in "abcd":
         scheduler.add_request(make_request(name, [ord(name)] * 5))
-    model.poison.add("d")
+    model.poison.add(scheduler.requests["d"].sampling.seed)
     last = run_all(scheduler, model)
     assert {name for name, output in last.items() if output.finish_reason is FinishReason.LENGTH} == {"a", "b"}
     assert {(last[name].finish_reason, last[name].message) for name in "cd"} == {(FinishReason.ERROR, FAILED)}
@@ -53,9 +59,9 @@ def test_a_step_too_large_for_the_memory_fails_nobody() -> None:
 
 def test_whoever_shares_a_prefix_that_was_not_written_computes_it() -> None:
     scheduler, model = make_scheduler(), PretendedModel(4)
-    model.poison.add("a")
     for name in "abcd":
         scheduler.add_request(make_request(name, [*range(100, 112), ord(name)]))
+    model.poison.add(scheduler.requests["a"].sampling.seed)
     last = run_all(scheduler, model)
     assert [last[name].finish_reason for name in "abcd"] == [*[FinishReason.ERROR] * 2, *[FinishReason.LENGTH] * 2]
 
@@ -65,10 +71,10 @@ def test_a_finished_row_keeps_its_answer_when_a_later_step_of_its_batch_fails() 
     scheduler.add_request(make_request("short", max_tokens=1))
     scheduler.add_request(make_request("long", [5], max_tokens=9))
     while not scheduler.requests["short"].finished:
-        run_step(scheduler, model, scheduler.schedule(100.0))
+        run_step(scheduler, model, planned(scheduler))
     model.memory_tokens = 0
     with pytest.raises(RuntimeError):
-        run_step(scheduler, model, scheduler.schedule(100.0))
+        run_step(scheduler, model, planned(scheduler))
     model.memory_tokens = 100
     last = {}
     while scheduler.has_unfinished():
@@ -81,7 +87,7 @@ def test_a_finished_row_keeps_its_answer_when_a_later_step_of_its_batch_fails() 
 class Broken(PretendedModel):
     """A device that no step succeeds on any more."""
 
-    def execute(self, plan: StepPlan) -> Sampled:
+    def execute(self, plan: StepPlan) -> StepResult:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
 
@@ -89,4 +95,4 @@ def test_a_broken_device_ends_the_engine_with_its_own_words() -> None:
     scheduler = make_scheduler()
     scheduler.add_request(make_request("a"))
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        run_step(scheduler, Broken(4), scheduler.schedule(0.0))
+        run_step(scheduler, Broken(4), planned(scheduler))

@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.engine.builders import EOS, make_request, make_scheduler, make_state, run_all, run_step
+from tests.engine.builders import EOS, make_request, make_scheduler, make_state, result_of, run_all, run_step, work_of
 
 from conveyor_engine.errors import InvalidRequest, Overloaded
 from conveyor_engine.scheduling.request_state import RequestState
-from conveyor_engine.scheduling.step import Sampled
 from conveyor_engine.text.tokenizer import Tokenizer
 from conveyor_engine.wire.request import EngineRequest, FinishReason
 
@@ -20,9 +19,9 @@ def test_a_step_mixes_decodes_and_chunks_of_prompts_within_the_budget() -> None:
     run_step(scheduler)
     scheduler.add_request(make_request("b", [500 + i for i in range(20)]))
     plan = scheduler.schedule(0.0)
-    assert [r.request_id for r in plan.decodes] == ["a"]
-    assert [(r.request_id, n) for r, n in plan.prefills] == [("b", 2)]
-    assert plan.num_tokens == 3
+    assert plan is not None
+    assert work_of(scheduler, plan) == {"a": 1, "b": 2}
+    assert plan.num_decodes == 1
 
 
 def test_a_long_prompt_beside_decodes_takes_a_share_of_each_step_and_short_ones_do_not_wait_for_its_end() -> None:
@@ -35,17 +34,16 @@ def test_a_long_prompt_beside_decodes_takes_a_share_of_each_step_and_short_ones_
     for number in range(4):
         scheduler.add_request(make_request(f"short {number}", [number + 100] * 16))
     scheduler.add_request(make_request("long too", [6] * 2048))
-    plan = scheduler.schedule(0.0)
-    assert [(r.request_id, n) for r, n in plan.prefills] == [("long", 256), *((f"short {n}", 16) for n in range(4))]
-    assert plan.num_tokens == 8 + 256 + 4 * 16
+    work = work_of(scheduler, scheduler.schedule(0.0))
+    assert list(work.items())[8:] == [("long", 256), *((f"short {n}", 16) for n in range(4))]
+    assert sum(work.values()) == 8 + 256 + 4 * 16
 
 
 def test_long_prompts_have_the_whole_step_but_what_short_ones_need_while_nobody_decodes() -> None:
     scheduler = make_scheduler(max_num_batched_tokens=1024, max_model_len=4096, num_kv_blocks=2048)
     for token_id, (name, length) in enumerate((("long", 2048), ("long too", 2048), ("short", 100))):
         scheduler.add_request(make_request(name, [token_id] * length))
-    plan = scheduler.schedule(0.0)
-    assert [(r.request_id, n) for r, n in plan.prefills] == [("long", 924), ("short", 100)]
+    assert work_of(scheduler, scheduler.schedule(0.0)) == {"long": 924, "short": 100}
 
 
 def test_a_chunk_that_does_not_end_the_prompt_samples_nothing() -> None:
@@ -129,9 +127,10 @@ def test_padding_longer_than_the_budget_is_stepped_in_chunks() -> None:
     num_tokens = 0
     while scheduler.has_unfinished():
         plan = scheduler.schedule(100.0)
-        assert 0 < plan.num_tokens <= 8
-        num_tokens += plan.num_tokens
-        scheduler.update(plan, Sampled([7] * len(plan.sampling())))
+        assert plan is not None
+        assert 0 < sum(plan.num_tokens) <= 8
+        num_tokens += sum(plan.num_tokens)
+        scheduler.update(result_of(plan))
         scheduler.take_outputs()
     assert num_tokens == 2 * 30, "a prompt's last token gives the only one of the answer"
     assert scheduler.stats().padding_tokens == 26
@@ -236,10 +235,12 @@ def test_a_static_batch_computes_all_prompts_before_any_decode(padding: str) -> 
     kinds = []
     while scheduler.has_unfinished():
         plan = scheduler.schedule(100.0)
-        decodes = [request for request in plan.decodes if request.num_output_tokens]
+        names = list(work_of(scheduler, plan))
+        assert plan is not None
+        decodes = [name for name in names[: plan.num_decodes] if scheduler.requests[name].num_output_tokens]
         kinds.append("decodes" if decodes else "prompts")
-        assert not (decodes and plan.prefills)
-        scheduler.update(plan, Sampled([7] * len(plan.sampling())))
+        assert not decodes or plan.num_decodes == len(names)
+        scheduler.update(result_of(plan))
         scheduler.take_outputs()
     assert kinds == sorted(kinds, reverse=True)
 
@@ -254,10 +255,10 @@ def test_a_padded_batch_pays_for_its_padding_in_attention_and_cache_too() -> Non
     attended = dict.fromkeys("ab", 0)
     while scheduler.running or scheduler.waiting:
         plan = scheduler.schedule(100.0)
-        for request, num_tokens in plan.work():
-            first = request.num_computed_tokens + 1
-            attended[request.request_id] += sum(range(first, first + num_tokens))
-        scheduler.update(plan, Sampled([7] * len(plan.sampling())))
+        assert plan is not None
+        for name, computed in zip(work := work_of(scheduler, plan), plan.num_computed_tokens, strict=True):
+            attended[name] += sum(range(computed + 1, computed + 1 + work[name]))
+        scheduler.update(result_of(plan))
         rows = {r.request_id: len(r.block_table) for r in scheduler.running}
         assert not rows or rows["a"] >= 3, "as many blocks as the longest prompt"
     assert attended == {"a": sum(range(1, 13)) + sum(range(5, 13)), "b": sum(range(1, 13)) + sum(range(13, 21))}
@@ -269,8 +270,9 @@ def test_a_finished_row_of_a_padded_batch_never_grows_beyond_the_context() -> No
     scheduler.add_request(make_request("b", 2, max_tokens=14))
     while scheduler.has_unfinished():
         plan = scheduler.schedule(100.0)
-        assert all(request.num_computed_tokens + n <= 16 for request, n in plan.work())
-        scheduler.update(plan, Sampled([7] * len(plan.sampling())))
+        assert plan is not None
+        assert all(computed + n <= 16 for computed, n in zip(plan.num_computed_tokens, plan.num_tokens, strict=True))
+        scheduler.update(result_of(plan))
         assert all(len(r.block_table) * 4 <= 16 for r in scheduler.running)
         scheduler.take_outputs()
     assert scheduler.stats().step_num_seqs == 2
@@ -300,8 +302,8 @@ def test_requests_that_arrive_together_share_their_prefix_in_one_step() -> None:
     prompt = list(range(100, 112))
     scheduler.add_request(make_request("a", [*prompt, 1]))
     scheduler.add_request(make_request("b", [*prompt, 3]))
-    plan = scheduler.schedule(0.0)
-    (first, _), (second, _) = [*plan.prefills, *((r, 1) for r in plan.decodes)]
+    scheduler.schedule(0.0)
+    first, second = scheduler.running
     assert first.block_table[:3] == second.block_table[:3]
     assert scheduler.stats().prefix_cache_hit_tokens == 12
 

@@ -1,7 +1,8 @@
 """Random histories of the scheduler, against a pretended model whose every token depends on the whole prefix.
 
-The pretended model remembers what each KV slot holds. So a block that is handed to two owners, shared before
-it is written, or forgotten too early shows up as a foreign key, and as a wrong token in somebody's answer.
+The pretended model remembers what each KV slot holds, and knows of requests what the plans say, which travel as
+msgpack. So a block that is handed to two owners, shared before it is written, or forgotten too early shows up as a
+foreign key, and as a wrong token in somebody's answer.
 """
 
 from collections import Counter
@@ -17,15 +18,15 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from tests.engine.builders import PretendedModel, make_request, make_scheduler, next_token
+from tests.engine.builders import PretendedModel, Wired, make_request, make_scheduler, next_token
 
 from conveyor_engine.errors import Overloaded
 from conveyor_engine.loop import step_runner
 from conveyor_engine.loop.step_runner import run_step
 from conveyor_engine.scheduling.request_state import RequestState
 from conveyor_engine.scheduling.scheduler import Scheduler
-from conveyor_engine.scheduling.step import StepPlan
 from conveyor_engine.wire.request import FinishReason, RequestOutput
+from conveyor_engine.wire.step import StepPlan
 
 BUDGET = 12
 BLOCK_SIZE = 4
@@ -116,7 +117,7 @@ class History(RuleBasedStateMachine):
     @rule(choice=st.integers(0, 1000))
     def poison(self, choice: int) -> None:
         if live := list(self.scheduler.requests):
-            self.model.poison.add(live[choice % len(live)])
+            self.model.poison.add(self.scheduler.requests[live[choice % len(live)]].sampling.seed)
 
     @rule(memory_tokens=st.sampled_from((BUDGET // 2, BUDGET // 3, BUDGET)))
     def give_memory(self, memory_tokens: int) -> None:
@@ -131,31 +132,34 @@ class History(RuleBasedStateMachine):
         scheduler = self.scheduler
         wakeup = scheduler.next_wakeup(self.now)
         plan = scheduler.schedule(self.now)
-        self._check_plan(plan)
-        if plan.num_tokens:
-            run_step(scheduler, self.model, plan)
+        if plan is not None:
+            self._check_plan(plan)
+            run_step(scheduler, Wired(self.model), plan)
         outputs = scheduler.take_outputs()
         for output in outputs:
             self._take(output)
         due = wakeup is not None and wakeup <= self.now
-        assert due == bool(plan.num_tokens or outputs), "next_wakeup tells exactly when a step has something to do"
+        assert due == bool(plan or outputs), "next_wakeup tells exactly when a step has something to do"
         self.happened["held rows"] += sum(request.finished is not None for request in scheduler.running)
-        self.happened["padding"] += plan.num_padding_tokens
         self.blocks_are_accounted_for()
 
     def _check_plan(self, plan: StepPlan) -> None:
-        work = plan.work()
-        assert plan.num_tokens == sum(n for _, n in work) <= BUDGET
-        assert len(work) == len({id(request) for request, _ in work}) <= self.scheduler._facts.max_num_seqs
-        for request, num_tokens in work:
+        owners = {request.row: request for request in self.scheduler.running if request.row >= 0}
+        requests = [owners[row] for row in plan.rows]
+        assert sum(plan.num_tokens) <= BUDGET
+        assert len(set(plan.rows)) == len(plan.rows) <= self.scheduler._facts.max_num_seqs
+        for request, computed, num_tokens, num_logits in zip(
+            requests, plan.num_computed_tokens, plan.num_tokens, plan.num_logits, strict=True
+        ):
+            assert computed == request.num_computed_tokens
             assert 1 <= num_tokens <= request.num_pending_tokens
-            assert request in self.scheduler.running
+            assert num_logits == (num_tokens == request.num_pending_tokens)
             assert request.finished is None or self.padding == "real", "only a padded batch steps what is finished"
-        for request in plan.decodes:
-            assert request.num_pending_tokens == 1
-        if self.mode == "static" and any(request.num_output_tokens for request in plan.decodes):
-            assert not plan.prefills, "all prompts before any decode"
-        self._note_started([request for request, _ in work])
+        decodes, prefills = requests[: plan.num_decodes], requests[plan.num_decodes :]
+        assert all(request.num_pending_tokens == 1 for request in decodes)
+        if self.mode == "static" and any(request.num_output_tokens for request in decodes):
+            assert not prefills, "all prompts before any decode"
+        self._note_started(requests)
 
     def _note_started(self, requests: list[RequestState]) -> None:
         for request in sorted(requests, key=lambda r: r.serial):
@@ -217,6 +221,7 @@ class History(RuleBasedStateMachine):
         assert self.scheduler.blocks.num_free == self.scheduler.blocks.num_blocks
         assert self.scheduler.next_wakeup(self.now) is None
         stats = self.scheduler.stats()
+        self.happened["padding"] += stats.padding_tokens
         self.happened["preemptions"] += stats.num_preemptions
         self.happened["prefix hits"] += stats.prefix_cache_hit_tokens
 

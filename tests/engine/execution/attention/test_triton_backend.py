@@ -34,6 +34,7 @@ from conveyor_engine.execution.attention.triton_backend import TritonPaged  # no
 from conveyor_engine.execution.kernels import kv_store  # noqa: E402
 from conveyor_engine.execution.kernels import paged_attention as kernels  # noqa: E402
 from conveyor_engine.execution.kernels.kv_store import store  # noqa: E402
+from conveyor_engine.execution.model_runner import ModelRunner  # noqa: E402
 from conveyor_engine.loop.core import EngineCore  # noqa: E402
 
 DEVICE = torch.device("cuda" if HAVE_GPU else "cpu")
@@ -163,7 +164,7 @@ def test_warm_up_compiles_all_that_serving_needs(tmp_path: Path, monkeypatch: py
         model=str(tmp_path), device="auto", dtype="float32", attention_backend="torch",
         max_num_seqs=5, max_num_batched_tokens=40, num_kv_blocks=64, prefix_caching=False,
     )  # fmt: skip
-    core = EngineCore(config)
+    core = EngineCore(config, ModelRunner(config))
     warm = set(compilations.seen)
     assert sorted(name for name, _ in warm) == ["_attend", "_attend", "_attend", "_join", "_store"]
     for number, (length, max_tokens) in enumerate([(1, 9), (70, 5), (20, 8), (5, 7), (37, 3), (50, 3), (33, 2)]):

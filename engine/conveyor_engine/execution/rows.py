@@ -1,0 +1,65 @@
+"""What the device knows of each row between steps: its tokens, its block table, how it samples.
+
+Used by `model_runner`, which brings each plan's changes in, and writes what a step samples back, so that the next step
+finds its inputs where they were made. Knows rows, not requests.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from conveyor_engine.wire.request import SamplingParams
+from conveyor_engine.wire.step import AdmittedRow, RowSampling, StepPlan
+
+_NOBODY = RowSampling(SamplingParams(), 0)
+
+
+class Rows:
+    """State arrays on the device, by row."""
+
+    def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int, device: torch.device) -> None:
+        max_blocks = -(-max_model_len // block_size)
+        self._device = device
+        # One more than the context: the token sampled after the last position has a place, though nobody computes it.
+        self.token_ids = torch.zeros((max_num_seqs, max_model_len + 1), dtype=torch.int32, device=device)
+        self.block_tables = torch.zeros((max_num_seqs, max_blocks), dtype=torch.int32, device=device)
+        self.sampling = [_NOBODY] * max_num_seqs
+        self._num_blocks = [0] * max_num_seqs
+
+    def apply(self, plan: StepPlan) -> None:
+        """What has changed since the last step."""
+        for admitted in plan.admitted:
+            self._admit(admitted)
+        if plan.new_blocks:
+            self._append_blocks(plan.new_blocks)
+
+    def _admit(self, admitted: AdmittedRow) -> None:
+        row = admitted.row
+        self.token_ids[row, : len(admitted.token_ids)] = self._to_device(admitted.token_ids)
+        self.block_tables[row, : len(admitted.block_ids)] = self._to_device(admitted.block_ids)
+        self.sampling[row] = admitted.sampling
+        self._num_blocks[row] = len(admitted.block_ids)
+
+    def _append_blocks(self, new_blocks: Sequence[tuple[int, list[int]]]) -> None:
+        places: list[tuple[int, int, int]] = []
+        for row, blocks in new_blocks:
+            first = self._num_blocks[row]
+            places += [(row, first + index, block) for index, block in enumerate(blocks)]
+            self._num_blocks[row] = first + len(blocks)
+        row_of, column, block_ids = self._to_device(places).unbind(1)
+        self.block_tables[row_of, column] = block_ids
+
+    def append(self, rows: torch.Tensor, positions: torch.Tensor, token_ids: torch.Tensor) -> None:
+        """Writes what was sampled, (samples,) each. What is no token becomes one: nobody will see what follows it."""
+        self.token_ids[rows, positions] = token_ids.clamp_min(0).int()
+
+    def _to_device(self, values: Sequence[int] | Sequence[tuple[int, ...]]) -> torch.Tensor:
+        return to_device(np.array(values, dtype=np.int32), self._device)
+
+
+def to_device(array: npt.NDArray[np.int32] | npt.NDArray[np.int64], device: torch.device) -> torch.Tensor:
+    """The same numbers there, without waiting for the device."""
+    tensor = torch.from_numpy(array)
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)

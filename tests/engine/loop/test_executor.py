@@ -1,0 +1,73 @@
+"""The seam behind which steps run: a recorded trace stands where a device did."""
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from tests.engine.references import Reference, add, run
+
+from conveyor_engine.loop.core import EngineCore
+from conveyor_engine.loop.executor import Executor
+from conveyor_engine.wire.request import ModelFacts
+from conveyor_engine.wire.step import StepPlan, StepResult
+
+GetReference = Callable[[str], Reference]
+
+
+class Recorder:
+    """Passes everything on, and writes down what passes."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self.facts = executor.facts
+        self.long_decode_tokens = executor.long_decode_tokens
+        self._steps: list[tuple[StepPlan, StepResult]] = []
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        result = self._executor.execute(plan)
+        self._steps.append((plan, result))
+        return result
+
+    def free_memory(self) -> None:
+        self._executor.free_memory()
+
+    def trace(self) -> bytes:
+        return msgspec.msgpack.encode(self._steps)
+
+
+class Replay:
+    """Answers each plan as it was answered when the trace was recorded. No model, no device."""
+
+    long_decode_tokens = 0
+
+    def __init__(self, facts: ModelFacts, trace: bytes) -> None:
+        self.facts = facts
+        self._steps = iter(msgspec.msgpack.decode(trace, type=list[tuple[StepPlan, StepResult]]))
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        recorded, result = next(self._steps)
+        assert plan == recorded
+        return result
+
+    def free_memory(self) -> None:
+        raise AssertionError("no step of a trace raises")
+
+
+@pytest.mark.parametrize("mode", ["static", "continuous"])
+def test_a_recorded_trace_gives_the_answers_of_the_device(reference: GetReference, mode: str) -> None:
+    ref = reference("llama")
+    config = ref.make_config(batching_mode=mode, num_kv_blocks=8)
+    recorder = Recorder(ref.make_core(batching_mode=mode, num_kv_blocks=8).executor)
+    device = EngineCore(config, recorder)
+    ask(device, ref.prompts)
+    answers = run(device)
+    replayed = EngineCore(config, Replay(recorder.facts, recorder.trace()))
+    ask(replayed, ref.prompts)
+    assert run(replayed) == answers
+    assert device.stats() == replayed.stats()
+    assert len(answers) == len(ref.prompts)
+
+
+def ask(core: EngineCore, prompts: list[list[int]]) -> None:
+    for number, prompt in enumerate(prompts):
+        add(core, str(number), prompt, temperature=number % 2, seed=number, logprobs=1)
