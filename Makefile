@@ -113,6 +113,7 @@ bench: venv tools ## Measure the gateway, the operator and the engine
 	$(PY) bench/gateway.py
 	$(PY) bench/reconcile.py
 	$(PY) -m conveyor_engine bench --compare hf-static
+	$(PY) -m conveyor_engine bench host
 	$(PY) bench/hostile_engine.py
 
 soak: venv tools ## Measure what others get while clients and engines are hostile

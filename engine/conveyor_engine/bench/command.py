@@ -22,6 +22,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
+from conveyor_engine.bench.host import main as measure_host
 from conveyor_engine.bench.modes import measure_modes
 from conveyor_engine.bench.systems import SHAPES, Conveyor, HfStatic, Prompts, System, Workload, write_model
 from conveyor_engine.execution import machine, native
@@ -195,6 +196,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the `bench` command."""
+    if argv and argv[0] == "host":
+        return measure_host(argv[1:], lambda line: print(line, flush=True))
     parser = argparse.ArgumentParser(prog="python -m conveyor_engine bench", description=_DESCRIPTION)
     add_arguments(parser)
     arguments = parser.parse_args(argv)

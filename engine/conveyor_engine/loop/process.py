@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
@@ -186,13 +186,16 @@ class Pulse:
             time.sleep(HEARTBEAT_SECONDS)
 
 
-def run(channel: Channel) -> int:
+Load = Callable[[EngineConfig, Channel], EngineCore]
+
+
+def run(channel: Channel, load: Load) -> int:
     """The process from its first message to its exit code."""
     try:
         start = next(channel.receive(None))
         assert isinstance(start, Start)
         pulse = Pulse(channel)
-        core = _load(start.config, channel)
+        core = load(start.config, channel)
         channel.send(Ready(core.facts, core.longest_warmup_step_seconds))
         EngineLoop(core, channel, pulse).run()
     except Disconnected:
@@ -223,12 +226,13 @@ def _reason(error: Exception) -> str:
     return "OutOfMemory" if out_of_memory else "EngineError"
 
 
-def main() -> int:
+def main(load: Load = _load) -> int:
+    """`load` makes the engine of the configuration: another one than this file's for measurements."""
     parser = argparse.ArgumentParser(prog="python -m conveyor_engine.loop.process", description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="the inherited end of a socket pair")
     configure_logging()
     logging.captureWarnings(True)
-    return run(Channel(socket.socket(fileno=parser.parse_args().fd)))
+    return run(Channel(socket.socket(fileno=parser.parse_args().fd)), load)
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ from conveyor_engine.wire.messages import (
 )
 from conveyor_engine.wire.request import EngineStats, ModelFacts
 
+ENGINE_PROGRAM = "conveyor_engine.loop.process"
 HEARTBEAT_LATE_SECONDS = 20.0  # heartbeats come every second, from a thread that needs no device
 STEP_STUCK_SECONDS = 120.0  # no step of a healthy engine takes this long ...
 STEP_STUCK_TIMES = 5  # ... nor this many times as long as the longest of the warm-up, which is of the largest size
@@ -67,9 +68,15 @@ class Death:
 class EngineClient:
     """One engine process and the requests that it works on."""
 
-    def __init__(self, config: EngineConfig, on_step: Callable[[Step], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        on_step: Callable[[Step], None] = lambda _: None,
+        program: str = ENGINE_PROGRAM,
+    ) -> None:
         """`on_step` is called once per engine step, for the metrics."""
         self._config = config
+        self._program = program
         self._on_step = on_step
         self.state = State.STARTING
         self.facts: ModelFacts | None = None
@@ -97,7 +104,7 @@ class EngineClient:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "conveyor_engine.loop.process", "--fd", str(theirs.fileno()),
+                sys.executable, "-m", self._program, "--fd", str(theirs.fileno()),
                 pass_fds=[theirs.fileno()], stdin=asyncio.subprocess.DEVNULL,
                 start_new_session=True,  # a terminal's Ctrl-C is for the server, which then drains
             )  # fmt: skip

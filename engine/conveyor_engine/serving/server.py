@@ -16,7 +16,7 @@ import uvicorn
 
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import ConfigError, Unavailable
-from conveyor_engine.serving.engine_client import Death, EngineClient
+from conveyor_engine.serving.engine_client import ENGINE_PROGRAM, Death, EngineClient
 from conveyor_engine.serving.http.app import build_app
 from conveyor_engine.serving.http.connection import Connection, allow_open_files
 from conveyor_engine.serving.http.edge import Edge
@@ -37,13 +37,13 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def serve(config: EngineConfig, nursery: Nursery) -> Death | None:
+async def serve(config: EngineConfig, nursery: Nursery, engine_program: str = ENGINE_PROGRAM) -> Death | None:
     """Runs until a signal (None) or the engine's death. Raises ConfigError if the port cannot be had."""
     allow_open_files()
     model = nursery.model
     listener = _listen(config.host, config.port)
     metrics = EngineMetrics(model.name)
-    engine = EngineClient(config, metrics.observe_step)
+    engine = EngineClient(config, metrics.observe_step, engine_program)
     metrics.num_waiting = lambda: engine.num_waiting
     metrics.facts = lambda: engine.facts
     edge = Edge(config, model.name, engine, model.tokenizer, metrics, Preparers(nursery), Memory(), int(time.time()))

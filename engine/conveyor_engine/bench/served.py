@@ -1,0 +1,118 @@
+"""Tokens per second that clients get over HTTP from an engine whose forward does nothing. Called by `host`.
+
+The server is `serve`'s own, in a process of its own, around the engine process of `idle`:
+`python -m conveyor_engine.bench.served` is that process. The client counts events as they come, without reading them.
+"""
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers import decoders, models, pre_tokenizers
+
+from conveyor_engine.bench.idle import VOCABULARY
+from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.logs import configure_logging
+from conveyor_engine.serving.preparing.prepare import ServedModel
+from conveyor_engine.serving.preparing.process import Nursery
+from conveyor_engine.serving.preparing.sampling_defaults import SamplingDefaults
+from conveyor_engine.serving.server import serve
+from conveyor_engine.text.tokenizer import Tokenizer
+
+_PROMPT = "a prompt of a few words"
+
+
+def measure_served(rows: int, tokens: int) -> float:
+    """Streamed tokens per second, over all clients, from the first token of the first to the last of the last."""
+    with tempfile.TemporaryDirectory() as folder:
+        _write_tokenizer(Path(folder))
+        command = [sys.executable, "-m", "conveyor_engine.bench.served", folder, str(rows), str(tokens)]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+            try:
+                return asyncio.run(_stream_all(_wait_ready(server), rows, tokens))
+            finally:
+                server.terminate()
+
+
+def _write_tokenizer(folder: Path) -> None:
+    """Every byte is a token."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    assert len(alphabet) == VOCABULARY
+    tokenizer = FastTokenizer(models.BPE({letter: index for index, letter in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def _wait_ready(server: "subprocess.Popen[str]") -> int:
+    """The port, once the server listens; its engine loads nothing. Raises RuntimeError if it ends before."""
+    assert server.stderr is not None
+    lines = []
+    for line in server.stderr:
+        lines.append(line)
+        if match := re.search(r"event=listening .*port=(\d+)", line):
+            return int(match[1])
+    raise RuntimeError("the server did not start: " + "".join(lines))
+
+
+async def _stream_all(port: int, rows: int, tokens: int) -> float:
+    while not await _is_ready(port):  # noqa: ASYNC110  another process has no event
+        await asyncio.sleep(0.05)
+    await asyncio.gather(*(_stream(port, 2) for _ in range(rows)))  # connections, workers and caches are warm
+    times = await asyncio.gather(*(_stream(port, tokens) for _ in range(rows)))
+    return rows * tokens / (max(end for _, end in times) - min(begin for begin, _ in times))
+
+
+async def _is_ready(port: int) -> bool:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET /readyz HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n\r\n")
+    answer = await reader.read()
+    writer.close()
+    return answer.startswith(b"HTTP/1.1 200")
+
+
+async def _stream(port: int, tokens: int) -> tuple[float, float]:
+    """When the first and the last bytes came. Raises RuntimeError unless the answer has all its tokens."""
+    body = {"model": "idle", "prompt": _PROMPT, "max_tokens": tokens, "stream": True, "ignore_eos": True}
+    content = json.dumps(body).encode()
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: bench\r\nConnection: close\r\nContent-Length: {len(content)}\r\n\r\n"
+    )
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(head.encode() + content)
+    begin, pieces = 0.0, []
+    while piece := await reader.read(1 << 16):
+        begin = begin or time.monotonic()
+        pieces.append(piece)
+    end = time.monotonic()
+    writer.close()
+    answer = b"".join(pieces)
+    if not answer.startswith(b"HTTP/1.1 200") or b'"finish_reason":"length"' not in answer:
+        raise RuntimeError(f"a stream ended early: {answer[:500]!r}")
+    return begin, end
+
+
+def _serve(folder: str, rows: str, tokens: str) -> None:
+    from uvloop import run
+
+    configure_logging()
+    config = EngineConfig(
+        model=folder,
+        host="127.0.0.1",
+        port=0,
+        max_model_len=len(_PROMPT) + int(tokens) + 2,
+        max_num_seqs=int(rows),
+        max_num_queued_requests=int(rows),
+    )
+    model = ServedModel("idle", Tokenizer(Path(folder)), SamplingDefaults())
+    run(serve(config, Nursery(model), "conveyor_engine.bench.idle"))
+
+
+if __name__ == "__main__":
+    _serve(*sys.argv[1:])
