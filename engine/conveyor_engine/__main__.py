@@ -16,7 +16,7 @@ from typing import NoReturn
 from conveyor_engine import __version__
 from conveyor_engine.config.sources import add_flags, parse_config
 from conveyor_engine.errors import ConfigError, StartError
-from conveyor_engine.logs import configure_logging, quote
+from conveyor_engine.logs import configure_logging
 from conveyor_engine.termination import write_facts, write_termination_message
 
 _log = logging.getLogger("conveyor_engine")
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         return _run(build_parser().parse_args(arguments))
     except StartError as error:
-        _log.error("event=cannot_start reason=%s message=%s", error.reason, quote(error))
+        _log.error("event=cannot_start reason=%s message=%s", error.reason, error)
         write_termination_message(error.reason, str(error))
         return 2 if isinstance(error, ConfigError) else 1
 
@@ -89,13 +89,14 @@ def _serve(flags: argparse.Namespace) -> int:
     from conveyor_engine.text.tokenizer import Tokenizer
 
     config = parse_config(vars(flags), os.environ)
+    configure_logging(config.log_format)
     directory = Path(config.model)
     defaults = read_sampling_defaults(directory) if config.sampling_defaults == "model" else SamplingDefaults()
     model = ServedModel(config.served_model_name or directory.resolve().name, Tokenizer(directory), defaults)
     death = run(serve(config, Nursery(model)))
     if death is None:
         return 0
-    _log.error("event=engine_dead reason=%s message=%s", death.reason, quote(death.message))
+    _log.error("event=engine_dead reason=%s message=%s", death.reason, death.message)
     write_termination_message(death.reason, death.message)
     return 1
 

@@ -88,6 +88,11 @@ class Gateway:
         """The ready engines of `namespace/name`, as `host:port`."""
         return self._queues.catalog.engines(service)
 
+    @property
+    def num_open(self) -> int:
+        """Requests that are held."""
+        return len(self._running)
+
     async def wait_idle(self) -> None:
         """Returns when no request is held."""
         while self._running:

@@ -59,7 +59,7 @@ class _Connection(Connection):
                 f"this is no HTTP request: {(message or 'malformed').strip()[:200]}", "malformed_http"
             )
         else:
-            logger.error("request path=%s failed by a bug of the gateway", request.path, exc_info=exc)
+            logger.error("event=internal_error path=%s", request.path, exc_info=exc)
             error = _InternalError("the gateway failed; the request's id is in its log", "internal_error")
         if request.writer.output_size > 0:
             raise ConnectionError("an answer has begun, no other can follow")

@@ -52,7 +52,9 @@ class Recorder:
     def retry(self, record: Record, reason: str, error: Exception) -> None:
         """An engine did not answer, another one is asked."""
         self._metrics.count_retry(self._label(record), reason)
-        logger.info("retry id=%s service=%s engine=%s: %s", record.request_id, record.service, record.engine, error)
+        logger.info(
+            "event=retried id=%s service=%s engine=%s error=%s", record.request_id, record.service, record.engine, error
+        )
 
     def first_byte(self, record: Record) -> None:
         record.first_byte_seconds = record.age_seconds()
@@ -64,7 +66,7 @@ class Recorder:
         if record.reason != "-":
             self._metrics.count_dropped(label, record.reason)
         logger.info(
-            "request id=%s service=%s path=%s status=%d reason=%s engine=%s attempts=%d wait_seconds=%.4f "
+            "event=request id=%s service=%s path=%s status=%d reason=%s engine=%s attempts=%d wait_seconds=%.4f "
             "first_byte_seconds=%s seconds=%.4f bytes=%d",
             record.request_id,
             record.service or "-",

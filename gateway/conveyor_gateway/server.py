@@ -75,7 +75,7 @@ class Server:
             for listener in (self._admin, self._public):
                 await listener.open()
                 stack.push_async_callback(listener.close)
-            logger.info("serving port=%d admin_port=%d", self._public.port, self._admin.port)
+            logger.info("event=serving port=%d admin_port=%d", self._public.port, self._admin.port)
             async with asyncio.TaskGroup() as tasks:
                 background: list[asyncio.Task[None]] = [
                     tasks.create_task(watch_collection(client, watch.collection, watch.sink, watch.state))
@@ -86,12 +86,12 @@ class Server:
                 await self._drain(hurry)
                 for task in background:
                     task.cancel()
-        logger.info("ended")
+        logger.info("event=ended")
 
     async def _drain(self, hurry: asyncio.Event) -> None:
         settings = self._settings
         self._readiness.draining = True
-        logger.info("draining delay_seconds=%g timeout_seconds=%g", *_drain_times(settings))
+        logger.info("event=draining delay_seconds=%g timeout_seconds=%g", *_drain_times(settings))
         await _wait_at_most(settings.drain_delay_seconds, hurry.wait())
         await self._public.stop_accepting()
         ended = asyncio.create_task(self._gateway.wait_idle())
@@ -101,7 +101,7 @@ class Server:
         )
         hurried.cancel()
         if not ended.done():
-            logger.warning("drain timeout: the requests that are left are answered 503")
+            logger.warning("event=drain_ended_early open=%d", self._gateway.num_open)
             ended.cancel()
         self._gateway.stop()  # also for what an open connection brings before it is closed
         await _wait_at_most(_LAST_ANSWERS_SECONDS, self._gateway.wait_idle())
@@ -110,7 +110,7 @@ class Server:
         while True:
             await asyncio.sleep(_STALE_LOG_SECONDS)
             for warning in self._readiness.warnings():
-                logger.warning("%s", warning)
+                logger.warning("event=stale message=%s", warning)
 
 
 def _drain_times(settings: Settings) -> tuple[float, float]:

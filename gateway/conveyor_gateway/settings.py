@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from conveyor_api.names import GATEWAY_ADMIN_PORT, GATEWAY_PORT, SYSTEM_NAMESPACE
 from conveyor_kube.kubeconfig import KUBECONFIG_MEANING
-from conveyor_process.kinds import HOSTS, LOG_LEVEL, NAMESPACES, PORT, TEXT, seconds, whole_number
+from conveyor_process.kinds import HOSTS, LOG_FORMAT, LOG_LEVEL, NAMESPACES, PORT, TEXT, seconds, whole_number
+from conveyor_process.log import LogFormat
 from conveyor_process.settings import Program, setting
 
 _MIB = 1 << 20
@@ -69,6 +70,7 @@ class Settings:
         seconds(),
     )
     log_level: str = setting("INFO", "least level of the log", LOG_LEVEL)
+    log_format: LogFormat = setting("logfmt", "form of each line of the log", LOG_FORMAT)
 
 
 def _find_conflicts(settings: Settings) -> Iterator[tuple[str, str]]:

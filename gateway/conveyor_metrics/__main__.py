@@ -5,9 +5,9 @@ import logging
 import os
 import sys
 
-from conveyor_kube.log import set_up_log
 from conveyor_metrics.server import serve
 from conveyor_metrics.settings import parse_settings
+from conveyor_process.log import set_up_log
 from conveyor_process.settings import SettingsError
 
 logger = logging.getLogger("conveyor_metrics")
@@ -17,13 +17,13 @@ def main() -> int:
     """0 after SIGTERM, 1 after an error, 2 for settings that cannot be used."""
     try:
         settings = parse_settings(sys.argv[1:], os.environ)
-        set_up_log(settings.log_level)
+        set_up_log(settings.log_level, settings.log_format)
         asyncio.run(serve(settings))
     except SettingsError as error:
         print(f"python -m conveyor_metrics: {error}", file=sys.stderr)
         return 2
     except Exception:
-        logger.exception("ended by an error")
+        logger.exception("event=failed")
         return 1
     return 0
 

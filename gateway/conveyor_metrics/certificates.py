@@ -96,7 +96,7 @@ class Certificates:
     def _say(self, message: str) -> None:
         """Logs what is new, so that a wait is one line and not one a second."""
         if message != self._said:
-            logger.info("%s", message)
+            logger.info("event=certificate message=%s", message)
         self._said = message
 
 

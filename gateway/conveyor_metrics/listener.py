@@ -40,7 +40,7 @@ class ApiConnection(Connection):
         message: str | None = None,
     ) -> web.StreamResponse:
         if status >= 500:
-            logger.error("%s %s failed by a bug of the metrics server", request.method, request.path, exc_info=exc)
+            logger.error("event=internal_error method=%s path=%s", request.method, request.path, exc_info=exc)
         if request.writer.output_size > 0:
             raise ConnectionError("an answer has begun, no other can follow")
         answer = refuse_outside(status, message)
@@ -102,7 +102,7 @@ class Listener:
         )
         if self.port is None:
             self.port = listening.getsockname()[1]
-            logger.info("serving custom.metrics.k8s.io on port %d", self.port)
+            logger.info("event=serving https_port=%d", self.port)
         return _Port(accepting, runner)
 
 

@@ -83,7 +83,7 @@ class MetricsServer:
         try:
             trust = auth.parse_trust((config_maps[0].get("data") or {}) if config_maps else {})
         except InvalidTrust as error:
-            logger.error("%s", error)
+            logger.error("event=trust_unreadable error=%s", error)
             return
         self._certificates.set_trust(trust)
 

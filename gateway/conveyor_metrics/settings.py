@@ -6,7 +6,8 @@ from pathlib import Path
 
 from conveyor_api.names import GATEWAY_ADMIN_SERVICE, METRICS_ADMIN_PORT, METRICS_PORT, SYSTEM_NAMESPACE
 from conveyor_kube.kubeconfig import KUBECONFIG_MEANING
-from conveyor_process.kinds import LOG_LEVEL, PATH, PORT, TEXT, seconds
+from conveyor_process.kinds import LOG_FORMAT, LOG_LEVEL, PATH, PORT, TEXT, seconds
+from conveyor_process.log import LogFormat
 from conveyor_process.settings import Program, setting
 
 
@@ -32,6 +33,7 @@ class Settings:
     admin_port: int = setting(METRICS_ADMIN_PORT, "plain port of /livez, /readyz and /metrics", PORT)
     kubeconfig: str = setting("", KUBECONFIG_MEANING, TEXT)
     log_level: str = setting("INFO", "least level of the log", LOG_LEVEL)
+    log_format: LogFormat = setting("logfmt", "form of each line of the log", LOG_FORMAT)
 
 
 PROGRAM = Program(

@@ -108,7 +108,7 @@ class GatewaySource:
         gateways = parse_gateways(slices, self._unreadable_slices)
         UNREADABLE_SLICES.set(len(self._unreadable_slices))
         if gateways != self.gateways:
-            logger.info("gateways: %s", ", ".join(map(str, gateways)) or "none")
+            logger.info("event=gateways_found gateways=%s", ", ".join(map(str, gateways)) or "none")
         self.gateways = gateways
         self._unreadable &= set(gateways)
 
@@ -137,7 +137,7 @@ class GatewaySource:
         if self._stale:
             problem = f"{self._watch.name}: the API server is silent for {silence_seconds:.0f} s"
             if not was_stale:  # once, not for every question until it is heard again
-                logger.warning("stale: %s; no value is known until it is heard again", problem)
+                logger.warning("event=stale message=%s", f"{problem}; no value is known until it is heard again")
             raise NotKnown(f"the list of gateways is stale, so the sum is not known: {problem}")
 
     async def _read(self, gateway: Gateway, service: str) -> Demand | None:
@@ -147,7 +147,7 @@ class GatewaySource:
         except _Unreadable as error:
             GATEWAY_READS.labels("failed").inc()
             if gateway not in self._unreadable:  # once, not for every question until it is readable again
-                logger.warning("unreadable gateway: %s", error)
+                logger.warning("event=gateway_unreadable error=%s", error)
             self._unreadable.add(gateway)
             raise
         GATEWAY_READS.labels("absent" if demand is None else "read").inc()

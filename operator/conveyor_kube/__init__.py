@@ -1,1 +1,1 @@
-"""What operator, gateway and metrics server have in common as processes: watching, HTTP serving, logs."""
+"""What operator, gateway and metrics server have in common as processes: watching, HTTP serving."""

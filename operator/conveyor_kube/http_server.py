@@ -58,8 +58,8 @@ class Server(web.Server):
     def _log(self, num_waiting: int) -> None:
         if (now := self._loop.time()) >= self._silent_until:
             self._silent_until = now + _LOG_SECONDS
-            what = "silent ones are closed" if num_waiting else "new ones are refused"
-            logger.warning("%d connections are open, as many as may be: %s", self._max_connections, what)
+            what = "silent_ones_are_closed" if num_waiting else "new_ones_are_refused"
+            logger.warning("event=connections_full open=%d consequence=%s", self._max_connections, what)
 
 
 class AppRunner(web.AppRunner):

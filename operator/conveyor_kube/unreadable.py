@@ -46,7 +46,13 @@ class Unreadable:
         except _UNREADABLE as error:
             if key not in self._keys and len(self._keys) < _MAX_COUNTED:
                 reason = f"{type(error).__name__}: {error}"[:_REASON_CHARACTERS]
-                logger.warning("%s=%s cannot be read, %s: %s", self._kind, key, self._consequence, reason)
+                logger.warning(
+                    "event=object_unreadable kind=%s key=%s consequence=%s error=%s",
+                    self._kind,
+                    key,
+                    self._consequence,
+                    reason,
+                )
                 self._keys.add(key)
             return None
         self._keys.discard(key)

@@ -133,7 +133,7 @@ async def watch_collection(client: ApiClient, collection: Collection, sink: Sink
         except (TimeoutError, OSError, aiohttp.ClientError, ValueError, _WatchFailed) as error:
             watch.version = None
             failure = str(error) or type(error).__name__
-            logger.warning("watch=%s failed, again in at most %.1f s: %s", state.name, pause, failure)
+            logger.warning("event=watch_failed watch=%s retry_seconds=%.1f error=%s", state.name, pause, failure)
         if loop.time() - began > longest:
             pause = shortest
         await asyncio.sleep(random.uniform(pause / 2, pause))
@@ -184,7 +184,7 @@ class _Watch:
         self._state.lists += 1
         if not self._state.synced:
             self._state.synced = True
-            logger.info("watch=%s synced objects=%d", self._state.name, len(keys))
+            logger.info("event=watch_synced watch=%s objects=%d", self._state.name, len(keys))
         return page.metadata.resource_version
 
     def _take_event(self, event: Event) -> None:

@@ -9,8 +9,8 @@ import os
 import signal
 import sys
 
-from conveyor_kube.log import set_up_log
 from conveyor_operator.settings import Settings, parse_settings
+from conveyor_process.log import set_up_log
 from conveyor_process.settings import SettingsError
 
 logger = logging.getLogger("conveyor_operator")
@@ -20,7 +20,7 @@ def main() -> int:
     """0 after SIGTERM or SIGINT, 2 for settings that cannot be used; raises, so code 1, what ends it otherwise."""
     try:
         settings = parse_settings(sys.argv[1:], os.environ)
-        set_up_log(settings.log_level)
+        set_up_log(settings.log_level, settings.log_format)
         logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # one line per handler call otherwise
         asyncio.run(_run(settings))
     except SettingsError as error:

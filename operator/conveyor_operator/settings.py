@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from conveyor_api import names
 from conveyor_kube.kubeconfig import KUBECONFIG_MEANING
 from conveyor_operator.manifests.network import Network
-from conveyor_process.kinds import LOG_LEVEL, NAMESPACES, PORT, TEXT, TRUE_OR_FALSE, whole_number
+from conveyor_process.kinds import LOG_FORMAT, LOG_LEVEL, NAMESPACES, PORT, TEXT, TRUE_OR_FALSE, whole_number
+from conveyor_process.log import LogFormat
 from conveyor_process.settings import Kind, Program, setting
 
 _URL = Kind("a URL", lambda text: text.rstrip("/"))
@@ -33,6 +34,7 @@ class Settings:
     admin_port: int = setting(names.OPERATOR_ADMIN_PORT, "port of /livez, /readyz and /metrics; 0: any free one", PORT)
     workers: int = setting(8, "services reconciled at once", whole_number(1, 1000))
     log_level: str = setting("INFO", "least level of the log", LOG_LEVEL)
+    log_format: LogFormat = setting("logfmt", "form of each line of the log", LOG_FORMAT)
 
     @property
     def network(self) -> Network | None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar, get_args
 
+from conveyor_process.log import LogFormat
 from conveyor_process.settings import Kind
 
 T = TypeVar("T")
@@ -79,6 +80,7 @@ TRUE_OR_FALSE: Final = one_of({"TRUE": True, "FALSE": False}, "true or false", i
 LOG_LEVEL: Final = one_of(
     {level: level for level in ("DEBUG", "INFO", "WARNING", "ERROR")}, "DEBUG, INFO, WARNING or ERROR"
 )
+LOG_FORMAT: Final = literal(LogFormat)
 
 
 def _list_of(pattern: str, words: str, read: Callable[[str], str] = str) -> Kind[tuple[str, ...]]:

@@ -1,36 +1,93 @@
-"""Every process begins its log lines alike, so that one parser reads them all and orders them by time."""
+"""Every process writes its log alike, in both forms, so that one reader takes them all and orders them by time."""
 
+import ast
 import os
-import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.process.lines import read_json, read_logfmt
 
-LINE = re.compile(r"time=(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z) level=[A-Z]+ \S+=\S+")
+from conveyor_process.log import split_template
+from e2e.cluster.paths import REPOSITORY
+
+READERS: dict[str, Callable[[str], dict[str, Any]]] = {"logfmt": read_logfmt, "json": read_json}
 PROCESSES = {
     "conveyor_operator": ["--admin-port=0"],
     "conveyor_gateway": ["--port=0", "--admin-port=0"],
     "conveyor_metrics": ["--https-port=0", "--admin-port=0"],
 }
+FOLDERS = ("process/conveyor_process", "operator/conveyor_kube", "gateway", "engine/conveyor_engine")
+LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
 
 
+def check(line: dict[str, Any], asked: str = "event") -> None:
+    """The keys that every line begins with; the time in UTC, whatever the machine's zone."""
+    assert list(line)[:3] == ["time", "level", "event"]
+    assert asked in line
+    time = datetime.fromisoformat(line["time"])
+    assert line["time"].endswith("Z")
+    assert abs(time - datetime.now(UTC)) < timedelta(minutes=5)
+    assert line["level"] in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+
+
+@pytest.mark.parametrize("log_format", READERS)
 @pytest.mark.parametrize("module", PROCESSES)
-def test_a_line_begins_with_the_time_in_utc_as_one_word(module: str, nowhere: Path) -> None:
-    command = [sys.executable, "-m", module, f"--kubeconfig={nowhere}", *PROCESSES[module]]
+def test_a_program_writes_pairs_that_begin_with_the_time(module: str, log_format: str, nowhere: Path) -> None:
+    given = [f"--kubeconfig={nowhere}", f"--log-format={log_format}", "--log-level=debug", *PROCESSES[module]]
     with subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, env={**os.environ, "TZ": "Asia/Tokyo"}
+        [sys.executable, "-m", module, *given],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TZ": "Asia/Tokyo"},
     ) as process:
         assert process.stderr is not None
-        line = process.stderr.readline()
+        for _ in range(2):
+            check(READERS[log_format](process.stderr.readline().rstrip("\n")))
         process.kill()
-    assert (match := LINE.match(line)), line
-    assert abs(datetime.fromisoformat(match[1]) - datetime.now(UTC)) < timedelta(minutes=5)
 
 
-def test_the_engine_writes_them_so_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("log_format", READERS)
+@pytest.mark.parametrize("by_flag", [True, False])
+def test_the_engine_does_so_too(by_flag: bool, log_format: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "conveyor_engine", "serve", f"--model={tmp_path / 'none'}"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert LINE.match(done.stderr), done.stderr
+    told = [f"--log-format={log_format}"] if by_flag else []
+    variables = {} if by_flag else {"CONVEYOR_ENGINE_LOG_FORMAT": log_format}
+    done = subprocess.run([*command, *told], capture_output=True, text=True, env={**os.environ, **variables})
+    *lines, last = [READERS[log_format](line) for line in done.stderr.splitlines()]
+    for line in lines:
+        check(line)
+    check(last, "reason")
+    assert (last["event"], last["reason"]) == ("cannot_start", "ModelNotFound")
+
+
+def find_messages(file: Path) -> Iterator[tuple[int, str | None, int]]:
+    """Line, template and number of values of each logging call; None for what is no literal."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in LEVELS):
+            continue
+        if isinstance(node.func.value, ast.Name) and node.func.value.id in ("logger", "_log", "logging"):
+            first = node.args[0]
+            literal = first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else None
+            has_stars = any(isinstance(argument, ast.Starred) for argument in node.args)
+            yield node.lineno, literal, -1 if has_stars else len(node.args) - 1
+
+
+FILES = sorted(file for folder in FOLDERS for file in (REPOSITORY / folder).rglob("*.py"))
+
+
+def test_every_message_of_ours_is_an_event_with_a_place_for_each_value() -> None:
+    found = [(file, *message) for file in FILES for message in find_messages(file)]
+    assert len(found) > 40
+    for file, number, template, num_values in found:
+        if template is None and file.name == "engine_client.py":
+            continue  # a line of the engine process, which is one already
+        where = f"{file.relative_to(REPOSITORY)}:{number}"
+        pairs = split_template(template or "")
+        assert pairs is not None, where
+        assert num_values in (-1, sum(value.count("%") for _, value in pairs)), where
+        assert not {"time", "level", "traceback"} & {key for key, _ in pairs}, where

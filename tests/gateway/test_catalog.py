@@ -156,7 +156,7 @@ def test_a_service_that_cannot_be_read_keeps_its_last_readable_state(caplog: pyt
     replace(changes.catalog.services, [bad, make_service("worse", "default", batching={"maxBatchSize": "many"})], "")
     assert set(changes.catalog.directory.services) == {"default/qwen"}
     assert changes.catalog.directory.services["default/qwen"].max_queued_requests == 7
-    assert "default/worse cannot be read" in caplog.text
+    assert "key=default/worse " in caplog.text
 
 
 def test_what_cannot_be_read_is_told_once_and_counted_until_it_can_be_or_is_gone(
@@ -169,7 +169,7 @@ def test_what_cannot_be_read_is_told_once_and_counted_until_it_can_be_or_is_gone
         replace(services, [bad, worse, nameless_spec], "")
         services.put(bad)
     assert len(services.unreadable) == 3
-    assert [caplog.text.count(f"a/{name} cannot be read") for name in ("bad", "worse", "empty")] == [1, 1, 1]
+    assert [caplog.text.count(f"key=a/{name} ") for name in ("bad", "worse", "empty")] == [1, 1, 1]
     services.put(make_service("bad", "a"))
     services.delete(worse)
     assert len(services.unreadable) == 1
@@ -196,7 +196,7 @@ def test_a_namespace_with_more_than_its_share_keeps_what_is_known_and_harms_no_o
     assert catalog.directory.services["evil/a"].max_queued_requests == 7
     assert [len(catalog.engines(f"evil/{name}")) for name in ("a", "b", "c")] == [2, 0, 0]
     assert len(catalog.engines("good/good")) == 1
-    assert "service=evil/c cannot be read" in caplog.text
+    assert "kind=service key=evil/c " in caplog.text
     assert "more than 2 InferenceServices" in caplog.text
     catalog.services.delete(make_service("a", "evil"))
     catalog.slices.delete(make_slice("a", "evil", "a", 8000))
@@ -226,7 +226,7 @@ def test_a_slice_that_cannot_be_read_keeps_its_last_readable_state_and_harms_no_
     bad = make_slice("one", "default", "qwen", 8000, **odd)
     replace(changes.catalog.slices, [bad, make_slice("two", "default", "qwen", 8000, make_endpoint("10.0.0.2"))], "")
     assert changes.catalog.engines("default/qwen") == ("10.0.0.1:8000", "10.0.0.2:8000")
-    assert "slice=default/one cannot be read" in caplog.text
+    assert "kind=slice key=default/one " in caplog.text
 
 
 def test_a_changed_model_name_moves_the_service_in_the_index() -> None:

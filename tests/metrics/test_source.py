@@ -117,7 +117,7 @@ async def test_a_list_of_gateways_that_may_be_old_makes_the_sum_unknown_until_it
     for _ in range(2):
         with pytest.raises(NotKnown, match="endpointslices/conveyor-system: the API server is silent for 1"):
             await source.read_demand("default/qwen")
-    assert caplog.text.count("stale: ") == 1
+    assert caplog.text.count("event=stale ") == 1
     watch.heard_at = time.monotonic()
     assert (await source.read_demand("default/qwen")).in_flight == 3
 
@@ -148,7 +148,7 @@ async def test_an_outage_is_logged_once_and_again_after_a_recovery(
     for _ in range(4):
         with contextlib.suppress(NotKnown):
             await source.read_demand("default/qwen")
-    assert caplog.text.count("unreadable gateway") == 2
+    assert caplog.text.count("event=gateway_unreadable") == 2
 
 
 @SOON
@@ -233,4 +233,4 @@ def test_a_slice_that_cannot_be_read_is_left_out_and_harms_no_other(caplog: pyte
     without_number = {**build_slice([{"addresses": ["10.0.0.2"]}]), "ports": [{"name": "admin"}]}
     gateways = parse_gateways([odd, without_number, build_slice([{"addresses": ["10.0.0.1"]}])], Unreadable("slice"))
     assert [gateway.host for gateway in gateways] == ["10.0.0.1"]
-    assert "slice=odd cannot be read" in caplog.text
+    assert "kind=slice key=odd " in caplog.text

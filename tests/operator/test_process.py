@@ -103,7 +103,7 @@ def test_the_process_works_tells_the_truth_and_ends_on_sigterm(stage: Stage) -> 
     assert not [line for line in running.log if "Traceback" in line]
     applied = [line for line in running.log if "apply key=" in line]
     assert all(
-        re.fullmatch(r"time=\S+ level=INFO logger=\S+ apply key=\S+ kind=\S+ name=\S+ reason=\S+\n", line)
+        re.fullmatch(r"time=\S+ level=INFO event=.*apply\w* key=\S+ kind=\S+ name=\S+ reason=.*\n", line)
         for line in applied
     )
 

@@ -8,7 +8,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from conveyor_process.kinds import DAY_SECONDS, PORT, TRUE_OR_FALSE, WORDS, literal, number, seconds, whole_number
+from conveyor_process.kinds import (
+    DAY_SECONDS,
+    LOG_FORMAT,
+    PORT,
+    TRUE_OR_FALSE,
+    WORDS,
+    literal,
+    number,
+    seconds,
+    whole_number,
+)
+from conveyor_process.log import LogFormat
 from conveyor_process.settings import optional, required, setting
 
 Device = Literal["cuda", "cpu", "auto"]
@@ -89,6 +100,7 @@ class EngineConfig:
     num_threads: int | None = setting(
         None, "CPU threads that compute; default: the container's CPU limit", optional(whole_number(1, 1024))
     )
+    log_format: LogFormat = setting("logfmt", "form of each line of the log", LOG_FORMAT)
     warmup: bool = setting(True, "run the largest step once before being ready", TRUE_OR_FALSE)
 
 

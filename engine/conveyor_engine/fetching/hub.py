@@ -23,7 +23,7 @@ from huggingface_hub.file_download import http_get
 from huggingface_hub.utils import build_hf_headers, disable_progress_bars  # type: ignore[attr-defined]
 
 from conveyor_engine.errors import ModelError
-from conveyor_engine.logs import without_secrets
+from conveyor_process.log import without_secrets
 
 # It writes to stderr too, past our form of a line.
 logging.getLogger("huggingface_hub").handlers.clear()

@@ -7,6 +7,7 @@ Used by `http` and `server`. Owns the engine process (`loop.process`) and its so
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 import sys
@@ -18,6 +19,7 @@ from typing import cast
 
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import EngineDead, InvalidRequest, Overloaded, Unavailable
+from conveyor_engine.logs import LOG_FORMAT_VARIABLE
 from conveyor_engine.serving.cgroup import OOM_KILLED, count_oom_kills
 from conveyor_engine.serving.generation import Generation, Turns
 from conveyor_engine.wire.messages import (
@@ -106,6 +108,7 @@ class EngineClient:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", self._program, "--fd", str(theirs.fileno()),
                 pass_fds=[theirs.fileno()], stdin=asyncio.subprocess.DEVNULL,
+                env={**os.environ, LOG_FORMAT_VARIABLE: self._config.log_format},
                 start_new_session=True,  # a terminal's Ctrl-C is for the server, which then drains
             )  # fmt: skip
         _log.info("event=engine_process_started pid=%d", self._process.pid)

@@ -108,7 +108,7 @@ class Preparers:
         try:
             connection = self._nursery.start_worker()
         except OSError:
-            _log.critical("event=nursery_ended: this server drains, ends and must be started anew")
+            _log.critical('event=nursery_ended message="this server drains, ends and must be started anew"')
             os.kill(os.getpid(), signal.SIGTERM)
             return
         worker = _Worker(*await asyncio.open_connection(sock=connection))

@@ -12,7 +12,6 @@ from typing import Any
 from pydantic import ValidationError
 
 from conveyor_engine.errors import ModelError
-from conveyor_engine.logs import quote
 from conveyor_engine.serving.preparing.refusals import invalid_request
 from conveyor_engine.serving.preparing.schemas import CompletionRequest
 
@@ -38,7 +37,7 @@ def read_sampling_defaults(directory: Path) -> SamplingDefaults:
         try:
             fields = CompletionRequest.model_validate_json(json.dumps({"prompt": "-", name: content[name]}))
         except ValidationError as error:
-            _log.warning("event=sampling_default_ignored file=%s reason=%s", FILE, quote(invalid_request(error)))
+            _log.warning("event=sampling_default_ignored file=%s reason=%s", FILE, invalid_request(error))
             continue
         if (value := getattr(fields, name)) is not None:
             values[name] = value

@@ -1,0 +1,132 @@
+"""What every program writes to standard error: one line for each event, as logfmt or as JSON, with the same keys.
+
+    logger.info("event=request id=%s seconds=%.3f", request_id, seconds)
+
+A message of ours is a literal template of `key=value` pairs that begins with `event=`. Its arguments are values: they
+are quoted here, so that nothing that a client has sent can end a line, begin another key or reach a terminal. What a
+library says, Kopf and uvicorn among them, has `event=log`, its logger and its words as one value. Called by `__main__`.
+"""
+
+import json
+import logging
+import re
+import sys
+import time
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Final, Literal
+
+LogFormat = Literal["logfmt", "json"]
+
+_URL: Final = re.compile(r"(https?://)(?:[^\s/'\"]*@)?([^\s?'\"]*)(?:\?[^\s'\"]*)?", re.IGNORECASE)
+_PAIR: Final = re.compile(r'([a-z][a-z0-9_]*)=("(?:[^"\\]|\\.)*"|[^\s"]*)(?: |$)')
+_ARGUMENT: Final = re.compile(r"%[-#0 +]*\d*(?:\.\d+)?([a-zA-Z])")
+_NUMBERS: Final = "dfg"
+
+Value = tuple[str, str, bool]
+"""A key, its value as text, and whether that is a number."""
+
+
+def set_up_log(level: str, log_format: LogFormat, quiet: tuple[str, ...] = ()) -> None:
+    """For the whole process. `quiet`: loggers of libraries that say too much below WARNING."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JsonFormatter() if log_format == "json" else _LogfmtFormatter())
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+    logging.captureWarnings(True)
+    for name in quiet:
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def without_secrets(text: str) -> str:
+    """Its URLs without user and password and without a query, which is the signature of a signed address."""
+    return _URL.sub(r"\1\2", text)
+
+
+def quote(text: str) -> str:
+    """A value as it stands after `key=`: bare if it is one plain word, else a JSON string."""
+    if text and text.isprintable() and not any(character in ' "=' for character in text):
+        return text
+    return json.dumps(text, ensure_ascii=not text.isprintable())
+
+
+class _Formatter(logging.Formatter):
+    converter = staticmethod(time.gmtime)
+    default_msec_format = "%s.%03dZ"
+    default_time_format = "%Y-%m-%dT%H:%M:%S"
+
+    def read_values(self, record: logging.LogRecord) -> Iterator[Value]:
+        yield "time", self.formatTime(record), False
+        yield "level", record.levelname, False
+        own = _read_template(record)
+        if own is not None:
+            yield from own
+        else:
+            yield "event", "log", False
+            yield "logger", record.name, False
+            yield "message", without_secrets(record.getMessage()), False
+        if record.exc_info:
+            yield "traceback", without_secrets(self.formatException(record.exc_info)), False
+
+
+class _LogfmtFormatter(_Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return " ".join(
+            f"{key}={text if is_number else quote(text)}" for key, text, is_number in self.read_values(record)
+        )
+
+
+class _JsonFormatter(_Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        values = self.read_values(record)
+        return json.dumps({key: _number(text) if is_number else text for key, text, is_number in values})
+
+
+def _number(text: str) -> float | str:
+    try:
+        value: float = json.loads(text)
+    except ValueError:
+        return text  # nan or inf
+    return value
+
+
+def _read_template(record: logging.LogRecord) -> list[Value] | None:
+    """The pairs of a message of ours; None if it is none."""
+    pairs = split_template(record.msg) if isinstance(record.msg, str) else None
+    if pairs is None:
+        return None
+    given = iter(record.args if isinstance(record.args, tuple) else ())
+    try:
+        values = [_fill(key, text, given) if record.args else (key, _unquoted(text), False) for key, text in pairs]
+    except (StopIteration, TypeError, ValueError):  # it has not the arguments that it names
+        return None
+    return values if next(given, None) is None else None
+
+
+@lru_cache(1024)
+def split_template(template: str) -> tuple[tuple[str, str], ...] | None:
+    """The keys of a message, each with what stands for its value; None if it is no message of ours."""
+    if not template.startswith("event="):
+        return None
+    pairs, end = [], 0
+    while end < len(template):
+        if (match := _PAIR.match(template, end)) is None:
+            return None
+        pairs.append((match[1], match[2]))
+        end = match.end()
+    return tuple(pairs)
+
+
+def _fill(key: str, text: str, given: Iterator[object]) -> Value:
+    arguments = [(match[1], next(given)) for match in _ARGUMENT.finditer(text)]
+    filled = _unquoted(text) % tuple(value for _, value in arguments)
+    is_whole = _ARGUMENT.fullmatch(text) is not None
+    return key, filled, is_whole and (arguments[0][0] in _NUMBERS or type(arguments[0][1]) in (int, float))
+
+
+def _unquoted(text: str) -> str:
+    if not text.startswith('"'):
+        return text
+    try:
+        return str(json.loads(text))
+    except ValueError:
+        return text

@@ -1,0 +1,134 @@
+"""One line an event, whatever is in it, in two forms with the same keys."""
+
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.process.lines import read_json, read_logfmt
+
+from conveyor_process.log import LogFormat, _JsonFormatter, _LogfmtFormatter, quote, set_up_log, without_secrets
+
+FORMATTERS: dict[LogFormat, tuple[logging.Formatter, Any]] = {
+    "logfmt": (_LogfmtFormatter(), read_logfmt),
+    "json": (_JsonFormatter(), read_json),
+}
+
+
+@pytest.fixture(params=FORMATTERS)
+def log_format(request: pytest.FixtureRequest) -> LogFormat:
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def kept_logging() -> Iterator[None]:
+    handlers, level = logging.root.handlers[:], logging.root.level
+    yield
+    logging.captureWarnings(False)
+    logging.root.handlers[:] = handlers
+    logging.root.setLevel(level)
+
+
+def write(log_format: LogFormat, message: object, *arguments: object, name: str = "x", error: Any = None) -> str:
+    record = logging.LogRecord(name, logging.INFO, __file__, 1, message, arguments, error)
+    return FORMATTERS[log_format][0].format(record)
+
+
+def read(log_format: LogFormat, message: object, *arguments: object, name: str = "x") -> dict[str, Any]:
+    """What a reader of the line has, without time and level."""
+    line: dict[str, Any] = FORMATTERS[log_format][1](write(log_format, message, *arguments, name=name))
+    assert list(line)[:3] == ["time", "level", "event"]
+    del line["time"], line["level"]
+    return line
+
+
+def test_a_line_is_an_event_with_values(log_format: LogFormat) -> None:
+    line = read(log_format, "event=ready port=%d part=%s key=%s/%s", 8000, "a b", "c", "d")
+    assert {key: str(value) for key, value in line.items()} == {
+        "event": "ready", "port": "8000", "part": "a b", "key": "c/d",
+    }  # fmt: skip
+
+
+def test_numbers_are_numbers_in_json() -> None:
+    line = read("json", "event=x a=%d b=%.2f c=%s d=%s e=%g f=%s", 1, 0.5, 3, "4", float("nan"), True)
+    assert line == {"event": "x", "a": 1, "b": 0.5, "c": 3, "d": "4", "e": "nan", "f": "True"}
+
+
+@given(st.text(), st.text())
+def test_whatever_a_client_sends_stays_one_value_of_one_printable_line(first: str, second: str) -> None:
+    for log_format in FORMATTERS:
+        text = write(log_format, "event=request id=%s path=%s/%s status=%d", first, first, second, 200)
+        assert text.isprintable()
+        line = read(log_format, "event=request id=%s path=%s/%s status=%d", first, first, second, 200)
+        assert list(line) == ["event", "id", "path", "status"]
+        assert (line["id"], line["path"]) == (first, f"{first}/{second}")
+
+
+@pytest.mark.parametrize("message", ["Application %s: 50%% done", "event=of a sentence %s", "\x1b[31m%s"])
+def test_what_is_no_message_of_ours_is_one_value(log_format: LogFormat, message: str) -> None:
+    line = read(log_format, message, "a\nb=c", name="kopf.objects")
+    assert line == {"event": "log", "logger": "kopf.objects", "message": message % "a\nb=c"}
+
+
+def test_a_line_that_was_made_elsewhere_keeps_its_values(log_format: LogFormat) -> None:
+    line = read(log_format, 'event=model_loading path="/a b/50%s" layers=3')
+    assert line == {"event": "model_loading", "path": "/a b/50%s", "layers": "3"}
+
+
+def test_a_traceback_is_one_value_without_secrets(log_format: LogFormat) -> None:
+    try:
+        raise ValueError("a\nb, see https://me:secret@storage/file?Signature=abc")
+    except ValueError:
+        text = write(log_format, "event=failed", error=sys.exc_info())
+    line = FORMATTERS[log_format][1](text)
+    assert line["traceback"].startswith("Traceback (most recent call last):\n")
+    assert line["traceback"].endswith("ValueError: a\nb, see https://storage/file")
+
+
+def test_the_whole_process_writes_so(
+    capsys: pytest.CaptureFixture[str], log_format: LogFormat, kept_logging: None
+) -> None:
+    set_up_log("INFO", log_format, quiet=("uvicorn.error",))
+    logging.getLogger("uvicorn.error").info("Started server process")
+    logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")
+    logging.getLogger("asyncio").debug("Using selector")
+    logging.getLogger("conveyor_x").info("event=serving port=%d", 80)
+    lines = [FORMATTERS[log_format][1](line) for line in capsys.readouterr().err.splitlines()]
+    assert [(line["level"], line["event"]) for line in lines] == [("WARNING", "log"), ("INFO", "serving")]
+    assert lines[0]["message"] == "Invalid HTTP request received."
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("a", "a"),
+        ("5", "5"),
+        ("", '""'),
+        ("a b", '"a b"'),
+        ('a"b', '"a\\"b"'),
+        ("a=b", '"a=b"'),
+        ("ä", "ä"),
+        ("\x7f", '"\\u007f"'),
+    ],
+)
+def test_values_are_bare_words_or_json_strings(value: str, text: str) -> None:
+    assert quote(value) == text
+    assert value == (json.loads(text) if text.startswith('"') else text)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("from https://storage:443/a/b?X-Amz-Signature=abc&Expires=1: broken", "from https://storage:443/a/b broken"),
+        ("'http://user:password@mirror:8080/x'", "'http://mirror:8080/x'"),
+        ("HTTP://token@mirror", "HTTP://mirror"),
+        ("http://user:p@ss@mirror", "http://mirror"),
+        ("is it so? see https://hub/org/tiny, please", "is it so? see https://hub/org/tiny, please"),
+    ],
+)
+def test_urls_are_shown_without_what_may_be_secret(text: str, shown: str) -> None:
+    assert without_secrets(text) == shown
