@@ -1,0 +1,128 @@
+"""The compiled library: found, checked, and described to ctypes. Called by the modules beside it.
+
+`why_missing()` says whether it can be used; every other function here and beside it needs it.
+"""
+
+import ctypes
+from functools import cache
+from pathlib import Path
+
+import torch
+
+_LIBRARY = Path(__file__).with_name("libconveyor.so")
+_ABI_VERSION = 1
+DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+
+_P, _I64, _I32, _F32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
+
+
+class Attention(ctypes.Structure):
+    _fields_ = (
+        *((name, _P) for name in ("q", "out", "k_cache", "v_cache", "query_start", "seq_lens", "block_tables")),
+        *((name, _I64) for name in ("q_head_stride", "q_token_stride", "table_stride")),
+        *((name, _I64) for name in ("num_seqs", "num_heads", "num_kv_heads", "head_dim", "value_dim")),
+        *(("dtype", _I32), ("window", _I32), ("scale", _F32), ("softcap", _F32)),
+    )
+
+
+class KvWrite(ctypes.Structure):
+    _fields_ = (
+        *((name, _P) for name in ("k", "v", "k_cache", "v_cache", "slots")),
+        *((name, _I64) for name in ("k_head_stride", "k_token_stride", "v_head_stride", "v_token_stride")),
+        *((name, _I64) for name in ("tokens", "num_kv_heads", "head_dim", "value_dim")),
+        ("dtype", _I32),
+    )
+
+
+class Linear(ctypes.Structure):
+    _fields_ = (
+        *((name, _P) for name in ("x", "weight", "bias", "y")),
+        *((name, _I64) for name in ("rows", "n", "k", "x_stride", "y_stride")),
+        ("dtype", _I32),
+    )
+
+
+class RmsNorm(ctypes.Structure):
+    _fields_ = (
+        *((name, _P) for name in ("x", "weight", "y")),
+        *((name, _I64) for name in ("outer", "inner", "size", "outer_stride", "inner_stride")),
+        *(("dtype", _I32), ("eps", _F32), ("offset", _F32)),
+    )
+
+
+class Rope(ctypes.Structure):
+    _fields_ = (
+        *((name, _P) for name in ("x", "cos", "sin", "y")),
+        *((name, _I64) for name in ("tokens", "heads", "head_dim", "rotary", "token_stride", "head_stride")),
+        ("dtype", _I32),
+    )
+
+
+class SiluMul(ctypes.Structure):
+    _fields_ = (("x", _P), ("y", _P), ("rows", _I64), ("size", _I64), ("x_stride", _I64), ("dtype", _I32))
+
+
+class NativeMissingError(RuntimeError):
+    """The kernels were not compiled, or not for this version of the package; the message says what to do."""
+
+
+@cache
+def load() -> ctypes.CDLL:
+    # torch is imported above, so OpenMP's symbols resolve to the runtime it has loaded.
+    try:
+        library = ctypes.CDLL(str(_LIBRARY))
+    except OSError as error:
+        raise NativeMissingError(
+            f"Conveyor's CPU kernels cannot be loaded ({error}); reinstall conveyor where a C compiler is found, "
+            "with CONVEYOR_REQUIRE_NATIVE=1 to see why compiling fails"
+        ) from error
+    version = library.cv_abi_version()
+    if version != _ABI_VERSION:
+        raise NativeMissingError(
+            f"{_LIBRARY} has version {version} of the kernels, this package needs {_ABI_VERSION}; reinstall conveyor"
+        )
+    library.cv_isa.restype = ctypes.c_char_p
+    library.cv_pack_linear.argtypes = (_P, _P, _I64, _I64, _I64, _I32)
+    library.cv_use_isa.argtypes = (ctypes.c_char_p,)
+    for name, structure in (
+        ("attention", Attention),
+        ("kv_write", KvWrite),
+        ("linear", Linear),
+        ("rms_norm", RmsNorm),
+        ("rope", Rope),
+        ("silu_mul", SiluMul),
+    ):
+        function = getattr(library, f"cv_run_{name}")
+        function.argtypes = (ctypes.POINTER(structure),)
+        function.restype = None
+    return library
+
+
+def why_missing() -> str | None:
+    """None if the kernels can be used, else the reason in a sentence."""
+    try:
+        load()
+    except NativeMissingError as error:
+        return str(error)
+    return None
+
+
+def isa() -> str:
+    """The instruction set in use: generic, avx2, avx512 or avx512bf16."""
+    name: bytes = load().cv_isa()
+    return name.decode()
+
+
+def use_isa(name: str) -> bool:
+    """Switches to another instruction set; False if this CPU or this build lacks it. For tests and measurements."""
+    return bool(load().cv_use_isa(name.encode()) == 0)
+
+
+def has_amx_bf16() -> bool:
+    """Whether the CPU multiplies bfloat16 tiles (AMX), which oneDNN uses and these kernels do not."""
+    return bool(load().cv_has_amx_bf16())
+
+
+def supports(dtype: torch.dtype) -> bool:
+    """Whether tensors of this type can be given to the kernels."""
+    return dtype in DTYPES

@@ -1,0 +1,47 @@
+"""Linear layers over packed weights, which are read once, in order, whatever the number of rows."""
+
+from dataclasses import dataclass
+
+import torch
+
+from conveyor_engine.execution.native import library
+
+PANEL = 32  # columns of one panel of packed weights
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """Weights of one linear layer in the kernels' own layout: panels of 32 outputs, zero padded."""
+
+    data: torch.Tensor
+    out_features: int
+    in_features: int
+
+
+def pack_linear(weight: torch.Tensor) -> PackedWeight:
+    """Packs weight (out, in), rows contiguous; the plain tensor is not kept."""
+    out_features, in_features = weight.shape
+    assert weight.stride(1) == 1
+    columns = in_features if weight.dtype == torch.float32 else in_features + in_features % 2
+    data = torch.empty((-(-out_features // PANEL), columns, PANEL), dtype=weight.dtype)
+    library.load().cv_pack_linear(
+        weight.data_ptr(), data.data_ptr(), out_features, in_features, weight.stride(0), library.DTYPES[weight.dtype]
+    )
+    return PackedWeight(data, out_features, in_features)
+
+
+def linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x (..., in) -> (..., out), as torch.nn.functional.linear; accumulated in float32."""
+    rows = x.reshape(-1, weight.in_features)
+    if rows.stride(-1) != 1:
+        rows = rows.contiguous()
+    assert x.dtype == weight.data.dtype
+    assert bias is None or (bias.dtype == x.dtype and bias.is_contiguous())
+    y = x.new_empty((*x.shape[:-1], weight.out_features))
+    call = library.Linear(
+        *(rows.data_ptr(), weight.data.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr()),
+        *(rows.shape[0], weight.out_features, weight.in_features, rows.stride(0), weight.out_features),
+        library.DTYPES[x.dtype],
+    )
+    library.load().cv_run_linear(call)
+    return y

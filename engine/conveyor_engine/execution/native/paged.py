@@ -1,0 +1,83 @@
+"""The paged KV cache in the kernels' own layout: written, and attended over."""
+
+import torch
+
+from conveyor_engine.execution.native import library
+
+BLOCK_SIZE = 16  # tokens of one KV block; the layout is built around it
+_VALUE_ALIGNMENT = 16
+
+
+def kv_values_per_block(num_kv_heads: int, head_dim: int, value_dim: int) -> int:
+    """Numbers that one block of one layer's keys and values holds, padding included."""
+    return num_kv_heads * BLOCK_SIZE * (head_dim + head_dim % 2 + _padded(value_dim))
+
+
+def _padded(value_dim: int) -> int:
+    return -(-value_dim // _VALUE_ALIGNMENT) * _VALUE_ALIGNMENT
+
+
+def kv_cache(
+    num_blocks: int, num_kv_heads: int, head_dim: int, value_dim: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Zeroed caches of one layer: K with 16 tokens side by side (bfloat16 in pairs), V in rows."""
+    even = head_dim + head_dim % 2
+    shape = (even, BLOCK_SIZE) if dtype == torch.float32 else (even // 2, BLOCK_SIZE, 2)
+    keys = torch.zeros((num_blocks, num_kv_heads, *shape), dtype=dtype)
+    return keys, torch.zeros((num_blocks, num_kv_heads, BLOCK_SIZE, _padded(value_dim)), dtype=dtype)
+
+
+def kv_write(
+    key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor, caches: tuple[torch.Tensor, torch.Tensor]
+) -> None:
+    """Writes key (T, Hkv, D) and value (T, Hkv, Dv) to slots (T,) int64 = block * 16 + offset; negative = skip."""
+    tokens, num_kv_heads, head_dim = key.shape
+    assert key.stride(2) == 1 == value.stride(2)
+    assert key.dtype == value.dtype == caches[0].dtype
+    assert slots.dtype == torch.int64
+    assert slots.is_contiguous()
+    assert slots.shape == (tokens,)
+    call = library.KvWrite(
+        *(key.data_ptr(), value.data_ptr(), caches[0].data_ptr(), caches[1].data_ptr(), slots.data_ptr()),
+        *(key.stride(1), key.stride(0), value.stride(1), value.stride(0)),
+        *(tokens, num_kv_heads, head_dim, value.shape[2], library.DTYPES[key.dtype]),
+    )
+    library.load().cv_run_kv_write(call)
+
+
+def paged_attention(
+    query: torch.Tensor,
+    caches: tuple[torch.Tensor, torch.Tensor],
+    query_start: torch.Tensor,
+    seq_lens: torch.Tensor,
+    block_tables: torch.Tensor,
+    *,
+    value_dim: int,
+    scaling: float,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    """Causal attention of query (T, H, D) over the caches of `kv_cache` -> (T, H, value_dim).
+
+    query_start (B + 1,), seq_lens (B,), block_tables (B, W) are int32; tokens past query_start[-1] are padding and
+    get zeros. Each key and value is read once per KV head and 48 rows of queries.
+    """
+    tokens, num_heads, head_dim = query.shape
+    assert query.stride(2) == 1
+    assert query.dtype == caches[0].dtype
+    assert query_start.dtype == seq_lens.dtype == block_tables.dtype == torch.int32
+    assert query_start.is_contiguous()
+    assert seq_lens.is_contiguous()
+    assert block_tables.stride(1) == 1
+    num_seqs = seq_lens.shape[0]
+    out = torch.empty((tokens, num_heads, value_dim), dtype=query.dtype)
+    out[int(query_start[num_seqs]) :] = 0
+    call = library.Attention(
+        *(query.data_ptr(), out.data_ptr(), caches[0].data_ptr(), caches[1].data_ptr()),
+        *(query_start.data_ptr(), seq_lens.data_ptr(), block_tables.data_ptr()),
+        *(query.stride(1), query.stride(0), block_tables.stride(0)),
+        *(num_seqs, num_heads, caches[0].shape[1], head_dim, value_dim),
+        *(library.DTYPES[query.dtype], sliding_window or 0, scaling, softcap or 0.0),
+    )
+    library.load().cv_run_attention(call)
+    return out
