@@ -86,14 +86,14 @@ class ModelRunner:
         dtype: torch.dtype,
         progress: Callable[[str], None],
     ) -> tuple[PreTrainedModel, list[LayerShape]]:
-        """The model, fused where the CPU kernels apply, and its layers' geometry."""
+        """The model, with our own layers where they compute the same, and its layers' geometry."""
         started = time.monotonic()
         progress(f"event=model_loading path={config.model} device={self.device} dtype={_dtype_name(dtype)}")
         model = load_model(config.model, model_config, dtype, self.device)
-        if self.device.type == "cpu" and config.attention_backend != "torch":  # torch = the plain reference throughout
+        layers = probe_layers(model, self.device)
+        if config.attention_backend != "torch":  # torch = the plain reference throughout
             fused = fuse_model(model)
             progress("event=model_fused " + " ".join(f"{kind}={count}" for kind, count in fused.items()))
-        layers = probe_layers(model, self.device)
         progress(f"event=model_loaded layers={len(layers)} seconds={time.monotonic() - started:.1f}")
         return model, layers
 

@@ -1,8 +1,8 @@
-"""transformers' way into our attention: the function registered as attn_implementation "conveyor_paged".
+"""The way from a layer into our attention: `Paged`, and for transformers' modules attn_implementation "conveyor_paged".
 
-transformers' attention modules call `paged_attention` once per layer with packed (1, H, T, D) tensors. What it
-needs to know of the step travels as the forward's keyword argument `paged`, which every supported model hands
-through to its attention modules; `models.probe` makes sure of that at load.
+What attention needs to know of the step travels as the forward's keyword argument `paged`, which every supported
+model hands through to its layers; `models.probe` makes sure of that at load. Layers of our own (`models.layers`) call
+`paged.attend`; transformers' attention modules call `paged_attention` once per layer with packed (1, H, T, D) tensors.
 No mask function is registered: the mask is None, causality comes from the metadata.
 """
 
@@ -17,21 +17,24 @@ from conveyor_engine.execution.attention.backend import AttentionBackend, Attent
 
 IMPLEMENTATION = "conveyor_paged"
 # Keywords that models pass along and that change nothing here; any other that is not None is refused.
-_HARMLESS = frozenset({"position_ids", "use_cache", "output_router_logits", "output_attentions", "cache_position"})
+HARMLESS = frozenset({"position_ids", "use_cache", "output_router_logits", "output_attentions", "cache_position"})
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """What one layer asks of its attention, the same in every step."""
+
+    layer: int
+    scaling: float
+    sliding_window: int | None
+    softcap: float | None
 
 
 class Paged(Protocol):
     """What travels as `paged`: takes one layer's packed tensors (T, heads, dim), gives (T, H, Dv)."""
 
     def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scaling: float,
-        sliding_window: int | None,
-        softcap: float | None,
+        self, spec: AttentionSpec, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor: ...
 
 
@@ -42,19 +45,15 @@ class PagedStep:
     backend: AttentionBackend
     metadata: AttentionMetadata
 
-    def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scaling: float,
-        sliding_window: int | None,
-        softcap: float | None,
-    ) -> torch.Tensor:
-        self.backend.write_kv(layer, key, value, self.metadata)
+    def attend(self, spec: AttentionSpec, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        self.backend.write_kv(spec.layer, key, value, self.metadata)
         return self.backend.attend(
-            layer, query, self.metadata, scaling=scaling, sliding_window=sliding_window, softcap=softcap
+            spec.layer,
+            query,
+            self.metadata,
+            scaling=spec.scaling,
+            sliding_window=spec.sliding_window,
+            softcap=spec.softcap,
         )
 
 
@@ -65,18 +64,9 @@ class Probe:
     shapes: dict[int, LayerShape] = field(default_factory=dict)
     calls: dict[int, int] = field(default_factory=dict)
 
-    def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scaling: float,
-        sliding_window: int | None,
-        softcap: float | None,
-    ) -> torch.Tensor:
-        self.calls[layer] = self.calls.get(layer, 0) + 1
-        self.shapes[layer] = LayerShape(
+    def attend(self, spec: AttentionSpec, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        self.calls[spec.layer] = self.calls.get(spec.layer, 0) + 1
+        self.shapes[spec.layer] = LayerShape(
             num_heads=query.shape[1], num_kv_heads=key.shape[1], head_dim=key.shape[2], value_dim=value.shape[2]
         )
         return query.new_zeros((*query.shape[:2], value.shape[-1]))
@@ -105,21 +95,14 @@ def paged_attention(
     if attention_mask is not None or is_causal is False or not getattr(module, "is_causal", True):
         raise ModelError(f"{type(module).__name__} is not plainly causal: this engine runs causal attention only")
     for name, value_ in unknown.items():
-        if value_ is not None and name not in _HARMLESS:
+        if value_ is not None and name not in HARMLESS:
             raise ModelError(
                 f"{type(module).__name__} uses {name!r} in its attention, which this engine does not compute"
             )
     layer = module.layer_idx
     assert isinstance(layer, int)
-    out = paged.attend(
-        layer,
-        query[0].transpose(0, 1),
-        key[0].transpose(0, 1),
-        value[0].transpose(0, 1),
-        query.shape[-1] ** -0.5 if scaling is None else scaling,
-        sliding_window,
-        softcap,
-    )
+    spec = AttentionSpec(layer, query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap)
+    out = paged.attend(spec, *(x[0].transpose(0, 1) for x in (query, key, value)))
     return out.unsqueeze(0), None
 
 

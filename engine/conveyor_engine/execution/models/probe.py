@@ -1,6 +1,6 @@
 """One tiny forward that shows whether a model goes through our attention, and each layer's geometry.
 
-Called by `model_runner` after loading, before the KV cache is sized.
+Called by `model_runner` after loading, before the KV cache is sized; `trial` has a tiny forward of its own.
 """
 
 import torch
@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from conveyor_engine.errors import ModelError
 from conveyor_engine.execution.attention.backend import LayerShape
-from conveyor_engine.execution.attention.interface import Probe
+from conveyor_engine.execution.attention.interface import Paged, Probe
 from conveyor_engine.execution.models import checks
 
 
@@ -16,17 +16,7 @@ def probe_layers(model: PreTrainedModel, device: torch.device) -> list[LayerShap
     """Geometry of layers 0..n-1. Raises ModelError if some layer does not call our attention exactly once."""
     name = type(model).__name__
     probe = Probe()
-    try:
-        with torch.inference_mode():
-            model(
-                input_ids=torch.zeros((1, 2), dtype=torch.long, device=device),
-                position_ids=torch.arange(2, device=device)[None],
-                use_cache=False,
-                logits_to_keep=torch.tensor([1], device=device),
-                paged=probe,
-            )
-    except checks.TRANSFORMERS_ERRORS as error:
-        raise ModelError(f"a forward of two tokens through {name} failed: {checks.on_one_line(error)}") from error
+    run_forward(model, torch.arange(2, device=device), probe)
     num_layers = model.config.get_text_config().num_hidden_layers
     expected = dict.fromkeys(range(num_layers), 1)
     if probe.calls != expected or not expected:
@@ -35,3 +25,19 @@ def probe_layers(model: PreTrainedModel, device: torch.device) -> list[LayerShap
             f"{sum(probe.calls.values())} times in all: this engine cannot run it"
         )
     return [probe.shapes[layer] for layer in range(num_layers)]
+
+
+def run_forward(model: PreTrainedModel, positions: torch.Tensor, paged: Paged) -> None:
+    """Runs one token at each of these positions (T,) through the model. Raises ModelError if that fails."""
+    try:
+        with torch.inference_mode():
+            model(
+                input_ids=torch.zeros_like(positions)[None],
+                position_ids=positions[None],
+                use_cache=False,
+                logits_to_keep=positions.new_zeros(1),
+                paged=paged,
+            )
+    except checks.TRANSFORMERS_ERRORS as error:
+        what = f"a forward of {len(positions)} tokens through {type(model).__name__}"
+        raise ModelError(f"{what} failed: {checks.on_one_line(error)}") from error

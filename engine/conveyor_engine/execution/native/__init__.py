@@ -14,7 +14,7 @@ from conveyor_engine.execution.native.library import (
     use_isa,
     why_missing,
 )
-from conveyor_engine.execution.native.packed import PANEL, PackedWeight, linear, pack_linear
+from conveyor_engine.execution.native.packed import PANEL, PackedWeight, linear, pack_linear, unpack_linear
 from conveyor_engine.execution.native.paged import BLOCK_SIZE, kv_cache, kv_values_per_block, kv_write, paged_attention
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "rope",
     "silu_mul",
     "supports",
+    "unpack_linear",
     "use_isa",
     "why_missing",
 ]

@@ -11,8 +11,8 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 
     assert x.dtype == weight.dtype
     assert weight.shape == (size,)
     assert weight.is_contiguous()
-    if x.dim() == 4 and x.stride(3) == 1 and x.shape[0] == 1:  # (1, T, heads, size), perhaps a slice of merged qkv
-        outer, inner, strides = x.shape[1], x.shape[2], (x.stride(1), x.stride(2))
+    if x.dim() == 3 and x.stride(2) == 1:  # (T, heads, size), perhaps a slice of merged qkv
+        outer, inner, strides = x.shape[0], x.shape[1], (x.stride(0), x.stride(1))
     else:
         x = x.contiguous()
         outer, inner, strides = x.numel() // size, 1, (size, 0)
@@ -26,25 +26,24 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 
 
 
 def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotates x (1, heads, T, D), any strides but the last, by cos, sin (1, T, R), R <= D, halves of R paired.
+    """Rotates x (T, heads, D), any strides but the last, by cos, sin (1, T, R), R <= D, halves of R paired.
 
-    -> (1, heads, T, D), laid out token by token. As transformers' apply_rotary_pos_emb (RoFormer, Su et al. 2021,
-    in GPT-NeoX's arrangement), rounded once instead of three times.
+    The result is contiguous. As transformers' apply_rotary_pos_emb (RoFormer, Su et al. 2021, in GPT-NeoX's
+    arrangement), rounded once instead of three times.
     """
-    _, heads, tokens, head_dim = x.shape
-    assert x.shape[0] == 1
-    assert x.stride(3) == 1
+    tokens, heads, head_dim = x.shape
+    assert x.stride(2) == 1
     assert x.dtype == cos.dtype == sin.dtype
     assert cos.shape == sin.shape == (1, tokens, cos.shape[2])
     assert cos.is_contiguous()
     assert sin.is_contiguous()
-    y = torch.empty((1, tokens, heads, head_dim), dtype=x.dtype)
+    y = torch.empty(x.shape, dtype=x.dtype)
     call = library.Rope(
         *(x.data_ptr(), cos.data_ptr(), sin.data_ptr(), y.data_ptr()),
-        *(tokens, heads, head_dim, cos.shape[2], x.stride(2), x.stride(1), library.DTYPES[x.dtype]),
+        *(tokens, heads, head_dim, cos.shape[2], x.stride(0), x.stride(1), library.DTYPES[x.dtype]),
     )
     library.load().cv_run_rope(call)
-    return y.transpose(1, 2)
+    return y
 
 
 def silu_mul(x: torch.Tensor) -> torch.Tensor:

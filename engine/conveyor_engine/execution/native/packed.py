@@ -30,6 +30,14 @@ def pack_linear(weight: torch.Tensor) -> PackedWeight:
     return PackedWeight(data, out_features, in_features)
 
 
+def unpack_linear(weight: PackedWeight) -> torch.Tensor:
+    """The plain matrix (out, in) again, as a new tensor."""
+    pair = 1 if weight.data.dtype == torch.float32 else 2  # neighbours of a row that lie side by side
+    panels = weight.data.view(weight.data.shape[0], -1, PANEL, pair)
+    plain = panels.transpose(1, 2).reshape(-1, weight.data.shape[1])
+    return plain[: weight.out_features, : weight.in_features].contiguous()
+
+
 def linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
     """x (..., in) -> (..., out), as torch.nn.functional.linear; accumulated in float32."""
     rows = x.reshape(-1, weight.in_features)

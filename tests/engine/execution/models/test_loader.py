@@ -161,7 +161,7 @@ def test_a_model_that_breaks_in_its_first_forward_is_refused(tmp_path: Path, err
     save_tiny_model("llama", tmp_path)
     model = load_model(str(tmp_path), load_config(str(tmp_path)), torch.float32, CPU)
     model.model.layers[1].register_forward_pre_hook(fail)
-    with pytest.raises(ModelError, match=f"two tokens through LlamaForCausalLM failed: {type(error).__name__}"):
+    with pytest.raises(ModelError, match=f"2 tokens through LlamaForCausalLM failed: {type(error).__name__}"):
         probe_layers(model, CPU)
 
 

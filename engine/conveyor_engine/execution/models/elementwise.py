@@ -1,0 +1,56 @@
+"""What stands between a layer's matrix products: by the compiled kernels on a CPU that has them, else by torch.
+
+Called by `layers` and `recognise`. The compiled kernels take one pass each and round once.
+"""
+
+from typing import Protocol
+
+import torch
+from torch.nn import functional
+
+from conveyor_engine.execution import native
+
+
+class Elementwise(Protocol):
+    """What both have. See `native.elementwise` for shapes."""
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float) -> torch.Tensor:
+        """x / rms(x) * (offset + weight) over the last dimension."""
+        ...
+
+    def rope(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """x (T, heads, D) rotated by cos, sin (1, T, R), R <= D."""
+        ...
+
+    def silu_mul(self, x: torch.Tensor) -> torch.Tensor:
+        """silu(gate) * up of x (..., 2 * size), gate first."""
+        ...
+
+
+class TorchElementwise:
+    """On any device, in torch's own operations: as few as there are for it."""
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float) -> torch.Tensor:
+        if not offset:
+            return functional.rms_norm(x, weight.shape, weight, eps)
+        # offset + weight would lose the weight's last bits in x's type
+        return functional.rms_norm(x.float(), weight.shape, offset + weight.float(), eps).to(x.dtype)
+
+    def rope(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        cos, sin = cos.transpose(0, 1), sin.transpose(0, 1)  # (T, 1, R): the same for all heads
+        rotary = cos.shape[-1]
+        part = x if rotary == x.shape[-1] else x[..., :rotary]
+        first, second = part.chunk(2, dim=-1)
+        rotated = torch.addcmul(part * cos, torch.cat((-second, first), dim=-1), sin)
+        return rotated if part is x else torch.cat((rotated, x[..., rotary:]), dim=-1)
+
+    def silu_mul(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = x.chunk(2, dim=-1)
+        return functional.silu(gate) * up
+
+
+def choose_elementwise(device: torch.device, dtype: torch.dtype) -> Elementwise:
+    """The faster one that can take tensors of this type there."""
+    if device.type == "cpu" and native.why_missing() is None and native.supports(dtype):
+        return native
+    return TorchElementwise()

@@ -1,0 +1,118 @@
+"""The engine's own decoder layer and its parts: what runs in place of transformers' modules that compute the same.
+
+Made by `recognise` from a model's own modules; `fuse` puts them in their place, so each is called as the module that
+it stands for. Hidden states are (1, T, hidden): a step's sequences, packed. Nothing here knows a family of models.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from conveyor_engine.execution.attention.backend import LayerShape
+from conveyor_engine.execution.attention.interface import AttentionSpec, Paged
+from conveyor_engine.execution.models.elementwise import choose_elementwise
+from conveyor_engine.execution.models.linear import Linear
+
+Rotation = tuple[torch.Tensor, torch.Tensor]  # cos, sin: each (1, T, R), R <= head_dim
+
+
+class RmsNorm(nn.Module):
+    """x / rms(x) * (offset + weight)."""
+
+    def __init__(self, weight: torch.Tensor, eps: float, offset: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.eps, self.offset = eps, offset
+        self._rms_norm = choose_elementwise(weight.device, weight.dtype).rms_norm
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self._rms_norm(hidden_states, self.weight, self.eps, self.offset)
+
+
+class GatedMlp(nn.Module):
+    """down(gated(gate_up(x))), with gate and up in one product."""
+
+    def __init__(self, gate_up: Linear, down: Linear, gated: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """gated: (..., 2 * size), gate first -> (..., size)."""
+        super().__init__()
+        self.gate_up_proj, self.down_proj = gate_up, down
+        self._gated = gated
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.down_proj(self._gated(self.gate_up_proj(hidden_states)))
+        return out
+
+
+class Attention(nn.Module):
+    """Causal attention over the paged cache, with queries, keys and values from one product."""
+
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        shape: LayerShape,
+        projections: tuple[Linear, Linear],
+        norms: tuple[nn.Module, nn.Module] | None,
+        rope: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
+    ) -> None:
+        """projections: queries, keys and values side by side; out. norms: of each query's and each key's head."""
+        super().__init__()
+        self.spec, self.head_dim = spec, shape.head_dim
+        self.qkv_proj, self.o_proj = projections
+        self.q_norm: nn.Module | None
+        self.k_norm: nn.Module | None
+        self.q_norm, self.k_norm = norms or (None, None)
+        self._heads = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
+        self._rope = rope
+
+    def attend(self, hidden_states: torch.Tensor, rotation: Rotation, paged: Paged) -> torch.Tensor:
+        """-> (1, T, hidden)."""
+        qkv = self.qkv_proj(hidden_states).view(hidden_states.shape[1], -1, self.head_dim)
+        query, key, value = qkv.split(self._heads, dim=1)
+        if self.q_norm is not None and self.k_norm is not None:
+            query, key = self.q_norm(query), self.k_norm(key)
+        attended = paged.attend(self.spec, self._rope(query, *rotation), self._rope(key, *rotation), value)
+        out: torch.Tensor = self.o_proj(attended.flatten(1)[None])
+        return out
+
+    def forward(
+        self, hidden_states: torch.Tensor, position_embeddings: Rotation, paged: Paged, **_: Any
+    ) -> tuple[torch.Tensor, None]:
+        """As the layers of transformers call it, and take its result."""
+        return self.attend(hidden_states, position_embeddings, paged), None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNorms:
+    """A layer's norms: before attention and MLP, and in some kinds after them too."""
+
+    before_attention: nn.Module
+    before_mlp: nn.Module
+    after: tuple[nn.Module, nn.Module] | None = None  # of what attention gives, of what the MLP gives
+
+
+class DecoderLayer(nn.Module):
+    """x + after(attention(norm(x))), and the same with the MLP. One native call may stand here one day."""
+
+    def __init__(self, norms: LayerNorms, attention: Attention, mlp: GatedMlp) -> None:
+        super().__init__()
+        self.self_attn, self.mlp = attention, mlp
+        self.before_attention, self.before_mlp = norms.before_attention, norms.before_mlp
+        self.after_attention: nn.Module | None
+        self.after_mlp: nn.Module | None
+        self.after_attention, self.after_mlp = norms.after or (None, None)
+
+    def forward(
+        self, hidden_states: torch.Tensor, position_embeddings: Rotation, paged: Paged, **_: Any
+    ) -> torch.Tensor:
+        """As the models of transformers call it."""
+        attended = self.self_attn.attend(self.before_attention(hidden_states), position_embeddings, paged)
+        if self.after_attention is not None:
+            attended = self.after_attention(attended)
+        hidden_states = hidden_states + attended
+        computed: torch.Tensor = self.mlp(self.before_mlp(hidden_states))
+        if self.after_mlp is not None:
+            computed = self.after_mlp(computed)
+        return hidden_states + computed

@@ -1,0 +1,69 @@
+"""Makes the module of a projection: the one place that knows which kernel multiplies by which weights.
+
+Called by `recognise` and `fuse`. Whatever it returns has torch's own words: `in_features`, `out_features`, `weight`
+(the plain matrix), `bias`. A value that comes next, such as a quantisation of the checkpoint, is a field of LinearSpec
+and a line of `linear_kind`; an adapter is a module around what `build_linear` returns, and reads `weight` where it
+merges itself into it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import nn
+
+from conveyor_engine.execution import native
+from conveyor_engine.execution.models.packed_linear import NativeLinear, OneDnnLinear, PackedLinear
+
+Linear = nn.Linear | PackedLinear
+Kind = Literal["native", "onednn", "torch"]
+
+
+@dataclass(frozen=True, slots=True)
+class LinearSpec:
+    """What decides how a projection is computed."""
+
+    device: str  # torch's type of device: cpu, cuda
+    dtype: torch.dtype
+
+
+def linear_kind(spec: LinearSpec) -> Kind:
+    """The kernel for weights of this kind on this machine."""
+    if spec.device != "cpu" or spec.dtype not in (torch.float32, torch.bfloat16):
+        return "torch"
+    has_vectors = native.why_missing() is None and native.isa() != "generic"
+    if has_vectors and not (spec.dtype == torch.bfloat16 and native.has_amx_bf16()):
+        return "native"
+    if spec.dtype == torch.bfloat16 and torch._C._has_mkldnn and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return "onednn"
+    return "torch"
+
+
+def build_linear(linears: Sequence[nn.Linear]) -> Linear:
+    """One module for projections of the same input, their results side by side. See `stackable`."""
+    assert stackable(linears)
+    kind = linear_kind(LinearSpec(linears[0].weight.device.type, linears[0].weight.dtype))
+    if kind == "torch" and len(linears) == 1:
+        return linears[0]
+    weights = [linear.weight.data for linear in linears]
+    weight = weights[0] if len(weights) == 1 else torch.cat(weights)
+    biases = [linear.bias.data for linear in linears if linear.bias is not None]
+    bias = torch.cat(biases) if biases else None
+    if kind == "torch":
+        return _plain(weight, bias)
+    return NativeLinear(weight, bias) if kind == "native" else OneDnnLinear(weight, bias)
+
+
+def stackable(linears: Sequence[nn.Linear]) -> bool:
+    """Whether these are plain layers that take the same input: one type, and all or none with a bias."""
+    kinds = {(linear.in_features, linear.weight.dtype, linear.bias is None) for linear in linears}
+    return len(kinds) == 1 and all(type(linear) is nn.Linear for linear in linears)
+
+
+def _plain(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    linear.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        linear.bias = nn.Parameter(bias, requires_grad=False)
+    return linear

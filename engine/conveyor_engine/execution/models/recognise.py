@@ -1,0 +1,148 @@
+"""Which modules of a model compute what a module of ours does: those get one, made of their own parts and weights.
+
+Called by `fuse`. The parts' names say what to try; `trial` says whether it computes the same. Whatever has a part, a
+weight, a hook or an argument beside the known ones is not recognised, and neither is what differs on random input
+(another order of norms, a scaled residual, another rotation). What none of that tells apart, computes the same.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from conveyor_engine.execution.attention.backend import LayerShape
+from conveyor_engine.execution.models.elementwise import choose_elementwise
+from conveyor_engine.execution.models.layers import Attention, DecoderLayer, GatedMlp, LayerNorms, RmsNorm
+from conveyor_engine.execution.models.linear import Linear, build_linear, stackable
+from conveyor_engine.execution.models.trial import LAYER_SCALES, PART_SCALES, Calls, random, same
+
+_QKV = (("q_proj", "k_proj", "v_proj"), ("qkv_proj",))
+_GATE_UP = (("gate_proj", "up_proj"), ("gate_up_proj",))
+_ACTIVATIONS = {"act_fn", "activation_fn"}
+_NORMS = {"input_layernorm", "post_attention_layernorm"}  # before attention and before the MLP
+_MORE_NORMS = {"pre_feedforward_layernorm", "post_feedforward_layernorm"}  # with these the second is after attention
+
+
+def layer_of(layer: nn.Module, calls: Calls) -> DecoderLayer | None:
+    """A whole decoder layer: attention and gated MLP, each behind a norm, added to the residual."""
+    parts = _parts(layer)
+    norms = _layer_norms(parts)
+    if norms is None or layer not in calls:
+        return None
+    attention, mlp = attention_of(parts["self_attn"], calls), mlp_of(parts["mlp"])
+    if attention is None or mlp is None:
+        return None
+    ours = DecoderLayer(norms, attention, mlp)
+    return ours if calls[layer].same(layer, ours, LAYER_SCALES) else None
+
+
+def attention_of(attention: nn.Module, calls: Calls) -> Attention | None:
+    """Attention whose queries and keys are perhaps normed by head, and rotated in halves."""
+    parts = _parts(attention)
+    qkv, out = _linears(parts, *_QKV), _linears(parts, ("o_proj",))
+    norms = [parts[name] for name in ("q_norm", "k_norm") if name in parts]
+    if qkv is None or out is None or len(parts) != len(qkv) + 1 + len(norms) or len(norms) == 1:
+        return None
+    attended = calls[attention].attended(attention) if attention in calls else None
+    if attended is None or sum(linear.out_features for linear in qkv) != _qkv_features(attended.shape):
+        return None
+    weight = out[0].weight
+    ours = Attention(
+        attended.spec,
+        attended.shape,
+        (build_linear(qkv), build_linear(out)),
+        (norm_of(norms[0]) or norms[0], norm_of(norms[1]) or norms[1]) if norms else None,
+        choose_elementwise(weight.device, weight.dtype).rope,
+    )
+    return ours if calls[attention].same(attention, ours, PART_SCALES) else None
+
+
+def mlp_of(mlp: nn.Module) -> GatedMlp | None:
+    """An MLP with a gate."""
+    parts = _parts(mlp)
+    activation = next((getattr(mlp, name) for name in _ACTIVATIONS if hasattr(mlp, name)), None)
+    gate_up, down = _linears(parts, *_GATE_UP), _linears(parts, ("down_proj",))
+    if gate_up is None or down is None or activation is None or len(parts.keys() - _ACTIVATIONS) != len(gate_up) + 1:
+        return None
+    if sum(linear.out_features for linear in gate_up) != 2 * down[0].in_features:
+        return None
+    ours = GatedMlp(build_linear(gate_up), build_linear(down), _gated(activation, down[0].weight))
+    x = random(3, gate_up[0].in_features, like=down[0].weight)
+    return ours if all(same(mlp(x * scale), ours(x * scale)) for scale, _ in PART_SCALES) else None
+
+
+def norm_of(norm: nn.Module) -> RmsNorm | None:
+    """RMSNorm, with or without 1 added to the weight."""
+    eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+    weight = getattr(norm, "weight", None)
+    if not type(norm).__name__.endswith("RMSNorm") or not isinstance(eps, float):
+        return None
+    if not isinstance(weight, nn.Parameter) or weight.dim() != 1 or len(list(norm.parameters())) > 1:
+        return None
+    # At the size of sqrt(eps), eps is half of the sum.
+    inputs = [random(3, weight.shape[0], like=weight) * scale for scale in (1.0, eps**0.5)]
+    for offset in (0.0, 1.0):
+        ours = RmsNorm(weight.data.contiguous(), eps, offset)
+        if all(same(norm(x), ours(x)) for x in inputs):
+            return ours
+    return None
+
+
+def linear_of(linear: nn.Module) -> Linear | None:
+    """A linear layer on its own, if there is a better kernel than torch's for it."""
+    if type(linear) is not nn.Linear:
+        return None
+    ours = build_linear([linear])
+    return None if ours is linear else ours
+
+
+def is_hooked(module: nn.Module) -> bool:
+    """Whether somebody wants to know of the module's or a part's calls, which would then no longer happen."""
+    return any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
+
+
+def _parts(module: nn.Module) -> dict[str, nn.Module]:
+    """Its parts but for dropout, which does nothing here; none if it has weights beside them."""
+    if any(True for _ in module.parameters(recurse=False)) or any(True for _ in module.buffers(recurse=False)):
+        return {}
+    return {name: part for name, part in module.named_children() if not isinstance(part, nn.Dropout)}
+
+
+def _layer_norms(parts: dict[str, nn.Module]) -> LayerNorms | None:
+    """The norms of a layer of these parts; None if the parts are others."""
+    norms = {name: norm_of(part) or part for name, part in parts.items() if name.endswith("layernorm")}
+    if parts.keys() - norms.keys() != {"self_attn", "mlp"} or not norms.keys() >= _NORMS:
+        return None
+    first, second = norms["input_layernorm"], norms["post_attention_layernorm"]
+    if norms.keys() == _NORMS:
+        return LayerNorms(first, second)
+    if norms.keys() != _NORMS | _MORE_NORMS:
+        return None
+    return LayerNorms(first, norms["pre_feedforward_layernorm"], (second, norms["post_feedforward_layernorm"]))
+
+
+def _qkv_features(shape: LayerShape) -> int:
+    return (shape.num_heads + shape.num_kv_heads) * shape.head_dim + shape.num_kv_heads * shape.value_dim
+
+
+def _linears(parts: dict[str, nn.Module], *choices: tuple[str, ...]) -> list[nn.Linear] | None:
+    """The parts of the first choice that is there, if they are linear layers that one product can compute."""
+    for names in choices:
+        found = [part for name in names if isinstance(part := parts.get(name), nn.Linear)]
+        if len(found) == len(names):
+            return found if stackable(found) else None
+    return None
+
+
+def _gated(activation: Callable[[torch.Tensor], torch.Tensor], like: torch.Tensor) -> Callable[..., torch.Tensor]:
+    x = random(3, 64, like=like)
+    if same(functional.silu(x), activation(x)):
+        return choose_elementwise(like.device, like.dtype).silu_mul
+    return partial(_activate_and_multiply, activation)
+
+
+def _activate_and_multiply(activation: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    gate, up = x.chunk(2, dim=-1)
+    return activation(gate) * up
