@@ -4,24 +4,18 @@ Used by `app`, `gateway`, `relay` and `listener`. Knows no queues and no engines
 """
 
 import json
-import re
 from typing import Any
-from uuid import uuid4
 
 from aiohttp.web import BaseRequest, Response
 
-from conveyor_api.names import REQUEST_ID_HEADER
 from conveyor_gateway.catalog import Directory, Service
 from conveyor_gateway.errors import GatewayError, MethodNotAllowed, Unavailable
 from conveyor_gateway.routing import model_id
-
-_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+from conveyor_process.request_headers import REQUEST_ID_HEADER, choose_request_id
 
 
 def find_request_id(request: BaseRequest) -> str:
-    """The client's id if it can be logged and sent on as it is, else a new one."""
-    given = request.headers.get(REQUEST_ID_HEADER, "")
-    return given if _REQUEST_ID.fullmatch(given) else uuid4().hex
+    return choose_request_id(request.headers.get(REQUEST_ID_HEADER, ""))
 
 
 def build_json(content: Any, request_id: str, status: int = 200) -> Response:

@@ -10,6 +10,7 @@ from http import HTTPStatus
 
 from aiohttp.web import BaseRequest, Response, StreamResponse
 
+from conveyor_api.endpoints import Task
 from conveyor_api.names import DEMAND_PATH, GATEWAY_HEALTH_PATH, PROMETHEUS_PATH, READINESS_PATH
 from conveyor_gateway.answers import build_error, build_json, build_model, build_model_list, find_request_id
 from conveyor_gateway.catalog import Directory
@@ -19,7 +20,7 @@ from conveyor_gateway.gateway import Gateway
 from conveyor_gateway.metrics import Metrics
 from conveyor_gateway.queues import Queues
 from conveyor_gateway.readiness import Readiness
-from conveyor_gateway.routing import Action, OwnHosts, Route, find_model, parse_route
+from conveyor_gateway.routing import OwnHosts, Route, find_model, parse_route
 from conveyor_gateway.service_status import ServiceStatus, build_own_status
 
 
@@ -52,13 +53,13 @@ class PublicApp:
         if not self.readiness.synced:
             raise Unavailable("the gateway has not read the InferenceServices yet; try again", "not_synced")
         route = parse_route(request.method, path, _find_host(request), self.own_hosts, self.directory)
-        if route.action is Action.GENERATE:
+        if route.task is Task.GENERATE:
             return await self.gateway.answer(request, route)
-        if route.action is Action.STATUS:
+        if route.task is Task.STATUS:
             answer = await self._find_status(route, find_request_id(request))
             self.metrics.count_request(route.service or "", HTTPStatus.OK)
             return answer
-        if route.action is Action.LIST_MODELS:
+        if route.task is Task.LIST_MODELS:
             content = build_model_list(route.service, self.directory)
         else:
             content = self._find_model(route)

@@ -8,12 +8,10 @@ which is told the time that is left, ends what takes too long; the gateway, afte
 """
 
 import asyncio
-import math
 from typing import Final
 
 from aiohttp.web import BaseRequest, StreamResponse
 
-from conveyor_api.names import REQUEST_ID_HEADER, REQUEST_TIMEOUT_HEADER
 from conveyor_gateway.admission import Ticket
 from conveyor_gateway.answers import build_error, build_stopping, find_request_id
 from conveyor_gateway.bodies import BodyReader, read_model, rename_model
@@ -36,6 +34,7 @@ from conveyor_gateway.readiness import Readiness
 from conveyor_gateway.record import Record, Recorder
 from conveyor_gateway.relay import Relay, forgive_cancellation
 from conveyor_gateway.routing import Route, find_model
+from conveyor_process.request_headers import REQUEST_ID_HEADER, REQUEST_TIMEOUT_HEADER, parse_timeout_seconds
 
 # A request whose engine dies is tried on one more: one that kills engines must not kill them all.
 MAX_LOST: Final = 2
@@ -214,13 +213,6 @@ def _timeout_seconds(request: BaseRequest, service: Service) -> float:
     if text is None:
         return service.request_timeout_seconds
     try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise InvalidRequest(
-            f"{REQUEST_TIMEOUT_HEADER} is {text[:100]!r}: it must be a number of seconds above 0",
-            "invalid_timeout",
-            REQUEST_TIMEOUT_HEADER,
-        )
-    return min(seconds, service.request_timeout_seconds)
+        return min(parse_timeout_seconds(text), service.request_timeout_seconds)
+    except ValueError as error:
+        raise InvalidRequest(str(error), "invalid_timeout", REQUEST_TIMEOUT_HEADER) from None

@@ -14,9 +14,9 @@ import aiohttp
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
-from conveyor_api.names import REQUEST_ID_HEADER, REQUEST_TIMEOUT_HEADER
 from conveyor_gateway.engine_connection import PARSED_BYTES, Connector
 from conveyor_gateway.memory import Holding
+from conveyor_process.request_headers import REQUEST_ID_HEADER, REQUEST_TIMEOUT_HEADER
 
 # Answers that are no event stream are collected up to this size, then passed on as they come.
 MAX_COLLECTED_BYTES: Final = 1 << 20

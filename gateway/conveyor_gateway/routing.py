@@ -15,33 +15,24 @@ reach another team's service: 421.
 
 import re
 from dataclasses import dataclass
-from enum import Enum, auto
 from typing import Final
 from urllib.parse import unquote
 
+from conveyor_api.endpoints import ENDPOINTS, Task, find_endpoint
 from conveyor_api.names import GATEWAY_SERVICE
 from conveyor_gateway.catalog import LABEL, Directory, Service
 from conveyor_gateway.errors import MethodNotAllowed, Misdirected, NotFound
 
-_SERVICE_PATH = re.compile(rf"/({LABEL})/({LABEL})(/(?:v1/.*|health|ping|version))")
+_BESIDE_V1: Final = [endpoint.path for endpoint in ENDPOINTS if not endpoint.path.startswith("/v1/")]
+_SERVICE_PATH = re.compile(rf"/({LABEL})/({LABEL})(/v1/.*|{'|'.join(map(re.escape, _BESIDE_V1))})")
 _SERVICE_HOST = re.compile(rf"({LABEL})\.({LABEL})(?:\.svc(?:\..+)?)?")
-_MODELS: Final = "/v1/models"
-STATUS_PATHS: Final = ("/health", "/ping", "/version")  # clients ask for them beside /v1 and below it
-GENERATE_PATHS: Final = ("/v1/completions", "/v1/chat/completions")
-
-
-class Action(Enum):
-    GENERATE = auto()  # to an engine
-    LIST_MODELS = auto()
-    GET_MODEL = auto()
-    STATUS = auto()  # whether requests are answered, and by which version
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
     """What to do, for which service (`namespace/name`; None: the root), with which path on the engine or model id."""
 
-    action: Action
+    task: Task
     service: str | None
     path: str = ""
     model: str = ""
@@ -68,34 +59,30 @@ def parse_route(method: str, path: str, host: str, own: OwnHosts, directory: Dir
     """
     if match := _SERVICE_PATH.fullmatch(path):
         namespace, name, rest = match.groups()
-        return _parse_action(method, rest, _known(f"{namespace}/{name}", directory))
-    if not path.startswith("/v1/") and path not in STATUS_PATHS:
+        return _parse_task(method, rest, _known(f"{namespace}/{name}", directory))
+    if not path.startswith("/v1/") and path not in _BESIDE_V1:
         raise NotFound(
             f"no such path: {path}; services are at /<namespace>/<name>/v1/..., models at /v1/models", "path_not_found"
         )
-    return _parse_action(method, path, _parse_host(host, own, directory))
+    return _parse_task(method, path, _parse_host(host, own, directory))
 
 
-def _parse_action(method: str, path: str, service: str | None) -> Route:
-    if path in GENERATE_PATHS:
-        _expect("POST", method, path)
-        return Route(Action.GENERATE, service, path)
-    if path == _MODELS:
-        _expect("GET", method, path)
-        return Route(Action.LIST_MODELS, service)
-    if path.startswith(_MODELS + "/"):
-        _expect("GET", method, path)
-        return Route(Action.GET_MODEL, service, model=unquote(path.removeprefix(_MODELS + "/")))
-    if (page := path.removeprefix("/v1")) in STATUS_PATHS:
-        _expect("GET", method, path)
-        return Route(Action.STATUS, service, page)
-    known = ", ".join((*GENERATE_PATHS, _MODELS, *STATUS_PATHS))
-    raise NotFound(f"no such path: {path}; there are {known}", "path_not_found")
-
-
-def _expect(allowed: str, method: str, path: str) -> None:
-    if method != allowed:
-        raise MethodNotAllowed(f"{path} takes {allowed}, not {method}", allowed)
+def _parse_task(method: str, path: str, service: str | None) -> Route:
+    endpoint = find_endpoint(path)
+    if endpoint is None:
+        known = ", ".join(each.path for each in ENDPOINTS if not each.path.endswith("/"))
+        raise NotFound(f"no such path: {path}; there are {known}", "path_not_found")
+    if method != endpoint.method:
+        raise MethodNotAllowed(f"{path} takes {endpoint.method}, not {method}", endpoint.method)
+    match endpoint.task:
+        case Task.GENERATE:
+            return Route(endpoint.task, service, path)
+        case Task.STATUS:
+            return Route(endpoint.task, service, path.removeprefix("/v1"))
+        case Task.GET_MODEL:
+            return Route(endpoint.task, service, model=unquote(path.removeprefix(endpoint.path)))
+        case Task.LIST_MODELS:
+            return Route(endpoint.task, service)
 
 
 def _parse_host(host: str, own: OwnHosts, directory: Directory) -> str | None:

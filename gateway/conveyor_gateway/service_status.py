@@ -11,13 +11,13 @@ from typing import Final
 
 from aiohttp.web import Response
 
-from conveyor_api.names import REQUEST_ID_HEADER
 from conveyor_gateway import __version__
 from conveyor_gateway.answers import build_json
 from conveyor_gateway.catalog import Service
 from conveyor_gateway.engine_pages import Page, fetch
 from conveyor_gateway.errors import Unavailable
 from conveyor_gateway.readiness import Readiness
+from conveyor_process.request_headers import REQUEST_ID_HEADER
 
 VERSION_PATH: Final = "/version"
 _NUM_ASKED: Final = 3  # engines, one after the other, until one can answer

@@ -6,7 +6,6 @@ Knows no HTTP and no gateway.
 """
 
 from datetime import UTC, datetime
-from typing import Any
 
 from conveyor_api.names import (
     API_VERSION,
@@ -17,8 +16,7 @@ from conveyor_api.names import (
     METRICS_VERSIONS,
     QUEUE_DEPTH_METRIC,
 )
-
-Json = dict[str, Any]
+from conveyor_kube.wanted_json import Json
 
 RESOURCE = CRD_NAME
 """The plural with its group, as the HorizontalPodAutoscaler spells the described object in the path."""

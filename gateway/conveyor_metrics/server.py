@@ -14,6 +14,7 @@ from kubernetes.aio.client import ApiClient
 
 from conveyor_kube.http_server import AppRunner, allow_open_files
 from conveyor_kube.resources import slice_collection
+from conveyor_kube.wanted_json import Json
 from conveyor_kube.watch import Collection, WatchState, connect, watch_collection
 from conveyor_metrics import auth
 from conveyor_metrics.app import build_api_app, build_health_app
@@ -21,7 +22,7 @@ from conveyor_metrics.certificates import Certificates
 from conveyor_metrics.errors import InvalidTrust
 from conveyor_metrics.listener import Listener
 from conveyor_metrics.settings import Settings
-from conveyor_metrics.source import GatewaySource, Json
+from conveyor_metrics.source import GatewaySource
 from conveyor_metrics.watched_list import WatchedList
 
 logger = logging.getLogger(__name__)

@@ -12,18 +12,18 @@ import logging
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import aiohttp
 from prometheus_client import Counter, Gauge
 from pydantic import ValidationError
 
+from conveyor_api.names import DEMAND_PATH
 from conveyor_kube.unreadable import Unreadable
+from conveyor_kube.wanted_json import Json
 from conveyor_kube.watch import MAX_SILENCE_SECONDS, WatchState
 from conveyor_metrics.demand import Demand, ServiceDemand, sum_demand
 from conveyor_metrics.errors import NotKnown
-
-Json = dict[str, Any]
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Gateway:
     @property
     def url(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}/demand"
+        return f"http://{host}:{self.port}{DEMAND_PATH}"
 
     def __str__(self) -> str:
         return self.url if self.serving else f"{self.url} (not ready)"

@@ -1,9 +1,8 @@
 """The objects of one collection as a list, for those who want all of them after every change. A sink of a watch."""
 
 from collections.abc import Callable
-from typing import Any
 
-Json = dict[str, Any]
+from conveyor_kube.wanted_json import Json
 
 
 class WatchedList:

@@ -48,10 +48,6 @@ GATEWAY_HEALTH_PATH: Final = "/healthz"
 PROMETHEUS_PATH: Final = "/metrics"
 DEMAND_PATH: Final = "/demand"
 
-# HTTP headers that travel from client to engine.
-REQUEST_ID_HEADER: Final = "X-Request-Id"
-REQUEST_TIMEOUT_HEADER: Final = "X-Request-Timeout-Seconds"
-
 # Labels and annotations.
 INFERENCE_SERVICE_LABEL: Final = f"{GROUP}/inference-service"
 NAME_LABEL: Final = "app.kubernetes.io/name"

@@ -1,4 +1,6 @@
 """What every program of Conveyor is as a process: how it is told what to do (`settings`), and what it logs (`log`).
 
+Besides, what the headers of a request say to each of them (`request_headers`).
+
 Imported by operator, gateway, metrics server and engine. Knows none of them, and no library but Python's own.
 """

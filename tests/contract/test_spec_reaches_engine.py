@@ -9,18 +9,29 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import example, given
+from hypothesis import strategies as st
 from tests.api.builders import build_body, build_full_body
 
 import conveyor_engine
 from conveyor_api import names
+from conveyor_api.batching import DEFAULT_WINDOW_SECONDS, WINDOWED_MODES
 from conveyor_api.crd import build_schema
+from conveyor_api.model import _HUB_PATTERN, _VOLUME_PATTERN, HubModel, parse_model_uri
 from conveyor_api.pod import FREE_ENGINE_SETTINGS
 from conveyor_api.resource import InferenceService
-from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.config.engine_config import DEFAULT_MEMORY_FRACTION, EngineConfig
 from conveyor_engine.config.sources import parse_config
+from conveyor_engine.errors import ConfigError
+from conveyor_engine.fetching.fetch import parse_uri
+from conveyor_engine.scheduling import policy
 from conveyor_operator.manifests.config import RESOURCE_FIELDS, build_engine_config
 from conveyor_operator.manifests.metadata import Owner
+from e2e.cluster.paths import REPOSITORY
 
+FIELDS = {field.name: field for field in dataclasses.fields(EngineConfig)}
+# The engine takes these alone further than the API does: for tests and for whoever runs it by hand.
+WIDER = {"kvCache.blockSize", "kvCache.memoryFraction", "batching.window"}
 OWNER = Owner("default", "qwen", "1")
 MODES = ("None", "Static", "Dynamic", "Continuous")
 EDGES: tuple[dict[str, Any], ...] = (
@@ -107,3 +118,56 @@ def find_sentences(file: Path) -> Iterator[str]:
                 yield " ".join(
                     c.value for c in ast.walk(node) if isinstance(c, ast.Constant) and isinstance(c.value, str)
                 )
+
+
+def find_schema(field: str) -> dict[str, Any]:
+    group, _, name = field.partition(".")
+    schema: dict[str, Any] = build_schema()["properties"]["spec"]["properties"][group]["properties"][name]
+    return schema
+
+
+@pytest.mark.parametrize(("setting", "field"), RESOURCE_FIELDS.items())
+def test_a_number_may_be_as_large_for_the_engine_as_for_the_api(setting: str, field: str) -> None:
+    schema = find_schema(field)
+    if schema["type"] != "integer" or field in WIDER:
+        return
+    read = FIELDS[setting].metadata["kind"].parse
+    assert read(str(schema["maximum"])) == schema["maximum"]
+    assert read(str(schema["minimum"])) == schema["minimum"]
+    with pytest.raises(ValueError, match=str(schema["maximum"] + 1)):
+        read(str(schema["maximum"] + 1))
+
+
+def test_what_api_and_engine_do_by_themselves_is_the_same() -> None:
+    modes = {"Static": policy.STATIC_WINDOW_SECONDS, "Dynamic": policy.DYNAMIC_WINDOW_SECONDS}
+    assert modes == {mode: DEFAULT_WINDOW_SECONDS[mode] for mode in WINDOWED_MODES}  # type: ignore[index]
+    share = f"`{DEFAULT_MEMORY_FRACTION}`"
+    assert share in find_schema("kvCache.memoryFraction")["description"]
+    assert share in (REPOSITORY / "docs" / "sizing.md").read_text()
+    for setting, field in RESOURCE_FIELDS.items():
+        if setting in ("max_num_seqs", "max_num_queued_requests", "block_size"):
+            assert FIELDS[setting].default == find_schema(field)["default"], setting
+
+
+HUB = st.from_regex(_HUB_PATTERN.removeprefix("^").removesuffix("$"), fullmatch=True)
+CLAIM = st.from_regex(_VOLUME_PATTERN.removeprefix("^").removesuffix("$"), fullmatch=True)
+
+
+@given(HUB | CLAIM | st.builds("{}{}".format, HUB, st.sampled_from(("@", "/", " ", "\n", "..", "ä", "@-", "x" * 200))))
+@example(f"hf://{'a' * 96}/b@main")
+@example(f"hf://{'a' * 97}/b")
+@example(f"hf://a/b@{'c' * 129}")
+@example("hf://.a/b")
+@example("pvc://a/../b")
+@example("pvc://a")
+def test_the_engine_fetches_from_where_the_api_says_and_nowhere_else(uri: str) -> None:
+    try:
+        source = parse_model_uri(uri)
+    except ValueError:
+        with pytest.raises(ConfigError):
+            parse_uri(uri)
+        return
+    if isinstance(source, HubModel):
+        assert parse_uri(uri) == (source.repository, source.revision)
+    else:
+        assert parse_uri(uri) is None

@@ -3,8 +3,9 @@
 import pytest
 from tests.gateway.builders import make_directory, make_known_service
 
+from conveyor_api.endpoints import Task
 from conveyor_gateway.errors import GatewayError, MethodNotAllowed, Misdirected, NotFound
-from conveyor_gateway.routing import Action, OwnHosts, Route, find_model, model_id, parse_route
+from conveyor_gateway.routing import OwnHosts, Route, find_model, model_id, parse_route
 
 OWN = OwnHosts("conveyor-system", ("models.example",))
 DIRECTORY = make_directory(
@@ -50,17 +51,17 @@ def test_the_path_or_else_the_host_names_the_service(path: str, host: str, servi
 @pytest.mark.parametrize(
     ("method", "path", "expected"),
     [
-        ("POST", "/v1/completions", Route(Action.GENERATE, None, "/v1/completions")),
-        ("POST", "/default/qwen/v1/chat/completions", Route(Action.GENERATE, "default/qwen", CHAT)),
-        ("GET", "/health", Route(Action.STATUS, None, "/health")),
-        ("GET", "/v1/version", Route(Action.STATUS, None, "/version")),
-        ("GET", "/default/qwen/ping", Route(Action.STATUS, "default/qwen", "/ping")),
-        ("GET", "/default/qwen/v1/health", Route(Action.STATUS, "default/qwen", "/health")),
-        ("GET", "/v1/models", Route(Action.LIST_MODELS, None)),
-        ("GET", "/default/qwen/v1/models", Route(Action.LIST_MODELS, "default/qwen")),
-        ("GET", "/v1/models/meta/llama", Route(Action.GET_MODEL, None, model="meta/llama")),
-        ("GET", "/v1/models/meta%2Fllama", Route(Action.GET_MODEL, None, model="meta/llama")),
-        ("GET", "/default/qwen/v1/models/qwen", Route(Action.GET_MODEL, "default/qwen", model="qwen")),
+        ("POST", "/v1/completions", Route(Task.GENERATE, None, "/v1/completions")),
+        ("POST", "/default/qwen/v1/chat/completions", Route(Task.GENERATE, "default/qwen", CHAT)),
+        ("GET", "/health", Route(Task.STATUS, None, "/health")),
+        ("GET", "/v1/version", Route(Task.STATUS, None, "/version")),
+        ("GET", "/default/qwen/ping", Route(Task.STATUS, "default/qwen", "/ping")),
+        ("GET", "/default/qwen/v1/health", Route(Task.STATUS, "default/qwen", "/health")),
+        ("GET", "/v1/models", Route(Task.LIST_MODELS, None)),
+        ("GET", "/default/qwen/v1/models", Route(Task.LIST_MODELS, "default/qwen")),
+        ("GET", "/v1/models/meta/llama", Route(Task.GET_MODEL, None, model="meta/llama")),
+        ("GET", "/v1/models/meta%2Fllama", Route(Task.GET_MODEL, None, model="meta/llama")),
+        ("GET", "/default/qwen/v1/models/qwen", Route(Task.GET_MODEL, "default/qwen", model="qwen")),
     ],
 )
 def test_a_route_says_what_to_do(method: str, path: str, expected: Route) -> None:

@@ -312,7 +312,10 @@ def test_the_process_may_open_as_many_files_as_the_system_allows() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [(["--port=x"], "port is 'x'"), (["--kubeconfig=/nonexistent"], "/nonexistent is no file; set --kubeconfig")],
+    [
+        (["--port=x"], "`port` must be a port number from 0 to 65535, not 'x'"),
+        (["--kubeconfig=/nonexistent"], "/nonexistent is no file; set --kubeconfig"),
+    ],
 )
 def test_settings_that_cannot_be_used_end_the_process_with_one_sentence(
     arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

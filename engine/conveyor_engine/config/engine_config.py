@@ -30,6 +30,7 @@ SamplingDefaultsSource = Literal["model", "openai"]
 AttentionBackendName = Literal["auto", "torch", "native", "triton"]
 
 DEFAULT_MEMORY_FRACTION = 0.85
+MAX_TOKENS = 16_777_216  # of a context, a step, and as many KV blocks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +51,7 @@ class EngineConfig:
     max_model_len: int | None = setting(
         None,
         "longest prompt and output together, in tokens; default: the model's own limit",
-        optional(whole_number(2)),
+        optional(whole_number(2, MAX_TOKENS)),
     )
     sampling_defaults: SamplingDefaultsSource = setting(
         "model",
@@ -66,13 +67,15 @@ class EngineConfig:
         optional(seconds(3600)),
     )
     max_num_batched_tokens: int | None = setting(
-        None, "tokens computed in one step; longer prompts take several; default: by device", optional(whole_number(1))
+        None,
+        "tokens computed in one step; longer prompts take several; default: by device",
+        optional(whole_number(1, MAX_TOKENS)),
     )
     max_num_queued_requests: int = setting(
-        256, "requests that may wait for a place; one more is refused with 429", whole_number(0, 1_000_000)
+        256, "requests that may wait for a place; one more is refused with 429", whole_number(1, 100_000)
     )
     num_kv_blocks: int | None = setting(
-        None, "blocks of the KV cache; default: from kv_memory_fraction", optional(whole_number(1))
+        None, "blocks of the KV cache; default: from kv_memory_fraction", optional(whole_number(1, MAX_TOKENS))
     )
     kv_memory_fraction: float | None = setting(
         None,
@@ -88,7 +91,7 @@ class EngineConfig:
     request_timeout_seconds: float = setting(
         600.0, "longest time of one request; a client may ask for less", seconds(DAY_SECONDS, least=0.001)
     )
-    drain_timeout_seconds: float = setting(120.0, "how long running requests may go on after SIGTERM", seconds())
+    drain_timeout_seconds: float = setting(120.0, "how long running requests may go on after SIGTERM", seconds(3600))
     host: str = setting("0.0.0.0", "address to listen on", WORDS)
     port: int = setting(8000, "port to listen on; 0 = any free one, said in the log", PORT)
     padding: Padding | None = setting(

@@ -1,9 +1,8 @@
 """How many KV blocks the engine may have. Called by `model_runner` after the model is loaded. Torch-free arithmetic."""
 
-from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.config.engine_config import DEFAULT_MEMORY_FRACTION, EngineConfig
 from conveyor_engine.errors import ConfigError
 
-DEFAULT_MEMORY_FRACTION = 0.85
 LARGEST_MEMORY_FRACTION = 0.95  # for num_kv_blocks: allocators and the driver need some of the rest
 CPU_DEFAULT_BYTES = 4 * 2**30  # a CPU's memory is shared with others: take no more unless told to
 CACHE_BLOCKS_MAX = 2**20  # more than the requests fill and than this cost the host more memory than prefixes are worth

@@ -21,8 +21,11 @@ from conveyor_engine.errors import ConfigError, ModelError
 from conveyor_engine.fetching.hub import HubFile, HubModel, describe_model, download
 
 MARKER = ".conveyor-complete.json"
-_HUB_URI = re.compile(r"hf://(?P<repository>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
-_CLAIM_URI = re.compile(r"pvc://[a-z0-9.-]+(?:/.*)?")
+# What the API of the resource takes, and no more: tests/contract/test_spec_reaches_engine.py.
+_SEGMENT = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,95}"
+_REVISION = r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}"
+_HUB_URI = re.compile(rf"hf://(?P<repository>{_SEGMENT}/{_SEGMENT})(?:@(?P<revision>{_REVISION}))?")
+_CLAIM_URI = re.compile(r"pvc://[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?(?:/[A-Za-z0-9_@+=.-]+)+")
 _WANTED = re.compile(
     r"config\.json|generation_config\.json|tokenizer\.json|tokenizer_config\.json|tokenizer\.model|vocab\.json"
     r"|merges\.txt|special_tokens_map\.json|added_tokens\.json|chat_template\.(?:jinja|json)"
@@ -37,16 +40,24 @@ _log = logging.getLogger(__name__)
 def fetch(uri: str, target: str) -> None:
     """Leaves the model of `uri` in the directory `target`; pvc: only looks whether it is there. Raises StartError."""
     directory = Path(target)
-    if _CLAIM_URI.fullmatch(uri):
+    hub = parse_uri(uri)
+    if hub is None:
         check_model_directory(uri, directory)
         return
+    try:
+        _fetch_once(uri, *hub, directory)
+    except OSError as error:
+        _refuse(f"cannot write {uri} to {directory}: {error.strerror or error}")
+
+
+def parse_uri(uri: str) -> tuple[str, str] | None:
+    """A hub's repository and revision; None for a claim. Raises ConfigError."""
+    if _CLAIM_URI.fullmatch(uri) and not {".", ".."} & set(uri.split("/")):
+        return None
     match = _HUB_URI.fullmatch(uri)
     if match is None or ".." in uri:
         raise ConfigError(f"--uri: {uri!r} is neither hf://organisation/name[@revision] nor pvc://claim/path")
-    try:
-        _fetch_once(uri, match["repository"], match["revision"] or _DEFAULT_REVISION, directory)
-    except OSError as error:
-        _refuse(f"cannot write {uri} to {directory}: {error.strerror or error}")
+    return match["repository"], match["revision"] or _DEFAULT_REVISION
 
 
 def check_model_directory(uri: str, directory: Path) -> None:

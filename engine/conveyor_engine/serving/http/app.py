@@ -1,8 +1,7 @@
 """The ASGI application: routes, errors as answers, request ids. Built by `server` around an Edge."""
 
 import logging
-import re
-import uuid
+from collections.abc import Awaitable, Callable
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -17,30 +16,32 @@ from conveyor_engine.serving.http.completions import create_completion
 from conveyor_engine.serving.http.edge import Edge, edge_of
 from conveyor_engine.serving.http.failures import error_body, failure_response
 from conveyor_engine.serving.metrics import EngineMetrics
+from conveyor_process.request_headers import REQUEST_ID_HEADER, choose_request_id
 
-REQUEST_ID_HEADER = "X-Request-Id"
 _log = logging.getLogger(__name__)
-# vLLM's and SGLang's clients ask for the second part before they begin, some of them below the OpenAI base URL.
-_PAGES = {
-    "/v1/models": status.list_models,
-    "/livez": status.get_livez,
-    "/readyz": status.get_readyz,
-    "/load": status.get_load,
-    "/metrics": status.get_metrics,
-    **{f"{base}/{name}": status.get_readyz for base in ("", "/v1") for name in ("health", "ping")},
-    **{f"{base}/version": status.get_version for base in ("", "/v1")},
+# By method and path. vLLM's and SGLang's clients ask for /health and its like before they begin, some of them below the
+# OpenAI base URL.
+ROUTES: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {
+    ("POST", "/v1/completions"): create_completion,
+    ("POST", "/v1/chat/completions"): create_chat_completion,
+    ("GET", "/v1/models"): status.list_models,
+    ("GET", "/v1/models/{model:path}"): status.get_model,
+    **{("GET", f"{base}/{name}"): status.get_readyz for base in ("", "/v1") for name in ("health", "ping")},
+    **{("GET", f"{base}/version"): status.get_version for base in ("", "/v1")},
+    ("GET", "/livez"): status.get_livez,
+    ("GET", "/readyz"): status.get_readyz,
+    ("GET", "/load"): status.get_load,
+    ("GET", "/metrics"): status.get_metrics,
 }
+_LABELS = {path for _, path in ROUTES}
 
 
 def build_app(edge: Edge) -> ASGIApp:
     """All routes over this engine."""
     app = FastAPI(openapi_url=None)  # bodies are read by hand, within limits: FastAPI could not describe them
     app.state.edge = edge
-    for path, post in (("/v1/completions", create_completion), ("/v1/chat/completions", create_chat_completion)):
-        app.add_route(path, post, methods=["POST"])
-    for path, get in _PAGES.items():
-        app.add_route(path, get, methods=["GET"])
-    app.add_route("/v1/models/{model:path}", status.get_model, methods=["GET"])
+    for (method, path), answer in ROUTES.items():
+        app.add_route(path, answer, methods=[method])
     app.add_exception_handler(ConveyorEngineError, _answer_failure)
     app.add_exception_handler(HTTPException, _answer_http_exception)
     app.add_exception_handler(Exception, _answer_bug)
@@ -97,12 +98,9 @@ class _Envelope:
 
 def _request_id(scope: Scope) -> bytes:
     wish = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
-    return wish if re.fullmatch(rb"[\x21-\x7e]{1,128}", wish) else uuid.uuid4().hex.encode()
-
-
-_ROUTES = ("/v1/completions", "/v1/chat/completions", *_PAGES)
+    return choose_request_id(wish.decode("latin-1")).encode()
 
 
 def _route(path: str) -> str:
     """A label with few values, whatever clients ask for."""
-    return path if path in _ROUTES else "/v1/models" if path.startswith("/v1/models/") else "other"
+    return path if path in _LABELS else "/v1/models" if path.startswith("/v1/models/") else "other"

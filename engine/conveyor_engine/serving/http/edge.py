@@ -1,7 +1,6 @@
 """What every route needs, in one object made by `server`; and how a request's body and headers are read."""
 
 import asyncio
-import math
 from dataclasses import dataclass
 
 from starlette.requests import ClientDisconnect, Request
@@ -14,11 +13,11 @@ from conveyor_engine.serving.metrics import EngineMetrics
 from conveyor_engine.serving.preparing.pool import Preparers
 from conveyor_engine.text.tokenizer import Tokenizer
 from conveyor_engine.wire.request import ModelFacts
+from conveyor_process.request_headers import REQUEST_TIMEOUT_HEADER, parse_timeout_seconds
 
 BODY_BYTES_PER_TOKEN = 32  # of the context: ample for ids and for text in any script, even escaped
 BODY_BYTES_FLOOR = 2**20  # in a short context too there is room for many messages, or prompts
 BODY_SECONDS_MAX = 60.0
-TIMEOUT_HEADER = "X-Request-Timeout-Seconds"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +78,10 @@ async def read_body(request: Request, max_bytes: int, held: Held) -> bytes:
 
 def timeout_seconds(request: Request, longest: float) -> float:
     """How long this request may take: the header's wish, at most `longest`. Raises InvalidRequest."""
-    wish = request.headers.get(TIMEOUT_HEADER)
+    wish = request.headers.get(REQUEST_TIMEOUT_HEADER)
     if wish is None:
         return longest
     try:
-        seconds = float(wish)
-    except ValueError:
-        seconds = math.nan
-    if not (math.isfinite(seconds) and seconds > 0):
-        raise InvalidRequest(
-            f"{TIMEOUT_HEADER} must be a number of seconds above 0, not {wish!r}", param=TIMEOUT_HEADER
-        )
-    return min(seconds, longest)
+        return min(parse_timeout_seconds(wish), longest)
+    except ValueError as error:
+        raise InvalidRequest(str(error), param=REQUEST_TIMEOUT_HEADER) from None

@@ -1,0 +1,27 @@
+"""What the headers of a request say to every door, the gateway's and the engine's: its id and its time. Pure."""
+
+import math
+import re
+from typing import Final
+from uuid import uuid4
+
+REQUEST_ID_HEADER: Final = "X-Request-Id"
+REQUEST_TIMEOUT_HEADER: Final = "X-Request-Timeout-Seconds"
+
+_REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+def choose_request_id(given: str) -> str:
+    """The client's id if it can be logged and sent on as it is, else a new one."""
+    return given if _REQUEST_ID.fullmatch(given) else uuid4().hex
+
+
+def parse_timeout_seconds(text: str) -> float:
+    """How long the client wants to wait. Raises ValueError with a sentence."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"{REQUEST_TIMEOUT_HEADER} must be a number of seconds above 0, not {text[:100]!r}")
+    return seconds

@@ -1,0 +1,29 @@
+"""The gateway's catalogue of paths, and what an engine answers."""
+
+import pytest
+
+from conveyor_api.endpoints import ENDPOINTS, Endpoint, Task, find_endpoint
+from conveyor_engine.serving.http.app import ROUTES
+from e2e.cluster.paths import REPOSITORY
+
+OWN = {"/livez", "/readyz", "/load", "/metrics"}  # of an engine, for the cluster
+PAGE = (REPOSITORY / "docs" / "openai-api.md").read_text()
+
+
+def test_an_engine_answers_every_path_of_the_catalogue_and_no_other() -> None:
+    answered = {(method, path.replace("{model:path}", "")) for method, path in ROUTES if path not in OWN}
+    assert answered == {(endpoint.method, endpoint.path) for endpoint in ENDPOINTS}
+
+
+def test_no_path_is_in_the_catalogue_twice() -> None:
+    assert all(find_endpoint(endpoint.path) is endpoint for endpoint in ENDPOINTS)
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda endpoint: endpoint.path)
+def test_the_page_of_the_api_names_it(endpoint: Endpoint) -> None:
+    assert f"{endpoint.method} {endpoint.path}" in PAGE or f"`{endpoint.path}`" in PAGE
+
+
+def test_an_id_of_a_model_may_have_slashes() -> None:
+    assert (found := find_endpoint("/v1/models/meta/llama")) is not None
+    assert found.task is Task.GET_MODEL
