@@ -5,23 +5,55 @@
     │   ├── ConfigError           InvalidConfig, NoDevice, KVBudgetTooLarge, KVBudgetTooSmall
     │   └── ModelError            ModelNotFound, ModelDownloadFailed, ChecksumMismatch, UnsupportedModel, OutOfMemory
     ├── RequestError          one request is refused; the engine goes on
-    │   ├── InvalidRequest        the client's fault: 400 (`param` names the field)
-    │   │   ├── UnknownModel          404
-    │   │   ├── BodyTooSlow           408
-    │   │   ├── BodyTooLarge          413
-    │   │   └── EncodedBody           415
-    │   ├── Overloaded            the waiting queue is full: 429 + Retry-After
-    │   ├── GenerationFailed      the engine could not go on with this request: 500
-    │   ├── Unavailable           starting, draining, going away or dead: 503 + Retry-After
-    │   └── DeadlineExceeded      504
-    └── EngineDead            the engine loop ended while it worked on this request: 502
+    │   ├── InvalidRequest        the client's fault (`param` names the field)
+    │   │   ├── UnknownModel
+    │   │   ├── BodyTooSlow
+    │   │   ├── BodyTooLarge
+    │   │   └── EncodedBody
+    │   ├── Overloaded            the waiting queue is full
+    │   ├── GenerationFailed      the engine could not go on with this request
+    │   ├── Unavailable           starting, draining, going away or dead
+    │   └── DeadlineExceeded
+    └── EngineDead            the engine loop ended while it worked on this request
+
+What of it a client reads has an `ErrorCode`; `serving.http.failures` has the HTTP status of each.
 
 A StartError's sentence has the names of settings in backticks, `device` or `device: auto`, and nothing else: whoever
 shows it to people who know other names for them, as Conveyor's operator does, can put those in their place.
 
 Raised by core, models and the HTTP edge; `__main__` turns StartErrors into exit messages and
-`serving.http` turns RequestErrors into answers. Imports nothing.
+`serving.http` turns RequestErrors into answers. Imports nothing of ours.
 """
+
+from enum import StrEnum
+
+
+class ErrorCode(StrEnum):
+    """The `code` of every answer that is an error."""
+
+    MALFORMED_HTTP = "malformed_http"
+    BAD_REQUEST = "bad_request"
+    TOO_MANY_PIPELINED = "too_many_pipelined"
+    INVALID_JSON = "invalid_json"
+    INVALID_VALUE = "invalid_value"
+    UNKNOWN_FIELD = "unknown_field"
+    UNSUPPORTED_VALUE = "unsupported_value"
+    CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+    PROMPT_TOO_COSTLY = "prompt_too_costly"
+    PATH_NOT_FOUND = "path_not_found"
+    MODEL_NOT_FOUND = "model_not_found"
+    METHOD_NOT_ALLOWED = "method_not_allowed"
+    BODY_TOO_SLOW = "body_too_slow"
+    REQUEST_TOO_LARGE = "request_too_large"
+    ENCODED_BODY = "encoded_body"
+    QUEUE_FULL = "queue_full"
+    HEADERS_TOO_LARGE = "headers_too_large"
+    INTERNAL_ERROR = "internal_error"
+    GENERATION_FAILED = "generation_failed"
+    ENGINE_DEAD = "engine_dead"
+    UNAVAILABLE = "unavailable"
+    TOO_MANY_CONNECTIONS = "too_many_connections"
+    DEADLINE_EXCEEDED = "deadline_exceeded"
 
 
 class ConveyorEngineError(Exception):
@@ -57,12 +89,12 @@ class RequestError(ConveyorEngineError):
 
 
 class InvalidRequest(RequestError):
-    """The client's fault. `param` names the offending field of the request, when there is one."""
+    """The client's fault. `param` names the offending field of the request, when there is one; `code` the case."""
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.param = param
-        self.code = code
+        self.code = None if code is None else ErrorCode(code)
 
 
 class UnknownModel(InvalidRequest):

@@ -17,7 +17,7 @@ from enum import Enum, auto
 from itertools import takewhile
 
 from conveyor_gateway.dispatch import Engine, EnginePool, left_out_seconds
-from conveyor_gateway.errors import GatewayError, QueueFull, TimedOut
+from conveyor_gateway.errors import Code, GatewayError, QueueFull, TimedOut
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +89,9 @@ class Ticket:
             engines = f"{self._queue.num_engines} engines are ready"
             if self.deadline <= queue_until:  # the clock cannot tell: uvloop rounds timers to milliseconds, also down
                 message = f"the request's time ended while it waited for an engine; {engines}"
-                raise TimedOut(message, "deadline_exceeded") from None
+                raise TimedOut(message, Code.DEADLINE_EXCEEDED) from None
             message = f"no engine had a place for the request within {limit_seconds:g} s; {engines}"
-            raise TimedOut(message, "queue_timeout") from None
+            raise TimedOut(message, Code.QUEUE_TIMEOUT) from None
         finally:
             self.waited_seconds += loop.time() - began
 
@@ -206,7 +206,7 @@ class ServiceQueue:
             self.finish(ticket)
             raise QueueFull(
                 f"{self.limits.max_queued_requests} requests wait already, the limit of endpoint.maxQueuedRequests",
-                "queue_full",
+                Code.QUEUE_FULL,
             )
         return ticket
 

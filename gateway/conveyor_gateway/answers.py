@@ -9,7 +9,7 @@ from typing import Any
 from aiohttp.web import BaseRequest, Response
 
 from conveyor_gateway.catalog import Directory, Service
-from conveyor_gateway.errors import GatewayError, MethodNotAllowed, Unavailable
+from conveyor_gateway.errors import Code, GatewayError, Unavailable
 from conveyor_gateway.routing import model_id
 from conveyor_process.request_headers import REQUEST_ID_HEADER, choose_request_id
 
@@ -26,13 +26,11 @@ def build_json(content: Any, request_id: str, status: int = 200) -> Response:
 def build_error(error: GatewayError, request_id: str) -> Response:
     answer = build_json(error.to_json(), request_id, error.status)
     answer.headers.update(error.headers)
-    if isinstance(error, MethodNotAllowed):
-        answer.headers["Allow"] = error.allowed
     return answer
 
 
 def build_stopping() -> GatewayError:
-    return Unavailable("the gateway is stopping; try again", "stopping")
+    return Unavailable("the gateway is stopping; try again", Code.STOPPING)
 
 
 def build_error_event(error: GatewayError) -> bytes:

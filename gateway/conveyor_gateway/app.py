@@ -15,7 +15,7 @@ from conveyor_api.names import DEMAND_PATH, GATEWAY_HEALTH_PATH, PROMETHEUS_PATH
 from conveyor_gateway.answers import build_error, build_json, build_model, build_model_list, find_request_id
 from conveyor_gateway.catalog import Directory
 from conveyor_gateway.demand import read_demand
-from conveyor_gateway.errors import GatewayError, MethodNotAllowed, NotFound, Unavailable
+from conveyor_gateway.errors import Code, GatewayError, MethodNotAllowed, NotFound, Unavailable
 from conveyor_gateway.gateway import Gateway
 from conveyor_gateway.metrics import Metrics
 from conveyor_gateway.queues import Queues
@@ -51,7 +51,7 @@ class PublicApp:
 
     async def _answer(self, request: BaseRequest, path: str) -> StreamResponse:
         if not self.readiness.synced:
-            raise Unavailable("the gateway has not read the InferenceServices yet; try again", "not_synced")
+            raise Unavailable("the gateway has not read the InferenceServices yet; try again", Code.NOT_SYNCED)
         route = parse_route(request.method, path, _find_host(request), self.own_hosts, self.directory)
         if route.task is Task.GENERATE:
             return await self.gateway.answer(request, route)
@@ -77,7 +77,7 @@ class PublicApp:
             return build_model(find_model(route.model, self.directory), route.model)
         service = self.directory.services[route.service]
         if route.model != service.model_name:
-            raise NotFound(f"{service.key} serves the model {service.model_name!r}", "model_not_found", "model")
+            raise NotFound(f"{service.key} serves the model {service.model_name!r}", Code.MODEL_NOT_FOUND, "model")
         return build_model(service, route.model)
 
 
@@ -96,7 +96,7 @@ def build_admin_handler(
 
     async def demand(request: BaseRequest) -> Response:
         if not readiness.synced:
-            raise Unavailable("; ".join(readiness.problems()), "not_synced")
+            raise Unavailable("; ".join(readiness.problems()), Code.NOT_SYNCED)
         return build_json(await read_demand(queues, request.query.get("service")), find_request_id(request))
 
     async def render_metrics(request: BaseRequest) -> Response:
@@ -116,7 +116,7 @@ def build_admin_handler(
         path = request.rel_url.raw_path
         try:
             if path not in pages:
-                raise NotFound(f"no such path: {path}; there are {', '.join(pages)}", "path_not_found")
+                raise NotFound(f"no such path: {path}; there are {', '.join(pages)}", Code.PATH_NOT_FOUND)
             if request.method not in ("GET", "HEAD"):
                 raise MethodNotAllowed(f"{path} takes GET, not {request.method}", "GET, HEAD")
             return await pages[path](request)

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 from aiohttp.web import BaseRequest, RequestPayloadError
 
-from conveyor_gateway.errors import EncodedBody, InvalidRequest, RequestTooLarge, RequestTooSlow
+from conveyor_gateway.errors import Code, EncodedBody, InvalidRequest, RequestTooLarge, RequestTooSlow
 from conveyor_gateway.memory import Holding, build_memory_full
 
 # On the root the model in the body names the service. To find it in 1 MiB takes 3 ms at most, to
@@ -54,7 +54,7 @@ class BodyReader:
                         if not is_here:
                             limit.reschedule(began + self._limit_seconds(len(received)))
         except RequestPayloadError as error:
-            raise InvalidRequest(f"the body cannot be read: {error}", "malformed_body") from error
+            raise InvalidRequest(f"the body cannot be read: {error}", Code.MALFORMED_BODY) from error
         except TimeoutError:
             raise build_memory_full() if holding.is_evicted else self._too_slow(began) from None
         return bytes(received)
@@ -67,14 +67,14 @@ class BodyReader:
         return RequestTooSlow(
             f"the body was not there after {seconds:.1f} s: it may take {self._timeout_seconds:g} s, and after "
             f"{GRACE_SECONDS:g} s it must have come at {MIN_BYTES_PER_SECOND} bytes a second",
-            "body_too_slow",
+            Code.BODY_TOO_SLOW,
         )
 
     def _too_large(self, max_bytes: int) -> RequestTooLarge:
         elsewhere = ""
         if max_bytes < self._max_request_bytes:
             elsewhere = f"; at /<namespace>/<name>/v1/... it may have {self._max_request_bytes}"
-        return RequestTooLarge(f"the body is longer than {max_bytes} bytes{elsewhere}", "request_too_large")
+        return RequestTooLarge(f"the body is longer than {max_bytes} bytes{elsewhere}", Code.REQUEST_TOO_LARGE)
 
 
 def _invite(request: BaseRequest) -> None:
@@ -103,19 +103,19 @@ def read_model(body: bytes, content_encoding: str | None) -> str:
         raise EncodedBody(
             f"a body with Content-Encoding {content_encoding!r} cannot be routed by its model; "
             "send it uncompressed, or to /<namespace>/<name>/v1/...",
-            "encoded_body",
+            Code.ENCODED_BODY,
         )
     try:
         model = _BODY.decode(body).model
     except msgspec.ValidationError:
-        raise InvalidRequest("the body must be a JSON object", "invalid_json") from None
+        raise InvalidRequest("the body must be a JSON object", Code.INVALID_JSON) from None
     except (msgspec.DecodeError, RecursionError) as error:
-        raise InvalidRequest(f"the body is no JSON: {error}", "invalid_json") from None
+        raise InvalidRequest(f"the body is no JSON: {error}", Code.INVALID_JSON) from None
     try:
         return msgspec.json.decode(model, type=str)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         message = "model must be a string: it says which service the request is for"
-        raise InvalidRequest(message, "no_model", "model") from None
+        raise InvalidRequest(message, Code.NO_MODEL, "model") from None
 
 
 def rename_model(body: bytes, model: str) -> bytes:

@@ -1,100 +1,154 @@
-"""Everything that the gateway itself answers instead of an engine, each with its HTTP status.
+"""Everything that the gateway itself answers instead of an engine: one table, `Code`, and the kinds of exception.
 
 GatewayError
-├── InvalidRequest        400  the request cannot be read, or says something that makes no sense
-│   ├── RequestTooSlow    408  the body did not arrive in time
-│   ├── RequestTooLarge   413  the body is longer than the gateway keeps
-│   ├── EncodedBody       415  a compressed body cannot be routed by the model it names
-│   ├── Misdirected       421  the Host names a service, but no namespace
-│   └── HeadersTooLarge   431  request line or headers are longer than the limits
-├── NotFound              404  no such path, service or model
-├── MethodNotAllowed      405  the path exists, for another method
-├── QueueFull             429  the service's queue is full
-├── EngineFailed          502  an engine died before its answer was complete
-├── Unavailable           503  the gateway cannot take the request now: starting, stopping, no memory left for bodies
-└── TimedOut              504  no engine took, or answered, the request in time
+├── InvalidRequest        the request cannot be read, or says something that makes no sense
+│   ├── RequestTooSlow    the body did not arrive in time
+│   ├── RequestTooLarge   the body is longer than the gateway keeps
+│   ├── EncodedBody       a compressed body cannot be routed by the model it names
+│   ├── Misdirected       the Host names a service, but no namespace
+│   └── HeadersTooLarge   request line or headers are longer than the limits
+├── NotFound              no such path, service or model
+├── MethodNotAllowed      the path exists, for another method
+├── QueueFull             the service's queue is full
+├── EngineFailed          an engine died before its answer was complete
+├── Unavailable           the gateway cannot take the request now: starting, stopping, no memory left for bodies
+├── TimedOut              no engine took, or answered, the request in time
+└── InternalError         a bug
 
 A client that goes away gets no answer: its request is cancelled (asyncio.CancelledError) wherever it is.
 `conveyor_process.settings.SettingsError` (a wrong flag or variable) reaches no client.
 """
 
-from typing import ClassVar
+from enum import StrEnum
+
+RETRY_AFTER_SECONDS = 1
+
+
+class Code(StrEnum):
+    """Each case: its code, its HTTP status, and what it means to whoever gets it. docs/errors.md is written from it."""
+
+    status: int
+    meaning: str
+
+    def __new__(cls, code: str, status: int, meaning: str) -> "Code":
+        made = str.__new__(cls, code)
+        made._value_, made.status, made.meaning = code, status, meaning
+        return made
+
+    MALFORMED_HTTP = "malformed_http", 400, "it is no HTTP request"
+    MALFORMED_BODY = "malformed_body", 400, "the body's framing is broken"
+    INVALID_JSON = "invalid_json", 400, "the body is no JSON object (told by the gateway at its root only)"
+    NO_MODEL = "no_model", 400, "at the gateway's root: the body names no `model`"
+    INVALID_TIMEOUT = "invalid_timeout", 400, "`X-Request-Timeout-Seconds` is no number above 0"
+    PATH_NOT_FOUND = "path_not_found", 404, "no such path; the message lists those that there are"
+    SERVICE_NOT_FOUND = "service_not_found", 404, "no such InferenceService"
+    SERVICE_DELETED = "service_deleted", 404, "the InferenceService was deleted while the request waited"
+    MODEL_NOT_FOUND = "model_not_found", 404, "no service here, or not this one, has a model of that name"
+    METHOD_NOT_ALLOWED = "method_not_allowed", 405, "the path takes another method, which `Allow` names"
+    BODY_TOO_SLOW = "body_too_slow", 408, "the body did not arrive in time"
+    REQUEST_TOO_LARGE = "request_too_large", 413, "the body is longer than `--max-request-bytes`, or 1 MiB at the root"
+    ENCODED_BODY = "encoded_body", 415, "at the gateway's root: the body is compressed"
+    HOST_WITHOUT_NAMESPACE = "host_without_namespace", 421, "the host names a service but no namespace"
+    QUEUE_FULL = "queue_full", 429, "as many requests wait in this gateway as `endpoint.maxQueuedRequests` allows"
+    HEADERS_TOO_LARGE = "headers_too_large", 431, "request line or headers are too long"
+    INTERNAL_ERROR = "internal_error", 500, "a bug of the gateway; its log has the request's id"
+    ENGINE_LOST = "engine_lost", 502, "two engines died before they answered"
+    ENGINE_BROKE = "engine_broke", 502, "the engine died in its answer; in a stream this is an event"
+    NOT_SYNCED = "not_synced", 503, "the gateway starts: it has not read the InferenceServices yet"
+    NOT_READY = "not_ready", 503, "`/health` of the gateway: it starts or stops"
+    NO_ENGINE = "no_engine", 503, "`/health` of a service: no engine is ready"
+    ENGINES_NOT_READY = "engines_not_ready", 503, "`/health` of a service: no engine says that it can answer"
+    STOPPING = "stopping", 503, "the gateway stops"
+    GATEWAY_MEMORY_FULL = "gateway_memory_full", 503, "the gateway holds as many bytes as `--max-held-bytes` allows"
+    TOO_MANY_CONNECTIONS = "too_many_connections", 503, "as many requests as `--max-connections` are being answered"
+    QUEUE_TIMEOUT = "queue_timeout", 504, "no engine had a place within `endpoint.queueTimeoutSeconds`"
+    DEADLINE_EXCEEDED = "deadline_exceeded", 504, "the request's time, the service's or the client's, is over"
+
+    @property
+    def type(self) -> str:
+        """OpenAI's word for the kind of error."""
+        if self.status == 429:
+            return "rate_limit_error"
+        return "server_error" if self.status >= 500 else "invalid_request_error"
 
 
 class GatewayError(Exception):
-    """An answer in OpenAI's form. `code` names the case, `param` the field of the request at fault."""
+    """An answer in OpenAI's form. `param` is the field of the request at fault."""
 
-    status: ClassVar[int]
-    type: ClassVar[str] = "invalid_request_error"
-    headers: ClassVar[dict[str, str]] = {}
-
-    def __init__(self, message: str, code: str, param: str | None = None) -> None:
+    def __init__(self, message: str, code: Code, param: str | None = None) -> None:
         super().__init__(message)
         self.code = code
         self.param = param
 
+    @property
+    def status(self) -> int:
+        return self.code.status
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What the answer has beside its body."""
+        return {"Retry-After": str(RETRY_AFTER_SECONDS)} if self.status in (429, 503) else {}
+
     def to_json(self) -> dict[str, dict[str, str | None]]:
         """The answer's body, as an object."""
-        return {"error": {"message": str(self), "type": self.type, "param": self.param, "code": self.code}}
+        return {"error": {"message": str(self), "type": self.code.type, "param": self.param, "code": self.code}}
 
 
 class InvalidRequest(GatewayError):
-    status = 400
+    pass
 
 
 class RequestTooSlow(InvalidRequest):
-    status = 408
+    pass
 
 
 class RequestTooLarge(InvalidRequest):
-    status = 413
+    pass
 
 
 class EncodedBody(InvalidRequest):
-    status = 415
+    pass
 
 
 class Misdirected(InvalidRequest):
-    status = 421
+    pass
 
 
 class HeadersTooLarge(InvalidRequest):
-    status = 431
+    pass
 
 
 class NotFound(GatewayError):
-    status = 404
+    pass
 
 
 class MethodNotAllowed(GatewayError):
-    status = 405
-
     def __init__(self, message: str, allowed: str) -> None:
-        super().__init__(message, "method_not_allowed")
+        super().__init__(message, Code.METHOD_NOT_ALLOWED)
         self.allowed = allowed
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Allow": self.allowed}
 
 
 class QueueFull(GatewayError):
-    status = 429
-    type = "rate_limit_error"
-    headers: ClassVar = {"Retry-After": "1"}
+    pass
 
 
 class EngineFailed(GatewayError):
-    status = 502
-    type = "server_error"
+    pass
 
 
 class Unavailable(GatewayError):
-    status = 503
-    type = "server_error"
-    headers: ClassVar = {"Retry-After": "1"}
+    pass
+
+
+class InternalError(GatewayError):
+    pass
 
 
 class TimedOut(GatewayError):
-    status = 504
-    type = "server_error"
-
     def with_hint(self, service: str) -> "TimedOut":
         """The same, with where to look; `service` is `namespace/name`."""
         namespace, _, name = service.partition("/")

@@ -16,7 +16,7 @@ from conveyor_gateway.admission import Ticket
 from conveyor_gateway.answers import build_error, build_stopping, find_request_id
 from conveyor_gateway.bodies import BodyReader, read_model, rename_model
 from conveyor_gateway.catalog import Service
-from conveyor_gateway.errors import EngineFailed, GatewayError, InvalidRequest, NotFound, TimedOut
+from conveyor_gateway.errors import Code, EngineFailed, GatewayError, InvalidRequest, NotFound, TimedOut
 from conveyor_gateway.memory import Holding, Memory
 from conveyor_gateway.proxy import (
     Answer,
@@ -139,7 +139,7 @@ class Gateway:
             service = directory.services.get(route.service)
             if service is not None:
                 return service, body
-            raise NotFound(f"the InferenceService {route.service} was deleted", "service_deleted")
+            raise NotFound(f"the InferenceService {route.service} was deleted", Code.SERVICE_DELETED)
         model = read_model(body, request.headers.get("Content-Encoding"))
         service = find_model(model, directory)
         if model != service.model_name:
@@ -168,11 +168,13 @@ class Gateway:
                 num_lost += 1
                 ticket.blame()
                 if num_lost == MAX_LOST:
-                    raise EngineFailed(f"{num_lost} engines broke off before they answered", "engine_lost") from error
+                    raise EngineFailed(
+                        f"{num_lost} engines broke off before they answered", Code.ENGINE_LOST
+                    ) from error
                 self._recorder.retry(record, "lost", error)
             except EngineBroke as error:
                 ticket.blame()
-                raise EngineFailed(f"the engine broke off in its answer: {error}", "engine_broke") from error
+                raise EngineFailed(f"the engine broke off in its answer: {error}", Code.ENGINE_BROKE) from error
             else:
                 ticket.praise()
                 self._recorder.first_byte(record)
@@ -185,7 +187,7 @@ class Gateway:
                 remaining_seconds = deadline - asyncio.get_running_loop().time()
                 return await self._engines.ask(address, request, remaining_seconds)
         except TimeoutError:
-            raise TimedOut("the engine did not answer in the request's time", "deadline_exceeded") from None
+            raise TimedOut("the engine did not answer in the request's time", Code.DEADLINE_EXCEEDED) from None
 
     async def _send(self, request: BaseRequest, answer: Answer, ticket: Ticket, record: Record) -> StreamResponse:
         record.set_answered(answer.status)
@@ -215,4 +217,4 @@ def _timeout_seconds(request: BaseRequest, service: Service) -> float:
     try:
         return min(parse_timeout_seconds(text), service.request_timeout_seconds)
     except ValueError as error:
-        raise InvalidRequest(str(error), "invalid_timeout", REQUEST_TIMEOUT_HEADER) from None
+        raise InvalidRequest(str(error), Code.INVALID_TIMEOUT, REQUEST_TIMEOUT_HEADER) from None

@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
 
 from conveyor_gateway.answers import build_error, find_request_id
-from conveyor_gateway.errors import GatewayError, HeadersTooLarge, InvalidRequest, Unavailable
+from conveyor_gateway.errors import Code, GatewayError, HeadersTooLarge, InternalError, InvalidRequest, Unavailable
 from conveyor_kube.http_connection import MAX_HEAD_BYTES, MAX_LINE_BYTES, Connection
 from conveyor_kube.http_server import Server
 
@@ -21,14 +21,9 @@ logger = logging.getLogger(__name__)
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
-class _InternalError(GatewayError):
-    status = 500
-    type = "server_error"
-
-
 def _build_full() -> bytes:
     """The whole answer to one connection too many, which is not even read."""
-    error = Unavailable("the gateway has as many connections as it may; try again later", "too_many_connections")
+    error = Unavailable("the gateway has as many connections as it may; try again later", Code.TOO_MANY_CONNECTIONS)
     body = json.dumps(error.to_json()).encode()
     lines = ["HTTP/1.1 503 Service Unavailable", "Content-Type: application/json", f"Content-Length: {len(body)}"]
     lines += [f"{name}: {value}" for name, value in error.headers.items()]
@@ -52,15 +47,15 @@ class _Connection(Connection):
         if isinstance(exc, LineTooLong):
             error: GatewayError = HeadersTooLarge(
                 f"the request line and each header may have {MAX_LINE_BYTES} bytes, together {MAX_HEAD_BYTES}",
-                "headers_too_large",
+                Code.HEADERS_TOO_LARGE,
             )
         elif status < 500:
             error = InvalidRequest(
-                f"this is no HTTP request: {(message or 'malformed').strip()[:200]}", "malformed_http"
+                f"this is no HTTP request: {(message or 'malformed').strip()[:200]}", Code.MALFORMED_HTTP
             )
         else:
             logger.error("event=internal_error path=%s", request.path, exc_info=exc)
-            error = _InternalError("the gateway failed; the request's id is in its log", "internal_error")
+            error = InternalError("the gateway failed; the request's id is in its log", Code.INTERNAL_ERROR)
         if request.writer.output_size > 0:
             raise ConnectionError("an answer has begun, no other can follow")
         answer = build_error(error, find_request_id(request))

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Self
 
-from conveyor_gateway.errors import Unavailable
+from conveyor_gateway.errors import Code, Unavailable
 
 
 class Memory:
@@ -114,4 +114,6 @@ class Holding:
 
 
 def build_memory_full() -> Unavailable:
-    return Unavailable("the gateway holds as many bytes of requests as it may; try again later", "gateway_memory_full")
+    return Unavailable(
+        "the gateway holds as many bytes of requests as it may; try again later", Code.GATEWAY_MEMORY_FULL
+    )

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from conveyor_gateway.admission import QueueLimits, ServiceQueue
 from conveyor_gateway.catalog import Catalog, Service
-from conveyor_gateway.errors import NotFound
+from conveyor_gateway.errors import Code, NotFound
 
 
 class Queues:
@@ -34,7 +34,7 @@ class Queues:
         service = self.catalog.directory.services.get(key)
         if service is None:
             if (gone := self._queues.pop(key, None)) is not None:
-                gone.close(NotFound(f"the InferenceService {key} was deleted", "service_deleted"))
+                gone.close(NotFound(f"the InferenceService {key} was deleted", Code.SERVICE_DELETED))
                 self._on_gone(key)
             return
         limits = QueueLimits(service.max_queued_requests, service.queue_timeout_seconds, service.place_limit)

@@ -11,7 +11,7 @@ from aiohttp.web import BaseRequest, Response, StreamResponse
 
 from conveyor_gateway.answers import build_error_event, build_stopping
 from conveyor_gateway.engine_connection import BUFFER_BYTES
-from conveyor_gateway.errors import EngineFailed, GatewayError, TimedOut
+from conveyor_gateway.errors import Code, EngineFailed, GatewayError, TimedOut
 from conveyor_gateway.proxy import Answer, EngineBroke, ends_event
 from conveyor_gateway.record import Record
 
@@ -85,10 +85,12 @@ class Relay:
         except ConnectionError:
             self._record.set_client_gone()
         except EngineBroke as error:
-            failure = EngineFailed(f"the engine broke off in its answer: {error}", "engine_broke")
+            failure = EngineFailed(f"the engine broke off in its answer: {error}", Code.ENGINE_BROKE)
             await self._end(response, failure)
         except TimeoutError:
-            await self._end(response, TimedOut("the request's time ended before its answer did", "deadline_exceeded"))
+            await self._end(
+                response, TimedOut("the request's time ended before its answer did", Code.DEADLINE_EXCEEDED)
+            )
         except asyncio.CancelledError:
             if not self._is_stopping():
                 raise

@@ -21,7 +21,7 @@ from urllib.parse import unquote
 from conveyor_api.endpoints import ENDPOINTS, Task, find_endpoint
 from conveyor_api.names import GATEWAY_SERVICE
 from conveyor_gateway.catalog import LABEL, Directory, Service
-from conveyor_gateway.errors import MethodNotAllowed, Misdirected, NotFound
+from conveyor_gateway.errors import Code, MethodNotAllowed, Misdirected, NotFound
 
 _BESIDE_V1: Final = [endpoint.path for endpoint in ENDPOINTS if not endpoint.path.startswith("/v1/")]
 _SERVICE_PATH = re.compile(rf"/({LABEL})/({LABEL})(/v1/.*|{'|'.join(map(re.escape, _BESIDE_V1))})")
@@ -62,7 +62,8 @@ def parse_route(method: str, path: str, host: str, own: OwnHosts, directory: Dir
         return _parse_task(method, rest, _known(f"{namespace}/{name}", directory))
     if not path.startswith("/v1/") and path not in _BESIDE_V1:
         raise NotFound(
-            f"no such path: {path}; services are at /<namespace>/<name>/v1/..., models at /v1/models", "path_not_found"
+            f"no such path: {path}; services are at /<namespace>/<name>/v1/..., models at /v1/models",
+            Code.PATH_NOT_FOUND,
         )
     return _parse_task(method, path, _parse_host(host, own, directory))
 
@@ -71,7 +72,7 @@ def _parse_task(method: str, path: str, service: str | None) -> Route:
     endpoint = find_endpoint(path)
     if endpoint is None:
         known = ", ".join(each.path for each in ENDPOINTS if not each.path.endswith("/"))
-        raise NotFound(f"no such path: {path}; there are {known}", "path_not_found")
+        raise NotFound(f"no such path: {path}; there are {known}", Code.PATH_NOT_FOUND)
     if method != endpoint.method:
         raise MethodNotAllowed(f"{path} takes {endpoint.method}, not {method}", endpoint.method)
     match endpoint.task:
@@ -95,7 +96,7 @@ def _parse_host(host: str, own: OwnHosts, directory: Directory) -> str | None:
     if "." in name:
         return None
     urls = f"http://{name}.<namespace>/v1, or http://<gateway>/<namespace>/{name}/v1"
-    raise Misdirected(f"the Host {name!r} names no namespace; use {urls}", "host_without_namespace")
+    raise Misdirected(f"the Host {name!r} names no namespace; use {urls}", Code.HOST_WITHOUT_NAMESPACE)
 
 
 def _known(service: str, directory: Directory) -> str:
@@ -105,7 +106,7 @@ def _known(service: str, directory: Directory) -> str:
     raise NotFound(
         f"there is no InferenceService {name!r} in namespace {namespace!r}; "
         f"kubectl get inferenceservices -n {namespace} lists those that are there",
-        "service_not_found",
+        Code.SERVICE_NOT_FOUND,
     )
 
 
@@ -117,7 +118,7 @@ def find_model(model: str, directory: Directory) -> Service:
     if (service := directory.find_model(model)) is not None:
         return service
     raise NotFound(
-        f"the model {model[:100]!r} does not exist; GET /v1/models lists the models", "model_not_found", "model"
+        f"the model {model[:100]!r} does not exist; GET /v1/models lists the models", Code.MODEL_NOT_FOUND, "model"
     )
 
 

@@ -15,7 +15,7 @@ from conveyor_gateway import __version__
 from conveyor_gateway.answers import build_json
 from conveyor_gateway.catalog import Service
 from conveyor_gateway.engine_pages import Page, fetch
-from conveyor_gateway.errors import Unavailable
+from conveyor_gateway.errors import Code, Unavailable
 from conveyor_gateway.readiness import Readiness
 from conveyor_process.request_headers import REQUEST_ID_HEADER
 
@@ -29,7 +29,7 @@ def build_own_status(path: str, readiness: Readiness, request_id: str) -> Respon
     if path == VERSION_PATH:
         return build_json({"version": __version__}, request_id)
     if problems := readiness.problems():
-        raise Unavailable("; ".join(problems), "not_ready")
+        raise Unavailable("; ".join(problems), Code.NOT_READY)
     return build_json({"status": "ready"}, request_id)
 
 
@@ -52,9 +52,9 @@ class ServiceStatus:
         if path == VERSION_PATH:
             return build_json({"version": __version__}, request_id)
         if engines:
-            raise Unavailable(f"no engine of {service.key} says that it can answer", "engines_not_ready")
+            raise Unavailable(f"no engine of {service.key} says that it can answer", Code.ENGINES_NOT_READY)
         seconds = service.queue_timeout_seconds
-        raise Unavailable(f"no engine of {service.key} is ready; a request waits {seconds:g} s for one", "no_engine")
+        raise Unavailable(f"no engine of {service.key} is ready; a request waits {seconds:g} s for one", Code.NO_ENGINE)
 
 
 async def _find_page(path: str, engines: Sequence[str]) -> Page | None:

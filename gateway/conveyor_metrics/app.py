@@ -15,7 +15,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from conveyor_api.names import LIVENESS_PATH, METRICS_GROUP, METRICS_VERSIONS, PROMETHEUS_PATH, READINESS_PATH
 from conveyor_metrics import documents
 from conveyor_metrics.auth import Trust, authenticate
-from conveyor_metrics.errors import MetricsError, NotFound
+from conveyor_metrics.errors import MetricsError, NotFound, Reason
 from conveyor_metrics.source import GatewaySource
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -82,11 +82,11 @@ async def _answered_with_status(request: web.Request, handler: Handler) -> web.S
     try:
         response = await handler(request)
     except MetricsError as error:
-        response = refuse(error.status, error.reason, str(error))
+        response = refuse(error.reason, str(error))
     except web.HTTPNotFound:
-        response = refuse(404, NotFound.reason, f"the server has no {request.path}")
+        response = refuse(Reason.NOT_FOUND, f"the server has no {request.path}")
     except web.HTTPMethodNotAllowed as error:
-        response = refuse(405, "MethodNotAllowed", f"{request.method} is not allowed: values are only read")
+        response = refuse(Reason.METHOD_NOT_ALLOWED, f"{request.method} is not allowed: values are only read")
         response.headers["Allow"] = error.headers["Allow"]
     REQUESTS.labels(str(response.status)).inc()
     return response
@@ -96,8 +96,9 @@ def refuse_outside(status: int, said: str | None) -> web.Response:
     """The answer to what is no request (below 500, `said` is what is wrong with it) and to a bug; counted as well."""
     REQUESTS.labels(str(status)).inc()
     if status < 500:
-        return refuse(status, "BadRequest", f"this is no HTTP request: {(said or 'malformed').strip()[:200]}")
-    return refuse(status, "InternalError", "the metrics server failed; the reason is in its log")
+        words = f"this is no HTTP request: {(said or 'malformed').strip()[:200]}"
+        return refuse(Reason.BAD_REQUEST, words, status)
+    return refuse(Reason.INTERNAL_ERROR, "the metrics server failed; the reason is in its log")
 
 
 def _metric_value(source: GatewaySource, version: str) -> Handler:
@@ -123,5 +124,7 @@ def _constant(document: dict[str, Any]) -> Handler:
     return answer
 
 
-def refuse(code: int, reason: str, message: str) -> web.Response:
+def refuse(reason: Reason, message: str, status: int | None = None) -> web.Response:
+    """`status`: another one than the reason's, as aiohttp's parser has it."""
+    code = status or reason.status
     return web.json_response(documents.build_status(code, reason, message), status=code)

@@ -1,35 +1,53 @@
-"""Everything that this server refuses, each with the HTTP status of its answer.
+"""Everything that this server refuses: one table, `Reason`, and the kinds that it is raised as.
 
 MetricsError
-├── Unauthenticated   401  no certificate of the front proxy, or no user named by it
-├── NotFound          404  no such resource, metric or InferenceService
-└── NotKnown          503  the value exists, but cannot be known now: the HorizontalPodAutoscaler holds
+├── Unauthenticated   no certificate of the front proxy, or no user named by it
+├── NotFound          no such resource, metric or InferenceService
+└── NotKnown          the value exists, but cannot be known now: the HorizontalPodAutoscaler holds
 
 InvalidTrust (the API server publishes no usable front proxy authority) and `conveyor_process.settings.SettingsError` (a
 wrong flag or variable) reach no client; they are logged, with what to do.
 """
 
+from enum import StrEnum
+from typing import ClassVar
+
+
+class Reason(StrEnum):
+    """Kubernetes' word for each case, its HTTP status, and what it means. docs/errors.md is written from it."""
+
+    status: int
+    meaning: str
+
+    def __new__(cls, reason: str, status: int, meaning: str) -> "Reason":
+        made = str.__new__(cls, reason)
+        made._value_, made.status, made.meaning = reason, status, meaning
+        return made
+
+    BAD_REQUEST = "BadRequest", 400, "it is no HTTP request"
+    UNAUTHORIZED = "Unauthorized", 401, "the caller is not the API server's front proxy, or names no user"
+    NOT_FOUND = "NotFound", 404, "no such path or metric, or no gateway knows the InferenceService"
+    METHOD_NOT_ALLOWED = "MethodNotAllowed", 405, "values are only read"
+    INTERNAL_ERROR = "InternalError", 500, "a bug of the metrics server; its log has the traceback"
+    SERVICE_UNAVAILABLE = "ServiceUnavailable", 503, "a gateway cannot be read, so the sum is not known: the HPA holds"
+
 
 class MetricsError(Exception):
     """A question that gets a `metav1.Status` instead of a value."""
 
-    status: int
-    reason: str
+    reason: ClassVar[Reason]
 
 
 class Unauthenticated(MetricsError):
-    status = 401
-    reason = "Unauthorized"
+    reason = Reason.UNAUTHORIZED
 
 
 class NotFound(MetricsError):
-    status = 404
-    reason = "NotFound"
+    reason = Reason.NOT_FOUND
 
 
 class NotKnown(MetricsError):
-    status = 503
-    reason = "ServiceUnavailable"
+    reason = Reason.SERVICE_UNAVAILABLE
 
 
 class InvalidTrust(Exception):

@@ -51,6 +51,10 @@ def test_pre_commit_runs_what_make_check_runs() -> None:
             "configuration",
             ("CONVEYOR_OPERATOR_WORKERS", "--max-held-bytes", "CONVEYOR_METRICS_HTTPS_PORT", "--max-num-seqs"),
         ),
+        (
+            "errors",
+            ("| 429 | `rate_limit_error` | `queue_full` |", "`context_length_exceeded`", "`ServiceUnavailable`"),
+        ),
         ("openai-fields", ("| `temperature` | chat, completions | number from 0 to 2 |", "`user`", "`logit_bias`")),
     ],
 )

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from conveyor_engine.errors import ConveyorEngineError, Overloaded, Unavailable
+from conveyor_engine.errors import ConveyorEngineError, ErrorCode, Overloaded, Unavailable
 from conveyor_engine.serving.http import status
 from conveyor_engine.serving.http.chat import create_chat_completion
 from conveyor_engine.serving.http.completions import create_completion
@@ -59,18 +59,18 @@ async def _answer_http_exception(request: Request, error: Exception) -> Response
     """Starlette's own: no such path, or not with this method."""
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
-        message, code = f"no such path: {request.url.path}", "path_not_found"
+        message, code = f"no such path: {request.url.path}", ErrorCode.PATH_NOT_FOUND
     elif error.status_code == 405:
-        message, code = f"{request.method} is not for {request.url.path}", "method_not_allowed"
+        message, code = f"{request.method} is not for {request.url.path}", ErrorCode.METHOD_NOT_ALLOWED
     else:
-        message, code = str(error.detail), "bad_request"
-    body = error_body(message, "invalid_request_error", code)
+        message, code = str(error.detail), ErrorCode.BAD_REQUEST
+    body = error_body(message, code)
     return Response(body, error.status_code, error.headers, media_type="application/json")
 
 
 async def _answer_bug(_: Request, error: Exception) -> Response:
     """The one broad handler of this process: a bug costs its own request only. The server logs the traceback."""
-    body = error_body(f"internal error: {type(error).__name__}", "server_error", "internal_error")
+    body = error_body(f"internal error: {type(error).__name__}", ErrorCode.INTERNAL_ERROR)
     return Response(body, 500, media_type="application/json")
 
 

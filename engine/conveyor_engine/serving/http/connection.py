@@ -8,7 +8,8 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from conveyor_engine.serving.http.failures import error_body
+from conveyor_engine.errors import ErrorCode
+from conveyor_engine.serving.http.failures import ANSWERS, error_body
 
 CONNECTIONS_MAX = 2048
 HEAD_BYTES_MAX = 32 * 2**10  # request line and headers; the trailers after a body too
@@ -32,7 +33,7 @@ class Connection(HttpToolsProtocol):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._num_bytes = 0  # since the last piece of a body, or the end of a request
-        self._refusal: tuple[HTTPStatus, str, str] | None = None  # status, code, message
+        self._refusal: tuple[ErrorCode, str] | None = None  # and its message
         self._waits_since = self.loop.time()  # for a head
         self._unread_timer, self._head_timer, self._probe_timer = (_Timer(self.loop) for _ in range(3))
 
@@ -51,7 +52,7 @@ class Connection(HttpToolsProtocol):
         if waiting := [c for c in others if c.waits_for_client]:
             min(waiting, key=lambda c: (c.waits_for_client, c._waits_since)).transport.abort()
         else:
-            self._refusal = (HTTPStatus.SERVICE_UNAVAILABLE, "too_many_connections", "too many connections; try again")
+            self._refusal = (ErrorCode.TOO_MANY_CONNECTIONS, "too many connections; try again")
             self.send_400_response("")
 
     @property
@@ -81,7 +82,7 @@ class Connection(HttpToolsProtocol):
             raise ValueError
         if len(self.pipeline) >= _PIPELINED_MAX:
             message = f"at most {_PIPELINED_MAX} requests may wait on a connection for the answer to one before them"
-            self._refusal = (HTTPStatus.BAD_REQUEST, "too_many_pipelined", message)
+            self._refusal = (ErrorCode.TOO_MANY_PIPELINED, message)
             raise ValueError
         super().on_headers_complete()
 
@@ -99,12 +100,11 @@ class Connection(HttpToolsProtocol):
 
     def _refuse_head(self) -> None:
         message = f"request line and headers may be {HEADERS_MAX} headers and {HEAD_BYTES_MAX} bytes together"
-        self._refusal = (HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "headers_too_large", message)
+        self._refusal = (ErrorCode.HEADERS_TOO_LARGE, message)
 
     def send_400_response(self, msg: str) -> None:
-        status, code, message = self._refusal or (HTTPStatus.BAD_REQUEST, "malformed_http", msg)
-        kind = "server_error" if status >= 500 else "invalid_request_error"
-        body = error_body(message, kind, code)
+        code, message = self._refusal or (ErrorCode.MALFORMED_HTTP, msg)
+        status, body = HTTPStatus(ANSWERS[code][0]), error_body(message, code)
         head = f"HTTP/1.1 {status:d} {status.phrase}\r\nContent-Type: application/json\r\nConnection: close\r\n"
         self.transport.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         self.transport.close()

@@ -10,7 +10,7 @@ from typing import Literal, TypeVar
 import msgspec
 from pydantic import ValidationError
 
-from conveyor_engine.errors import InvalidRequest, UnknownModel
+from conveyor_engine.errors import ErrorCode, InvalidRequest, UnknownModel
 from conveyor_engine.serving.preparing.refusals import invalid_request
 from conveyor_engine.serving.preparing.sampling_defaults import SamplingDefaults
 from conveyor_engine.serving.preparing.schemas import ChatRequest, CompletionRequest, SamplingFields
@@ -202,7 +202,7 @@ def _check_prompt(fields: SamplingFields, prompt: list[int], params: SamplingPar
             f"the prompt has {len(prompt)} tokens and {limit} is {params.max_tokens}: together {total}, more than "
             f"the {facts.max_model_len} tokens of this model's context; shorten the prompt or lower {limit}",
             param=limit,
-            code="context_length_exceeded",
+            code=ErrorCode.CONTEXT_LENGTH_EXCEEDED,
         )
 
 

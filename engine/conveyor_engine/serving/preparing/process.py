@@ -19,7 +19,7 @@ from typing import BinaryIO, NoReturn, Self
 
 import msgspec
 
-from conveyor_engine.errors import ConveyorEngineError, InvalidRequest, Overloaded, Unavailable, UnknownModel
+from conveyor_engine.errors import ConveyorEngineError, ErrorCode, InvalidRequest, Overloaded, Unavailable, UnknownModel
 from conveyor_engine.serving.preparing.prepare import Job, Prepared, ServedModel, prepare
 
 CPU_SECONDS = 1.0  # of one job ...
@@ -84,7 +84,7 @@ def too_costly() -> InvalidRequest:
         "this request could not be rendered with the model's chat template and tokenized within the CPU time "
         f"({CPU_SECONDS:g} s, and {CPU_SECONDS_PER_MIB:g} s for each MiB) and the memory that it may take; shorten it, "
         "or mend the template",
-        code="prompt_too_costly",
+        code=ErrorCode.PROMPT_TOO_COSTLY,
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from pydantic import ValidationError
 
-from conveyor_engine.errors import InvalidRequest
+from conveyor_engine.errors import ErrorCode, InvalidRequest
 
 
 def invalid_request(error: ValidationError) -> InvalidRequest:
@@ -12,16 +12,16 @@ def invalid_request(error: ValidationError) -> InvalidRequest:
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     message, kind = first["msg"], first["type"]
     if kind == "json_invalid":
-        return InvalidRequest(f"the body is not JSON: {message}", code="invalid_json")
+        return InvalidRequest(f"the body is not JSON: {message}", code=ErrorCode.INVALID_JSON)
     if kind == "extra_forbidden":
         *around, name = first["loc"]  # the client's own word, whatever it looks like
         path = ".".join(filter(None, (_field_path(around), str(name))))
-        return InvalidRequest(f"{path} is not a field that this engine knows", param=path, code="unknown_field")
+        return InvalidRequest(f"{path} is not a field that this engine knows", param=path, code=ErrorCode.UNKNOWN_FIELD)
     path = _field_path(first["loc"])
     if not path:
         own = kind if kind in message else None  # a check over several fields names its field as its type
         return InvalidRequest(message if own else f"the body must be a JSON object: {message}", param=own)
-    code = "unsupported_value" if kind == "unsupported" else None
+    code = ErrorCode.UNSUPPORTED_VALUE if kind == "unsupported" else None
     return InvalidRequest(f"{path} {_as_predicate(message)}", param=path, code=code)
 
 

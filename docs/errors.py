@@ -1,0 +1,47 @@
+"""Prints errors.md, from the tables that gateway, engine and metrics server answer by: `python docs/errors.py`.
+
+Called by `make generate`, and by `make check-generated`, which compares.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from conveyor_engine.serving.http.failures import ANSWERS, find_type
+from conveyor_gateway.errors import Code
+from conveyor_metrics.errors import Reason
+
+_HEAD = """\
+# Errors
+
+Written by `make generate` from the tables that the programs answer by; do not edit. What to do about them:
+[troubleshooting](troubleshooting.md#a-client-gets-an-error).
+
+A client of a service reads the gateway's errors, and the engine's where an engine has judged the request. Both have
+OpenAI's form, `{"error": {"message", "type", "param", "code"}}`. 429 and 503 carry `Retry-After`.
+"""
+_METRICS_HEAD = """
+## Metrics server
+A refusal is a `metav1.Status`; the HorizontalPodAutoscaler shows its message.
+
+| status | reason | meaning |
+| --- | --- | --- |
+"""
+
+
+def table(title: str, rows: Iterable[tuple[int, str, str, str]]) -> Iterator[str]:
+    yield f"\n## {title}\n| status | type | code | meaning |\n| --- | --- | --- | --- |\n"
+    for status, kind, code, meaning in rows:
+        yield f"| {status} | `{kind}` | `{code}` | {meaning} |\n"
+
+
+def page() -> Iterator[str]:
+    yield _HEAD
+    yield from table("Gateway", ((code.status, code.type, code, code.meaning) for code in Code))
+    engine = ((status, find_type(status), code, meaning) for code, (status, meaning) in ANSWERS.items())
+    yield from table("Engine", engine)
+    yield _METRICS_HEAD
+    for reason in Reason:
+        yield f"| {reason.status} | `{reason}` | {reason.meaning} |\n"
+
+
+if __name__ == "__main__":
+    print("".join(page()), end="")

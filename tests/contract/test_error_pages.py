@@ -1,0 +1,43 @@
+"""What the pages say of errors is what the programs answer."""
+
+import re
+
+from conveyor_engine.errors import ErrorCode
+from conveyor_engine.serving.http.failures import ANSWERS, find_type
+from conveyor_gateway.errors import Code
+from e2e.cluster.paths import REPOSITORY
+
+STATUSES = {str(code): {code.status} for code in Code}
+for engine_code, (status, _) in ANSWERS.items():
+    STATUSES.setdefault(str(engine_code), set()).add(status)
+
+TROUBLESHOOTING = (REPOSITORY / "docs" / "troubleshooting.md").read_text()
+TABLE = TROUBLESHOOTING.partition("## A client gets an error")[2].partition("\n## ")[0]
+ROWS = re.findall(r"^\| (\d[^|]*)\|(.*)\|$", TABLE, re.MULTILINE)
+
+
+def test_every_code_of_the_engine_has_an_answer() -> None:
+    assert set(ANSWERS) == set(ErrorCode)
+
+
+def test_gateway_and_engine_answer_one_code_with_one_status_and_one_type() -> None:
+    assert not {code: statuses for code, statuses in STATUSES.items() if len(statuses) > 1}
+    assert all(code.type == find_type(code.status) for code in Code)
+
+
+def test_a_code_on_a_page_is_one_that_is_answered_with_that_status() -> None:
+    named = 0
+    for statuses, cause in ROWS:
+        for code in re.findall(r"`([a-z]+(?:_[a-z]+)+)`", statuses + cause):
+            assert STATUSES[code] <= set(map(int, re.findall(r"\d{3}", statuses))), code
+            named += 1
+    assert named >= 6
+    for page in ("openai-api", "models", "operations", "sizing", "autoscaling"):
+        text = (REPOSITORY / "docs" / f"{page}.md").read_text()
+        for status, code in re.findall(r"\b([45]\d\d) `([a-z_]+)`", text):
+            assert STATUSES[code] == {int(status)}, f"{page}: {code}"
+
+
+def test_every_status_that_a_client_may_get_is_on_the_page_of_what_to_do() -> None:
+    told = {int(status) for statuses, _ in ROWS for status in re.findall(r"\d{3}", statuses)}
+    assert told == set().union(*STATUSES.values())
