@@ -1,7 +1,8 @@
 """25 mistakes that people make, and what Conveyor tells them: the data of a page and of the tests that make it true.
 
 `docs/troubleshooting.md` has `build_table()`; `test_mistakes.py` compares the two, and makes each mistake on a real API
-server, where `kubelet.py` gives the pods the states that real ones have then.
+server, where `kubelet.py` gives the pods the states that real ones have then. `e2e/test_mistakes.py` makes them on a
+whole cluster, and prints after how many seconds they are told.
 """
 
 from collections.abc import Callable
@@ -32,8 +33,7 @@ class Refused:
 class Told:
     """What the status tells: the columns READY and REASON of `kubectl get`, and a sentence of `kubectl describe`.
 
-    `after` is the time from `kubectl apply` on, as seen once on the local cluster; "about" where only another mistake
-    of its kind was seen.
+    `after` is the time from `kubectl apply` on, as `e2e/test_mistakes.py` saw it once on the local cluster.
     """
 
     done: str
@@ -44,6 +44,8 @@ class Told:
     spec: Json = field(default_factory=dict)
     ready: str = "False"
     quota: Json = field(default_factory=dict)
+    on_cluster: Json = field(default_factory=dict)  # these parts of the quickstart's spec make it on a real cluster ...
+    seen: str = ""  # ... which says this part of the sentence; empty: all of it
 
 
 def make(space: Space, **spec: object) -> Json:
@@ -128,57 +130,80 @@ TOLD = (
     Told("`pvc://models/demo`, and no such claim in the namespace", "1 s", "ClaimNotFound",
          "has no PersistentVolumeClaim models; make it there, or correct model.uri or model.cache.claimName",
          partial(kubelet.unschedulable,
-                 message='0/1 nodes are available: persistentvolumeclaim "models" not found. not found')),
+                 message='0/1 nodes are available: persistentvolumeclaim "models" not found. not found'),
+         on_cluster={"model": {"uri": "pvc://others/demo"}}, seen="has no PersistentVolumeClaim others; make it there"),
     Told("`pvc://models/nowhere`, a folder that is not in the volume", "7 s", "ModelNotFound",
          "pvc://models/nowhere: there is no directory /models/pvc/nowhere",
-         fetch_said("ModelNotFound", "pvc://models/nowhere: there is no directory /models/pvc/nowhere")),
-    Told("a hub that the nodes do not reach", "9 s", "ModelDownloadFailed", "example/model cannot be fetched",
-         fetch_said("ModelDownloadFailed", "example/model cannot be fetched: no route to host"), {"model": HUB}),
+         fetch_said("ModelNotFound", "pvc://models/nowhere: there is no directory /models/pvc/nowhere"),
+         on_cluster={"model": {"uri": "pvc://models/nowhere"}}),
+    Told("a hub that the nodes do not reach", "9 s", "ModelDownloadFailed",
+         "example/model at https://huggingface.co cannot be fetched",
+         fetch_said("ModelDownloadFailed",
+                    "example/model at https://huggingface.co cannot be fetched: ConnectError: [Errno -2] Name or "
+                    "service not known"), {"model": HUB},
+         on_cluster={"model": HUB}),
     Told("`model.secretRef` names a Secret that is not there", "5 s", "SecretNotFound",
          'container fetch cannot start: secret "hub" not found in namespace',
-         partial(kubelet.cannot_start, container="fetch", message='secret "hub" not found'), {"model": HUB}),
+         partial(kubelet.cannot_start, container="fetch", message='secret "hub" not found'), {"model": HUB},
+         on_cluster={"model": HUB | {"secretRef": {"name": "hub"}}}),
     Told("an encoder-decoder", "about 10 s", "UnsupportedModel",
          "t5 is an encoder-decoder; this engine runs decoder-only language models",
-         engine_said("UnsupportedModel", "t5 is an encoder-decoder; this engine runs decoder-only language models")),
+         engine_said("UnsupportedModel", "t5 is an encoder-decoder; this engine runs decoder-only language models"),
+         on_cluster={"model": {"uri": "pvc://models/t5"}}),
     Told("`engine.image` with a typing error", "5 s", "ImagePullFailed", "image example/engine:1 cannot be pulled",
-         kubelet.image_pull_failed),
+         kubelet.image_pull_failed,
+         on_cluster={"engine": {"device": "Auto", "image": "example/engine:1"}}),
     Told("`engine.env` from a ConfigMap that is not there", "5 s", "ContainerConfigInvalid",
-         'container engine cannot start: configmap "proxy" not found in namespace',
-         partial(kubelet.cannot_start, container="engine", message='configmap "proxy" not found')),
+         'container fetch cannot start: configmap "proxy" not found in namespace',
+         partial(kubelet.cannot_start, container="fetch", message='configmap "proxy" not found'),
+         on_cluster={"engine": {"device": "Auto", "env": [
+             {"name": "HTTPS_PROXY", "valueFrom": {"configMapKeyRef": {"name": "proxy", "key": "url"}}}]}}),
     Told("no GPU in `resources.limits`, with `engine.device: CUDA`", "about 10 s", "NoDevice",
          "engine.device: CUDA is set, but no CUDA device is visible here; ask for a GPU "
          "(resources.limits: nvidia.com/gpu: 1), or set engine.device: Auto to run on the CPU",
-         engine_said("NoDevice", CUDA_SAYS)),
+         engine_said("NoDevice", CUDA_SAYS),
+         on_cluster={"engine": {"device": "CUDA"}, "resources": {"limits": {"cpu": 1}}}),
     Told("more GPUs than any node has free", "2 s", "InsufficientGPU", NO_GPU,
-         partial(kubelet.unschedulable, message=NO_GPU)),
+         partial(kubelet.unschedulable, message=NO_GPU),
+         on_cluster={"resources": {"limits": {"nvidia.com/gpu": 100}}}, seen="Insufficient nvidia.com/gpu"),
     Told("the same for three of four replicas", "about 2 s", "InsufficientGPU", f"1 of 4 engines are ready; {NO_GPU}",
-         first_ready(NO_GPU), {"replicas": 4}, ready="True"),
+         first_ready(NO_GPU), {"replicas": 4}, ready="True",
+         on_cluster={"replicas": 4, "resources": {"limits": {"nvidia.com/gpu": 5, "cpu": 1}}},
+         seen="1 of 4 engines are ready; "),
     Told("`scheduling.nodeSelector` that no node has", "about 2 s", "Unschedulable",
          "3 node(s) didn't match Pod's node affinity/selector",
          partial(kubelet.unschedulable,
-                 message="0/3 nodes are available: 3 node(s) didn't match Pod's node affinity/selector.")),
+                 message="0/3 nodes are available: 3 node(s) didn't match Pod's node affinity/selector."),
+         on_cluster={"scheduling": {"nodeSelector": {"disk": "none"}}},
+         seen="didn't match Pod's node affinity/selector"),
     Told("`limits: {nvidia.com/gpu: 4}`: an engine uses one", "about 10 s", "GPUsUnused",
          "1 of 1 engines are ready; each asks for 4 GPUs and uses one; set resources.limits to 1", kubelet.ready,
-         {"resources": {"limits": {"nvidia.com/gpu": 4}}}, ready="True"),
+         {"resources": {"limits": {"nvidia.com/gpu": 4}}}, ready="True",
+         on_cluster={"resources": {"limits": {"nvidia.com/gpu": 4, "cpu": 1}}}),
     Told("`limits: {memory: 100Mi}`", "7 s", "OOMKilled",
          "container engine used more than its memory limit and was killed; raise resources.limits.memory",
          partial(kubelet.oom_killed, message='{"reason": "EngineError", "message": "the engine was ended by SIGKILL"}'),
-         {"resources": {"limits": {"memory": "100Mi"}}}),
+         {"resources": {"limits": {"memory": "100Mi"}}},
+         on_cluster={"resources": {"limits": {"nvidia.com/gpu": 1, "memory": "100Mi"}}}),
     Told("a new service with `engine.maxModelLen: 4096`, whose model has 1,024", "10 s", "InvalidConfig",
          "engine.maxModelLen is 4096, but the model was made for at most 1024 tokens; lower it",
          engine_said("InvalidConfig",
-                     "`max_model_len` is 4096, but the model was made for at most 1024 tokens; lower it")),
+                     "`max_model_len` is 4096, but the model was made for at most 1024 tokens; lower it"),
+         on_cluster={"engine": {"device": "Auto", "maxModelLen": 4096}}, seen="; lower it"),
     Told("`kvCache.blockBudget: 8`, less than one request of the model's 1,024 tokens", "about 10 s",
          "KVBudgetTooSmall",
          "kvCache.blockBudget gives 8 KV blocks of 16 tokens, but one request of 1024 tokens needs 64 (64 MiB); "
          "set engine.maxModelLen to 128 or less, or give the KV cache more room",
-         engine_said(*budget_error(8, 1024)), {"engine": {"device": "Auto"}}),
+         engine_said(*budget_error(8, 1024)), {"engine": {"device": "Auto"}},
+         on_cluster={"kvCache": {"blockBudget": 8}}, seen="kvCache.blockBudget gives 8 KV blocks of 16 tokens"),
     Told("`kvCache.blockBudget: 9999`, more than fits", "about 10 s", "KVBudgetTooLarge",
          "lower kvCache.blockBudget to 3891 or less",
-         engine_said(*budget_error(9999, 1024)), {"engine": {"device": "Auto"}}),
+         engine_said(*budget_error(9999, 1024)), {"engine": {"device": "Auto"}},
+         on_cluster={"kvCache": {"blockBudget": 9_000_000}}, seen="lower kvCache.blockBudget to "),
     Told("a ResourceQuota without room", "about 1 s", "PodsRefused", "exceeded quota: none", quota={"pods": "0"}),
     Told("`scheduling.nodeSelector: {not a label: x}`", "about 1 s", "ChildRefused", "Deployment refused-child-engine:",
-         spec={"scheduling": {"nodeSelector": {"not a label": "x"}}}),
+         spec={"scheduling": {"nodeSelector": {"not a label": "x"}}},
+         on_cluster={"scheduling": {"nodeSelector": {"not a label": "x"}}}, seen="not a label"),
 )  # fmt: skip
 
 

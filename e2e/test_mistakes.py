@@ -1,0 +1,46 @@
+"""The mistakes of docs/troubleshooting.md, made on the cluster: what is told, and after how many seconds."""
+
+import json
+import shutil
+import time
+from collections.abc import Iterator
+
+import pytest
+from tests.operator.mistakes import TOLD, Told
+
+from e2e import kube
+from e2e.demo_model import demo_model_directory
+from e2e.services import service
+
+NAME = "mistake"
+ENCODER_DECODER = {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _encoder_decoder() -> Iterator[None]:
+    """Beside the demo's model in the volume, and with its other files."""
+    demo = demo_model_directory()
+    folder = demo.parent / "t5"
+    shutil.copytree(demo, folder, dirs_exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(ENCODER_DECODER))
+    yield
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("mistake", TOLD, ids=lambda mistake: mistake.done)
+def test_the_mistake_is_told(mistake: Told, namespace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if mistake.quota:
+        quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}}
+        kube.apply(quota | {"spec": {"hard": mistake.quota}}, namespace)
+    began = time.monotonic()
+    kube.apply(service(NAME, **mistake.on_cluster), namespace)
+    kube.wait_until(f"{mistake.reason}: {mistake.says}", lambda: is_told(mistake, namespace), 120)
+    with capsys.disabled():
+        print(f" {mistake.done}: {mistake.reason} after {time.monotonic() - began:.0f} s")
+
+
+def is_told(mistake: Told, namespace: str) -> bool:
+    """By the columns of `kubectl get` and by the sentence."""
+    row = kube.kubectl("get", "infsvc", NAME, "-n", namespace, "--no-headers").split()
+    ready = kube.condition(kube.get("infsvc", NAME, namespace), "Ready")
+    return row[1:3] == [mistake.ready, mistake.reason] and (mistake.seen or mistake.says) in ready["message"]
