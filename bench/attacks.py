@@ -1,4 +1,4 @@
-"""The attacks of `hostile`: clients on plain sockets, and the engine that plays along; all on the loopback."""
+"""The attacks of `hostile`: clients on plain sockets, and the engines of both services; all on the loopback."""
 
 import asyncio
 import contextlib
@@ -13,12 +13,13 @@ from tests.gateway.process import GatewayProcess
 
 HOSTILE = "default/hostile"
 MIB = 1 << 20
+TOKEN_SECONDS = 0.02
 
 
-# The engine of both services; the first word of a body says what to answer
+# An engine, a process for each service; the first word of a body says what to answer
 
 
-async def run_engines(address: str) -> None:
+async def run_engine(address: str) -> None:
     """Prints its port; ends with its stdin."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -34,6 +35,7 @@ async def run_engines(address: str) -> None:
         stream = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
         event = b"data: " + b"x" * 1000 + b"\n\n"
         endless = {
+            b"tokens": (stream, b"9\r\ndata: a\n\n\r\n"),
             b"interim": (b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 2000),
             b"tiny": (stream, b"1\r\na\r\n" * 8000),
             b"stream": (stream, b"%x\r\n%b\r\n" % (len(event), event)),
@@ -46,6 +48,8 @@ async def run_engines(address: str) -> None:
         while True:
             writer.write(rest)
             await writer.drain()
+            if kind == b"tokens":
+                await asyncio.sleep(TOKEN_SECONDS)
 
     server = await asyncio.start_server(answer, address, 0, limit=16 * MIB, backlog=1024)
     print(server.sockets[0].getsockname()[1], flush=True)
@@ -57,10 +61,10 @@ async def run_engines(address: str) -> None:
 
 @dataclass(slots=True)
 class Stage:
-    """`ports` are plain HTTP ports with the path of their probe."""
+    """`ports` are all ports that the programs listen on, HTTP and HTTPS."""
 
     gateway: GatewayProcess
-    ports: dict[str, tuple[int, str]]
+    ports: list[int]
     clients: contextlib.AsyncExitStack
 
     async def connect(self, port: int, sent: bytes = b"", receive_bytes: int = 0) -> socket.socket:
@@ -97,7 +101,7 @@ Attack = Callable[[Stage], Coroutine[Any, Any, None]]
 
 
 async def idle(stage: Stage) -> None:
-    for port, _ in stage.ports.values():
+    for port in stage.ports:
         await asyncio.gather(*(stage.connect(port) for _ in range(1000)))
 
 

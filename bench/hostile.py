@@ -3,7 +3,8 @@
     .venv/bin/python bench/hostile.py                 # or `make soak`; names choose: hostile.py idle readers
 
 Real processes on a real API server (the control plane of the tests), all on the loopback, each attack for some seconds.
-Prints a row for each attack with what somebody else measured meanwhile, and ends with status 1 if a bar is missed.
+Prints each bar of each attack with what somebody else (`others`) measured meanwhile, met or missed, and ends with
+status 1 if one is missed; the last line is one JSON object.
 """
 
 import argparse
@@ -17,23 +18,33 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
 
-import aiohttp
 import uvloop
 import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `e2e` and `tests` are no installed packages
 
-from attacks import ATTACKS, HOSTILE, MIB, Stage, run_engines
+from attacks import ATTACKS, HOSTILE, MIB, Stage, run_engine
+from others import Asked, Others, Taken
 from tests.gateway.cluster import Cluster, own_address
 from tests.gateway.process import GatewayProcess
+from tests.metrics.aggregation import (
+    SLICES,
+    VALUES,
+    build_slice,
+    register,
+    running_server,
+    write_serving_certificate,
+)
 
+from conveyor_api.names import SYSTEM_NAMESPACE
 from e2e.cluster.api import Api, wait_until
+from e2e.cluster.certificates import Authority
 from e2e.cluster.control_plane import ControlPlane
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -45,58 +56,109 @@ TIMEOUT_SECONDS = 3  # of the hostile service
 
 
 @contextlib.contextmanager
-def running(module: str, *arguments: str) -> Iterator[int]:
-    """One of our programs as a process; its admin port, which answers."""
+def running_operator(plane: ControlPlane) -> Iterator[int]:
+    """Its admin port, which answers."""
     with socket.create_server(("127.0.0.1", 0)) as bound:
         port = int(bound.getsockname()[1])
-    command = [sys.executable, "-m", module, "--host=127.0.0.1", f"--admin-port={port}", *arguments]
+    command = [sys.executable, "-m", "conveyor_operator", "--host=127.0.0.1", f"--admin-port={port}"]
     with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+        process = subprocess.Popen(
+            [*command, f"--kubeconfig={plane.kubeconfig}", "--metrics-api=false"], cwd=ROOT, stdout=log, stderr=log
+        )
         try:
-            wait_until(module, lambda: not socket.socket().connect_ex(("127.0.0.1", port)), 30, lambda: None)
+            wait_until("operator", lambda: not socket.socket().connect_ex(("127.0.0.1", port)), 30, lambda: None)
             yield port
         finally:
             process.terminate()
             process.wait(30)
 
 
-def prepare(plane: ControlPlane, address: str, port: int) -> None:
+@contextlib.contextmanager
+def running_metrics(plane: ControlPlane, gateway: tuple[str, int]) -> Iterator[tuple[int, int]]:
+    """HTTPS and admin port of the metrics server, registered with the API server, which asks this one gateway."""
+    api = Api(plane.kubeconfig)
+    api.create("/api/v1/namespaces", {"metadata": {"name": SYSTEM_NAMESPACE}})
+    api.apply(f"{SLICES}/gateway", build_slice("gateway", [gateway]))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        authority = Authority(folder, "authority")
+        write_serving_certificate(authority, folder)
+        with running_server(plane, folder) as (_, https_port, admin_port):
+            register(api, https_port, authority)
+            yield https_port, admin_port
+
+
+@contextlib.contextmanager
+def running_engine(address: str) -> Iterator[int]:
+    command = [sys.executable, __file__, "--engine-address", address]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as engine:
+        assert engine.stdin is not None
+        assert engine.stdout is not None
+        yield int(engine.stdout.readline())
+        engine.stdin.close()
+
+
+def prepare(plane: ControlPlane, address: str, ports: dict[str, int]) -> None:
+    """A service for each engine's port."""
     api = Api(plane.kubeconfig)
     crd = yaml.safe_load(CRD.read_text(encoding="utf-8"))
     api.apply(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{crd['metadata']['name']}", crd)
     wait_until("the CRD", lambda: api.reachable("/apis/conveyor.dev/v1alpha1/inferenceservices"), 20, lambda: None)
     cluster = Cluster(api, "default")
-    for name, timeout_seconds in (("hostile", TIMEOUT_SECONDS), ("good", 600)):
+    for name, port in ports.items():
+        timeout_seconds = TIMEOUT_SECONDS if name == "hostile" else 600
         endpoint = {"requestTimeoutSeconds": timeout_seconds, "maxQueuedRequests": 5000}
         cluster.apply_service(name, batching={"maxBatchSize": 8}, endpoint=endpoint)
         cluster.apply_engine(name, address, port)
 
 
-# What others measure
+# The bars
 
 
-async def measure(session: aiohttp.ClientSession, stage: Stage, seconds: float) -> dict[str, list[float]]:
-    """Seconds of each of somebody else's requests and of the probes; infinite for what was not answered 200."""
-    urls = {name: f"http://127.0.0.1:{port}{path}" for name, (port, path) in stage.ports.items()}
-    urls["demand"] = f"http://127.0.0.1:{stage.gateway.admin_port}/demand?service=default/good"
-    taken: dict[str, list[float]] = {name: [] for name in ("request", *urls)}
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """What is judged is what the attack added: `beside` less `alone`, which is 0 where the bar is an absolute one."""
 
-    async def ask(name: str, method: str, url: str) -> None:
-        began = time.perf_counter()
-        with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-            async with session.request(method, url, data=b"good" if method == "POST" else None) as answer:
-                await answer.read()
-            taken[name].append(time.perf_counter() - began if answer.status == 200 else float("inf"))
-            return
-        taken[name].append(float("inf"))
+    attack: str
+    name: str
+    alone: float
+    beside: float
+    limit: float
 
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        await ask("request", "POST", f"{stage.gateway.url}/default/good/v1/completions")
-        if len(taken["request"]) % 10 == 0:
-            await asyncio.gather(*(ask(name, "GET", url) for name, url in urls.items()))
-        await asyncio.sleep(0.02)
-    return taken
+    @property
+    def met(self) -> bool:
+        return self.beside - self.alone < self.limit
+
+    def __str__(self) -> str:
+        figures = f"alone {self.alone:8.3f}  beside {self.beside:8.3f}  bar + {self.limit:5g}"
+        return f"{self.attack:8}  {self.name:32}  {figures}  {'met' if self.met else 'MISSED'}"
+
+
+def p99(values: list[float]) -> float:
+    """Nearest rank: an answer that never came stays one."""
+    return sorted(values)[int(len(values) * 0.99)]
+
+
+def judge(attack: str, alone: Taken, beside: Taken, mib: tuple[float, float], places_seconds: float) -> list[Bar]:
+    def bar(name: str, before: float, meanwhile: float, limit: float) -> Bar:
+        return Bar(attack, name, before, meanwhile, limit)
+
+    bars = [
+        bar("another's longest wait, s", max(alone.requests), max(beside.requests), 1),
+        bar("another's p99 token gap, ms", p99(alone.gaps) * 1000, p99(beside.gaps) * 1000, 50),
+        bar("slowest probe or /demand, s", 0, max(beside.probes), 1),
+        bar("slowest answer to the HPA, s", 0, max(beside.values), 1),
+        bar("gateway's memory at most, MiB", *mib, 200),
+    ]
+    if attack in ("interim", "tiny"):
+        bars.append(bar("others' p50, ms", median(alone.requests) * 1000, median(beside.requests) * 1000, 5))
+    if attack in ("readers", "writers"):
+        limit = TIMEOUT_SECONDS + 5 + 10 * (attack == "writers")
+        bars.append(bar("the service's places are back, s", 0, places_seconds, limit))
+    return bars
+
+
+# The attacks
 
 
 async def take_places(stage: Stage, name: str) -> float:
@@ -111,95 +173,57 @@ async def take_places(stage: Stage, name: str) -> float:
     return float("inf")
 
 
-@contextlib.asynccontextmanager
-async def others() -> AsyncIterator[aiohttp.ClientSession]:
-    connector = aiohttp.TCPConnector(force_close=True)  # a newcomer each time
-    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=10)) as session:
-        yield session
-
-
-async def attack(stage: Stage, name: str, seconds: float) -> dict[str, Any]:
+async def attack(stage: Stage, others: Others, name: str, seconds: float) -> list[Bar]:
     def rss() -> float:
         pages = int(Path(f"/proc/{stage.gateway.process.pid}/statm").read_text().split()[1])
         return pages * resource.getpagesize() / MIB
 
-    async with others() as session:
-        alone, before = await measure(session, stage, seconds / 2), rss()
-        async with contextlib.AsyncExitStack() as stage.clients:
-            attacking = asyncio.create_task(take_places(stage, name))
-            taken = await measure(session, stage, seconds)
-            places_seconds, after = await attacking, rss()
-    probes = [each for what, values in taken.items() if what != "request" for each in values]
-    return {
-        "attack": name,
-        "added_p50_ms": (median(taken["request"]) - median(alone["request"])) * 1000,
-        "added_max_seconds": max(taken["request"]) - max(alone["request"]),
-        "slowest_probe_seconds": max(probes, default=float("inf")),
-        "places_back_seconds": places_seconds,
-        "rss_added_mib": after - before,
-        "rss_mib": after,
-    }
+    await asyncio.to_thread(others.read)  # what came before
+    await asyncio.sleep(seconds / 2)
+    alone = await asyncio.to_thread(others.read)
+    before = peak = rss()
+    began = time.monotonic()
+    async with contextlib.AsyncExitStack() as stage.clients:
+        attacking = asyncio.create_task(take_places(stage, name))
+        while time.monotonic() < began + seconds or not attacking.done():
+            await asyncio.sleep(0.1)
+            peak = max(peak, rss())
+        beside = await asyncio.to_thread(others.read)
+        return judge(name, alone, beside, (before, peak), await attacking)
 
 
-def judge(row: dict[str, Any]) -> dict[str, bool]:
-    bars = {
-        "nobody waits a second longer": row["added_max_seconds"] < 1,
-        "probes within a second": row["slowest_probe_seconds"] < 1,
-        "memory": row["rss_added_mib"] < 200,
-    }
-    if row["attack"] in ("interim", "tiny"):
-        bars["p50 + 5 ms"] = row["added_p50_ms"] < 5
-    if row["attack"] in ("readers", "writers"):
-        bars["places back"] = row["places_back_seconds"] < TIMEOUT_SECONDS + 5 + 10 * (row["attack"] == "writers")
-    return bars
-
-
-async def run_attacks(stage: Stage, names: list[str], seconds: float) -> bool:
-    print(
-        f"{'attack':10} {'p50 + ms':>9} {'max + s':>8} {'probe s':>8} {'places s':>9} {'RSS +':>10} {'MiB':>5}  missed"
-    )
-    rows = []
+async def run_attacks(stage: Stage, others: Others, names: list[str], seconds: float) -> bool:
+    bars = []
     for name in names:
-        row = await attack(stage, name, seconds)
-        row["bars_met"] = judge(row)
-        values = (
-            f"{row['added_p50_ms']:9.1f} {row['added_max_seconds']:8.2f} {row['slowest_probe_seconds']:8.3f} "
-            f"{row['places_back_seconds']:9.1f} {row['rss_added_mib']:10.0f} {row['rss_mib']:5.0f}"
-        )
-        print(f"{name:10} {values}  {', '.join(bar for bar, met in row['bars_met'].items() if not met)}", flush=True)
-        rows.append(row)
-    print(json.dumps({"benchmark": "hostile", "load_average": os.getloadavg(), "rows": rows}))
-    return all(all(row["bars_met"].values()) for row in rows)
+        for bar in await attack(stage, others, name, seconds):
+            print(bar, flush=True)
+            bars.append(bar)
+    rows = [asdict(bar) | {"met": bar.met} for bar in bars]
+    print(json.dumps({"benchmark": "hostile", "load_average": os.getloadavg(), "bars": rows}))
+    return all(bar.met for bar in bars)
 
 
 def run(names: list[str], seconds: float) -> bool:
     address = own_address()
-    engines = [sys.executable, __file__, "--engine-address", address]
-    with (
-        ControlPlane() as plane,
-        subprocess.Popen(engines, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as engine,
-        contextlib.ExitStack() as stack,
-    ):
-        assert engine.stdin is not None
-        assert engine.stdout is not None
-        stack.callback(engine.stdin.close)
-        prepare(plane, address, int(engine.stdout.readline()))
-        kubeconfig = f"--kubeconfig={plane.kubeconfig}"
-        operator = stack.enter_context(running("conveyor_operator", kubeconfig, "--metrics-api=false"))
-        metrics = stack.enter_context(running("conveyor_metrics", kubeconfig, "--https-port=0"))
-        gateway = stack.enter_context(GatewayProcess(plane.kubeconfig))
+    with contextlib.ExitStack() as stack:
+        plane = stack.enter_context(ControlPlane())
+        prepare(plane, address, {name: stack.enter_context(running_engine(address)) for name in ("hostile", "good")})
+        operator = stack.enter_context(running_operator(plane))
+        gateway = stack.enter_context(GatewayProcess(plane.kubeconfig, "--host="))  # no slice may name a loopback
+        https, metrics = stack.enter_context(running_metrics(plane, (address, gateway.admin_port)))
         for name in ("hostile", "good"):
             labels = {"namespace": "default", "inference_service": name}
             wait_until("engines", partial(gateway.metric, "conveyor_gateway_engines", **labels), 20, lambda: None)
-        ports = {
-            "gateway": (gateway.port, "/healthz"),
-            "gateway admin": (gateway.admin_port, "/readyz"),
-            "metrics": (metrics, "/livez"),
-            "operator": (operator, "/livez"),
-        }
-        stage = Stage(gateway, ports, contextlib.AsyncExitStack())
+        probes = {gateway.port: "healthz", gateway.admin_port: "readyz", metrics: "livez", operator: "livez"}
+        urls = [f"http://127.0.0.1:{port}/{path}" for port, path in probes.items()]
+        urls.append(f"http://127.0.0.1:{gateway.admin_port}/demand?service=default/good")
+        value = VALUES.format(version="v1beta2", namespace="default", name="good", metric="inference_queue_depth")
+        wait_until("the HPA's value", partial(Api(plane.kubeconfig).reachable, value), 30, lambda: None)
+        service = f"{gateway.url}/default/good/v1/completions"
+        others = stack.enter_context(Others(Asked(service, urls, str(plane.kubeconfig), value)))
+        stage = Stage(gateway, [*probes, https], contextlib.AsyncExitStack())
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(run_attacks(stage, names, seconds))
+            return runner.run(run_attacks(stage, others, names, seconds))
 
 
 def main() -> int:
@@ -211,7 +235,7 @@ def main() -> int:
     if unknown := set(arguments.attacks) - set(ATTACKS):
         parser.error(f"no such attack: {', '.join(sorted(unknown))}")
     if arguments.engine_address:
-        asyncio.run(run_engines(arguments.engine_address))
+        asyncio.run(run_engine(arguments.engine_address))
         return 0
     return 0 if run(arguments.attacks or list(ATTACKS), arguments.seconds) else 1
 
