@@ -72,7 +72,7 @@ def processes(kubeconfig: Path) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
     common = [f"--kubeconfig={kubeconfig}", "--host=127.0.0.1", "--admin-port=0", "--log-level=error"]
     commands = {
         "operator": ["conveyor_operator", *common, "--engine-image=example/engine:1", "--metrics-api=false"],
-        "gateway": ["conveyor_gateway", *common, "--port=0"],
+        "gateway": ["conveyor_gateway", *common, "--port=0", "--drain-delay-seconds=0"],
     }
     running = {name: subprocess.Popen([sys.executable, "-m", *command]) for name, command in commands.items()}
     try:

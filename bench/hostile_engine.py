@@ -142,7 +142,7 @@ def read_stream(url: str, num_tokens: int) -> list[float]:
 
 
 def watch_streams(url: str) -> None:
-    """Streams, one after the other, until its standard input closes; then prints all gaps."""
+    """Prints a line when it has streamed once, goes on until its standard input closes, and prints all gaps."""
     gaps: list[float] = []
     ended = threading.Event()
 
@@ -151,6 +151,8 @@ def watch_streams(url: str) -> None:
         ended.set()
 
     threading.Thread(target=end, daemon=True).start()
+    read_stream(url, 2)
+    print("streaming", flush=True)
     while not ended.is_set():
         gaps += read_stream(url, 200)
     print(json.dumps(gaps))
@@ -159,13 +161,14 @@ def watch_streams(url: str) -> None:
 def p99_gap_beside(server: EngineServer, work: Callable[[], Any]) -> tuple[float, Any]:
     command = [sys.executable, __file__, "--watch", server.url]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as victim:
-        time.sleep(2.0)  # it streams
+        assert victim.stdout is not None
+        victim.stdout.readline()  # it streams
         result = work()
         gaps = json.loads(victim.communicate("")[0])
     return quantiles(gaps, n=100)[98], result
 
 
-def try_body(server: EngineServer, name: str, attack: Attack, times: int) -> Row:
+def try_body(server: EngineServer, name: str, attack: Attack, times: int, seconds: float) -> Row:
     path, body, compared = attack
 
     def send(content: bytes) -> str:
@@ -173,7 +176,7 @@ def try_body(server: EngineServer, name: str, attack: Attack, times: int) -> Row
             statuses = {client.post(server.url + path, content=content).status_code for _ in range(times)}
         return ",".join(map(str, sorted(statuses)))
 
-    alone, _ = p99_gap_beside(server, (lambda: send(compared)) if compared else lambda: time.sleep(5.0))
+    alone, _ = p99_gap_beside(server, (lambda: send(compared)) if compared else lambda: time.sleep(seconds))
     with Prober(server) as prober:
         beside, status = p99_gap_beside(server, lambda: send(body))
     grown = prober.peak - prober.before
@@ -224,7 +227,7 @@ def try_connections(server: EngineServer, name: str, count: int, sent: Callable[
     return Row(name, "longest wait, s", alone, beside, grown, prober.slowest_seconds, "", passed)
 
 
-def run(names: list[str], times: int) -> list[Row]:
+def run(names: list[str], times: int, seconds: float) -> list[Row]:
     rows = []
     chat_model.CONTEXT_TOKENS = CONTEXT_TOKENS
     with tempfile.TemporaryDirectory() as folder:
@@ -234,7 +237,7 @@ def run(names: list[str], times: int) -> list[Row]:
             server.wait_ready()
             for name, attack in bodies().items():
                 if not names or name in names:
-                    rows.append(try_body(server, name, attack, times))
+                    rows.append(try_body(server, name, attack, times, seconds))
                     print_row(rows[-1])
             for name, (count, sent) in connections().items():
                 if not names or name in names:
@@ -255,12 +258,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="which attacks; default: all")
     parser.add_argument("--times", type=int, default=3, help="how often each body is sent")
+    parser.add_argument("--seconds", type=float, default=5.0, help="how long a stream is read alone")
     parser.add_argument("--watch", metavar="URL", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.watch:
         watch_streams(arguments.watch)
         return 0
-    rows = run(arguments.names, arguments.times)
+    rows = run(arguments.names, arguments.times, arguments.seconds)
     print(json.dumps([asdict(row) for row in rows]))
     return 0 if all(row.passed for row in rows) else 1
 

@@ -80,7 +80,8 @@ def run_everything(plane: AuditedControlPlane, folder: Path, *options: str) -> d
     try:
         with running_operator(plane, rendered, folder) as check:
             exercise_operator(space, check)
-            with running(plane, "gateway", rendered, folder, "--host=127.0.0.1", "--port=0", "--admin-port=0"):
+            ports = ("--host=127.0.0.1", "--port=0", "--admin-port=0")
+            with running(plane, "gateway", rendered, folder, *ports, "--drain-delay-seconds=0"):
                 wait_for_lists(plane, "gateway", before["gateway"], 2)
             with running_metrics(plane, rendered, folder, reachable.port):
                 wait_for_lists(plane, "metrics", before["metrics"], 2)

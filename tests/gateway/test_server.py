@@ -288,7 +288,7 @@ def test_an_api_server_that_is_away_at_the_start_is_waited_for(tmp_path: Path, k
     elsewhere.write_text(yaml.safe_dump(config))
     gateway = GatewayProcess(elsewhere, "--drain-delay-seconds=0")
     with pytest.raises(TimeoutError):
-        gateway.start(timeout_seconds=3)
+        gateway.start(timeout_seconds=1)
     try:
         status, text = gateway.admin("/readyz")
         assert (status, text.splitlines()) == (503, ["not synced: inferenceservices", "not synced: endpointslices"])
