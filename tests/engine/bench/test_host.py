@@ -1,4 +1,4 @@
-"""`bench host`, small: what it prints last, and that what it measures is a whole engine but for the forward."""
+"""`bench host` of docs/benchmarks.md, small: what it prints last, and that only the forward is no real one."""
 
 import json
 
