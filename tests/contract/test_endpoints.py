@@ -4,6 +4,7 @@ import pytest
 
 from conveyor_api.endpoints import ENDPOINTS, Endpoint, Task, find_endpoint
 from conveyor_engine.serving.http.app import ROUTES
+from conveyor_engine.serving.http.openapi import build_document
 from e2e.cluster.paths import REPOSITORY
 
 OWN = {"/livez", "/readyz", "/load", "/metrics"}  # of an engine, for the cluster
@@ -13,6 +14,13 @@ PAGE = (REPOSITORY / "docs" / "openai-api.md").read_text()
 def test_an_engine_answers_every_path_of_the_catalogue_and_no_other() -> None:
     answered = {(method, path.replace("{model:path}", "")) for method, path in ROUTES if path not in OWN}
     assert answered == {(endpoint.method, endpoint.path) for endpoint in ENDPOINTS}
+
+
+def test_the_page_tells_of_the_document_that_has_them_all() -> None:
+    assert "`GET /openapi.json`" in PAGE
+    assert {path for _, path in ROUTES if path not in OWN} <= {
+        path.replace("{model}", "{model:path}") for path in build_document()["paths"]
+    }
 
 
 def test_no_path_is_in_the_catalogue_twice() -> None:

@@ -15,6 +15,7 @@ from conveyor_engine.serving.http.chat import create_chat_completion
 from conveyor_engine.serving.http.completions import create_completion
 from conveyor_engine.serving.http.edge import Edge, edge_of
 from conveyor_engine.serving.http.failures import error_body, failure_response
+from conveyor_engine.serving.http.openapi import build_document
 from conveyor_engine.serving.metrics import EngineMetrics
 from conveyor_process.request_headers import REQUEST_ID_HEADER, choose_request_id
 
@@ -33,12 +34,13 @@ ROUTES: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {
     ("GET", "/load"): status.get_load,
     ("GET", "/metrics"): status.get_metrics,
 }
-_LABELS = {path for _, path in ROUTES}
+_LABELS = {"/openapi.json", *(path for _, path in ROUTES)}
 
 
 def build_app(edge: Edge) -> ASGIApp:
     """All routes over this engine."""
-    app = FastAPI(openapi_url=None)  # bodies are read by hand, within limits: FastAPI could not describe them
+    app = FastAPI(docs_url=None, redoc_url=None)  # whose pages load scripts from elsewhere
+    app.openapi = build_document  # type: ignore[method-assign]  # as FastAPI has it be extended; served at /openapi.json
     app.state.edge = edge
     for (method, path), answer in ROUTES.items():
         app.add_route(path, answer, methods=[method])

@@ -50,13 +50,22 @@ class Message(msgspec.Struct):
     refusal: None = None
 
 
+class ChatChoice(msgspec.Struct):
+    """Of the whole answer."""
+
+    index: int
+    message: Message
+    logprobs: ChatLogprobs | None
+    finish_reason: str
+
+
 class ChatCompletion(msgspec.Struct):
     """The whole answer; its choices are put in piece by piece."""
 
     id: str
     created: int
     model: str
-    choices: list[object]
+    choices: list[ChatChoice]
     usage: Usage
     object: str = "chat.completion"
 

@@ -17,6 +17,7 @@ from conveyor_engine.errors import (
     Unavailable,
     UnknownModel,
 )
+from conveyor_engine.serving.http.answers import ErrorAnswer, ErrorDetails, ErrorType
 
 RETRY_AFTER_SECONDS = 1
 MESSAGE_CHARACTERS_MAX = 1000  # messages quote what a client or a model's template wrote, whatever its length
@@ -63,25 +64,19 @@ _CODES: tuple[tuple[type[ConveyorEngineError], ErrorCode], ...] = (
 )
 
 
-def find_type(status: int) -> str:
+def find_type(status: int) -> ErrorType:
     """OpenAI's word for the kind of error."""
     if status == 429:
         return "rate_limit_error"
     return "server_error" if status >= 500 else "invalid_request_error"
 
 
-class _Error(msgspec.Struct):
-    message: str
-    type: str
-    param: str | None = None
-    code: str | None = None
-
-
 def error_body(message: str, code: ErrorCode, param: str | None = None) -> bytes:
     """{"error": {...}} in OpenAI's form."""
     param = None if param is None else _shorten(param, PARAM_CHARACTERS_MAX)
     kind = find_type(ANSWERS[code][0])
-    return msgspec.json.encode({"error": _Error(_shorten(message, MESSAGE_CHARACTERS_MAX), kind, param, code)})
+    details = ErrorDetails(_shorten(message, MESSAGE_CHARACTERS_MAX), kind, param, code)
+    return msgspec.json.encode(ErrorAnswer(details))
 
 
 def _shorten(text: str, most: int) -> str:

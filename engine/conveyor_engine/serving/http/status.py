@@ -6,17 +6,18 @@ from starlette.responses import Response
 
 from conveyor_engine import __version__
 from conveyor_engine.serving.engine_client import State
+from conveyor_engine.serving.http.answers import Load, Model, ModelList, Status, Version
 from conveyor_engine.serving.http.edge import Edge, edge_of
 from conveyor_engine.serving.preparing.prepare import check_model
 
 
-def _json(content: object, status: int = 200) -> Response:
+def _json(content: msgspec.Struct, status: int = 200) -> Response:
     return Response(msgspec.json.encode(content), status, media_type="application/json")
 
 
 async def list_models(request: Request) -> Response:
     """GET /v1/models."""
-    return _json({"object": "list", "data": [_model(edge_of(request))]})
+    return _json(ModelList("list", [_model(edge_of(request))]))
 
 
 async def get_model(request: Request) -> Response:
@@ -26,47 +27,41 @@ async def get_model(request: Request) -> Response:
     return _json(_model(edge))
 
 
-def _model(edge: Edge) -> dict[str, object]:
+def _model(edge: Edge) -> Model:
     facts = edge.engine.facts
-    return {
-        "id": edge.model_name,
-        "object": "model",
-        "created": edge.created,
-        "owned_by": "conveyor",
-        "max_model_len": facts.max_model_len if facts else None,
-    }
+    return Model(edge.model_name, "model", edge.created, "conveyor", facts.max_model_len if facts else None)
 
 
 async def get_livez(request: Request) -> Response:
     """200 while the engine process lives and moves, also while it loads; else 503: restart this container."""
     engine = edge_of(request).engine
-    return _json({"status": engine.state}, 200 if engine.is_alive else 503)
+    return _json(Status(engine.state.value), 200 if engine.is_alive else 503)
 
 
 async def get_readyz(request: Request) -> Response:
     """200 while requests are accepted: warm, alive and not draining."""
     engine = edge_of(request).engine
     ready = engine.state is State.READY and engine.is_alive
-    return _json({"status": engine.state if ready or engine.is_alive else "stuck"}, 200 if ready else 503)
+    return _json(Status(engine.state.value if ready or engine.is_alive else "stuck"), 200 if ready else 503)
 
 
 async def get_version(_: Request) -> Response:
     """GET /version, as vLLM answers it."""
-    return _json({"version": __version__})
+    return _json(Version(__version__))
 
 
 async def get_load(request: Request) -> Response:
     """GET /load: who runs, who waits, and whether new requests are welcome."""
     edge = edge_of(request)
     engine = edge.engine
-    content = {
-        "running": engine.stats.num_running,
-        "waiting": engine.num_waiting,
-        "max_num_seqs": engine.facts.max_num_seqs if engine.facts else edge.config.max_num_seqs,
-        "kv_cache_usage": round(engine.stats.kv_cache_usage, 4),
-        "draining": engine.state is State.DRAINING,
-    }
-    return _json(content)
+    load = Load(
+        running=engine.stats.num_running,
+        waiting=engine.num_waiting,
+        max_num_seqs=engine.facts.max_num_seqs if engine.facts else edge.config.max_num_seqs,
+        kv_cache_usage=round(engine.stats.kv_cache_usage, 4),
+        draining=engine.state is State.DRAINING,
+    )
+    return _json(load)
 
 
 async def get_metrics(request: Request) -> Response:

@@ -43,6 +43,13 @@ class Row:
             return "must be " + " or ".join(_KINDS[kind] for kind in self.kinds)
         return f"is not supported by this engine; leave it out (or send {self.accepted_values()})"
 
+    def schema(self) -> dict[str, object]:
+        """The same as JSON Schema."""
+        if self.kinds:
+            types = [*(_JSON_TYPES[kind] for kind in self.kinds), "null"]
+            return {"description": self.why.capitalize() or "Ignored.", "type": types}
+        return {"description": "Accepted only with what changes nothing.", "enum": [None, *self.only]}
+
     def accepted_values(self) -> str:
         """As JSON, for people."""
         return ", ".join(["null", *map(_as_json, self.only)])
@@ -50,6 +57,7 @@ class Row:
 
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a string", list: "a list"}
 _KINDS[dict] = "an object"
+_JSON_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
 
 
 def _equal(value: object, neutral: object) -> bool:

@@ -5,7 +5,7 @@ Any other field, and a wrong value, is an error that names the field. Used by `p
 
 from typing import Annotated, Any, ClassVar, Literal, LiteralString, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from conveyor_engine.serving.preparing.fields import ROWS, Place
@@ -46,10 +46,26 @@ def _is_ids(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(type(v) is int and 0 <= v < 2**31 for v in value)
 
 
+def _list_of(items: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": items, "minItems": 1}
+
+
+# What the readers above take, which pydantic cannot see.
+_STOP: dict[str, Any] = {"type": "string", "minLength": 1, "maxLength": STOP_CHARACTERS_MAX}
+_IDS = _list_of({"type": "integer", "minimum": 0, "exclusiveMaximum": 2**31})
+
 # Every list stops at its first error: a client would make millions of them.
 Prompts = Annotated[
     Annotated[list[str], Field(fail_fast=True)] | Annotated[list[list[int]], Field(fail_fast=True)],
     BeforeValidator(_parse_prompt),
+    WithJsonSchema({"anyOf": [{"type": "string"}, _list_of({"type": "string"}), _IDS, _list_of(_IDS)]}),
+]
+Stops = Annotated[
+    tuple[str, ...],
+    BeforeValidator(_parse_stop),
+    WithJsonSchema(
+        {"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": STOP_STRINGS_MAX}, {"type": "null"}]}
+    ),
 ]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
@@ -113,7 +129,7 @@ class SamplingFields(_Object):
     """Only this many of the likeliest tokens; 0 and -1 are all."""
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
     """Makes the choice of tokens repeatable."""
-    stop: Annotated[tuple[str, ...], BeforeValidator(_parse_stop)] = ()
+    stop: Stops = ()
     """A string or a list of up to 16, of at most 1,024 characters each; what ends the answer is no part of it."""
     stop_token_ids: Annotated[list[TokenId], Field(max_length=128, fail_fast=True)] | None = None
     """Up to 128 tokens that end the answer."""
@@ -174,6 +190,23 @@ def _parse_part(number: int, part: Any) -> str:
     return text
 
 
+_PART = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "text"},
+        "text": {"type": "string"},
+        **{name: row.schema() for name, row in ROWS[Place.TEXT_PART].items()},
+    },
+    "required": ["type", "text"],
+    "additionalProperties": False,
+}
+Content = Annotated[
+    str | None,
+    BeforeValidator(_parse_content),
+    WithJsonSchema({"anyOf": [{"type": "string"}, _list_of(_PART)]}),
+]
+
+
 class ChatMessage(_Object):
     """One turn. Null fields, which clients send back from answers, are taken as absent."""
 
@@ -181,7 +214,7 @@ class ChatMessage(_Object):
 
     role: Literal["system", "developer", "user", "assistant"]
     """`developer` is given to the chat template as `system`."""
-    content: Annotated[str | None, BeforeValidator(_parse_content)] = None
+    content: Content = None
     """A string, or parts `{"type": "text", "text": ...}`."""
     name: str | None = None
     """For chat templates that show it."""

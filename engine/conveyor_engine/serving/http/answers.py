@@ -1,0 +1,63 @@
+"""What the pages of this server say, and its refusals, as structs: for `status`, `failures` and `openapi`."""
+
+from typing import Literal
+
+import msgspec
+
+from conveyor_engine.errors import ErrorCode
+
+ErrorType = Literal["invalid_request_error", "rate_limit_error", "server_error"]
+
+
+class ErrorDetails(msgspec.Struct):
+    """OpenAI's form of an error."""
+
+    message: str
+    type: ErrorType
+    param: str | None
+    code: ErrorCode
+
+
+class ErrorAnswer(msgspec.Struct):
+    """The body of a refusal, and the event that ends a stream which cannot go on."""
+
+    error: ErrorDetails
+
+
+class Model(msgspec.Struct):
+    """One model as OpenAI describes it, and its context as vLLM does."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int | None
+
+
+class ModelList(msgspec.Struct):
+    """The models of this server: one."""
+
+    object: Literal["list"]
+    data: list[Model]
+
+
+class Status(msgspec.Struct):
+    """How the engine is."""
+
+    status: Literal["starting", "ready", "draining", "dead", "stuck"]
+
+
+class Version(msgspec.Struct):
+    """As vLLM answers it."""
+
+    version: str
+
+
+class Load(msgspec.Struct):
+    """Who runs, who waits, and whether new requests are welcome."""
+
+    running: int
+    waiting: int
+    max_num_seqs: int
+    kv_cache_usage: float
+    draining: bool

@@ -1,0 +1,153 @@
+"""The document at /openapi.json says of requests what the workers say, and of answers what a real engine answers."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+from pydantic import BaseModel, ValidationError
+from tests.engine.processes import EngineServer
+
+from conveyor_engine.serving.http.app import ROUTES
+from conveyor_engine.serving.http.openapi import build_document
+from conveyor_engine.serving.preparing.fields import ROWS, Place
+from conveyor_engine.serving.preparing.schemas import ChatRequest, CompletionRequest
+
+DOCUMENT = build_document()
+CHAT = {"messages": [{"role": "user", "content": "a"}]}
+COMPLETION = {"prompt": "a"}
+REQUESTS: tuple[tuple[type[BaseModel], dict[str, Any], Place], ...] = (
+    (ChatRequest, CHAT, Place.CHAT),
+    (CompletionRequest, COMPLETION, Place.COMPLETIONS),
+)
+VALUES: tuple[object, ...] = (
+    None, True, False, 0, 1, -1, 2, 129, 0.5, 1.5, 2.5, -0.5, 2**31, 2**63, "", "a", "text", "none", "medium",
+    [], ["a"], ["a", 1], [1], [[1]], [[]], [-1], ["text"], [{}], {}, {"type": "text"}, {"include_usage": True},
+    {"a": 1}, ["a"] * 17, "a" * 1025,
+)  # fmt: skip
+MESSAGES: tuple[dict[str, Any], ...] = (
+    {"role": "user"},
+    {"role": "user", "content": None},
+    {"role": "tool", "content": "a"},
+    {"role": "user", "content": []},
+    {"role": "user", "content": [{"type": "text", "text": "a"}]},
+    {"role": "user", "content": [{"type": "text", "text": "a", "prompt_cache_breakpoint": {}}]},
+    {"role": "user", "content": [{"type": "text", "text": "a", "more": 1}]},
+    {"role": "user", "content": [{"type": "text", "text": 1}]},
+    {"role": "user", "content": [{"type": "image_url", "image_url": {}}]},
+    {"role": "assistant", "content": "a", "tool_calls": []},
+    {"role": "assistant", "content": "a", "tool_calls": [{}]},
+    {"role": "user", "content": "a", "name": "n", "more": None},
+)
+
+
+def find_schema(name: str) -> dict[str, Any]:
+    return {"$ref": f"#/components/schemas/{name}", "components": DOCUMENT["components"]}
+
+
+def fits(name: str, value: object) -> bool:
+    return Draft202012Validator(find_schema(name)).is_valid(value)
+
+
+def accepts(model: type[BaseModel], body: object) -> bool:
+    try:
+        model.model_validate_json(json.dumps(body))
+    except ValidationError:
+        return False
+    return True
+
+
+def make_bodies(model: type[BaseModel], base: dict[str, Any], place: Place) -> Iterator[dict[str, Any]]:
+    """Every field with every kind of value, and what depends on another field."""
+    for name in (*model.model_fields, *ROWS[place], "more"):
+        for value in VALUES:
+            yield base | {name: value}
+            yield base | {name: value, "stream": True, **({"logprobs": True} if place is Place.CHAT else {})}
+    yield {}
+
+
+@pytest.mark.parametrize(("model", "base", "place"), REQUESTS, ids=lambda each: getattr(each, "__name__", ""))
+def test_a_body_fits_the_document_exactly_if_a_worker_takes_it(
+    model: type[BaseModel], base: dict[str, Any], place: Place
+) -> None:
+    validator = Draft202012Validator(find_schema(model.__name__))
+    bodies = [body for body in make_bodies(model, base, place) if not is_beyond_json_schema(body)]
+    verdicts = [(body, accepts(model, body), validator.is_valid(body)) for body in bodies]
+    assert [body for body, taken, fitting in verdicts if taken != fitting] == []
+    assert {taken for _, taken, _ in verdicts} == {True, False}
+
+
+def is_beyond_json_schema(body: dict[str, Any]) -> bool:
+    """Two limits of one thing, which must agree: told in words."""
+    return "max_tokens" in body and "max_completion_tokens" in body
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=str)
+def test_a_message_fits_exactly_if_a_worker_takes_it(message: dict[str, Any]) -> None:
+    body = {"messages": [message]}
+    assert fits("ChatRequest", body) == accepts(ChatRequest, body)
+
+
+def test_the_document_is_whole() -> None:
+    told = {(method.upper(), path) for path, of in DOCUMENT["paths"].items() for method in of}
+    assert told == {(method, path.replace(":path", "")) for method, path in ROUTES}
+    for schema in DOCUMENT["components"]["schemas"].values():
+        Draft202012Validator.check_schema(schema)
+    references = set(find_references(DOCUMENT))
+    assert references == {f"#/components/schemas/{name}" for name in DOCUMENT["components"]["schemas"]}
+
+
+def find_references(value: object) -> Iterator[str]:
+    if isinstance(value, dict):
+        if isinstance(reference := value.get("$ref"), str):
+            yield reference
+        for each in value.values():
+            yield from find_references(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from find_references(each)
+
+
+def find_answer(path: str, status: int, method: str = "get") -> dict[str, Any]:
+    content = DOCUMENT["paths"][path][method]["responses"][str(status)]["content"]
+    return content["application/json"]["schema"] | {"components": DOCUMENT["components"]}
+
+
+def test_a_real_engine_serves_it(server: EngineServer) -> None:
+    assert server.get("/openapi.json").json() == DOCUMENT
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for method, path in ROUTES if method == "GET" and path not in ("/metrics", "/v1/models/{model:path}")],
+)
+def test_a_page_is_as_it_says(server: EngineServer, path: str) -> None:
+    answer = server.get(path)
+    Draft202012Validator(find_answer(path, answer.status_code)).validate(answer.json())
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)], ids=["chat", "completion"]
+)
+@pytest.mark.parametrize("more", [{}, {"logprobs": 2}, {"n": 2}, {"temperature": 3}, {"model": "other"}], ids=str)
+def test_an_answer_is_as_it_says(server: EngineServer, path: str, body: dict[str, Any], more: dict[str, Any]) -> None:
+    if "logprobs" in more and path.startswith("/v1/chat"):
+        more = {"logprobs": True, "top_logprobs": 2}
+    answer = server.post(path, body | {"max_tokens": 3} | more)
+    Draft202012Validator(find_answer(path, answer.status_code, "post")).validate(answer.json())
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "chunk"),
+    [("/v1/chat/completions", CHAT, "ChatChunk"), ("/v1/completions", COMPLETION, "Completion")],
+    ids=["chat", "completion"],
+)
+def test_an_event_is_as_it_says(server: EngineServer, path: str, body: dict[str, Any], chunk: str) -> None:
+    usage = {"include_usage": True, "continuous_usage_stats": True}
+    answer = server.post(path, body | {"max_tokens": 3, "stream": True, "stream_options": usage})
+    events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
+    assert events[-1] == "[DONE]"
+    assert len(events) > 2
+    for event in events[:-1]:
+        assert fits(chunk, json.loads(event)), event
