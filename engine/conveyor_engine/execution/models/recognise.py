@@ -2,7 +2,7 @@
 
 Called by `fuse`. The parts' names say what to try; `trial` says whether it computes the same. Whatever has a part, a
 weight, a hook or an argument beside the known ones is not recognised, and neither is what differs on random input
-(another order of norms, a scaled residual, another rotation). What none of that tells apart, computes the same.
+(another order of norms, a scaled residual, another rotation). What none of that tells apart is taken for the same.
 """
 
 from collections.abc import Callable
