@@ -13,6 +13,7 @@ import re
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Literal
 
@@ -22,6 +23,7 @@ _URL: Final = re.compile(r"(https?://)(?:[^\s/'\"]*@)?([^\s?'\"]*)(?:\?[^\s'\"]*
 _PAIR: Final = re.compile(r'([a-z][a-z0-9_]*)=("(?:[^"\\]|\\.)*"|[^\s"]*)(?: |$)')
 _ARGUMENT: Final = re.compile(r"%[-#0 +]*\d*(?:\.\d+)?([a-zA-Z])")
 _NUMBERS: Final = "dfg"
+_BARE: Final = re.compile('[^ "=]+')
 
 Value = tuple[str, str, bool]
 """A key, its value as text, and whether that is a number."""
@@ -44,7 +46,7 @@ def without_secrets(text: str) -> str:
 
 def quote(text: str) -> str:
     """A value as it stands after `key=`: bare if it is one plain word, else a JSON string."""
-    if text and text.isprintable() and not any(character in ' "=' for character in text):
+    if _BARE.fullmatch(text) and text.isprintable():
         return text
     return json.dumps(text, ensure_ascii=not text.isprintable())
 
@@ -91,18 +93,52 @@ def _number(text: str) -> float | str:
 
 def _read_template(record: logging.LogRecord) -> list[Value] | None:
     """The pairs of a message of ours; None if it is none."""
-    pairs = split_template(record.msg) if isinstance(record.msg, str) else None
-    if pairs is None:
+    places = _find_places(record.msg) if isinstance(record.msg, str) else None
+    if places is None:
         return None
-    given = iter(record.args if isinstance(record.args, tuple) else ())
+    arguments = record.args if isinstance(record.args, tuple) else ()
+    if not arguments:  # nothing is put in: a `%` is itself
+        return [(place.key, place.text, False) for place in places]
     try:
-        values = [_fill(key, text, given) if record.args else (key, _unquoted(text), False) for key, text in pairs]
-    except (StopIteration, TypeError, ValueError):  # it has not the arguments that it names
+        values = [place.fill(arguments) for place in places]
+    except (IndexError, TypeError, ValueError):  # it has not the arguments that it names
         return None
-    return values if next(given, None) is None else None
+    return values if sum(len(place.kinds) for place in places) == len(arguments) else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A key of a template, the text for its value, and which arguments that takes."""
+
+    key: str
+    text: str
+    first: int
+    kinds: str  # the letter of each argument
+    is_whole: bool  # the text is one argument and nothing else
+
+    def fill(self, arguments: tuple[object, ...]) -> Value:
+        if self.is_whole:
+            argument = arguments[self.first]
+            return self.key, self.text % (argument,), self.kinds in _NUMBERS or type(argument) in (int, float)
+        if not self.kinds:
+            return self.key, self.text, False
+        arguments[self.first + len(self.kinds) - 1]  # raises IndexError
+        return self.key, self.text % arguments[self.first : self.first + len(self.kinds)], False
 
 
 @lru_cache(1024)
+def _find_places(template: str) -> tuple[_Place, ...] | None:
+    pairs = split_template(template)
+    if pairs is None:
+        return None
+    places: list[_Place] = []
+    for key, text in pairs:
+        kinds = "".join(_ARGUMENT.findall(text))
+        first = sum(len(place.kinds) for place in places)
+        places.append(_Place(key, _unquoted(text), first, kinds, _ARGUMENT.fullmatch(text) is not None))
+    return tuple(places)
+
+
 def split_template(template: str) -> tuple[tuple[str, str], ...] | None:
     """The keys of a message, each with what stands for its value; None if it is no message of ours."""
     if not template.startswith("event="):
@@ -114,13 +150,6 @@ def split_template(template: str) -> tuple[tuple[str, str], ...] | None:
         pairs.append((match[1], match[2]))
         end = match.end()
     return tuple(pairs)
-
-
-def _fill(key: str, text: str, given: Iterator[object]) -> Value:
-    arguments = [(match[1], next(given)) for match in _ARGUMENT.finditer(text)]
-    filled = _unquoted(text) % tuple(value for _, value in arguments)
-    is_whole = _ARGUMENT.fullmatch(text) is not None
-    return key, filled, is_whole and (arguments[0][0] in _NUMBERS or type(arguments[0][1]) in (int, float))
 
 
 def _unquoted(text: str) -> str:
