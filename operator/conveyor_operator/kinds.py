@@ -1,12 +1,9 @@
-"""The kinds of objects the operator reads and writes: their API coordinates, once.
+"""Kinds of objects: their API coordinates, and those of Kubernetes' own that the operator reads and writes.
 
-Used by `handlers` (what to watch), `manifests` (what to build), `plan` (in which order) and `cluster` (where to
-send it). Fixed, so no API discovery is needed.
+Used everywhere. Fixed, so no API discovery is needed. The kinds of a resource of ours stand in its own room.
 """
 
 from dataclasses import dataclass
-
-from conveyor_api import names
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +28,6 @@ class Kind:
         return "/".join(part for part in parts if part)
 
 
-INFERENCE_SERVICE = Kind(names.GROUP, names.VERSION, names.KIND, names.PLURAL)
-
 SERVICE_ACCOUNT = Kind("", "v1", "ServiceAccount", "serviceaccounts")
 CLAIM = Kind("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 CONFIG_MAP = Kind("", "v1", "ConfigMap", "configmaps")
@@ -42,21 +37,11 @@ DEPLOYMENT = Kind("apps", "v1", "Deployment", "deployments")
 DISRUPTION_BUDGET = Kind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets")
 AUTOSCALER = Kind("autoscaling", "v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers")
 
-# In the order in which they are applied: what pods need comes before the pods, what counts them after.
-CHILDREN = (SERVICE_ACCOUNT, CLAIM, CONFIG_MAP, SERVICE, NETWORK_POLICY, DEPLOYMENT, DISRUPTION_BUDGET, AUTOSCALER)
-
 POD = Kind("", "v1", "Pod", "pods")
 ENDPOINT_SLICE = Kind("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices")
-
-# Made by controllers for our children; read for the status.
-GRANDCHILDREN = (POD, ENDPOINT_SLICE)
-
-WATCHED = (INFERENCE_SERVICE, *CHILDREN, *GRANDCHILDREN)
 
 EVENT = Kind("", "v1", "Event", "events")
 SECRET = Kind("", "v1", "Secret", "secrets")
 NAMESPACE = Kind("", "v1", "Namespace", "namespaces", namespaced=False)
 CLUSTER_ROLE = Kind("rbac.authorization.k8s.io", "v1", "ClusterRole", "clusterroles", namespaced=False)
 API_SERVICE = Kind("apiregistration.k8s.io", "v1", "APIService", "apiservices", namespaced=False)
-
-BY_NAME = {kind.kind: kind for kind in WATCHED}

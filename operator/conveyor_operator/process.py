@@ -12,17 +12,17 @@ import kopf
 from kopf._core.engines.peering import Identity  # a NewType of str that Kopf does not export
 
 from conveyor_operator.cluster import Cluster, load_configuration, wait_for
-from conveyor_operator.handlers import build_registry, configure
 from conveyor_operator.health import Health, HealthServer
-from conveyor_operator.kinds import INFERENCE_SERVICE
+from conveyor_operator.inferenceservice.kinds import INFERENCE_SERVICE
+from conveyor_operator.loop.handlers import build_registry, configure
+from conveyor_operator.loop.reconcile import Reconciler
+from conveyor_operator.loop.session import KopfSession
+from conveyor_operator.loop.store import Store
+from conveyor_operator.loop.watches import Watches
+from conveyor_operator.loop.workers import Workers
 from conveyor_operator.metrics import Metrics
 from conveyor_operator.metrics_api.keeper import MetricsApiKeeper
-from conveyor_operator.reconcile import Reconciler
-from conveyor_operator.session import KopfSession
 from conveyor_operator.settings import Settings
-from conveyor_operator.store import Store
-from conveyor_operator.watches import Watches
-from conveyor_operator.workers import Workers
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from conveyor_api import names
 from conveyor_kube.kubeconfig import KUBECONFIG_MEANING
-from conveyor_operator.manifests.network import Network
+from conveyor_operator.inferenceservice.manifests.network import Network
 from conveyor_process.kinds import LOG_FORMAT, LOG_LEVEL, NAMESPACES, PORT, TEXT, TRUE_OR_FALSE, whole_number
 from conveyor_process.log import LogFormat
 from conveyor_process.settings import Kind, Program, setting

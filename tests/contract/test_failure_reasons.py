@@ -13,7 +13,7 @@ import conveyor_engine
 from conveyor_api.conditions import ENGINE_FAILURES, MODEL_FAILURES
 from conveyor_engine import errors
 from conveyor_engine.loop.process import _reason
-from conveyor_operator.failures import find_failure
+from conveyor_operator.inferenceservice.failures import find_failure
 
 ENGINE = Path(conveyor_engine.__file__).parent
 DRAWN = re.findall(r"(?:ConfigError|ModelError) +(\w[\w, ]+)", errors.__doc__ or "")  # in the tree of errors

@@ -25,8 +25,8 @@ from conveyor_engine.config.sources import parse_config
 from conveyor_engine.errors import ConfigError
 from conveyor_engine.fetching.fetch import parse_uri
 from conveyor_engine.scheduling import policy
-from conveyor_operator.manifests.config import RESOURCE_FIELDS, build_engine_config
-from conveyor_operator.manifests.metadata import Owner
+from conveyor_operator.inferenceservice.manifests.config import RESOURCE_FIELDS, build_engine_config
+from conveyor_operator.inferenceservice.manifests.metadata import Owner
 from e2e.cluster.paths import REPOSITORY
 
 FIELDS = {field.name: field for field in dataclasses.fields(EngineConfig)}

@@ -5,9 +5,9 @@ from typing import Any
 
 from conveyor_api import names
 from conveyor_api.resource import InferenceService
-from conveyor_operator.manifests import Choices, Network, Object, Owner, build_children
-from conveyor_operator.observed import Child, DeploymentState, Observed
-from conveyor_operator.pods import ContainerState, PodState
+from conveyor_operator.inferenceservice.manifests import Choices, Network, Object, Owner, build_children
+from conveyor_operator.inferenceservice.observed import Child, DeploymentState, Observed
+from conveyor_operator.inferenceservice.pods import ContainerState, PodState
 
 ROLLED_OUT = {"Progressing": ("True", "NewReplicaSetAvailable", "")}
 ROLLING_OUT = {"Progressing": ("True", "ReplicaSetUpdated", "")}

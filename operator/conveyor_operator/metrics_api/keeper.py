@@ -15,8 +15,10 @@ from conveyor_api import names
 from conveyor_operator.cluster import Cluster, Object
 from conveyor_operator.errors import ApiError
 from conveyor_operator.kinds import API_SERVICE, DEPLOYMENT, NAMESPACE, SECRET, Kind
+from conveyor_operator.loop.workers import backoff_seconds
 from conveyor_operator.metrics import Metrics
 from conveyor_operator.metrics_api import certificates
+from conveyor_operator.metrics_api.answer import MetricsApi
 from conveyor_operator.metrics_api.certificates import DropOld, Issue, Keep
 from conveyor_operator.metrics_api.registrar import Registrar
 from conveyor_operator.metrics_api.registration import (
@@ -29,8 +31,6 @@ from conveyor_operator.metrics_api.registration import (
     describe_owner,
 )
 from conveyor_operator.metrics_api.server import BUNDLE_KEY, CERTIFICATE_KEY, PRIVATE_KEY, decode, read_serving
-from conveyor_operator.scaling import MetricsApi
-from conveyor_operator.workers import backoff_seconds
 
 logger = logging.getLogger(__name__)
 

@@ -30,8 +30,8 @@ from tests.operator.metrics_api.steps import (
 from tests.operator.stage import Space, Stage
 
 from conveyor_api.names import METRICS_SERVICE
+from conveyor_operator.metrics_api.answer import MetricsApi
 from conveyor_operator.metrics_api.registration import API_SERVICES, PATIENCE
-from conveyor_operator.scaling import MetricsApi
 
 
 async def test_it_is_registered_once_it_answers_with_its_certificate(

@@ -1,0 +1,171 @@
+"""Each condition of an InferenceService, judged from its situation. Pure; assembled by `status`.
+
+Which reasons there are, and what they mean, stands in `conveyor_api.conditions`. A message contains no time and no
+count of tries, so that a status is written only when something happened. What keeps the engines from being ready is
+found once, by `situation`, and is the same in every condition that depends on them.
+"""
+
+from dataclasses import dataclass
+
+from conveyor_api.conditions import ConditionType, Reason
+from conveyor_api.model import VolumeModel
+from conveyor_operator.inferenceservice.manifests.deployment import FETCH_CONTAINER
+from conveyor_operator.inferenceservice.pods import PodState
+from conveyor_operator.inferenceservice.scaling import judge_scaling
+from conveyor_operator.inferenceservice.situation import POD_KINDS, Blocker, Situation
+
+# Reasons of a condition that is not True although nobody has to do anything.
+IN_PROGRESS = frozenset(
+    {Reason.ROLLING_OUT, Reason.MODEL_DOWNLOADING, Reason.MODEL_LOADING, Reason.PODS_STARTING,
+     Reason.NO_READY_ENDPOINTS, Reason.WAITING_FOR_AUTOSCALER, Reason.SCALED_TO_ZERO, Reason.UP_TO_DATE}
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One condition, without its times."""
+
+    type: ConditionType
+    status: str
+    reason: str
+    message: str
+
+    @property
+    def is_true(self) -> bool:
+        return self.status == "True"
+
+
+def judge_all(situation: Situation) -> list[Judged]:
+    """`Ready` first, then the others in their order."""
+    parts = [
+        judge_progressing(situation),
+        judge_model(situation),
+        judge_workload(situation),
+        judge_endpoint(situation),
+        judge_scaling_ready(situation),
+    ]
+    return [judge_ready(situation, parts), *parts]
+
+
+def judge_ready(situation: Situation, parts: list[Judged]) -> Judged:
+    """At least one engine answers, and the API server lets the spec through to the engines.
+
+    Not that all replicas are there, nor that all run the present spec: a service that scales, rolls out, or has lost
+    one of three pods answers. What the others lack is its reason then.
+    """
+    by_type, type = {part.type: part for part in parts}, ConditionType.READY
+    answers, workload = by_type[ConditionType.ENDPOINT_READY].is_true, by_type[ConditionType.WORKLOAD_READY]
+    obstacle = situation.serving_obstacle if answers else situation.serving_obstacle or situation.obstacle()
+    if obstacle is not None and not (obstacle.temporary and answers):
+        return Judged(type, "False", obstacle.reason, obstacle.message)
+    if situation.wants_none:
+        return Judged(type, "False", Reason.SCALED_TO_ZERO, "replicas is 0: no engine is wanted")
+    if answers and obstacle is None and workload.reason not in (*IN_PROGRESS, Reason.REPLICAS_READY):
+        return Judged(type, "True", workload.reason, workload.message)
+    if answers:
+        return Judged(type, "True", Reason.READY, situation.ready_count)
+    blamed = _first_to_blame(by_type, situation)
+    return Judged(type, "False", blamed.reason, blamed.message)
+
+
+def _first_to_blame(by_type: dict[ConditionType, Judged], situation: Situation) -> Judged:
+    """What a person should look at: a failure before a wait, the cause before its effects."""
+    if situation.blocker is not None:
+        return Judged(ConditionType.READY, "False", situation.blocker.reason, situation.blocker.message)
+    order = (ConditionType.MODEL_AVAILABLE, ConditionType.WORKLOAD_READY, ConditionType.ENDPOINT_READY)
+    missing = [by_type[type] for type in order if not by_type[type].is_true]
+    failed = [part for part in missing if part.reason not in IN_PROGRESS]
+    if failed:
+        return failed[0]
+    progressing = by_type[ConditionType.PROGRESSING]
+    rolls = progressing.reason == Reason.ROLLING_OUT or situation.observed.deployment is None
+    return progressing if rolls else missing[0]
+
+
+def judge_progressing(situation: Situation) -> Judged:
+    """The way to pods of the present spec. Scaling is none, nor is a pod that fails later."""
+    deployment, type, blocker = situation.deployment, ConditionType.PROGRESSING, situation.blocker
+    if blocker is not None and (not situation.rolled_out or situation.obstacle(*POD_KINDS)):
+        return Judged(type, "True" if blocker.temporary else "False", blocker.reason, blocker.message)
+    if situation.observed.deployment is None:
+        return Judged(type, "True", Reason.PODS_STARTING, "the Deployment is not there yet")
+    if not situation.rolled_out and situation.brings_first_pods:
+        return Judged(type, "True", Reason.PODS_STARTING, situation.ready_count)
+    if not situation.rolled_out:
+        updated = min(deployment.updated_replicas, deployment.replicas)
+        told = (
+            f"{updated} of {deployment.replicas} pods run the present spec, {deployment.available_replicas} are ready"
+        )
+        return Judged(type, "True", Reason.ROLLING_OUT, told)
+    obstacle = situation.obstacle()
+    if obstacle is not None:
+        return Judged(type, "True" if obstacle.temporary else "False", obstacle.reason, obstacle.message)
+    return Judged(type, "False", Reason.UP_TO_DATE, "all pods run the present spec")
+
+
+def judge_model(situation: Situation) -> Judged:
+    """By the pods of the present spec, if there are any; the old ones have another model, perhaps."""
+    type, pods = ConditionType.MODEL_AVAILABLE, situation.pods
+    if any(pod.ready for pod in pods):
+        return Judged(type, "True", Reason.MODEL_LOADED, "at least one engine has loaded the model")
+    if situation.wants_none:
+        return Judged(type, "Unknown", Reason.SCALED_TO_ZERO, "no engine is wanted, so none has loaded the model")
+    if situation.blocker is not None:
+        return _blocked(type, situation.blocker)
+    if any(_has_fetched(pod) for pod in pods):
+        return Judged(type, "False", Reason.MODEL_LOADING, "the first engine is loading the model")
+    begun = any(container.running for pod in pods for container in pod.containers if container.initial)
+    status = "False" if begun else "Unknown"
+    if isinstance(situation.spec.model.source, VolumeModel):
+        told = (
+            "the first engine looks for the model in the volume" if begun else "no engine has looked for the model yet"
+        )
+        return Judged(type, status, Reason.MODEL_LOADING, told)
+    told = "the first engine is fetching the model" if begun else "no engine has begun to fetch the model"
+    return Judged(type, status, Reason.MODEL_DOWNLOADING, told)
+
+
+def judge_workload(situation: Situation) -> Judged:
+    deployment, type, blocker = situation.deployment, ConditionType.WORKLOAD_READY, situation.blocker
+    if situation.wants_none and not situation.obstacle(*POD_KINDS):
+        return Judged(type, "True", Reason.SCALED_TO_ZERO, "replicas is 0: no engine is wanted")
+    if blocker is not None:
+        some = f"{situation.ready_count}; " if deployment.available_replicas else ""
+        return Judged(type, "False", blocker.reason, some + blocker.message)
+    if not (situation.rolled_out and deployment.available_replicas >= deployment.asked_replicas):
+        return Judged(type, "False", Reason.PODS_STARTING, situation.ready_count)
+    if situation.gpus_asked > 1:
+        unused = f"each asks for {situation.gpus_asked} GPUs and uses one; set resources.limits to 1"
+        return Judged(type, "True", Reason.GPUS_UNUSED, f"{situation.ready_count}; {unused}")
+    return Judged(type, "True", Reason.REPLICAS_READY, situation.ready_count)
+
+
+def judge_endpoint(situation: Situation) -> Judged:
+    """Whether the gateway has an engine to send to: it reads the same EndpointSlices."""
+    count, type = situation.observed.ready_endpoints, ConditionType.ENDPOINT_READY
+    if count > 0:
+        return Judged(type, "True", Reason.ENDPOINTS_AVAILABLE, "the gateway has engines to send requests to")
+    obstacle = situation.engine_service_obstacle
+    if obstacle is not None:
+        return Judged(type, "False", obstacle.reason, obstacle.message)
+    if situation.wants_none:
+        return Judged(type, "False", Reason.SCALED_TO_ZERO, "no engine is wanted, so requests wait in the gateway")
+    if situation.blocker is not None:
+        return _blocked(type, situation.blocker)
+    return Judged(type, "False", Reason.NO_READY_ENDPOINTS, "no engine is ready; requests wait in the gateway")
+
+
+def judge_scaling_ready(situation: Situation) -> Judged:
+    obstacle = situation.obstacle("HorizontalPodAutoscaler")
+    if obstacle is not None:
+        return Judged(ConditionType.SCALING_READY, "False", obstacle.reason, obstacle.message)
+    judged = judge_scaling(situation.spec, situation.observed, situation.metrics_api)
+    return Judged(ConditionType.SCALING_READY, *judged)
+
+
+def _blocked(type: ConditionType, blocker: Blocker) -> Judged:
+    return Judged(type, "False", blocker.reason, f"no engine is ready: {blocker.message}")
+
+
+def _has_fetched(pod: PodState) -> bool:
+    return any(c.name == FETCH_CONTAINER and c.ended and c.exit_code == 0 for c in pod.containers)

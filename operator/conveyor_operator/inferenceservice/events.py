@@ -1,0 +1,129 @@
+"""Kubernetes Events about an InferenceService: one for each thing that happened, never one per retry or condition.
+
+`report` calls `find_news` (pure) with the status before and after a write; `cluster` writes what `build_event` makes
+of it. Kopf's own posting is off. They are core/v1 Events: `kubectl describe` sorts by `lastTimestamp`, which
+events.k8s.io/v1 does not let anybody set.
+"""
+
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from conveyor_api import names
+from conveyor_api.conditions import ConditionType, Reason
+from conveyor_operator.inferenceservice.conditions import IN_PROGRESS
+from conveyor_operator.inferenceservice.scaling import SCALED
+
+Object = Mapping[str, Any]
+
+_CONTROLLER = f"{names.GROUP}/operator"
+_MESSAGE_CHARACTERS = 1024  # the API's limit
+_INSTANCE = socket.gethostname()[:128]
+
+# The conditions that sum up; what the others say is the cause of these, or their effect.
+_TOLD = (ConditionType.READY, ConditionType.PROGRESSING, ConditionType.SCALING_READY)
+
+# What to change instead of a child of each kind.
+_FIELDS = {
+    "HorizontalPodAutoscaler": "spec.autoscaling",
+    "PersistentVolumeClaim": "spec.model.cache",
+    "ConfigMap": "spec.engine, spec.batching or spec.kvCache",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """One thing that happened, as a person reads it."""
+
+    reason: str
+    message: str
+    warning: bool = False
+
+
+def find_news(before: Object, after: Object) -> list[News]:
+    """What to tell, from one status to the next: each cause once, though several conditions have turned for it."""
+    found: dict[str, News] = {}
+    for news in (*_find_scaling(before, after), *_find_turned(before, after)):
+        found.setdefault(news.reason, news)
+    return list(found.values())
+
+
+def _find_scaling(before: Object, after: Object) -> Iterator[News]:
+    old, new = before.get("autoscaling") or {}, after.get("autoscaling") or {}
+    was, is_now, message = old.get("desiredReplicas"), new.get("desiredReplicas"), str(new.get("message", ""))
+    if is_now and was != is_now and (was or message.startswith(SCALED)):
+        yield News("Scaled", message)
+
+
+def _find_turned(before: Object, after: Object) -> Iterator[News]:
+    """A first condition that is not True is no news, unless somebody has to act; Unknown never is news."""
+    old = {c["type"]: (c["status"], c["reason"]) for c in before.get("conditions") or ()}
+    known = {old[type][1] for type in _TOLD if type in old}
+    for condition in after.get("conditions") or ():
+        type, status, reason = condition["type"], condition["status"], condition["reason"]
+        was = old.get(type)
+        if type not in _TOLD or status == "Unknown" or was == (status, reason):
+            continue
+        warning = _is_warning(type, status, reason)
+        stopped = type == ConditionType.READY and was is not None and was[0] != status
+        if warning and reason in known and not stopped:
+            continue  # the cause was told when another condition turned for it
+        if warning or _is_good_news(type, status, reason, was):
+            yield News(reason, str(condition.get("message", "")), warning)
+
+
+def _is_warning(type: str, status: str, reason: str) -> bool:
+    """Ready is True with another reason than its own when a part of the engines fails, or wastes something."""
+    partly = type == ConditionType.READY and reason != Reason.READY
+    return (status == "False" or partly) and reason not in IN_PROGRESS
+
+
+def _is_good_news(type: str, status: str, reason: str, was: tuple[str, str] | None) -> bool:
+    if type == ConditionType.PROGRESSING:  # the first pods are told by Ready
+        return reason == Reason.ROLLING_OUT or (was is not None and was[1] == Reason.ROLLING_OUT)
+    if type == ConditionType.SCALING_READY:
+        return was is not None and was[0] == "False"
+    if status == "True" or was is None:
+        return status == "True"
+    return was[0] == "True" or reason not in (Reason.PODS_STARTING, Reason.NO_READY_ENDPOINTS)
+
+
+def restored(kind: str, name: str, deleted: bool) -> News:
+    """Somebody changed a child by hand, and it is again as the spec wants it."""
+    done = "deleted and is back" if deleted else "edited and is restored"
+    field = _FIELDS.get(kind, "the spec")
+    return News("Restored", f"{kind} {name} was {done}; change {field} of the InferenceService instead")
+
+
+def build_event(body: Object, news: News, now: datetime) -> dict[str, Any]:
+    """An Event in the namespace of the resource `body`."""
+    metadata, moment = body["metadata"], now.astimezone(UTC)
+    message = news.message
+    seconds = moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        # Names in the order of time, as client-go makes them: a list has those of one second in their order.
+        "metadata": {"name": f"{metadata['name']}.{time.time_ns():016x}", "namespace": metadata["namespace"]},
+        "involvedObject": {
+            "apiVersion": names.API_VERSION,
+            "kind": names.KIND,
+            "namespace": metadata["namespace"],
+            "name": metadata["name"],
+            "uid": metadata["uid"],
+        },
+        "type": "Warning" if news.warning else "Normal",
+        "reason": news.reason[:128],
+        "action": "Reconcile",
+        "message": message if len(message) <= _MESSAGE_CHARACTERS else message[: _MESSAGE_CHARACTERS - 3] + "...",
+        "eventTime": moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        "firstTimestamp": seconds,
+        "lastTimestamp": seconds,
+        "count": 1,
+        "source": {"component": _CONTROLLER},
+        "reportingComponent": _CONTROLLER,
+        "reportingInstance": _INSTANCE,
+    }

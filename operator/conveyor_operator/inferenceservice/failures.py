@@ -1,0 +1,132 @@
+"""Why a pod does not run, in one reason and one sentence. Pure; used by `situation` and `status`.
+
+A user should never have to look into a pod to learn what is wrong. Sources, best first: the scheduler's condition,
+the kubelet's waiting reasons, and how a container ended: that the kernel killed it for its memory, or else its
+termination message, which is `{"reason", "message"}` when the engine or the fetch wrote it, or the last lines of its
+log.
+"""
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from conveyor_api.conditions import ENGINE_FAILURES, MODEL_FAILURES, Reason
+from conveyor_api.status import clip
+from conveyor_operator.inferenceservice.pods import ContainerState, PodState
+from conveyor_operator.inferenceservice.wording import say_in_fields
+
+_IMAGE_REASONS = frozenset(
+    {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError",
+     "RegistryUnavailable", "SignatureValidationFailed"}
+)  # fmt: skip
+_START_REASONS = frozenset(
+    {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "PreStartHookError"}
+)
+# Between two tries the kubelet says this, and then what the last one said: nothing new.
+_BACK_OFF = re.compile(r'^Back-off pulling image "[^"]*"(?:: \w+: |$)')
+_GPU = re.compile(r"Insufficient \S*gpu", re.IGNORECASE)
+_NO_CLAIM = re.compile(r'persistentvolumeclaim "([^"]*)" not found', re.IGNORECASE)
+_NO_SECRET = re.compile(r"secret \"[^\"]*\" not found|couldn't find key .* in Secret", re.IGNORECASE)
+_TOLD_REASONS = MODEL_FAILURES | ENGINE_FAILURES
+
+
+@dataclass(frozen=True, slots=True)
+class PodFailure:
+    """One failure. `since` is RFC 3339, empty if unknown; `exit_code` is None if no container ended."""
+
+    reason: str
+    message: str
+    pod: str
+    since: str = ""
+    exit_code: int | None = None
+
+
+def find_failures(pods: Iterable[PodState]) -> list[PodFailure]:
+    """What keeps pods from being ready now, the latest first; the order does not depend on that of the pods."""
+    found = [find_failure(pod) for pod in pods if not pod.leaving and not pod.ready]
+    return sorted((f for f in found if f is not None), key=lambda f: (f.since, f.pod), reverse=True)
+
+
+def find_last_failure(pods: Iterable[PodState]) -> PodFailure | None:
+    """The latest failure, also of pods that are well again."""
+    found = [f for pod in pods if not pod.leaving and (f := find_failure(pod, also_past=True))]
+    return max(found, key=lambda f: (f.since, f.pod), default=None)
+
+
+def find_failure(pod: PodState, also_past: bool = False) -> PodFailure | None:
+    """What is wrong with one pod. `also_past`: also what a restart has already mended."""
+    if pod.unschedulable:
+        reason, message = _judge_scheduler(pod)
+        return PodFailure(reason, _tidy(message), pod.name, pod.unschedulable_at)
+    for container in pod.containers:
+        failure = _container_failure(pod, container, also_past)
+        if failure is not None:
+            return failure
+    if pod.phase == "Failed":
+        # Evicted, as a rule. Its ReplicaSet has made another one already.
+        return PodFailure(pod.reason or "PodFailed", _tidy(pod.message or "the pod failed"), pod.name, pod.created_at)
+    return None
+
+
+def _judge_scheduler(pod: PodState) -> tuple[Reason, str]:
+    claim = _NO_CLAIM.search(pod.unschedulable)
+    if claim is not None:
+        return Reason.CLAIM_NOT_FOUND, (
+            f"namespace {pod.namespace} has no PersistentVolumeClaim {claim[1]}; make it there, or correct model.uri "
+            "or model.cache.claimName"
+        )
+    reason = Reason.INSUFFICIENT_GPU if _GPU.search(pod.unschedulable) else Reason.UNSCHEDULABLE
+    return reason, pod.unschedulable
+
+
+def _container_failure(pod: PodState, container: ContainerState, also_past: bool) -> PodFailure | None:
+    said = container.waiting_message
+    if container.waiting_reason in _IMAGE_REASONS:
+        cause = _BACK_OFF.sub("", said)
+        message = f"image {container.image} cannot be pulled" + (f": {cause}" if cause else "")
+        return PodFailure(Reason.IMAGE_PULL_FAILED, _tidy(message), pod.name, pod.created_at)
+    if container.waiting_reason in _START_REASONS:
+        reason = Reason.SECRET_NOT_FOUND if _NO_SECRET.search(said) else Reason.CONTAINER_CONFIG_INVALID
+        where = f" in namespace {pod.namespace}" if said.endswith("not found") else ""
+        message = f"container {container.name} cannot start: {said}{where}"
+        return PodFailure(reason, _tidy(message), pod.name, pod.created_at)
+    well_again = container.ready and not also_past
+    done = container.initial and container.exit_code == 0
+    if not container.ended or well_again or done:
+        return None
+    reason, message = _judge_ending(container)
+    return PodFailure(reason, _tidy(message), pod.name, container.ended_at, container.exit_code)
+
+
+def _judge_ending(container: ContainerState) -> tuple[Reason, str]:
+    if container.ended_reason == "OOMKilled":  # before the engine's words: where only a child was killed, it has some
+        return Reason.OOM_KILLED, (
+            f"container {container.name} used more than its memory limit and was killed; "
+            "raise resources.limits.memory, or ask for less with engine.maxModelLen or kvCache"
+        )
+    told = _parse_told(container.ended_message)
+    if told is not None:
+        return told
+    last_lines = container.ended_message.strip()
+    said = f": {last_lines}" if last_lines else ""
+    reason = Reason.MODEL_DOWNLOAD_FAILED if container.initial else Reason.CRASH_LOOP
+    return reason, f"container {container.name} ended with exit code {container.exit_code}{said}"
+
+
+def _parse_told(message: str) -> tuple[Reason, str] | None:
+    """`{"reason", "message"}` as the engine writes it; None for anything else, such as log lines."""
+    try:
+        told = json.loads(message)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(told, dict) or not isinstance(told.get("message"), str):
+        return None
+    reason, said = told.get("reason"), say_in_fields(told["message"])
+    if isinstance(reason, str) and reason in _TOLD_REASONS:
+        return Reason(reason), said
+    return Reason.ENGINE_ERROR, f"{reason}: {said}"  # an engine of another version
+
+
+def _tidy(message: str) -> str:
+    return clip(" ".join(message.split()))

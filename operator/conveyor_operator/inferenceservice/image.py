@@ -1,0 +1,26 @@
+"""Which engine image a service runs. Pure; used by `reconcile`.
+
+An upgrade of Conveyor brings a new default image, and must not restart a GPU pod for it. So a service keeps the image
+it has until its pods are replaced anyway: because the spec asks something else of them, also by no longer naming an
+image, or because the new operator renders them differently. Scaling is not such a change.
+
+Which one it has says the Deployment, whose annotation is a hash of the image and of what it was chosen for: an image
+that was edited by hand does not fit it and is not kept. The status would not do: it is written later, so the next
+reconcile may still read the previous image in it.
+"""
+
+from conveyor_api.spec import InferenceServiceSpec
+from conveyor_operator.inferenceservice.manifests.config import build_engine_config
+from conveyor_operator.inferenceservice.manifests.deployment import hash_template
+from conveyor_operator.inferenceservice.manifests.metadata import Owner
+from conveyor_operator.inferenceservice.observed import DeploymentState
+
+
+def choose_engine_image(owner: Owner, spec: InferenceServiceSpec, default: str, live: DeploymentState | None) -> str:
+    """`live` is the Deployment, as far as there is one."""
+    if spec.engine.image is not None:
+        return spec.engine.image
+    if live is None:
+        return default
+    fitting = hash_template(owner, spec, live.engine_image, build_engine_config(owner, spec))
+    return live.engine_image if live.template_hash == fitting else default

@@ -1,0 +1,28 @@
+"""The InferenceService, its children, and what is made for them: which kinds, and in which order they are applied."""
+
+from conveyor_api import names
+from conveyor_operator.kinds import (
+    AUTOSCALER,
+    CLAIM,
+    CONFIG_MAP,
+    DEPLOYMENT,
+    DISRUPTION_BUDGET,
+    ENDPOINT_SLICE,
+    NETWORK_POLICY,
+    POD,
+    SERVICE,
+    SERVICE_ACCOUNT,
+    Kind,
+)
+
+INFERENCE_SERVICE = Kind(names.GROUP, names.VERSION, names.KIND, names.PLURAL)
+
+# In the order in which they are applied: what pods need comes before the pods, what counts them after.
+CHILDREN = (SERVICE_ACCOUNT, CLAIM, CONFIG_MAP, SERVICE, NETWORK_POLICY, DEPLOYMENT, DISRUPTION_BUDGET, AUTOSCALER)
+
+# Made by controllers for our children; read for the status.
+GRANDCHILDREN = (POD, ENDPOINT_SLICE)
+
+WATCHED = (INFERENCE_SERVICE, *CHILDREN, *GRANDCHILDREN)
+
+BY_NAME = {kind.kind: kind for kind in WATCHED}

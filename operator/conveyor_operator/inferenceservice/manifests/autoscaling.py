@@ -1,0 +1,61 @@
+"""The HorizontalPodAutoscaler on the queue, and the PodDisruptionBudget. Pure."""
+
+from conveyor_api import names
+from conveyor_api.quantities import format_quantity
+from conveyor_api.spec import InferenceServiceSpec
+from conveyor_operator.inferenceservice.manifests.metadata import Object, Owner, build_metadata
+
+
+def build_autoscaler(owner: Owner, spec: InferenceServiceSpec) -> Object | None:
+    """Two Object metrics on the InferenceService, of which the HPA takes the larger wish; None with fixed replicas.
+
+    `AverageValue` makes it ceil(total / target), whatever the number of ready pods.
+    """
+    autoscaling, in_flight, queue_depth = spec.autoscaling, spec.in_flight_target, spec.queue_depth_target
+    if autoscaling is None or in_flight is None or queue_depth is None:
+        return None
+    metrics = [
+        _object_metric(owner, names.IN_FLIGHT_METRIC, in_flight),
+        _object_metric(owner, names.QUEUE_DEPTH_METRIC, queue_depth),
+    ]
+    name = names.engine_name(owner.name)
+    content: Object = {
+        "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": name},
+        "minReplicas": autoscaling.min_replicas,
+        "maxReplicas": autoscaling.max_replicas,
+        "metrics": metrics,
+    }
+    if autoscaling.behavior is not None:
+        content["behavior"] = autoscaling.behavior.to_manifest()
+    return {
+        "apiVersion": "autoscaling/v2",
+        "kind": "HorizontalPodAutoscaler",
+        "metadata": build_metadata(owner, name),
+        "spec": content,
+    }
+
+
+def _object_metric(owner: Owner, metric: str, target: float) -> Object:
+    described = {"apiVersion": names.API_VERSION, "kind": names.KIND, "name": owner.name}
+    return {
+        "type": "Object",
+        "object": {
+            "describedObject": described,
+            "metric": {"name": metric},
+            "target": {"type": "AverageValue", "averageValue": format_quantity(target)},
+        },
+    }
+
+
+def build_disruption_budget(owner: Owner) -> Object:
+    """One pod at a time may be evicted; one that never became ready may always go."""
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": build_metadata(owner, names.engine_name(owner.name)),
+        "spec": {
+            "maxUnavailable": 1,
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+            "selector": {"matchLabels": names.pod_selector(owner.name)},
+        },
+    }

@@ -1,0 +1,82 @@
+"""The engine's configuration file, and the immutable ConfigMap that carries it. Pure.
+
+The file is the contract with the engine: flat snake_case YAML in which an unknown key is an error. A field that the
+resource leaves open is left out, so that the engine's own default holds.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any, Final
+
+import yaml
+
+from conveyor_api import names
+from conveyor_api.spec import InferenceServiceSpec
+from conveyor_operator.inferenceservice.manifests.metadata import Object, Owner, build_metadata
+
+_HASH_DIGITS = 8
+
+# What people call the engine's settings: the fields of the spec that they are made from.
+RESOURCE_FIELDS: Final = {
+    "model": "model.uri",
+    "served_model_name": "model.name",
+    "device": "engine.device",
+    "dtype": "engine.dtype",
+    "max_model_len": "engine.maxModelLen",
+    "batching_mode": "batching.mode",
+    "max_num_seqs": "batching.maxBatchSize",
+    "batching_window_seconds": "batching.window",
+    "max_num_batched_tokens": "batching.maxBatchTokens",
+    "max_num_queued_requests": "batching.maxQueuedRequests",
+    "num_kv_blocks": "kvCache.blockBudget",
+    "kv_memory_fraction": "kvCache.memoryFraction",
+    "block_size": "kvCache.blockSize",
+    "request_timeout_seconds": "endpoint.requestTimeoutSeconds",
+    "drain_timeout_seconds": "drain.timeoutSeconds",
+    "sampling_defaults": "engine.samplingDefaults",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """The file's text and the hash that names it: equal text, equal hash."""
+
+    text: str
+    hash: str
+
+
+def build_engine_config(owner: Owner, spec: InferenceServiceSpec) -> EngineConfig:
+    """What the engines of this service are told."""
+    batching, cache = spec.batching, spec.kv_cache
+    fields: dict[str, Any] = {
+        "model": spec.model.source.directory,
+        "served_model_name": spec.model.name or owner.name,
+        "device": spec.engine.device.lower(),
+        "dtype": spec.engine.dtype.lower(),
+        "max_model_len": spec.engine.max_model_len,
+        "sampling_defaults": "openai" if spec.engine.sampling_defaults == "OpenAI" else None,  # else the engine's own
+        "batching_mode": batching.mode.lower(),
+        "max_num_seqs": batching.max_batch_size,
+        "batching_window_seconds": batching.window_seconds or None,  # 0: a mode without a window
+        "max_num_batched_tokens": batching.max_batch_tokens,
+        "max_num_queued_requests": batching.max_queued_requests,
+        "num_kv_blocks": cache.block_budget,
+        "kv_memory_fraction": cache.memory_fraction_value,
+        "block_size": cache.block_size,
+        "request_timeout_seconds": spec.endpoint.request_timeout_seconds,
+        "drain_timeout_seconds": spec.drain.timeout_seconds,
+        "port": names.ENGINE_PORT,
+    }
+    told = {name: value for name, value in fields.items() if value is not None}
+    text = yaml.safe_dump(told, sort_keys=False)
+    return EngineConfig(text, hashlib.sha256(text.encode()).hexdigest()[:_HASH_DIGITS])
+
+
+def build_config_map(owner: Owner, config: EngineConfig) -> Object:
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": build_metadata(owner, names.config_map_name(owner.name, config.hash)),
+        "immutable": True,
+        "data": {names.ENGINE_CONFIG_KEY: config.text},
+    }

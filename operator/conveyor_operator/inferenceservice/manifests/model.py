@@ -1,0 +1,51 @@
+"""The volume that holds the model, how it is mounted, and the claim made for a cache. Pure."""
+
+from typing import Any
+
+from conveyor_api import names
+from conveyor_api.model import VolumeModel
+from conveyor_api.spec import InferenceServiceSpec
+from conveyor_operator.inferenceservice.manifests.metadata import Object, Owner, build_metadata
+
+MODEL_VOLUME = "models"
+_EMPTY_DIR_SIZE = "200Gi"  # more than any model that one device holds; without a limit a download could fill the node
+
+
+def build_model_mount(spec: InferenceServiceSpec) -> Object:
+    """Writable only where a download goes: a claim with somebody's models is never written to."""
+    if isinstance(spec.model.source, VolumeModel):
+        return {"name": MODEL_VOLUME, "mountPath": names.VOLUME_MODELS_PATH, "readOnly": True}
+    return {"name": MODEL_VOLUME, "mountPath": names.MODELS_PATH}
+
+
+def build_model_volume(owner: Owner, spec: InferenceServiceSpec) -> Object:
+    source, cache = spec.model.source, spec.model.cache
+    if isinstance(source, VolumeModel):
+        claim = {"claimName": source.claim_name, "readOnly": True}
+        return {"name": MODEL_VOLUME, "persistentVolumeClaim": claim}
+    if cache.strategy == "PVC":
+        claim_name = cache.claim_name or names.model_claim_name(owner.name)
+        return {"name": MODEL_VOLUME, "persistentVolumeClaim": {"claimName": claim_name}}
+    return {"name": MODEL_VOLUME, "emptyDir": {"sizeLimit": str(cache.size or _EMPTY_DIR_SIZE)}}
+
+
+def needs_claim(spec: InferenceServiceSpec) -> bool:
+    """Whether the service wants a claim of its own."""
+    return spec.model.cache.strategy == "PVC" and spec.model.cache.claim_name is None
+
+
+def build_claim(owner: Owner, spec: InferenceServiceSpec, access_mode: str) -> Object:
+    """The cache's claim. An access mode cannot change once it is there, so the caller keeps the live one."""
+    cache = spec.model.cache
+    content: dict[str, Any] = {
+        "accessModes": [access_mode],
+        "resources": {"requests": {"storage": str(cache.size)}},
+    }
+    if cache.storage_class_name is not None:
+        content["storageClassName"] = cache.storage_class_name
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": build_metadata(owner, names.model_claim_name(owner.name)),
+        "spec": content,
+    }

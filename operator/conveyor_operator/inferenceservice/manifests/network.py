@@ -1,0 +1,36 @@
+"""The NetworkPolicy of an InferenceService's engines. Pure."""
+
+from dataclasses import dataclass
+
+from conveyor_api import names
+from conveyor_operator.inferenceservice.manifests.metadata import Object, Owner, build_metadata
+
+_NAMESPACE_NAME_LABEL = "kubernetes.io/metadata.name"  # set by Kubernetes, and not to be changed
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """Who may ask the engines: the gateways of this namespace, and whatever runs in Prometheus' namespaces."""
+
+    system_namespace: str
+    prometheus_namespaces: tuple[str, ...] = ()
+
+
+def build_network_policy(owner: Owner, network: Network) -> Object:
+    """An engine knows no callers and no queue: the gateways admit. What pods may reach is left to the cluster."""
+    gateways = {**_select(network.system_namespace), "podSelector": {"matchLabels": names.GATEWAY_POD_LABELS}}
+    peers = [gateways, *(_select(namespace) for namespace in network.prometheus_namespaces)]
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": build_metadata(owner, names.engine_name(owner.name)),
+        "spec": {
+            "podSelector": {"matchLabels": names.pod_selector(owner.name)},
+            "policyTypes": ["Ingress"],
+            "ingress": [{"ports": [{"protocol": "TCP", "port": names.ENGINE_PORT}], "from": peers}],
+        },
+    }
+
+
+def _select(namespace: str) -> Object:
+    return {"namespaceSelector": {"matchLabels": {_NAMESPACE_NAME_LABEL: namespace}}}

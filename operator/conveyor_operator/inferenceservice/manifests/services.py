@@ -1,0 +1,48 @@
+"""The two Services and the ServiceAccount of an InferenceService. Pure."""
+
+from conveyor_api import names
+from conveyor_operator.inferenceservice.manifests.metadata import Object, Owner, build_metadata
+
+
+def build_engine_service(owner: Owner) -> Object:
+    """Headless: the gateway reads its EndpointSlices and chooses an engine itself."""
+    port = {
+        "name": names.ENGINE_PORT_NAME,
+        "port": names.ENGINE_PORT,
+        "targetPort": names.ENGINE_PORT_NAME,
+        "protocol": "TCP",
+        "appProtocol": "http",
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": build_metadata(owner, names.engine_name(owner.name)),
+        "spec": {
+            "type": "ClusterIP",
+            "clusterIP": "None",
+            "publishNotReadyAddresses": False,
+            "selector": names.pod_selector(owner.name),
+            "ports": [port],
+        },
+    }
+
+
+def build_public_service(owner: Owner, gateway_host: str) -> Object:
+    """A DNS name only: the gateway routes by the Host, `<name>.<namespace>`."""
+    port = {"name": names.ENGINE_PORT_NAME, "port": names.GATEWAY_SERVICE_PORT, "protocol": "TCP"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": build_metadata(owner, names.public_service_name(owner.name)),
+        "spec": {"type": "ExternalName", "externalName": gateway_host, "ports": [port]},
+    }
+
+
+def build_service_account(owner: Owner) -> Object:
+    """An identity without a token: the engine does not speak to Kubernetes."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": build_metadata(owner, names.engine_name(owner.name)),
+        "automountServiceAccountToken": False,
+    }

@@ -1,0 +1,77 @@
+"""Who sets the Deployment's replicas, and how the field changes hands without losing a pod. Pure; used by `reconcile`.
+
+Fixed (no `autoscaling`, or provider None): the operator owns the field and sends a number. Autoscaled: the HPA owns
+it, and the operator never sends it.
+
+Handing over (tried on a real 1.37.1, docs/adr/0002): leaving out a field that only we own removes it, and the
+Deployment falls to its default of 1. So a second field manager, `conveyor-replicas`, applies the live number first;
+then the Deployment goes without. The live object's managedFields say how far that got, so an operator that dies in
+between goes on where it stopped.
+
+Handing back: the HPA goes first, then the number is ours again. If more pods run than `spec.replicas` asks for, the
+live number is held until somebody changes `spec.replicas`; an annotation of the Deployment remembers it.
+"""
+
+from dataclasses import dataclass
+
+from conveyor_api import names
+from conveyor_api.spec import InferenceServiceSpec
+from conveyor_operator.inferenceservice.observed import DeploymentState
+
+# Who may have set the number while an HPA was there: we for it, or the HPA's own controller.
+_SCALERS = frozenset({names.REPLICAS_FIELD_MANAGER, "kube-controller-manager"})
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """What the Deployment's apply carries: a number, or None; and the note that explains a held one."""
+
+    count: int | None
+    held: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Apply the number as `conveyor-replicas`, so that it stays when `conveyor` lets go of it."""
+
+    count: int
+    force: bool = False
+
+
+def plan_replicas(spec: InferenceServiceSpec, live: DeploymentState | None, autoscaled: bool) -> Replicas:
+    """The number to send with the Deployment. `autoscaled`: our HPA still exists, or did a moment ago."""
+    if spec.is_autoscaled:
+        return Replicas(None)
+    if live is None:
+        return Replicas(spec.replicas)
+    asked, _, held = live.held_replicas.partition(":")
+    if held.isdigit() and asked == str(spec.replicas):
+        return Replicas(int(held), live.held_replicas)
+    handed_back = names.FIELD_MANAGER not in live.replicas_managers and live.replicas_managers & _SCALERS
+    if (autoscaled or handed_back) and live.asked_replicas > spec.replicas:
+        return Replicas(live.asked_replicas, f"{spec.replicas}:{live.asked_replicas}")
+    return Replicas(spec.replicas)
+
+
+def plan_hold(spec: InferenceServiceSpec, live: DeploymentState | None, former: int = 0) -> Hold | None:
+    """What `conveyor-replicas` has to apply now; None if nothing, or nothing yet.
+
+    Asked before the Deployment is applied (the number is ours: keep what lives) and after it (the Deployment was
+    just created: nobody owns the default, so the first number is set, or the `former` one of a Deployment that somebody
+    deleted: what the autoscaler had decided).
+    """
+    if not spec.is_autoscaled or live is None:
+        return None
+    if names.FIELD_MANAGER in live.replicas_managers:
+        # An HPA ignores a Deployment at 0, so it starts from 1. That is not the live number, so it needs force.
+        return Hold(max(1, live.asked_replicas), force=live.asked_replicas < 1)
+    if not live.replicas_managers:
+        return Hold(first_count(spec, former))
+    return None
+
+
+def first_count(spec: InferenceServiceSpec, former: int) -> int:
+    """Replicas at creation: `spec.replicas` or the former number, within the autoscaler's bounds if there is one."""
+    if spec.autoscaling is None or not spec.is_autoscaled:
+        return spec.replicas
+    return max(min(former or spec.replicas, spec.autoscaling.max_replicas), spec.autoscaling.min_replicas)

@@ -1,0 +1,180 @@
+"""How the service scales, as a condition and in words: the HPA's own arithmetic, redone to be read. Pure.
+
+Used by `conditions` and `status`. desired = ceil(total / target) for each metric, the larger wins, between
+minReplicas and maxReplicas, unless the HPA's tolerance or stabilisation holds it (kubernetes:
+pkg/controller/podautoscaler).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, Decimal
+from typing import Any, Final
+
+from conveyor_api import names
+from conveyor_api.conditions import Reason
+from conveyor_api.quantities import parse_quantity
+from conveyor_api.spec import InferenceServiceSpec
+from conveyor_api.status import AutoscalingStatus, MetricStatus, clip
+from conveyor_operator.inferenceservice.observed import AutoscalerState, Observed
+from conveyor_operator.metrics_api.answer import MetricsApi
+
+Object = Mapping[str, Any]
+
+SCALED: Final = "scaled"
+"""What the message of a decision to change the replicas begins with."""
+
+# What the HPA's controller says for up to 30 s after an installation: so long it keeps what kinds and APIs there are.
+_NO_KIND_YET: Final = f'no matches for kind "{names.KIND}"'
+_NO_API_YET: Final = f"no custom metrics API ({names.METRICS_GROUP}) registered"
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What one metric asks for. Within the tolerance it asks for the replicas that there are."""
+
+    metric: str
+    total: int
+    target: Decimal
+    replicas: int
+    tolerance: Decimal | None = None
+    """The one that keeps it from asking for another number."""
+
+    def __str__(self) -> str:
+        target = format(self.target.normalize(), "f")
+        told = f"{self.metric} {self.total} / {target} -> {self.replicas}"
+        if self.tolerance is None:
+            return told
+        return f"{told}, within the tolerance of {format((self.tolerance * 100).normalize(), 'f')} %"
+
+
+def judge_scaling(spec: InferenceServiceSpec, observed: Observed, metrics_api: MetricsApi) -> tuple[str, Reason, str]:
+    """(status, reason, message) of the condition ScalingReady."""
+    if not spec.is_autoscaled:
+        return "True", Reason.FIXED_REPLICAS, _explain_fixed(spec, observed)
+    if metrics_api.owner:
+        return (
+            "False",
+            Reason.METRICS_API_OWNED_BY_OTHER,
+            (
+                f"APIService {metrics_api.api_service} belongs to {metrics_api.owner}; Conveyor does not displace it. "
+                "The replicas stay as they are. Remove that adapter, or set autoscaling.provider: None."
+            ),
+        )
+    if metrics_api.missing:
+        message = f"custom.metrics.k8s.io is not registered: {metrics_api.missing}. The replicas stay as they are."
+        return "False", Reason.METRICS_UNAVAILABLE, message
+    if observed.autoscaler is None:
+        return "Unknown", Reason.WAITING_FOR_AUTOSCALER, "there is no HorizontalPodAutoscaler yet"
+    said = observed.autoscaler.conditions.get("ScalingActive", ("", "", ""))[2]
+    if _NO_KIND_YET in said or (metrics_api.registered and _NO_API_YET in said):
+        return "Unknown", Reason.WAITING_FOR_AUTOSCALER, "the HorizontalPodAutoscaler looks at the API anew within 30 s"
+    return _mirror(observed.autoscaler)
+
+
+def build_scaling_status(spec: InferenceServiceSpec, observed: Observed) -> AutoscalingStatus | None:
+    """The metrics as the HPA saw them, and the arithmetic; None without `spec.autoscaling`."""
+    if spec.autoscaling is None:
+        return None
+    autoscaler = observed.autoscaler
+    if autoscaler is None:
+        return AutoscalingStatus(provider=spec.autoscaling.provider)
+    reason, message = explain(autoscaler)
+    return AutoscalingStatus(
+        provider=spec.autoscaling.provider,
+        desired_replicas=autoscaler.desired_replicas,
+        reason=reason,
+        metrics=[
+            MetricStatus(name=name, current=autoscaler.currents.get(name), target=target)
+            for name, target in autoscaler.targets.items()
+        ],
+        message=clip(message),
+    )
+
+
+def keep_decision(former: Object, present: dict[str, Any]) -> dict[str, Any]:
+    """The former status as long as its decision stands: a new reading of a metric alone is no news."""
+    return dict(former) if _decision(former) == _decision(present) else present
+
+
+def _decision(status: Object) -> Any:
+    targets = {metric.get("name"): metric.get("target") for metric in status.get("metrics") or ()}
+    return status.get("provider"), status.get("desiredReplicas"), status.get("reason"), targets
+
+
+def explain(autoscaler: AutoscalerState) -> tuple[str, str]:
+    """Why the HPA wants what it wants: one word, and one line with what each metric asks for."""
+    now, desired = autoscaler.current_replicas, autoscaler.desired_replicas
+    decided = f"{SCALED} {now} -> {desired}" if now != desired else f"{desired} replicas"
+    wishes = find_wishes(autoscaler)
+    if not wishes:
+        return "NoMetrics", f"{desired} replicas are kept: no metric could be read"
+    largest = max(wish.replicas for wish in wishes)
+    allowed = min(max(largest, autoscaler.min_replicas), autoscaler.max_replicas)
+    parts = [str(wish) for wish in wishes]
+    if len(wishes) > 1:
+        parts.append(f"the larger is {largest}")
+    reason = "Decided"
+    if allowed != largest:
+        reason, bound = ("AtMaximum", "maxReplicas") if allowed < largest else ("Decided", "minReplicas")
+        parts.append(f"{bound} is {allowed}")
+    if allowed != desired:
+        reason, why = _why_held(autoscaler)
+        parts.append(why)
+    return reason, f"{decided}: {'; '.join(parts)}"
+
+
+def find_wishes(autoscaler: AutoscalerState) -> list[Wish]:
+    """What each metric that could be read asks for. The HPA reports averages; requests are whole, so is the total."""
+    now, wishes = max(1, autoscaler.current_replicas), []
+    for name, target_text in autoscaler.targets.items():
+        current = autoscaler.currents.get(name)
+        if current is None or not target_text:
+            continue
+        target, average = parse_quantity(target_text), parse_quantity(current)
+        total = int((average * now).to_integral_value())
+        replicas = int((total / target).to_integral_value(rounding=ROUND_CEILING))
+        tolerance = parse_quantity(autoscaler.tolerance_up if average > target else autoscaler.tolerance_down)
+        if replicas != now and abs(average / target - 1) <= tolerance:
+            wishes.append(Wish(name, total, target, now, tolerance))
+        else:
+            wishes.append(Wish(name, total, target, replicas))
+    return wishes
+
+
+def _why_held(autoscaler: AutoscalerState) -> tuple[str, str]:
+    able = autoscaler.conditions.get("AbleToScale")
+    limited = autoscaler.conditions.get("ScalingLimited")
+    if able is not None and able[1] in ("ScaleDownStabilized", "ScaleUpStabilized"):
+        return "Stabilized", f"held: {able[2]}"
+    if limited is not None and limited[0] == "True":
+        return "Limited", f"limited: {limited[2]}"
+    return "Pending", "the HorizontalPodAutoscaler has not acted on it yet"
+
+
+def _explain_fixed(spec: InferenceServiceSpec, observed: Observed) -> str:
+    held = observed.deployment.held_replicas.partition(":")[2] if observed.deployment is not None else ""
+    if not held:
+        return f"replicas is fixed at {spec.replicas}; there is no autoscaler"
+    return (
+        f"{held} replicas are kept from the time of the autoscaler; "
+        f"set spec.replicas to another number than {spec.replicas} to change that"
+    )
+
+
+def _mirror(autoscaler: AutoscalerState) -> tuple[str, Reason, str]:
+    for kind, failing in (("AbleToScale", Reason.AUTOSCALER_FAILED), ("ScalingActive", Reason.METRICS_UNAVAILABLE)):
+        status, reason, message = autoscaler.conditions.get(kind, ("Unknown", "", ""))
+        if status == "Unknown":
+            return "Unknown", Reason.WAITING_FOR_AUTOSCALER, "the HorizontalPodAutoscaler has not looked yet"
+        if status == "False" and reason == "ScalingDisabled":
+            return (
+                "False",
+                Reason.AUTOSCALER_FAILED,
+                (
+                    "somebody scaled the Deployment to 0, which pauses the HorizontalPodAutoscaler; "
+                    "scale it to 1 to resume"
+                ),
+            )
+        if status == "False":
+            return "False", failing, f"{reason}: {message}"
+    return "True", Reason.SCALING_ACTIVE, "the HorizontalPodAutoscaler reads the metrics and sets the replicas"

@@ -1,0 +1,130 @@
+"""The situation of one InferenceService: what its conditions are judged by, and what keeps its engines from being
+ready. Pure; made by `reconcile`, read by `conditions` and `status`.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from conveyor_api import names
+from conveyor_api.conditions import MODEL_FAILURES, Reason
+from conveyor_api.spec import InferenceServiceSpec
+from conveyor_operator.inferenceservice.failures import PodFailure, find_failures
+from conveyor_operator.inferenceservice.observed import DeploymentState, Observed
+from conveyor_operator.inferenceservice.plan import Obstacle
+from conveyor_operator.inferenceservice.pods import PodState
+from conveyor_operator.metrics_api.answer import MetricsApi
+
+# Children without which there are no pods of this spec.
+POD_KINDS = ("ServiceAccount", "PersistentVolumeClaim", "ConfigMap", "Deployment")
+
+_MODEL_REASONS = MODEL_FAILURES | {Reason.CLAIM_NOT_FOUND, Reason.SECRET_NOT_FOUND}
+
+
+@dataclass(frozen=True, slots=True)
+class Blocker:
+    """What keeps engines from being ready; `temporary` if waiting is all it takes."""
+
+    reason: str
+    message: str
+    temporary: bool = False
+
+
+@dataclass(frozen=True)
+class Situation:
+    """All that the conditions are judged by."""
+
+    spec: InferenceServiceSpec
+    observed: Observed
+    obstacles: tuple[Obstacle, ...] = ()
+    metrics_api: MetricsApi = field(default_factory=MetricsApi)
+    template_generation: int = 0
+    """Generation of the Deployment that brought its present pod template, as far as is known."""
+
+    @property
+    def deployment(self) -> DeploymentState:
+        return self.observed.deployment or DeploymentState(asked_replicas=self.spec.replicas, generation=1)
+
+    @property
+    def rolled_out(self) -> bool:
+        """The pods of the present template have all been ready, and no others are left."""
+        return self._template_seen and self.deployment.rolled_out
+
+    @property
+    def brings_first_pods(self) -> bool:
+        """Pods are on their way and replace none."""
+        return self.deployment.is_first and (self._template_seen or self.deployment.replicas == 0)
+
+    @property
+    def _template_seen(self) -> bool:
+        return self.deployment.observed_generation >= self.template_generation
+
+    @property
+    def wants_none(self) -> bool:
+        """No engine is asked for, and none is left."""
+        return self.deployment.asked_replicas == 0 and self.deployment.replicas == 0
+
+    @property
+    def ready_count(self) -> str:
+        """In words, for messages."""
+        return f"{self.deployment.available_replicas} of {self.deployment.asked_replicas} engines are ready"
+
+    @property
+    def gpus_asked(self) -> int:
+        """By each engine, which uses one."""
+        limits = self.spec.resources.limits
+        return sum(int(amount) for name, amount in limits.items() if name.startswith(names.GPU_VENDOR))
+
+    @property
+    def pods(self) -> list[PodState]:
+        """The pods of the present template that are to stay; how others fare says nothing about this spec."""
+        wanted = self.deployment.config_hash
+        return [pod for pod in self.observed.pods if pod.config_hash == wanted and not pod.leaving]
+
+    @cached_property
+    def blocker(self) -> Blocker | None:
+        """What keeps engines of this spec from being ready, in every condition that depends on them."""
+        obstacle = self.obstacle(*POD_KINDS)
+        if obstacle is not None:
+            return Blocker(obstacle.reason, obstacle.message, obstacle.temporary)
+        if self.rolled_out and self.deployment.available_replicas >= self.deployment.asked_replicas:
+            return None
+        failures = self._failures
+        if failures:
+            return _sum_up(failures)
+        refused = self.deployment.conditions.get("ReplicaFailure")
+        if refused is not None and refused[0] == "True":
+            return Blocker(Reason.PODS_REFUSED, refused[2])
+        progress = self.deployment.conditions.get("Progressing")
+        if progress is not None and progress[1] == "ProgressDeadlineExceeded":
+            return Blocker(Reason.PROGRESS_DEADLINE_EXCEEDED, progress[2])
+        return None
+
+    @property
+    def _failures(self) -> list[PodFailure]:
+        """Of the pods that count: not of one that has been replaced, nor of one that waits for another's GPU."""
+        pods = self.pods
+        living = [pod for pod in pods if pod.phase != "Failed"]
+        found = find_failures(living if len(living) >= self.deployment.asked_replicas else pods)
+        frees_gpu = any(pod.leaving for pod in self.observed.pods)
+        return [f for f in found if not (frees_gpu and f.reason == Reason.INSUFFICIENT_GPU)]
+
+    @property
+    def serving_obstacle(self) -> Obstacle | None:
+        """What stands in the way of the engines of this spec, or of finding them."""
+        return self.obstacle(*POD_KINDS) or self.engine_service_obstacle
+
+    @property
+    def engine_service_obstacle(self) -> Obstacle | None:
+        return next((o for o in self.obstacles if o.kind == "Service" and o.name.endswith(names.ENGINE_SUFFIX)), None)
+
+    def obstacle(self, *kinds: str) -> Obstacle | None:
+        return next((o for o in self.obstacles if not kinds or o.kind in kinds), None)
+
+
+def _sum_up(failures: list[PodFailure]) -> Blocker:
+    """One of them, the same as long as they last, however often each pod fails: that of the model before others'."""
+    first = min(failures, key=lambda f: (f.reason not in _MODEL_REASONS, f.reason, f.pod))
+    others = Counter(failure.reason for failure in failures)[first.reason] - 1
+    more = f" and {others} more" if others else ""
+    return Blocker(first.reason, f"{first.message} (pod {first.pod}{more})")

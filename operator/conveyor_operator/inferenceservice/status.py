@@ -1,0 +1,130 @@
+"""The status of an InferenceService, from what was observed. Pure; used by `report`.
+
+A status is compared without its times: it is written when something happened, not because time passed.
+`lastTransitionTime` moves only when a condition's status does.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from conveyor_api import names
+from conveyor_api.conditions import ConditionType, Reason
+from conveyor_api.resource import InferenceService
+from conveyor_api.status import Condition, InferenceServiceStatus, LastFailure, ModelStatus, clip
+from conveyor_operator.inferenceservice.conditions import Judged, judge_all
+from conveyor_operator.inferenceservice.failures import PodFailure, find_last_failure
+from conveyor_operator.inferenceservice.pods import find_context_length
+from conveyor_operator.inferenceservice.scaling import build_scaling_status, keep_decision
+from conveyor_operator.inferenceservice.situation import Situation
+
+Object = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What the installation and this reconcile add to the status."""
+
+    url: str
+    engine_image: str
+
+
+def build_status(
+    service: InferenceService, situation: Situation, written: Written, previous: Object, now: datetime
+) -> dict[str, Any]:
+    """The whole status; `previous` is the one that is there, for times and the last failure."""
+    deployment, generation = situation.deployment, service.metadata.generation
+    status = InferenceServiceStatus(
+        observed_generation=generation,
+        conditions=date_conditions(judge_all(situation), previous, generation, now),
+        replicas=deployment.replicas,
+        ready_replicas=deployment.ready_replicas,
+        updated_replicas=deployment.updated_replicas,
+        desired_replicas=deployment.asked_replicas,
+        selector=names.pod_selector_string(service.name),
+        url=written.url,
+        engine_image=written.engine_image,
+        model=_build_model(service, situation, previous),
+        autoscaling=build_scaling_status(situation.spec, situation.observed),
+    )
+    result = status.to_manifest()
+    if "autoscaling" in result:
+        result["autoscaling"] = keep_decision(previous.get("autoscaling") or {}, result["autoscaling"])
+    failure = _build_last_failure(find_last_failure(situation.observed.pods), previous, now)
+    return result | {"lastFailure": failure} if failure else result
+
+
+def build_invalid_status(message: str, generation: int, previous: Object, now: datetime) -> dict[str, Any]:
+    """A spec that cannot be read: say so, and leave the rest as it was, for that is what still runs."""
+    sentence = f"{message}. What ran before goes on running."
+    judged = [
+        Judged(ConditionType.READY, "False", Reason.INVALID_SPEC, sentence),
+        Judged(ConditionType.PROGRESSING, "False", Reason.INVALID_SPEC, sentence),
+    ]
+    dated = [c.to_manifest() for c in date_conditions(judged, previous, generation, now)]
+    said = {condition["type"] for condition in dated}
+    kept = [c for c in previous.get("conditions") or () if c["type"] not in said]
+    return {**previous, "observedGeneration": generation, "conditions": [*dated, *kept]}
+
+
+def date_conditions(judged: Sequence[Judged], previous: Object, generation: int, now: datetime) -> list[Condition]:
+    """With observedGeneration, and the time of the last change of status: an old one's if it is the same."""
+    before = {c["type"]: c for c in previous.get("conditions") or ()}
+    dated = []
+    for part in judged:
+        old = before.get(part.type, {})
+        same = old.get("status") == part.status and old.get("lastTransitionTime")
+        dated.append(
+            Condition(
+                type=str(part.type),
+                status=part.status,  # type: ignore[arg-type]
+                reason=str(part.reason),
+                message=clip(part.message),
+                observed_generation=generation,
+                last_transition_time=old["lastTransitionTime"] if same else format_time(now),
+            )
+        )
+    return dated
+
+
+def is_same(status: Object, previous: Object) -> bool:
+    """Whether writing `status` over `previous` would say nothing new."""
+    return _timeless(status) == _timeless(previous)
+
+
+def format_time(moment: datetime) -> str:
+    """RFC 3339 in UTC, to the second, as metav1.Time."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _build_last_failure(found: PodFailure | None, previous: Object, now: datetime) -> dict[str, Any]:
+    """The failure found, or the one that was; a failure keeps its first time if it has none of its own."""
+    old = dict(previous.get("lastFailure") or {})
+    if found is None:
+        return old
+    if found.since and old.get("time", "") > found.since:
+        return old  # its pod is gone, but it was later
+    same = (old.get("podName"), old.get("reason")) == (found.pod, found.reason)
+    time = found.since or (old.get("time") if same else None) or format_time(now)
+    failure = LastFailure(
+        reason=str(found.reason), message=found.message, pod_name=found.pod, exit_code=found.exit_code, time=time
+    )
+    return failure.to_manifest()
+
+
+def _build_model(service: InferenceService, situation: Situation, previous: Object) -> ModelStatus:
+    """What is known of the model; its context length stays known as long as the source is the same."""
+    uri, found = service.spec.model.uri, find_context_length(situation.pods)
+    old = previous.get("model") or {}
+    if found is None and old.get("uri") == uri:
+        found = old.get("contextLength")
+    return ModelStatus(name=service.served_model_name, uri=uri, context_length=found)
+
+
+def _timeless(status: Object) -> dict[str, Any]:
+    conditions = [
+        {key: value for key, value in condition.items() if key != "lastTransitionTime"}
+        for condition in status.get("conditions") or ()
+    ]
+    return {**status, "conditions": sorted(conditions, key=lambda c: str(c["type"]))}

@@ -1,0 +1,31 @@
+"""An engine's sentence in the words of the resource: `num_kv_blocks` becomes kvCache.blockBudget. Pure.
+
+Used by `failures`. The engine knows its own settings only, and writes their names in backticks.
+"""
+
+import re
+from typing import Final, get_args
+
+from conveyor_api import names
+from conveyor_api.batching import BatchingMode
+from conveyor_api.pod import FREE_ENGINE_SETTINGS, Device, Dtype
+from conveyor_operator.inferenceservice.manifests.config import RESOURCE_FIELDS
+
+_SETTING = re.compile(r"`([a-z_]{1,40})(?:: ([a-z0-9]{1,40}))?`")
+_VALUES: Final = {
+    value.lower(): value for choice in (Device, Dtype, BatchingMode) for value in get_args(choice)
+}  # `manifests.config` writes them so
+_VARIABLES: Final = {name.lower(): f"{names.ENGINE_ENV_PREFIX}{name} in engine.env" for name in FREE_ENGINE_SETTINGS}
+
+
+def say_in_fields(message: str) -> str:
+    """`message` with the fields of the spec in place of the engine's settings."""
+    return _SETTING.sub(_field, message)
+
+
+def _field(match: re.Match[str]) -> str:
+    setting, value = match.groups()
+    field = RESOURCE_FIELDS.get(setting) or _VARIABLES.get(setting)
+    if field is None:
+        return match[0]
+    return field if value is None else f"{field}: {_VALUES.get(value, value)}"

@@ -1,0 +1,168 @@
+"""Reads Kopf's watches line by line: what an object says goes into the `store`, and Kopf gets who it was.
+
+`session` puts this between the API server and Kopf. An object is whatever a tenant could write, so it is read alone:
+one that cannot be read is counted, logged and skipped, and only its projection is kept. A watch that begins with all
+that there is also tells what is there no more, so Kopf is told of deletions that no watch saw.
+"""
+
+import json
+import logging
+import re
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+import aiohttp
+
+from conveyor_api import names
+from conveyor_operator.inferenceservice.kinds import INFERENCE_SERVICE
+from conveyor_operator.inferenceservice.observed import (
+    observe_autoscaler,
+    observe_child,
+    observe_deployment,
+    observe_ready_endpoints,
+)
+from conveyor_operator.inferenceservice.pods import observe_pod
+from conveyor_operator.kinds import AUTOSCALER, DEPLOYMENT, ENDPOINT_SLICE, POD, Kind
+from conveyor_operator.loop.store import Store
+from conveyor_operator.loop.workers import Key
+from conveyor_operator.metrics import Metrics
+
+logger = logging.getLogger(__name__)
+
+UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
+
+_INITIAL_EVENTS_END = "k8s.io/initial-events-end"
+_START_ANEW = {"type": "ERROR", "object": {"code": 410}}
+_TOLD_TO_KOPF = ("name", "namespace", "uid", "generation", "resourceVersion", "deletionTimestamp")
+_NAME = re.compile(rb'"name":"([a-z0-9.-]{1,253})","namespace":"([a-z0-9-]{1,63})"')
+
+Object = Mapping[str, Any]
+
+_STATES: dict[Kind, Callable[[Object], Any]] = {DEPLOYMENT: observe_deployment, AUTOSCALER: observe_autoscaler}
+_PROJECTIONS: dict[Kind, Callable[[Object], Any]] = {
+    INFERENCE_SERVICE: lambda body: str(body["metadata"]["uid"]),
+    POD: observe_pod,
+    ENDPOINT_SLICE: observe_ready_endpoints,
+}
+
+
+class Watches:
+    """`mark` is called with the key of a service that lost an object to another one."""
+
+    def __init__(self, store: Store, metrics: Metrics, mark: Callable[[Key], None]) -> None:
+        self._store = store
+        self._metrics = metrics
+        self._mark = mark
+        self._unfinished: set[tuple[Kind, str | None]] = set()
+        """Whose beginning was not told to its end; Kopf ends a silent one by a cancellation, and would resume it."""
+
+    async def read(
+        self, kind: Kind, namespace: str | None, content: aiohttp.StreamReader, from_the_start: bool
+    ) -> AsyncIterator[bytes]:
+        """Lines for Kopf. `from_the_start`: the stream begins with all objects, and a bookmark after them.
+
+        Where that beginning breaks off, and after any error, Kopf is told to start anew: it would resume after the
+        objects that it has seen, or end.
+        """
+        seen: set[str] | None = set() if from_the_start else None
+        if seen is not None:
+            self._unfinished.add((kind, namespace))
+        elif (kind, namespace) in self._unfinished:
+            yield _to_line(_START_ANEW)
+            return
+        try:
+            async for line in _split(content):
+                event = self._read_event(kind, line)
+                if event is None:
+                    continue
+                if event["type"] == "ERROR":
+                    logger.info("watch ended kind=%s error=%.500r", kind.kind, event["object"])
+                    yield _to_line(_START_ANEW)
+                    return
+                if seen is not None and event["type"] == "BOOKMARK":
+                    for gone in self._find_deleted(kind, namespace, seen):
+                        yield _to_line(gone)
+                    self._unfinished.discard((kind, namespace))
+                    seen = None
+                elif seen is not None:
+                    seen.add(event["object"]["metadata"]["uid"])
+                yield _to_line(event)
+        except (aiohttp.ClientError, TimeoutError):
+            if seen is None:
+                raise
+        if seen is not None:
+            yield _to_line(_START_ANEW)
+
+    def _read_event(self, kind: Kind, line: bytes) -> Object | None:
+        """The event as Kopf gets it, after its object went into the store; None if it cannot be read."""
+        try:
+            event = json.loads(line)
+            type, body = event["type"], event["object"]
+            if type == "ERROR":
+                return {"type": type, "object": body}
+            metadata = {key: body["metadata"][key] for key in _TOLD_TO_KOPF if key in body["metadata"]}
+            if type == "BOOKMARK":
+                metadata["annotations"] = body["metadata"].get("annotations") or {}
+            else:
+                key = _key_of(kind, body)
+                metadata["labels"] = {names.INFERENCE_SERVICE_LABEL: key[1]}
+                self._remember(kind, key, type, {**body, "kind": kind.kind})
+        except UNREADABLE as error:
+            self._metrics.unreadable_objects.labels(kind.plural).inc()
+            who = _NAME.search(line)
+            name = b"/".join(reversed(who.groups())).decode() if who else "unknown"
+            logger.warning("skipped an unreadable object kind=%s key=%s error=%.200r", kind.kind, name, error)
+            return None
+        return {"type": type, "object": {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata}}
+
+    def _remember(self, kind: Kind, key: Key, type: str, body: Object) -> None:
+        uid = str(body["metadata"]["uid"])
+        if type == "DELETED":
+            self._store.drop(kind, uid)
+            return
+        left = self._store.put(kind, uid, key, project(kind, key, body))
+        if left is not None:  # its label was changed; the event names only the new service
+            self._mark(left)
+
+    def _find_deleted(self, kind: Kind, namespace: str | None, seen: set[str]) -> list[Object]:
+        """What the store knows and the watch did not show; it leaves the store."""
+        events: list[Object] = []
+        for uid, key in self._store.keys(kind, namespace).items():
+            if uid not in seen:
+                logger.info("deleted unheard kind=%s key=%s/%s", kind.kind, *key)
+                self._store.drop(kind, uid)
+                labels = {names.INFERENCE_SERVICE_LABEL: key[1]}
+                metadata = {"uid": uid, "namespace": key[0], "name": key[1], "labels": labels}
+                events.append({"type": "DELETED", "object": {"kind": kind.kind, "metadata": metadata}})
+        return events
+
+
+def project(kind: Kind, key: Key, body: Object) -> Any:
+    """What the store keeps of an object. The state of a Deployment or HPA counts only under the engine's name."""
+    if kind in _PROJECTIONS:
+        return _PROJECTIONS[kind](body)
+    observe_state = _STATES.get(kind)
+    is_engines = body["metadata"]["name"] == names.engine_name(key[1])
+    return observe_child(body), observe_state(body) if observe_state and is_engines else None
+
+
+def _key_of(kind: Kind, body: Object) -> Key:
+    metadata = body["metadata"]
+    if kind is INFERENCE_SERVICE:
+        return str(metadata["namespace"]), str(metadata["name"])
+    return str(metadata["namespace"]), str(metadata["labels"][names.INFERENCE_SERVICE_LABEL])
+
+
+async def _split(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """Lines of any length: the API server bounds its objects, not aiohttp's buffer."""
+    begun = bytearray()
+    async for chunk in content.iter_any():
+        *lines, rest = chunk.split(b"\n")
+        for line in lines:
+            yield bytes(begun + line)
+            begun.clear()
+        begun += rest
+
+
+def _to_line(event: Object) -> bytes:
+    return json.dumps(event).encode() + b"\n"

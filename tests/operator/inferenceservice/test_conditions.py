@@ -1,0 +1,312 @@
+"""Each condition in each situation; every reason is one of those that the API documents."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.operator import kubelet
+from tests.operator.builders import (
+    ROLLED_OUT,
+    ROLLING_OUT,
+    ended,
+    make_child,
+    make_deployment,
+    make_observed,
+    make_pod,
+    make_resource,
+)
+
+from conveyor_api.conditions import REASONS_BY_CONDITION, ConditionType, Reason
+from conveyor_operator.inferenceservice.conditions import Judged, judge_all
+from conveyor_operator.inferenceservice.observed import DeploymentState, Observed
+from conveyor_operator.inferenceservice.plan import Obstacle
+from conveyor_operator.inferenceservice.pods import ContainerState, PodState, observe_pod
+from conveyor_operator.inferenceservice.situation import Situation
+
+LOADING = make_pod("pod", ended(code=0, reason="Completed", name="fetch"), ContainerState("engine", running=True))
+FETCHING = make_pod("pod", ContainerState("fetch", initial=True, running=True))
+READY = replace(LOADING, ready=True)
+REFUSED = Obstacle("Deployment", "qwen-engine", Reason.CHILD_REFUSED, "Deployment qwen-engine: bad nodeSelector")
+
+
+Obstacles = tuple[Obstacle, ...]
+
+
+def judge(
+    deployment: DeploymentState | None, *pods: PodState, endpoints: int = 0, obstacles: Obstacles = (), **spec: Any
+) -> dict[str, Judged]:
+    situation = make_situation(deployment, *pods, endpoints=endpoints, obstacles=obstacles, **spec)
+    return {judged.type: judged for judged in judge_all(situation)}
+
+
+def make_situation(
+    deployment: DeploymentState | None,
+    *pods: PodState,
+    endpoints: int = 0,
+    obstacles: Obstacles = (),
+    template_generation: int = 0,
+    **spec: Any,
+) -> Situation:
+    observed = make_observed(deployment=deployment, pods=pods, ready_endpoints=endpoints)
+    return Situation(make_resource(**spec).spec, observed, obstacles, template_generation=template_generation)
+
+
+def said(judged: Judged) -> tuple[str, str]:
+    return judged.status, judged.reason
+
+
+def test_a_service_whose_pods_all_run_is_ready_in_every_respect() -> None:
+    found = judge(make_deployment(1), READY, endpoints=1)
+    assert {type: said(judged) for type, judged in found.items()} == {
+        "Ready": ("True", "Ready"),
+        "Progressing": ("False", "UpToDate"),
+        "ModelAvailable": ("True", "ModelLoaded"),
+        "WorkloadReady": ("True", "ReplicasReady"),
+        "EndpointReady": ("True", "EndpointsAvailable"),
+        "ScalingReady": ("True", "FixedReplicas"),
+    }
+
+
+def test_a_new_service_is_on_its_way_and_nobody_is_to_blame() -> None:
+    found = judge(None)
+    assert said(found["Ready"]) == ("False", "PodsStarting")
+    assert said(found["Progressing"]) == ("True", "PodsStarting")
+    assert said(found["ModelAvailable"])[0] == "Unknown"
+
+
+@pytest.mark.parametrize(("pod", "reason"), [(FETCHING, "ModelDownloading"), (LOADING, "ModelLoading")])
+def test_the_way_of_the_model_is_told(pod: PodState, reason: str) -> None:
+    found = judge(make_deployment(1, ready_replicas=0, available_replicas=0), pod)
+    assert said(found["ModelAvailable"]) == ("False", reason)
+    assert said(found["Ready"]) == ("False", reason)
+
+
+def test_a_service_that_scales_up_stays_ready() -> None:
+    deployment = make_deployment(3, ready_replicas=1, available_replicas=1)
+    found = judge(deployment, READY, replace(LOADING, name="other"), endpoints=1)
+    assert said(found["Ready"]) == ("True", "Ready")
+    assert said(found["WorkloadReady"]) == ("False", "PodsStarting")
+    assert found["WorkloadReady"].message == "1 of 3 engines are ready"
+
+
+def test_a_service_that_lost_one_pod_of_three_stays_ready_and_says_what_it_lost() -> None:
+    deployment = make_deployment(3, ready_replicas=2, available_replicas=2)
+    broken = make_pod("broken", ended(code=137, reason="OOMKilled"))
+    found = judge(deployment, READY, broken, endpoints=2)
+    assert said(found["Ready"]) == ("True", "OOMKilled")
+    assert said(found["WorkloadReady"]) == ("False", "OOMKilled")
+    assert found["Ready"].message == found["WorkloadReady"].message
+    assert found["Ready"].message.startswith("2 of 3 engines are ready; container engine used more than its memory")
+    assert found["Ready"].message.endswith("(pod broken)")
+
+
+def test_several_pods_that_fail_are_told_once_and_always_alike() -> None:
+    deployment = make_deployment(4, ready_replicas=1, available_replicas=1)
+    sentence = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
+    early, late = "2026-11-21T08:00:00Z", "2026-11-21T09:00:00Z"
+    for times in ((early, late, late), (late, early, early)):
+        waiting = [
+            make_pod(name, unschedulable=sentence, unschedulable_at=time)
+            for name, time in zip("abc", times, strict=True)
+        ]
+        found = judge(deployment, READY, *waiting, endpoints=1)
+        assert said(found["Ready"]) == ("True", "InsufficientGPU")
+        assert found["Ready"].message == f"1 of 4 engines are ready; {sentence} (pod a and 2 more)"
+
+
+def test_a_pod_that_waits_for_the_gpu_of_one_that_leaves_has_not_failed() -> None:
+    deployment = make_deployment(1, ready_replicas=0, available_replicas=0, revision=2, conditions=ROLLING_OUT)
+    waiting = make_pod("new", unschedulable="0/1 nodes are available: 1 Insufficient nvidia.com/gpu.")
+    leaving = replace(READY, name="old", config_hash="00000000", leaving=True)
+    assert said(judge(deployment, waiting, leaving)["Ready"]) == ("False", "RollingOut")
+    assert said(judge(deployment, waiting)["Ready"]) == ("False", "InsufficientGPU")
+
+
+def test_a_pod_that_was_replaced_is_not_blamed_while_its_replacement_starts() -> None:
+    evicted = make_pod("evicted", phase="Failed", reason="Evicted", message="low on memory")
+    deployment = make_deployment(1, ready_replicas=0, available_replicas=0)
+    assert said(judge(deployment, evicted)["WorkloadReady"]) == ("False", "Evicted")
+    assert said(judge(deployment, evicted, LOADING)["WorkloadReady"]) == ("False", "PodsStarting")
+
+
+def test_gpus_that_nobody_uses_are_told_by_a_service_that_is_ready() -> None:
+    for limits, reason in (({"nvidia.com/gpu": 4}, "GPUsUnused"), ({"nvidia.com/gpu": 1, "cpu": 8}, "Ready")):
+        found = judge(make_deployment(1), READY, endpoints=1, resources={"limits": limits})
+        assert said(found["Ready"]) == ("True", reason)
+    wasted = judge(make_deployment(1), READY, endpoints=1, resources={"limits": {"nvidia.com/mig-1g.10gb": "2"}})
+    assert wasted["WorkloadReady"].message.endswith("each asks for 2 GPUs and uses one; set resources.limits to 1")
+
+
+def test_a_service_stays_ready_in_a_rollout_as_long_as_an_engine_answers() -> None:
+    halfway = make_deployment(2, updated_replicas=1, revision=2, conditions=ROLLING_OUT)
+    last_pod_starts = make_deployment(2, available_replicas=1, revision=2, conditions=ROLLING_OUT)
+    for deployment in (halfway, last_pod_starts):
+        for endpoints, ready in ((1, ("True", "Ready")), (0, ("False", "RollingOut"))):
+            found = judge(deployment, READY, endpoints=endpoints)
+            assert said(found["Ready"]) == ready
+            assert said(found["Progressing"]) == ("True", "RollingOut")
+
+
+def test_scaling_is_no_rollout_also_before_the_controller_has_seen_it() -> None:
+    """As in a demo that told "RollingOut: 3 of 1 pods run the present spec"."""
+    for asked, there in ((1, 3), (3, 1)):
+        for seen in (1, 2):
+            deployment = make_deployment(asked, generation=2, observed_generation=seen, replicas=there,
+                                         updated_replicas=there, available_replicas=there)  # fmt: skip
+            situation = make_situation(deployment, READY, endpoints=there, template_generation=1)
+            found = {judged.type: judged for judged in judge_all(situation)}
+            assert said(found["Progressing"]) == ("False", "UpToDate")
+            assert said(found["Ready"]) == ("True", "Ready")
+
+
+def test_a_new_template_is_a_rollout_also_before_the_controller_has_seen_it() -> None:
+    found = judge_all(make_situation(make_deployment(1, generation=2), READY, endpoints=1, template_generation=2))
+    assert said(found[1]) == ("True", "RollingOut")
+    assert found[1].message == "1 of 1 pods run the present spec, 1 are ready"
+
+
+def test_the_first_pods_are_no_rollout() -> None:
+    starting = make_deployment(1, available_replicas=0, conditions=ROLLING_OUT)
+    assert said(judge(starting, LOADING)["Progressing"]) == ("True", "PodsStarting")
+    assert said(judge(starting, LOADING)["Ready"]) == ("False", "ModelLoading")
+
+
+@pytest.mark.parametrize(
+    ("status", "type", "reason"),
+    [
+        (kubelet.fetch_failed({}, "ModelNotFound", "no such model"), "ModelAvailable", "ModelNotFound"),
+        (kubelet.fetch_failed({}, "ChecksumMismatch", "model.safetensors"), "ModelAvailable", "ChecksumMismatch"),
+        (kubelet.oom_killed({}), "WorkloadReady", "OOMKilled"),
+        (kubelet.unschedulable({}), "WorkloadReady", "InsufficientGPU"),
+        (kubelet.image_pull_failed({}), "WorkloadReady", "ImagePullFailed"),
+    ],
+)
+def test_the_cause_in_a_pod_is_the_reason_of_the_service(status: dict, type: str, reason: str) -> None:
+    pod = observe_pod({"metadata": {"name": "pod"}, "status": status})
+    deployment = make_deployment(1, ready_replicas=0, available_replicas=0)
+    found = judge(replace(deployment, conditions=ROLLING_OUT), replace(pod, config_hash="aaaaaaaa"))
+    assert said(found[type]) == ("False", reason)
+    for dependent in ("Ready", "Progressing", "ModelAvailable", "WorkloadReady", "EndpointReady"):
+        assert said(found[dependent]) == ("False", reason), "they agree"
+
+
+def test_pods_of_a_former_spec_are_not_blamed_on_this_one() -> None:
+    broken = make_pod("old", ended("boom"), config_hash="00000000")
+    found = judge(make_deployment(1, updated_replicas=0), broken)
+    assert said(found["WorkloadReady"]) == ("False", "PodsStarting")
+
+
+def test_a_refused_child_is_the_reason_and_its_words_are_the_message() -> None:
+    found = judge(None, obstacles=(REFUSED,))
+    for type in ("Ready", "Progressing", "WorkloadReady"):
+        assert said(found[type]) == ("False", "ChildRefused")
+        assert found[type].message == "Deployment qwen-engine: bad nodeSelector"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("HorizontalPodAutoscaler", "qwen-engine"), ("PodDisruptionBudget", "qwen-engine"), ("Service", "qwen")],
+)
+def test_a_refused_child_that_no_request_needs_is_told_by_a_service_that_is_ready(kind: str, name: str) -> None:
+    obstacle = Obstacle(kind, name, Reason.CHILD_REFUSED, "no")
+    found = judge(make_deployment(1), READY, endpoints=1, obstacles=(obstacle,))
+    assert said(found["Ready"]) == ("True", "Ready")
+    assert said(found["WorkloadReady"]) == ("True", "ReplicasReady")
+    assert said(found["EndpointReady"]) == ("True", "EndpointsAvailable")
+    assert said(found["Progressing"]) == ("False", "ChildRefused")
+    assert said(found["ScalingReady"])[0] == ("False" if kind == "HorizontalPodAutoscaler" else "True")
+
+
+def test_while_no_engine_answers_every_obstacle_is_told_at_once() -> None:
+    obstacle = Obstacle("Service", "qwen", Reason.CHILD_NOT_OWNED, "taken")
+    assert said(judge(None, obstacles=(obstacle,))["Ready"]) == ("False", "ChildNotOwned")
+
+
+def test_a_refused_engine_service_is_why_no_engine_is_found() -> None:
+    obstacle = Obstacle("Service", "qwen-engine", Reason.CHILD_NOT_OWNED, "taken")
+    found = judge(make_deployment(1), READY, obstacles=(obstacle,))
+    assert said(found["EndpointReady"]) == said(found["Ready"]) == ("False", "ChildNotOwned")
+
+
+def test_what_passes_by_itself_does_not_make_a_service_that_answers_unready() -> None:
+    passing = replace(REFUSED, temporary=True)
+    found = judge(make_deployment(1), READY, endpoints=1, obstacles=(passing,))
+    assert said(found["Ready"]) == ("True", "Ready")
+    assert said(found["Progressing"]) == ("True", "ChildRefused")
+    assert said(judge(None, obstacles=(passing,))["Ready"]) == ("False", "ChildRefused")
+
+
+def test_zero_replicas_are_no_failure() -> None:
+    found = judge(make_deployment(0), replicas=0)
+    assert said(found["Ready"]) == ("False", "ScaledToZero")
+    assert said(found["WorkloadReady"]) == ("True", "ScaledToZero")
+    assert said(found["Progressing"]) == ("False", "UpToDate")
+
+
+def test_pods_that_a_quota_forbids_are_told() -> None:
+    conditions = {"ReplicaFailure": ("True", "FailedCreate", "exceeded quota: gpus")}
+    deployment = make_deployment(1, replicas=0, updated_replicas=0, available_replicas=0, conditions=conditions)
+    found = judge(deployment)
+    assert said(found["WorkloadReady"]) == ("False", "PodsRefused")
+    assert found["WorkloadReady"].message == "exceeded quota: gpus"
+    assert said(found["Ready"]) == ("False", "PodsRefused")
+
+
+def test_a_rollout_that_takes_too_long_is_told() -> None:
+    conditions = {"Progressing": ("False", "ProgressDeadlineExceeded", "timed out")}
+    found = judge(make_deployment(1, available_replicas=0, revision=2, conditions=conditions), LOADING)
+    assert said(found["Progressing"]) == ("False", "ProgressDeadlineExceeded")
+    assert said(found["WorkloadReady"]) == ("False", "ProgressDeadlineExceeded")
+
+
+def test_the_gateway_needs_one_ready_endpoint() -> None:
+    assert said(judge(make_deployment(1), READY)["EndpointReady"]) == ("False", "NoReadyEndpoints")
+    assert said(judge(make_deployment(1), READY)["Ready"]) == ("False", "NoReadyEndpoints")
+
+
+counts = st.integers(0, 4)
+pods = st.lists(
+    st.sampled_from(
+        [READY, LOADING, FETCHING, make_pod(), make_pod("x", ended("boom")), make_pod(unschedulable="Insufficient gpu"),
+         make_pod(config_hash="00000000"), make_pod(leaving=True), make_pod(phase="Failed", reason="Evicted")]
+    ),
+    max_size=4,
+)  # fmt: skip
+obstacles = st.sampled_from(
+    [
+        (), (REFUSED,), (replace(REFUSED, temporary=True),),
+        (Obstacle("Service", "qwen", Reason.CHILD_NOT_OWNED, "taken", temporary=True),),
+    ]
+)  # fmt: skip
+
+
+rollouts = st.sampled_from([{}, ROLLED_OUT, ROLLING_OUT])
+
+
+@given(counts, counts, counts, counts, st.booleans(), pods, counts, obstacles, rollouts)
+def test_every_situation_has_all_conditions_with_documented_reasons(
+    asked: int, there: int, updated: int, available: int, seen: bool, pods: list[PodState], endpoints: int,
+    obstacles: Obstacles, conditions: dict[str, tuple[str, str, str]],
+) -> None:  # fmt: skip
+    deployment = make_deployment(
+        asked, replicas=there, updated_replicas=updated, available_replicas=available, observed_generation=int(seen),
+        conditions=conditions,
+    )  # fmt: skip
+    observed = Observed({("Deployment", "qwen-engine"): make_child()}, deployment, None, tuple(pods), endpoints)
+    situation = Situation(make_resource(replicas=asked).spec, observed, obstacles)
+    judged = judge_all(situation)
+    assert [part.type for part in judged] == list(ConditionType)
+    all_reasons = {reason for reasons in REASONS_BY_CONDITION.values() for reason in reasons}
+    for part in judged:
+        allowed: Any = all_reasons if part.type == "Ready" else REASONS_BY_CONDITION[part.type]
+        if part.reason != "Evicted":  # Kubernetes' own word, passed on
+            assert part.reason in allowed, part
+        assert part.status in ("True", "False", "Unknown")
+        assert part.message
+    ready = judged[0]
+    for part in judged[2:5]:
+        if situation.blocker is not None and not part.is_true and part.reason != "ScaledToZero":
+            assert part.reason == situation.blocker.reason, "a failure is the same in all that depends on it"
+    assert ready.is_true == (obstacles != (REFUSED,) and endpoints > 0 and asked + there > 0)

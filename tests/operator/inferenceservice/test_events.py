@@ -1,0 +1,142 @@
+"""Events tell what happened, once."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conveyor_operator.inferenceservice.events import News, build_event, find_news, restored
+
+BODY = {"metadata": {"name": "qwen", "namespace": "default", "uid": "uid-1"}}
+NOW = datetime(2026, 11, 21, 8, 0, 0, 123456, tzinfo=UTC)
+
+
+def status(desired: int | None = None, **conditions: tuple[str, str]) -> dict[str, Any]:
+    decision = {"desiredReplicas": desired, "message": f"scaled to {desired}"}
+    return ({} if desired is None else {"autoscaling": decision}) | {
+        "conditions": [
+            {"type": type, "status": status, "reason": reason, "message": f"about {reason}"}
+            for type, (status, reason) in conditions.items()
+        ]
+    }
+
+
+def told(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    return [news.reason for news in find_news(before, after)]
+
+
+def test_a_condition_that_stays_is_no_news() -> None:
+    same = status(Ready=("False", "OOMKilled"), Progressing=("True", "RollingOut"))
+    assert find_news(same, same) == []
+
+
+def test_a_condition_that_turns_is_news() -> None:
+    found = find_news(status(Ready=("False", "ModelLoading")), status(Ready=("True", "Ready")))
+    assert found == [News("Ready", "about Ready")]
+
+
+def test_another_reason_is_news_and_a_failure_is_a_warning() -> None:
+    found = find_news(status(Ready=("False", "ModelLoading")), status(Ready=("False", "OOMKilled")))
+    assert found == [News("OOMKilled", "about OOMKilled", warning=True)]
+
+
+def test_one_cause_is_told_once_though_all_conditions_turn_for_it() -> None:
+    types = ("Ready", "Progressing", "ModelAvailable", "WorkloadReady", "EndpointReady")
+    before = status(**dict.fromkeys(types, ("False", "PodsStarting")))
+    assert told(before, status(**dict.fromkeys(types, ("False", "OOMKilled")))) == ["OOMKilled"]
+
+
+def test_one_cause_is_told_once_though_another_condition_turns_for_it_later() -> None:
+    before = status(Ready=("False", "ChildRefused"), Progressing=("True", "ChildRefused"))
+    assert told(before, status(Ready=("False", "ChildRefused"), Progressing=("False", "ChildRefused"))) == []
+
+
+def test_a_part_that_fails_is_a_warning_and_so_is_the_rest_that_fails_later() -> None:
+    partly, wholly = status(Ready=("True", "OOMKilled")), status(Ready=("False", "OOMKilled"))
+    assert find_news(status(Ready=("True", "Ready")), partly) == [News("OOMKilled", "about OOMKilled", warning=True)]
+    assert told(partly, wholly) == ["OOMKilled"]
+    assert told(wholly, status(Ready=("True", "Ready"))) == ["Ready"]
+
+
+def test_being_on_the_way_is_no_warning() -> None:
+    (found,) = find_news(status(Ready=("True", "Ready")), status(Ready=("False", "RollingOut")))
+    assert not found.warning
+
+
+def test_a_rollout_is_told_at_its_beginning_and_at_its_end() -> None:
+    quiet, rolling = status(Progressing=("False", "UpToDate")), status(Progressing=("True", "RollingOut"))
+    assert told(quiet, rolling) == ["RollingOut"]
+    assert told(rolling, quiet) == ["UpToDate"]
+
+
+def test_the_first_pods_are_told_by_ready_alone() -> None:
+    before = status(Ready=("False", "PodsStarting"), Progressing=("True", "PodsStarting"))
+    assert told(before, status(Ready=("True", "Ready"), Progressing=("False", "UpToDate"))) == ["Ready"]
+
+
+def test_the_first_status_of_a_new_service_is_silent_about_what_is_still_to_come() -> None:
+    first = status(
+        Ready=("False", "PodsStarting"), ModelAvailable=("Unknown", "ModelDownloading"), ScalingReady=("True", "Fixed")
+    )
+    assert find_news({}, first) == []
+
+
+def test_the_first_status_speaks_of_what_somebody_must_do() -> None:
+    assert find_news({}, status(Ready=("False", "ChildRefused")))[0].warning
+
+
+def test_each_decision_of_the_autoscaler_is_told_with_its_arithmetic() -> None:
+    up, down = find_news(status(1), status(3)), find_news(status(3), status(1))
+    assert (up, down) == ([News("Scaled", "scaled to 3")], [News("Scaled", "scaled to 1")])
+    assert find_news(status(0), status(3)) == find_news(status(), status(3)) == up, "the first decision it ever took"
+    assert find_news(status(3), status()) == []
+    first_look = {"autoscaling": {"desiredReplicas": 1, "message": "1 replicas: all is quiet"}}
+    assert find_news(status(), first_look) == []
+
+
+def test_an_autoscaler_that_works_again_is_news_and_one_that_begins_to_work_is_none() -> None:
+    works, broken = status(ScalingReady=("True", "ScalingActive")), status(ScalingReady=("False", "MetricsUnavailable"))
+    assert told(status(ScalingReady=("Unknown", "WaitingForAutoscaler")), works) == []
+    assert told(works, broken) == ["MetricsUnavailable"]
+    assert told(broken, works) == ["ScalingActive"]
+
+
+def test_a_restored_child_names_what_to_change_instead() -> None:
+    edited = restored("HorizontalPodAutoscaler", "qwen-engine", deleted=False)
+    assert edited.message == (
+        "HorizontalPodAutoscaler qwen-engine was edited and is restored; "
+        "change spec.autoscaling of the InferenceService instead"
+    )
+    assert "was deleted and is back" in restored("Service", "qwen", deleted=True).message
+
+
+def test_an_event_speaks_of_the_resource_and_fits_the_api() -> None:
+    event = build_event(BODY, News("OOMKilled", "x" * 5000, warning=True), NOW)
+    assert event["involvedObject"]["uid"] == "uid-1"
+    assert event["eventTime"] == "2026-11-21T08:00:00.123456Z"
+    assert event["firstTimestamp"] == event["lastTimestamp"] == "2026-11-21T08:00:00Z", "kubectl describe sorts by it"
+    assert (event["type"], event["reason"], event["metadata"]["namespace"]) == ("Warning", "OOMKilled", "default")
+    assert len(event["message"]) == 1024
+
+
+def test_events_of_one_moment_have_names_in_their_order() -> None:
+    made = [build_event(BODY, News("Ready", str(number)), NOW)["metadata"]["name"] for number in range(100)]
+    assert made == sorted(set(made))
+
+
+REASONS = st.sampled_from(["Ready", "RollingOut", "OOMKilled", "ModelLoading", "UpToDate", "GPUsUnused"])
+STATUSES = st.builds(
+    lambda desired, conditions: status(desired, **conditions),
+    st.none() | st.integers(0, 3),
+    st.dictionaries(
+        st.sampled_from(["Ready", "Progressing", "ModelAvailable", "ScalingReady"]),
+        st.tuples(st.sampled_from(["True", "False", "Unknown"]), REASONS),
+    ),
+)
+
+
+@given(STATUSES, STATUSES)
+def test_no_cause_is_told_twice(before: dict[str, Any], after: dict[str, Any]) -> None:
+    reasons = told(before, after)
+    assert len(reasons) == len(set(reasons))

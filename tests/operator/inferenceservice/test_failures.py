@@ -1,0 +1,184 @@
+"""Why a pod does not run, in one reason and one sentence."""
+
+import json
+
+import pytest
+from tests.operator import kubelet
+from tests.operator.builders import ended, make_pod
+
+from conveyor_operator.inferenceservice.failures import PodFailure, find_failure, find_failures, find_last_failure
+from conveyor_operator.inferenceservice.pods import ContainerState, observe_pod
+
+POD = {"metadata": {"name": "qwen-engine-1"}, "spec": {}}
+
+
+def told(reason: str, message: str) -> str:
+    return json.dumps({"reason": reason, "message": message})
+
+
+def find(container: ContainerState) -> PodFailure:
+    failure = find_failure(make_pod("pod", container))
+    assert failure is not None
+    return failure
+
+
+def test_what_the_engine_says_is_what_the_user_reads() -> None:
+    failure = find(ended(told("KVBudgetTooLarge", "4096 blocks need 9 GiB,\n4 GiB are free")))
+    assert failure.reason == "KVBudgetTooLarge"
+    assert failure.message == "4096 blocks need 9 GiB, 4 GiB are free"
+    assert (failure.exit_code, failure.since, failure.pod) == (1, "2026-11-21T08:00:00Z", "pod")
+
+
+def test_the_engine_s_settings_are_told_as_fields_of_the_resource() -> None:
+    said = (
+        "`num_kv_blocks` gives 8 KV blocks; set `max_model_len` to 128 or `device: auto`, not `dtype: float16`; "
+        "`warmup` and `host` stay; `rm -rf`"
+    )
+    assert find(ended(told("KVBudgetTooSmall", said))).message == (
+        "kvCache.blockBudget gives 8 KV blocks; set engine.maxModelLen to 128 or engine.device: Auto, "
+        "not engine.dtype: Float16; CONVEYOR_ENGINE_WARMUP in engine.env and `host` stay; `rm -rf`"
+    )
+
+
+@pytest.mark.parametrize("message", ["[" * 4000, '{"message": "x", "reason": {}}', '{"message": "x", "reason": []}'])
+def test_what_an_image_of_somebody_else_writes_ends_nothing(message: str) -> None:
+    assert find(ended(message)).reason in ("CrashLoop", "EngineError")
+
+
+def test_a_reason_that_this_operator_does_not_know_is_told_all_the_same() -> None:
+    failure = find(ended(told("NewReason", "something new")))
+    assert (failure.reason, failure.message) == ("EngineError", "NewReason: something new")
+
+
+@pytest.mark.parametrize("message", ["Traceback: boom", "[1, 2]", '{"reason": "ModelNotFound"}', "", '"text"'])
+def test_an_ending_without_a_reason_is_a_crash_with_its_last_words(message: str) -> None:
+    failure = find(ended(message, code=3))
+    assert failure.reason == "CrashLoop"
+    assert "exit code 3" in failure.message
+    assert message in failure.message
+
+
+def test_a_fetch_without_a_reason_is_a_failed_download() -> None:
+    assert find(ended("no route", name="fetch")).reason == "ModelDownloadFailed"
+
+
+def test_a_killed_child_is_a_killed_container_whatever_the_engine_says() -> None:
+    """With cgroup v1 the kernel kills one process, and the first one has time for its own guess."""
+    words = told("EngineError", "the engine process was ended by SIGKILL")
+    assert find(ended(words, code=1, reason="OOMKilled")).reason == "OOMKilled"
+    assert find(ended(told("OOMKilled", "the engine process used more"), code=1)).reason == "OOMKilled"
+
+
+def test_a_pod_killed_for_its_memory_says_what_to_raise() -> None:
+    failure = find(ended(code=137, reason="OOMKilled"))
+    assert failure.reason == "OOMKilled"
+    assert "resources.limits.memory" in failure.message
+
+
+@pytest.mark.parametrize(
+    ("sentence", "reason"),
+    [
+        ("0/3 nodes are available: 3 Insufficient nvidia.com/gpu.", "InsufficientGPU"),
+        ("0/3 nodes are available: 1 Insufficient amd.com/gpu, 2 Insufficient cpu.", "InsufficientGPU"),
+        ("0/3 nodes are available: 3 Insufficient memory.", "Unschedulable"),
+        ('0/3 nodes are available: persistentvolumeclaim "models" not found.', "ClaimNotFound"),
+    ],
+)
+def test_the_schedulers_sentence_becomes_a_reason(sentence: str, reason: str) -> None:
+    failure = find_failure(make_pod(unschedulable=sentence, phase="Pending"))
+    assert failure is not None
+    assert failure.reason == reason
+    assert failure.message == sentence or reason == "ClaimNotFound"
+
+
+def test_a_missing_claim_is_told_with_its_namespace_and_the_field() -> None:
+    sentence = '0/1 nodes are available: persistentvolumeclaim "models" not found. not found'
+    failure = find_failure(make_pod(namespace="team-a", unschedulable=sentence, phase="Pending"))
+    assert failure is not None
+    assert failure.message == (
+        "namespace team-a has no PersistentVolumeClaim models; make it there, "
+        "or correct model.uri or model.cache.claimName"
+    )
+
+
+def test_an_image_that_cannot_be_pulled_is_told_alike_while_it_is_tried_and_between_the_tries() -> None:
+    cause = "failed to resolve reference: example/engine:1: not found"
+    between = f'Back-off pulling image "example/engine:1": ErrImagePull: {cause}'
+    for waiting, message in (("ErrImagePull", cause), ("ImagePullBackOff", between)):
+        state = ContainerState("engine", "example/engine:1", waiting_reason=waiting, waiting_message=message)
+        assert find(state).message == f"image example/engine:1 cannot be pulled: {cause}"
+
+
+@pytest.mark.parametrize(
+    ("waiting", "message", "reason"),
+    [
+        ("ErrImagePull", "not found", "ImagePullFailed"),
+        ("ImagePullBackOff", "Back-off", "ImagePullFailed"),
+        ("InvalidImageName", "bad", "ImagePullFailed"),
+        ("CreateContainerConfigError", 'secret "hub" not found', "SecretNotFound"),
+        ("CreateContainerConfigError", "couldn't find key token in Secret default/hub", "SecretNotFound"),
+        ("CreateContainerConfigError", 'configmap "x" not found', "ContainerConfigInvalid"),
+        ("RunContainerError", "exec", "ContainerConfigInvalid"),
+    ],
+)
+def test_what_keeps_a_container_from_starting_becomes_a_reason(waiting: str, message: str, reason: str) -> None:
+    failure = find(ContainerState("fetch", "example/engine:1", True, waiting_reason=waiting, waiting_message=message))
+    assert failure.reason == reason
+    assert message in failure.message
+
+
+@pytest.mark.parametrize("waiting", ["ContainerCreating", "PodInitializing", ""])
+def test_a_pod_that_is_on_its_way_has_no_failure(waiting: str) -> None:
+    assert find_failure(make_pod("pod", ContainerState("engine", waiting_reason=waiting))) is None
+
+
+def test_a_fetch_that_is_done_is_no_failure() -> None:
+    assert find_failure(make_pod("pod", ended(code=0, reason="Completed", name="fetch"))) is None
+
+
+def test_a_restarted_engine_failed_until_it_is_ready_again() -> None:
+    restarted = ended("", running=True)
+    assert find_failure(make_pod("pod", restarted)) is not None
+    well = ended("", running=True, ready=True)
+    assert find_failure(make_pod("pod", well)) is None
+    assert find_last_failure([make_pod("pod", well, ready=True)]) is not None
+
+
+def test_pods_that_leave_or_are_ready_are_not_blamed() -> None:
+    broken = ended("boom")
+    assert find_failures([make_pod("a", broken, leaving=True), make_pod("b", broken, ready=True)]) == []
+    assert find_last_failure([make_pod("a", broken, leaving=True)]) is None
+
+
+def test_the_latest_failure_comes_first_whatever_the_order_of_the_pods() -> None:
+    early = make_pod("early", ended("a", ended_at="2026-11-21T08:00:00Z"))
+    late = make_pod("late", ended("b", ended_at="2026-11-21T09:00:00Z"))
+    assert [f.pod for f in find_failures([early, late])] == ["late", "early"]
+    assert find_failures([late, early]) == find_failures([early, late])
+
+
+def test_an_evicted_pod_keeps_the_reason_of_kubernetes() -> None:
+    failure = find_failure(make_pod(phase="Failed", reason="Evicted", message="low on memory"))
+    assert failure is not None
+    assert (failure.reason, failure.message) == ("Evicted", "low on memory")
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        (kubelet.fetch_failed(POD, "ModelNotFound", "no such model"), "ModelNotFound"),
+        (kubelet.oom_killed(POD), "OOMKilled"),
+        (kubelet.unschedulable(POD), "InsufficientGPU"),
+        (kubelet.image_pull_failed(POD), "ImagePullFailed"),
+    ],
+)
+def test_statuses_as_the_kubelet_writes_them_are_understood(status: dict, reason: str) -> None:
+    failure = find_failure(observe_pod({**POD, "status": status}))
+    assert failure is not None
+    assert failure.reason == reason
+
+
+def test_a_running_pod_as_the_kubelet_writes_it_is_ready() -> None:
+    pod = observe_pod({**POD, "status": kubelet.ready(POD)})
+    assert pod.ready
+    assert find_failure(pod) is None

@@ -1,0 +1,50 @@
+"""An upgrade of Conveyor restarts no GPU; a spec that rolls the pods anyway takes the new image along."""
+
+from dataclasses import replace
+from typing import Any
+
+from tests.operator.builders import CHOICES, OWNER, build_one, make_resource
+
+from conveyor_operator.inferenceservice.image import choose_engine_image
+from conveyor_operator.inferenceservice.observed import DeploymentState, observe_deployment
+
+OLD, NEW = CHOICES.engine_image, "example/engine:2"
+
+
+def live(**spec: Any) -> DeploymentState:
+    return observe_deployment(build_one("Deployment", **spec))
+
+
+def choose(deployment: DeploymentState | None, **spec: Any) -> str:
+    return choose_engine_image(OWNER, make_resource(**spec).spec, NEW, deployment)
+
+
+def test_a_new_default_does_not_touch_running_pods() -> None:
+    assert choose(live()) == OLD
+
+
+def test_scaling_is_no_reason_for_another_image() -> None:
+    assert choose(live(), replicas=5) == OLD
+    assert choose(live(), autoscaling={"maxReplicas": 4}) == OLD
+    assert choose(live(), endpoint={"maxQueuedRequests": 7}) == OLD
+
+
+def test_pods_that_are_replaced_anyway_take_the_new_default() -> None:
+    assert choose(live(), batching={"maxBatchSize": 8}) == NEW
+    assert choose(live(), drain={"timeoutSeconds": 9}) == NEW
+
+
+def test_an_image_in_the_spec_wins() -> None:
+    assert choose(live(), engine={"image": "mine/engine:7"}) == "mine/engine:7"
+
+
+def test_an_image_that_leaves_the_spec_leaves_the_pods() -> None:
+    assert choose(live(engine={"image": OLD})) == NEW
+
+
+def test_a_service_without_a_deployment_gets_the_default() -> None:
+    assert choose(None) == NEW
+
+
+def test_an_image_that_was_edited_by_hand_is_not_kept() -> None:
+    assert choose(replace(live(), engine_image="edited/engine:1")) == NEW

@@ -1,0 +1,292 @@
+"""What is built from a spec: targeted checks, and properties over many specs."""
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.operator.builders import CHOICES, OWNER, build, build_one, make_resource
+
+from conveyor_api import names
+from conveyor_operator.inferenceservice.manifests import build_children
+from conveyor_operator.inferenceservice.manifests.deployment import with_replicas
+
+
+def template(**spec: Any) -> dict[str, Any]:
+    return build_one("Deployment", **spec)["spec"]["template"]
+
+
+def container(name: str, **spec: Any) -> dict[str, Any]:
+    pod = template(**spec)["spec"]
+    return next(c for c in (*pod["initContainers"], *pod["containers"]) if c["name"] == name)
+
+
+SCRATCH = {"name": "scratch", "mountPath": "/tmp"}
+
+
+def config(**spec: Any) -> dict[str, Any]:
+    return yaml.safe_load(build_one("ConfigMap", **spec)["data"]["engine.yaml"])
+
+
+def test_the_children_of_a_plain_service_have_the_contracts_names() -> None:
+    (config_map,) = [name for kind, name in build() if kind == "ConfigMap"]
+    assert set(build()) == {
+        ("ServiceAccount", "qwen-engine"),
+        ("ConfigMap", config_map),
+        ("Service", "qwen-engine"),
+        ("Service", "qwen"),
+        ("Deployment", "qwen-engine"),
+        ("NetworkPolicy", "qwen-engine"),
+        ("PodDisruptionBudget", "qwen-engine"),
+    }
+    assert len(config_map) == len("qwen-engine-") + 8
+
+
+def test_the_engine_is_told_everything_in_its_own_words() -> None:
+    told = config(
+        model={"uri": "hf://example/model@refs/pr/1", "name": "served"},
+        engine={"device": "Auto", "dtype": "BFloat16", "maxModelLen": 512, "samplingDefaults": "OpenAI"},
+        batching={"mode": "Dynamic", "maxBatchSize": 8, "window": "20ms", "maxBatchTokens": 64, "maxQueuedRequests": 9},
+        kvCache={"blockBudget": 4096, "blockSize": 16},
+        endpoint={"requestTimeoutSeconds": 30},
+        drain={"timeoutSeconds": 7},
+    )
+    assert told == {
+        "model": "/models/hf/example/model/refs--pr--1",
+        "served_model_name": "served",
+        "device": "auto",
+        "dtype": "bfloat16",
+        "max_model_len": 512,
+        "sampling_defaults": "openai",
+        "batching_mode": "dynamic",
+        "max_num_seqs": 8,
+        "batching_window_seconds": 0.02,
+        "max_num_batched_tokens": 64,
+        "max_num_queued_requests": 9,
+        "num_kv_blocks": 4096,
+        "block_size": 16,
+        "request_timeout_seconds": 30,
+        "drain_timeout_seconds": 7,
+        "port": 8000,
+    }
+
+
+def test_what_the_spec_leaves_open_is_left_to_the_engine() -> None:
+    told = config()
+    assert "max_model_len" not in told
+    assert "num_kv_blocks" not in told
+    assert "kv_memory_fraction" not in told
+
+
+def test_the_pods_name_the_configuration_that_they_run() -> None:
+    (name,) = [name for kind, name in build() if kind == "ConfigMap"]
+    pod = template()
+    assert name == f"qwen-engine-{pod['metadata']['annotations'][names.CONFIG_HASH_ANNOTATION]}"
+    assert {"name": "config", "configMap": {"name": name}} in pod["spec"]["volumes"]
+
+
+def test_the_pods_meet_the_restricted_standard() -> None:
+    pod = template()["spec"]
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["runAsUser"] == 65532
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    for each in (*pod["initContainers"], *pod["containers"]):
+        assert each["securityContext"]["allowPrivilegeEscalation"] is False
+        assert each["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+        assert each["terminationMessagePolicy"] == "FallbackToLogsOnError"
+        assert each["securityContext"]["readOnlyRootFilesystem"] is True
+        assert SCRATCH in each["volumeMounts"]
+
+
+def test_no_folder_of_a_pod_can_fill_the_node() -> None:
+    folders = [volume["emptyDir"] for volume in template()["spec"]["volumes"] if "emptyDir" in volume]
+    assert len(folders) == 3
+    assert all("sizeLimit" in folder for folder in folders)
+
+
+def test_nobody_but_gateways_and_prometheus_reaches_an_engine() -> None:
+    spec, labels = build_one("NetworkPolicy")["spec"], template()["metadata"]["labels"]
+    assert spec["podSelector"]["matchLabels"].items() <= labels.items()
+    assert spec["policyTypes"] == ["Ingress"]
+    (rule,) = spec["ingress"]
+    (port,) = container("engine")["ports"]
+    assert rule["ports"] == [{"protocol": port["protocol"], "port": port["containerPort"]}]
+    gateways, prometheus = rule["from"]
+    assert gateways["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "conveyor-system"}}
+    assert gateways["podSelector"] == {"matchLabels": {"app.kubernetes.io/name": "conveyor-gateway"}}
+    assert prometheus == {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+
+
+def test_the_engine_has_its_probes_and_time_to_drain() -> None:
+    pod, engine = template(drain={"timeoutSeconds": 60})["spec"], container("engine")
+    assert pod["terminationGracePeriodSeconds"] == 5 + 60 + 10
+    assert engine["lifecycle"] == {"preStop": {"sleep": {"seconds": 5}}}
+    assert engine["startupProbe"]["httpGet"]["path"] == engine["readinessProbe"]["httpGet"]["path"] == "/readyz"
+    assert engine["livenessProbe"]["httpGet"]["path"] == "/livez"
+    startup = engine["startupProbe"]
+    assert startup["periodSeconds"] * startup["failureThreshold"] == 1800
+
+
+def test_a_hub_model_is_fetched_into_the_cache_with_the_token_of_its_secret() -> None:
+    fetch = container("fetch", model={"uri": "hf://example/model@v1", "secretRef": {"name": "hub"}})
+    assert fetch["command"][-4:] == ["--uri", "hf://example/model@v1", "--target", "/models/hf/example/model/v1"]
+    token = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}
+    assert token in fetch["env"]
+    assert token not in container("engine", model={"uri": "hf://example/model", "secretRef": {"name": "hub"}})["env"]
+    assert fetch["volumeMounts"] == [{"name": "models", "mountPath": "/models"}, SCRATCH]
+
+
+def test_a_model_on_a_claim_is_mounted_for_reading_only() -> None:
+    model = {"uri": "pvc://weights/a/b"}
+    volume = next(v for v in template(model=model)["spec"]["volumes"] if v["name"] == "models")
+    assert volume["persistentVolumeClaim"] == {"claimName": "weights", "readOnly": True}
+    assert container("fetch", model=model)["volumeMounts"] == [
+        {"name": "models", "mountPath": "/models/pvc", "readOnly": True},
+        SCRATCH,
+    ]
+    assert "fsGroup" not in template(model=model)["spec"]["securityContext"]
+    assert config(model=model)["model"] == "/models/pvc/a/b"
+
+
+@pytest.mark.parametrize(
+    ("cache", "volume"),
+    [
+        ({}, {"emptyDir": {"sizeLimit": "200Gi"}}),
+        ({"size": "10Gi"}, {"emptyDir": {"sizeLimit": "10Gi"}}),
+        ({"strategy": "PVC", "claimName": "mine"}, {"persistentVolumeClaim": {"claimName": "mine"}}),
+        ({"strategy": "PVC", "size": "10Gi"}, {"persistentVolumeClaim": {"claimName": "qwen-models"}}),
+    ],
+)
+def test_the_cache_is_where_the_spec_wants_it(cache: dict[str, Any], volume: dict[str, Any]) -> None:
+    model = {"uri": "hf://example/model", "cache": cache}
+    assert {"name": "models", **volume} in template(model=model)["spec"]["volumes"]
+    assert (("PersistentVolumeClaim", "qwen-models") in build(model=model)) == (volume == {
+        "persistentVolumeClaim": {"claimName": "qwen-models"}
+    })  # fmt: skip
+
+
+def test_the_fetch_asks_for_the_pods_share_but_for_no_device() -> None:
+    resources = {"requests": {"cpu": 2}, "limits": {"cpu": "4", "memory": "8Gi", "nvidia.com/gpu": 1}}
+    assert container("fetch", resources=resources)["resources"] == {
+        "requests": {"cpu": 2},
+        "limits": {"cpu": "4", "memory": "8Gi"},
+    }
+    assert container("engine", resources=resources)["resources"]["limits"]["nvidia.com/gpu"] == 1
+
+
+def test_pods_that_ask_for_a_gpu_tolerate_its_taint_and_others_do_not() -> None:
+    taint = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+    own = {"key": "team", "operator": "Exists"}
+    with_gpu = {"limits": {"nvidia.com/gpu": 1}}
+    assert template(resources=with_gpu, scheduling={"tolerations": [own]})["spec"]["tolerations"] == [taint, own]
+    assert "tolerations" not in template()["spec"]
+
+
+def test_the_users_environment_comes_with_ours() -> None:
+    endpoint = {"name": "HF_ENDPOINT", "value": "http://hub"}
+    for name in ("fetch", "engine"):
+        env = container(name, engine={"env": [endpoint]})["env"]
+        assert endpoint in env
+        assert {"name": "TERMINATION_LOG", "value": "/dev/termination-log"} in env
+        assert len({variable["name"] for variable in env}) == len(env)
+    assert {"name": "HOME", "value": "/elsewhere"} in container(
+        "engine", engine={"env": [{"name": "HOME", "value": "/elsewhere"}]}
+    )["env"]
+
+
+def test_scheduling_and_pull_secrets_reach_the_pods() -> None:
+    scheduling = {"nodeSelector": {"gpu": "a100"}, "priorityClassName": "high", "runtimeClassName": "nvidia"}
+    pod = template(scheduling=scheduling, imagePullSecrets=[{"name": "registry"}])["spec"]
+    assert pod["nodeSelector"] == {"gpu": "a100"}
+    assert pod["priorityClassName"] == "high"
+    assert pod["runtimeClassName"] == "nvidia"
+    assert pod["imagePullSecrets"] == [{"name": "registry"}]
+
+
+def test_pods_are_replaced_as_the_spec_says() -> None:
+    strategy = build_one("Deployment", rollout={"maxSurge": "25%", "maxUnavailable": 0})["spec"]["strategy"]
+    assert strategy == {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": "25%", "maxUnavailable": 0}}
+
+
+@pytest.mark.parametrize(
+    ("batching", "in_flight", "queue_depth"),
+    [
+        ({}, "25600m", "4"),
+        ({"mode": "None"}, "1", "1"),
+        ({"maxBatchSize": 4}, "3200m", "1"),
+        ({"maxBatchSize": 10}, "8", "1"),
+    ],
+)
+def test_the_autoscalers_targets_follow_from_the_batch(
+    batching: dict[str, Any], in_flight: str, queue_depth: str
+) -> None:
+    spec = build_one("HorizontalPodAutoscaler", batching=batching, autoscaling={"maxReplicas": 4})["spec"]
+    described = {"apiVersion": "conveyor.dev/v1alpha1", "kind": "InferenceService", "name": "qwen"}
+    assert [m["object"]["describedObject"] for m in spec["metrics"]] == [described, described]
+    assert [m["object"]["target"] for m in spec["metrics"]] == [
+        {"type": "AverageValue", "averageValue": in_flight},
+        {"type": "AverageValue", "averageValue": queue_depth},
+    ]
+
+
+def test_behavior_reaches_the_autoscaler_as_it_is() -> None:
+    behavior = {
+        "scaleDown": {"stabilizationWindowSeconds": 10, "policies": [{"type": "Pods", "value": 1, "periodSeconds": 5}]}
+    }
+    autoscaling = {"maxReplicas": 4, "behavior": behavior}
+    assert build_one("HorizontalPodAutoscaler", autoscaling=autoscaling)["spec"]["behavior"] == behavior
+
+
+def test_an_autoscaler_that_is_switched_off_is_not_built() -> None:
+    assert ("HorizontalPodAutoscaler", "qwen-engine") not in build(autoscaling={"provider": "None", "maxReplicas": 4})
+
+
+def test_no_version_is_in_the_template_that_would_roll_pods_on_an_upgrade() -> None:
+    assert set(template()["metadata"]["labels"]) == set(names.child_labels("qwen"))
+    assert set(template()["metadata"]["annotations"]) == {names.CONFIG_HASH_ANNOTATION}
+
+
+uris = st.sampled_from([{"uri": "hf://a/b"}, {"uri": "hf://a/b@c", "name": "n"}, {"uri": "pvc://claim/path"}])
+engines = st.fixed_dictionaries({"dtype": st.sampled_from(["Auto", "Float32"])}, optional={"image": st.just("x/y:1")})
+modes = st.sampled_from(["None", "Static", "Dynamic", "Continuous"])
+providers = st.sampled_from(["Native", "None"])
+specs = st.fixed_dictionaries(
+    {"model": uris},
+    optional={
+        "engine": engines,
+        "batching": st.fixed_dictionaries({"mode": modes, "maxBatchSize": st.integers(1, 1024)}),
+        "replicas": st.integers(0, 1000),
+        "autoscaling": st.fixed_dictionaries(
+            {"provider": providers, "minReplicas": st.integers(1, 5), "maxReplicas": st.integers(5, 9)}
+        ),
+        "drain": st.fixed_dictionaries({"timeoutSeconds": st.integers(0, 3600)}),
+        "resources": st.sampled_from([{}, {"limits": {"nvidia.com/gpu": 1}}, {"requests": {"cpu": "1"}}]),
+    },
+)
+
+
+@given(specs)
+def test_equal_specs_give_equal_children_with_our_labels_and_owner(spec: dict[str, Any]) -> None:
+    first = build_children(OWNER, make_resource(**spec).spec, CHOICES)
+    second = build_children(OWNER, make_resource(**json.loads(json.dumps(spec))).spec, CHOICES)
+    assert first == second
+    assert json.loads(json.dumps(first)) == first, "only what JSON can say, no None that would become null"
+    assert "null" not in json.dumps(first)
+    for child in first:
+        assert child["metadata"]["labels"] == names.child_labels("qwen")
+        assert [o["uid"] for o in child["metadata"]["ownerReferences"]] == [OWNER.uid]
+    ids = [(child["kind"], child["metadata"]["name"]) for child in first]
+    assert len(set(ids)) == len(ids)
+
+
+@given(specs)
+def test_a_deployment_never_carries_replicas_by_itself(spec: dict[str, Any]) -> None:
+    deployment = next(
+        c for c in build_children(OWNER, make_resource(**spec).spec, CHOICES) if c["kind"] == "Deployment"
+    )
+    assert "replicas" not in deployment["spec"]
+    assert "replicas" not in with_replicas(deployment, None)["spec"]
+    assert with_replicas(deployment, 3)["spec"]["replicas"] == 3

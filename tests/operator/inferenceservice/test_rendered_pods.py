@@ -1,0 +1,37 @@
+"""What is rendered for the pods stays what it is: an operator that renders it differently restarts every engine.
+
+A change that is worth that is said in CHANGELOG.md;
+`python -m tests.operator.inferenceservice.test_rendered_pods` writes `rendered/` anew.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.api.builders import build_full_body
+from tests.operator.builders import build_one
+
+RENDERED = Path(__file__).parent / "rendered"
+SPECS: dict[str, dict[str, Any]] = {
+    "plain": {"resources": {"limits": {"nvidia.com/gpu": 1}}},
+    "volume": {"model": {"uri": "pvc://weights/a/b"}, "autoscaling": {"maxReplicas": 3}},
+    "full": build_full_body()["spec"],
+}
+
+
+def render(spec: dict[str, Any]) -> str:
+    """The pod template, and the file that it mounts."""
+    template = build_one("Deployment", **spec)["spec"]["template"]
+    engine_yaml: str = build_one("ConfigMap", **spec)["data"]["engine.yaml"]
+    return f"{yaml.safe_dump(template)}---\n{engine_yaml}"
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_the_pods_are_rendered_as_by_the_last_release(name: str) -> None:
+    assert render(SPECS[name]) == (RENDERED / f"{name}.yaml").read_text(), "an upgrade would restart every engine"
+
+
+if __name__ == "__main__":
+    for name, spec in SPECS.items():
+        (RENDERED / f"{name}.yaml").write_text(render(spec))

@@ -1,0 +1,196 @@
+"""What a user reads: conditions and status on a real API server, with pods in every kind of trouble."""
+
+import pytest
+from tests.operator import kubelet
+from tests.operator.inferenceservice.test_told_events import events
+from tests.operator.kubelet import Kubelet
+from tests.operator.stage import Json, Stage, make_service, wait_until
+
+from e2e.cluster.api import ApiError
+
+AUTOSCALING = {"minReplicas": 1, "maxReplicas": 5}
+
+
+def test_the_way_of_a_service_from_nothing_to_ready(stage: Stage) -> None:
+    with stage.operator(), Kubelet(stage.space, lambda pod: None) as node:
+        stage.space.make_service(replicas=2)
+        stage.space.wait_condition("qwen", "Progressing", "True", "PodsStarting")
+        stage.space.wait_condition("qwen", "Ready", "False", "ModelLoading")
+        node.decide = lambda pod: kubelet.running(pod, ready=False)
+        stage.space.wait_condition("qwen", "ModelAvailable", "False", "ModelLoading")
+        node.decide = kubelet.ready
+        stage.space.wait_condition("qwen", "Ready", "True", "Ready")
+        stage.space.wait_condition("qwen", "WorkloadReady", "True", "ReplicasReady")
+        stage.proxy.wait_quiet()
+        body = stage.space.need("InferenceService", "qwen")
+    status = body["status"]
+    assert (status["replicas"], status["readyReplicas"], status["desiredReplicas"]) == (2, 2, 2)
+    assert status["url"] == f"http://conveyor-gateway.conveyor-system.svc.cluster.local/{stage.space.namespace}/qwen/v1"
+    assert status["engineImage"] == "example/engine:1"
+    assert "finalizers" not in body["metadata"]
+    assert "annotations" not in body["metadata"], "nothing is written to the resource but its status"
+    told = events(stage)
+    assert told == [("Normal", "Ready")], "the only thing that happened"
+
+
+def model_not_found(pod: Json) -> Json:
+    return kubelet.fetch_failed(pod, "ModelNotFound", "no folder nowhere")
+
+
+@pytest.mark.parametrize(
+    ("pod_status", "type", "reason", "words"),
+    [
+        (model_not_found, "ModelAvailable", "ModelNotFound", "no folder nowhere"),
+        (kubelet.oom_killed, "WorkloadReady", "OOMKilled", "resources.limits.memory"),
+        (kubelet.unschedulable, "WorkloadReady", "InsufficientGPU", "3 Insufficient nvidia.com/gpu"),
+        (kubelet.image_pull_failed, "WorkloadReady", "ImagePullFailed", "example/engine:1"),
+    ],
+)  # fmt: skip
+def test_why_a_pod_does_not_run_is_in_the_condition(
+    stage: Stage, pod_status: kubelet.Decide, type: str, reason: str, words: str
+) -> None:
+    with stage.operator(), Kubelet(stage.space, pod_status):
+        stage.space.make_service()
+        condition = stage.space.wait_condition("qwen", type, "False", reason)
+        assert words in condition["message"]
+        assert words in stage.space.wait_condition("qwen", "Ready", "False", reason)["message"]
+        failure = stage.space.need("InferenceService", "qwen")["status"]["lastFailure"]
+        assert (failure["reason"], words in failure["message"]) == (reason, True)
+        stage.proxy.wait_quiet()
+        assert events(stage) == [("Warning", reason)], "one cause, one Event"
+        told = stage.space.need("InferenceService", "qwen")["status"]["conditions"]
+        dependent = {c["type"]: c["reason"] for c in told if c["type"] != "ScalingReady"}
+        assert set(dependent.values()) == {reason}, "they agree"
+
+
+def test_a_mended_service_is_ready_and_remembers_its_failure(stage: Stage) -> None:
+    with stage.operator(), Kubelet(stage.space, kubelet.oom_killed) as node:
+        stage.space.make_service()
+        stage.space.wait_condition("qwen", "Ready", "False", "OOMKilled")
+        node.decide = kubelet.ready
+        stage.space.wait_condition("qwen", "Ready", "True", "Ready")
+        assert stage.space.need("InferenceService", "qwen")["status"]["lastFailure"]["reason"] == "OOMKilled"
+
+
+def test_a_transition_time_stays_while_the_status_does(stage: Stage) -> None:
+    with stage.operator(), Kubelet(stage.space, lambda pod: None) as node:
+        stage.space.make_service()
+        first = stage.space.wait_condition("qwen", "Ready", "False", "ModelLoading")
+        node.decide = kubelet.oom_killed
+        wait_until("another second", lambda: stage.space.condition("qwen", "Ready")["reason"] == "OOMKilled")
+        second = stage.space.condition("qwen", "Ready")
+    assert second["lastTransitionTime"] == first["lastTransitionTime"]
+
+
+def test_a_quota_that_forbids_pods_is_told(stage: Stage) -> None:
+    stage.space.create("ResourceQuota", {"metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}})
+    with stage.operator():
+        stage.space.make_service()
+        condition = stage.space.wait_condition("qwen", "WorkloadReady", "False", "PodsRefused")
+    assert "exceeded quota" in condition["message"]
+
+
+def test_an_autoscaler_without_metrics_is_told_in_the_hpas_words(stage: Stage) -> None:
+    with stage.operator(), Kubelet(stage.space, kubelet.ready):
+        stage.space.make_service(autoscaling=AUTOSCALING)
+        condition = stage.space.wait_condition("qwen", "ScalingReady", "False", "MetricsUnavailable")
+        stage.space.wait_condition("qwen", "Ready", "True", "Ready")
+    assert "inference_in_flight" in condition["message"]
+
+
+def test_a_rollout_is_told_from_beginning_to_end_by_a_service_that_stays_ready(stage: Stage) -> None:
+    with stage.operator(), Kubelet(stage.space, kubelet.ready) as node:
+        stage.space.make_service(replicas=2, rollout={"maxUnavailable": 0, "maxSurge": 1})
+        stage.space.wait_condition("qwen", "Progressing", "False", "UpToDate")
+        stage.proxy.wait_quiet()
+        before = events(stage)
+        node.decide = lambda pod: None
+        stage.space.edit("qwen", batching={"maxBatchSize": 8})
+        condition = stage.space.wait_condition("qwen", "Progressing", "True", "RollingOut")
+        assert condition["observedGeneration"] == 2
+        assert stage.space.condition("qwen", "Ready")["status"] == "True"
+        node.decide = kubelet.ready
+        stage.space.wait_condition("qwen", "Progressing", "False", "UpToDate")
+        stage.proxy.wait_quiet()
+        assert events(stage) == [*before, ("Normal", "RollingOut"), ("Normal", "UpToDate")], "it was never unready"
+
+
+def test_a_resource_that_this_operator_cannot_read_is_told_and_its_pods_stay(stage: Stage) -> None:
+    """Another CRD than ours lets through what our models refuse, here an unknown mode."""
+    crd_path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/inferenceservices.conveyor.dev"
+    with stage.operator(), Kubelet(stage.space, kubelet.ready):
+        stage.space.make_service()
+        stage.space.wait_condition("qwen", "Ready", "True", "Ready")
+        before = stage.space.need("Deployment", "qwen-engine")["metadata"]["resourceVersion"]
+        modes = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/batching/properties/mode/enum"
+        stage.space.api.patch_json(crd_path, [{"op": "add", "path": f"{modes}/-", "value": "Speculative"}])
+        try:
+            wait_until("the API server lets it through", lambda: set_mode(stage, "Speculative"))
+            condition = stage.space.wait_condition("qwen", "Ready", "False", "InvalidSpec")
+            assert "spec.batching.mode" in condition["message"]
+            stage.proxy.wait_quiet()
+            assert stage.space.need("Deployment", "qwen-engine")["metadata"]["resourceVersion"] == before
+            assert stage.space.condition("qwen", "EndpointReady")["status"] == "True"
+            set_mode(stage, "Continuous")
+            stage.space.wait_condition("qwen", "Ready", "True", "Ready")
+        finally:
+            stage.space.api.patch_json(crd_path, [{"op": "remove", "path": f"{modes}/4"}])
+
+
+def set_mode(stage: Stage, mode: str) -> bool:
+    try:
+        stage.space.edit("qwen", batching={"mode": mode})
+    except ApiError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("status", [409, 500])
+def test_a_child_that_the_api_server_fails_to_take_is_told_until_it_is_taken(stage: Stage, status: int) -> None:
+    """As when an admission webhook is broken: no refusal, but no end either."""
+    fault = stage.proxy.fail(lambda call: call.is_write and call.resource == "deployments", status, times=10**6)
+    with stage.operator(), Kubelet(stage.space, kubelet.ready):
+        stage.space.make_service()
+        condition = stage.space.wait_condition("qwen", "WorkloadReady", "False", "ChildRefused")
+        assert condition["message"] == f"Deployment qwen-engine: injected {status}"
+        assert stage.space.condition("qwen", "Ready")["reason"] == "ChildRefused"
+        assert stage.space.condition("qwen", "Progressing")["status"] == "True"
+        fault.times = 0
+        stage.space.wait_condition("qwen", "Ready", "True", "Ready", 60)
+
+
+def test_a_failure_that_is_over_at_once_is_not_told(stage: Stage) -> None:
+    stage.proxy.fail(lambda call: call.is_write and call.resource == "deployments", 500)
+    with stage.operator(), Kubelet(stage.space, kubelet.ready):
+        stage.space.make_service()
+        stage.space.wait_condition("qwen", "Ready", "True", "Ready")
+        stage.proxy.wait_quiet()
+    assert not [event for event in events(stage) if event[0] == "Warning"]
+
+
+def test_what_the_fetch_found_in_the_model_is_known_as_long_as_the_source_is_the_same(stage: Stage) -> None:
+    with stage.operator(), Kubelet(stage.space, lambda pod: kubelet.ready(pod, '{"contextLength": 1024}')) as node:
+        stage.space.make_service(engine={"device": "Auto"})
+        stage.space.wait_condition("qwen", "Ready", "True", "Ready")
+        wait_until("it is told", lambda: context_length(stage) == 1024)
+        before = {pod["metadata"]["name"] for pod in stage.space.list("Pod")}
+        with pytest.raises(ApiError, match="more than the model was made for"):
+            stage.space.edit("qwen", engine={"maxModelLen": 4096})
+        stage.proxy.wait_quiet()
+        assert {pod["metadata"]["name"] for pod in stage.space.list("Pod")} == before, "the good pod stays"
+        node.decide = lambda pod: kubelet.ready(pod, "[" * 4000)
+        stage.space.edit("qwen", model={"uri": "pvc://models/other"})
+        wait_until("it is forgotten", lambda: context_length(stage) is None)
+
+
+def context_length(stage: Stage) -> int | None:
+    model = stage.space.need("InferenceService", "qwen")["status"]["model"]
+    return model.get("contextLength")
+
+
+def test_two_services_with_one_refused_do_not_disturb_each_other(stage: Stage) -> None:
+    with stage.operator(), Kubelet(stage.space, kubelet.ready):
+        stage.space.make_service("bad", scheduling={"nodeSelector": {"not a label": "x"}})
+        stage.space.create("InferenceService", make_service("good"))
+        stage.space.wait_condition("good", "Ready", "True", "Ready")
+        stage.space.wait_condition("bad", "Ready", "False", "ChildRefused")

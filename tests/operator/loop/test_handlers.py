@@ -1,0 +1,51 @@
+"""What is marked when events come in another order than things happened: Kopf's is that of one uid."""
+
+import asyncio
+from typing import Any
+
+from conveyor_operator.inferenceservice.kinds import INFERENCE_SERVICE
+from conveyor_operator.loop.handlers import build_service_handler
+from conveyor_operator.loop.store import Store
+from conveyor_operator.loop.workers import Key, Workers
+from conveyor_operator.metrics import Metrics
+
+
+def make_event(type: str, uid: str) -> dict[str, Any]:
+    metadata = {"name": "qwen", "namespace": "default", "uid": uid, "generation": 1}
+    return {"type": type, "uid": uid, "name": "qwen", "namespace": "default", "meta": metadata}
+
+
+async def reconciled_uids(*events: dict[str, Any]) -> list[str]:
+    """Of the resources that were there when a reconcile came to its end."""
+    store, done = Store(), []
+
+    async def reconcile(key: Key) -> bool:
+        await asyncio.sleep(0.01)
+        done.append(store.uid(key) or "none")
+        return True
+
+    workers = Workers(reconcile, Metrics(), limit=1)
+    mark = build_service_handler(store, workers)
+    for event in events:
+        if event["type"] == "DELETED":
+            store.drop(INFERENCE_SERVICE, event["uid"])
+        else:
+            store.put(INFERENCE_SERVICE, event["uid"], (event["namespace"], event["name"]), event["uid"])
+        await mark(**event)
+        await asyncio.sleep(0)
+    async with asyncio.timeout(20):
+        while workers._workers:  # noqa: ASYNC110  it has no event for it
+            await asyncio.sleep(0.001)
+    await workers.stop()
+    return done
+
+
+async def test_the_work_on_a_service_that_is_gone_is_cancelled() -> None:
+    assert await reconciled_uids(make_event("ADDED", "old"), make_event("DELETED", "old")) == []
+
+
+async def test_the_end_of_the_former_service_does_not_cancel_the_work_on_its_successor() -> None:
+    events = make_event("MODIFIED", "old"), make_event("ADDED", "new"), make_event("DELETED", "old")
+    done = await reconciled_uids(*events)
+    assert done
+    assert set(done) == {"new"}

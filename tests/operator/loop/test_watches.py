@@ -1,0 +1,176 @@
+"""What watches bring: deletions that were not told, and objects that tenants wrote to harm others."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest.mock import Mock
+
+import aiohttp
+import pytest
+from tests.operator.api_proxy import Call
+from tests.operator.stage import Stage, wait_until
+
+from conveyor_api import names
+from conveyor_operator.inferenceservice.kinds import WATCHED
+from conveyor_operator.kinds import AUTOSCALER, POD, Kind
+from conveyor_operator.loop.store import Store
+from conveyor_operator.loop.watches import Watches
+from conveyor_operator.metrics import Metrics
+from e2e.cluster.control_plane import ControlPlane
+from e2e.cluster.tools import binary
+
+AUTOSCALING = {"minReplicas": 1, "maxReplicas": 5}
+
+
+@contextmanager
+def watches_expired(stage: Stage, *kinds: Kind) -> Iterator[None]:
+    """What happens to these kinds within is told by no watch: none can be resumed, so Kopf lists anew."""
+    stage.proxy.sever()
+    yield
+    for kind in kinds:
+        stage.proxy.fail(lambda call, kind=kind: (call.verb, call.resource) == ("watch", kind.plural), 410)
+    stage.proxy.severed = False
+    wait_until("all expired", lambda: all(fault.hits for fault in stage.proxy.faults), 60)
+
+
+def test_a_child_that_was_deleted_while_watches_expired_comes_back(stage: Stage) -> None:
+    """The only one of its kind: of an empty list Kopf tells nothing."""
+    with stage.operator():
+        stage.space.make_service(autoscaling=AUTOSCALING)
+        wait_until("the HPA", lambda: stage.space.get("HorizontalPodAutoscaler", "qwen-engine"))
+        stage.proxy.wait_quiet()
+        with watches_expired(stage, *WATCHED):
+            stage.space.delete("HorizontalPodAutoscaler", "qwen-engine")
+        wait_until("the HPA again", lambda: stage.space.get("HorizontalPodAutoscaler", "qwen-engine"))
+
+
+def test_a_child_comes_back_whose_watch_alone_expired(stage: Stage) -> None:
+    """No other kind's list hints at it."""
+    with stage.operator():
+        stage.space.make_service(autoscaling=AUTOSCALING)
+        wait_until("the HPA", lambda: stage.space.get("HorizontalPodAutoscaler", "qwen-engine"))
+        stage.proxy.wait_quiet()
+        with watches_expired(stage, AUTOSCALER):
+            stage.space.delete("HorizontalPodAutoscaler", "qwen-engine")
+        wait_until("the HPA again", lambda: stage.space.get("HorizontalPodAutoscaler", "qwen-engine"))
+
+
+def test_a_service_made_again_while_watches_expired_keeps_its_children(stage: Stage) -> None:
+    with stage.operator():
+        stage.space.make_service()
+        stage.space.wait_children("qwen")
+        stage.proxy.wait_quiet()
+        with watches_expired(stage, *WATCHED):
+            stage.space.delete("InferenceService", "qwen")
+            wait_until("nothing is left", lambda: not stage.space.children("qwen"), 60)
+            uid = stage.space.make_service()["metadata"]["uid"]
+        stage.space.wait_children("qwen")
+        stage.proxy.wait_quiet(2)
+        found = [stage.space.need(kind, name)["metadata"] for kind, name in stage.space.children("qwen")]
+        assert {metadata["ownerReferences"][0]["uid"] for metadata in found} == {uid}
+        stage.space.edit("qwen", drain={"timeoutSeconds": 9})
+        stage.proxy.wait_quiet(2)
+        after = [stage.space.need(kind, name)["metadata"]["uid"] for kind, name in stage.space.children("qwen")]
+        assert {metadata["uid"] for metadata in found} <= set(after)
+
+
+def test_a_watch_that_breaks_off_before_it_told_of_everything_begins_anew(stage: Stage) -> None:
+    asked = 0
+
+    def second_watch(call: Call) -> bool:
+        """The first is told that its version is gone, so the second begins with everything."""
+        nonlocal asked
+        asked += (call.verb, call.resource) == ("watch", AUTOSCALER.plural)
+        return asked == 2 and call.verb == "watch"
+
+    with stage.operator():
+        stage.space.make_service(autoscaling=AUTOSCALING)
+        wait_until("the HPA", lambda: stage.space.get("HorizontalPodAutoscaler", "qwen-engine"))
+        stage.proxy.wait_quiet()
+        fault = stage.proxy.fail(second_watch, 0)
+        with watches_expired(stage, AUTOSCALER):
+            stage.space.delete("HorizontalPodAutoscaler", "qwen-engine")
+        wait_until("the HPA again", lambda: stage.space.get("HorizontalPodAutoscaler", "qwen-engine"))
+        assert fault.hits == 1
+
+
+async def test_a_beginning_that_kopf_gave_up_is_not_resumed() -> None:
+    """It cancels one that is silent for long, and would go on after the last object that it saw."""
+    watches = Watches(Store(), Metrics(), lambda key: None)
+    bookmark = b'{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"1"}}}\n'
+
+    async def told(count: int, from_the_start: bool, text: bytes) -> list[str]:
+        content = aiohttp.StreamReader(Mock(), 2**16)
+        content.feed_data(text)
+        lines = watches.read(POD, None, content, from_the_start)
+        async with asyncio.timeout(5), contextlib.aclosing(lines):
+            return [json.loads(await anext(lines))["type"] for _ in range(count)]
+
+    pod = {"metadata": {"name": "a", "namespace": "b", "uid": "1", "labels": {names.INFERENCE_SERVICE_LABEL: "c"}}}
+    added = json.dumps({"type": "ADDED", "object": pod}).encode() + b"\n"
+    assert await told(1, True, added) == ["ADDED"]
+    assert await told(1, False, added) == ["ERROR"]
+    assert await told(2, True, bookmark) == ["DELETED", "BOOKMARK"]
+    assert await told(1, False, bookmark) == ["BOOKMARK"]
+
+
+def test_an_operator_lists_nothing(stage: Stage) -> None:
+    """Each watch begins with all objects, one by one, so that no answer holds all of them at once."""
+    with stage.operator():
+        stage.space.make_service()
+        stage.space.wait_children("qwen")
+        with watches_expired(stage, POD):
+            pass
+        stage.proxy.wait_quiet(2)
+    assert [call for call in stage.proxy.calls if call.verb == "list"] == []
+
+
+def deep_object(api_version: str, kind: str, rest: str = "") -> str:
+    """An object as any editor may write it: the API server compares no claimed managedFields with a schema."""
+    fields = '{"f:a":' * 3000 + "{}" + "}" * 3000
+    entry = f'{{"manager":"m","operation":"Update","apiVersion":"{api_version}","fieldsType":"FieldsV1","fieldsV1":'
+    metadata = (
+        f'"name":"deep","labels":{{"{names.INFERENCE_SERVICE_LABEL}":"qwen"}},"managedFields":[{entry}{fields}}}]'
+    )
+    return f'{{"apiVersion":"{api_version}","kind":"{kind}","metadata":{{{metadata}}}{rest}}}'
+
+
+DEEP = {
+    "InferenceService": deep_object(names.API_VERSION, names.KIND, ',"spec":{"model":{"uri":"pvc://models/demo"}}'),
+    "ConfigMap": deep_object("v1", "ConfigMap"),
+    "ServiceAccount": deep_object("v1", "ServiceAccount"),
+}
+
+
+def create_deep(stage: Stage, kubeconfig: Path, tmp_path: Path) -> None:
+    """By kubectl: Python's own reader is what gives up."""
+    for kind, text in DEEP.items():
+        manifest = tmp_path / f"{kind}.json"
+        manifest.write_text(text)
+        command = [binary("kubectl"), f"--kubeconfig={kubeconfig}", f"--namespace={stage.space.namespace}"]
+        subprocess.run([*command, "create", "--validate=false", f"--filename={manifest}"], check=True)
+
+
+def test_objects_that_cannot_be_read_harm_no_other_service(
+    stage: Stage, control_plane: ControlPlane, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "conveyor_operator.loop.watches"):
+        with stage.operator():
+            stage.space.make_service("before")
+            stage.space.wait_children("before")
+            create_deep(stage, control_plane.kubeconfig, tmp_path)
+            stage.space.make_service("beside")
+            stage.space.wait_children("beside")
+        with stage.operator():
+            stage.space.make_service("after-a-restart")
+            stage.space.wait_children("after-a-restart")
+    for kind in DEEP:
+        told = [
+            r.getMessage() for r in caplog.records if f"kind={kind} key={stage.space.namespace}/deep" in r.getMessage()
+        ]
+        assert len(told) == 2, "once in each life"
