@@ -4,6 +4,7 @@ Used everywhere. Fixed, so no API discovery is needed. The kinds of a resource o
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,17 @@ class Kind:
         place = f"namespaces/{namespace}/" if self.namespaced and namespace else ""
         parts = [f"/{prefix}/{self.version}/{place}{self.plural}", name, subresource]
         return "/".join(part for part in parts if part)
+
+
+class Key(NamedTuple):
+    """One object of a kind: what the loop's workers, store and memory are addressed by."""
+
+    kind: Kind
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
 
 
 SERVICE_ACCOUNT = Kind("", "v1", "ServiceAccount", "serviceaccounts")

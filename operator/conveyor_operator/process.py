@@ -1,4 +1,4 @@
-"""The operator as a process: puts the parts together, waits for the CRD, and runs Kopf until it is told to stop.
+"""The operator as a process: puts the parts together, waits for the CRDs, and runs Kopf until it is told to stop.
 
 `__main__` calls `run_operator` with settings; tests call it in a thread with a stop flag. The one place where the
 parts know each other.
@@ -7,26 +7,34 @@ parts know each other.
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import kopf
-from kopf._core.engines.peering import Identity  # a NewType of str that Kopf does not export
 
 from conveyor_operator.cluster import Cluster, load_configuration, wait_for
 from conveyor_operator.health import Health, HealthServer
-from conveyor_operator.inferenceservice.kinds import INFERENCE_SERVICE
+from conveyor_operator.inferenceservice.resource import InferenceServices
 from conveyor_operator.loop.handlers import build_registry, configure
 from conveyor_operator.loop.reconcile import Reconciler
+from conveyor_operator.loop.resource import Resource
 from conveyor_operator.loop.session import KopfSession
 from conveyor_operator.loop.store import Store
 from conveyor_operator.loop.watches import Watches
 from conveyor_operator.loop.workers import Workers
 from conveyor_operator.metrics import Metrics
+from conveyor_operator.metrics_api.answer import MetricsApi
 from conveyor_operator.metrics_api.keeper import MetricsApiKeeper
 from conveyor_operator.settings import Settings
 
 logger = logging.getLogger(__name__)
 
 _CRD_POLL_SECONDS = 2.0
+
+
+def build_resources(settings: Settings, metrics_api: Callable[[], MetricsApi]) -> tuple[Resource, ...]:
+    """Every kind of resource that the operator reconciles."""
+    return (InferenceServices(settings, metrics_api),)
 
 
 class Operator:
@@ -40,41 +48,43 @@ class Operator:
         self.keeper = MetricsApiKeeper(
             cluster, metrics, settings.system_namespace, settings.cluster_domain, self._mark_all
         )
-        self.reconciler = Reconciler(cluster, self.store, settings, lambda: self.keeper.metrics_api)
-        self.workers = Workers(self.reconciler.reconcile, metrics, settings.workers)
-        self.watches = Watches(self.store, metrics, self.workers.mark)
+        self.resources: Sequence[Resource] = build_resources(settings, lambda: self.keeper.metrics_api)
+        self.workers = Workers(Reconciler(self.resources, cluster, self.store).reconcile, metrics, settings.workers)
+        self.watches = Watches(self.resources, self.store, metrics, self.workers.mark)
         self.health = Health(self.workers.longest_run_seconds)
 
     def _mark_all(self) -> None:
-        for key in self.store.services():
-            self.workers.mark(key)
+        for resource in self.resources:
+            for key in self.store.resources(resource.kind):
+                self.workers.mark(key)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop` is set or a signal comes. Raises if the watching breaks off, for instance with the CRD."""
         server = HealthServer(self.health, self.metrics, self.settings.host, self.settings.admin_port)
         await server.start()
         try:
-            if await self._wait_for_crd(stop):
+            if await self._wait_for_crds(stop):
                 await self._work(stop)
         finally:
             await server.stop()
 
-    async def _wait_for_crd(self, stop: asyncio.Event) -> bool:
-        """Whether the CRD is served now; False if `stop` came first."""
-        async for waiting_for in wait_for(self.cluster, INFERENCE_SERVICE, _CRD_POLL_SECONDS):
-            if waiting_for != self.health.waiting_for:
-                logger.warning("waiting: %s", waiting_for)
-            self.health.waiting_for = waiting_for
-            if stop.is_set():
-                return False
+    async def _wait_for_crds(self, stop: asyncio.Event) -> bool:
+        """Whether all CRDs are served now; False if `stop` came first."""
+        for resource in self.resources:
+            async for waiting_for in wait_for(self.cluster, resource.kind, _CRD_POLL_SECONDS):
+                if waiting_for != self.health.waiting_for:
+                    logger.warning("waiting: %s", waiting_for)
+                self.health.waiting_for = waiting_for
+                if stop.is_set():
+                    return False
         self.health.waiting_for = "the first listing"
         return True
 
     async def _work(self, stop: asyncio.Event) -> None:
         settings, ready = self.settings, asyncio.Event()
         kopf_settings = kopf.OperatorSettings()
-        configure(kopf_settings)
-        session = KopfSession(settings.kubeconfig, self.watches)
+        configure(kopf_settings, self.resources)
+        session = KopfSession(settings.kubeconfig, self.resources, settings.watch_namespaces, self.watches)
         async with contextlib.aclosing(session), asyncio.TaskGroup() as tasks:
             beside = [tasks.create_task(self._tell_ready(ready))]
             if settings.metrics_api:
@@ -88,14 +98,15 @@ class Operator:
 
             await kopf.operator(
                 # Kopf waits five seconds for every task that is left when it ends, so ours end before.
-                registry=build_registry(self.store, self.workers, session, end),
+                registry=build_registry(self.resources, self.store, self.workers, session, end),
                 settings=kopf_settings,
                 clusterwide=not settings.watch_namespaces,
                 namespaces=settings.watch_namespaces,
                 ready_flag=ready,
                 stop_flag=stop,
-                # Kopf would ask the system for the user's name, which a container's bare uid has not.
-                identity=Identity("conveyor-operator"),
+                # Kopf would ask the system for the user's name, which a container's bare uid has not. Its type is
+                # one that Kopf does not export.
+                identity=cast(Any, "conveyor-operator"),
             )
             await end()  # again, for a Kopf that was stopped before it had begun
 

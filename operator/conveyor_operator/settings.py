@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from conveyor_api import names
 from conveyor_kube.kubeconfig import KUBECONFIG_MEANING
-from conveyor_operator.inferenceservice.manifests.network import Network
 from conveyor_process.kinds import LOG_FORMAT, LOG_LEVEL, NAMESPACES, PORT, TEXT, TRUE_OR_FALSE, whole_number
 from conveyor_process.log import LogFormat
 from conveyor_process.settings import Kind, Program, setting
@@ -35,10 +34,6 @@ class Settings:
     workers: int = setting(8, "services reconciled at once", whole_number(1, 1000))
     log_level: str = setting("INFO", "least level of the log", LOG_LEVEL)
     log_format: LogFormat = setting("logfmt", "form of each line of the log", LOG_FORMAT)
-
-    @property
-    def network(self) -> Network | None:
-        return Network(self.system_namespace, self.prometheus_namespaces) if self.network_policies else None
 
     @property
     def gateway_host(self) -> str:

@@ -25,14 +25,14 @@ from conveyor_engine.config.sources import parse_config
 from conveyor_engine.errors import ConfigError
 from conveyor_engine.fetching.fetch import parse_uri
 from conveyor_engine.scheduling import policy
+from conveyor_operator.inferenceservice.desired import build_owner
 from conveyor_operator.inferenceservice.manifests.config import RESOURCE_FIELDS, build_engine_config
-from conveyor_operator.inferenceservice.manifests.metadata import Owner
 from e2e.cluster.paths import REPOSITORY
 
 FIELDS = {field.name: field for field in dataclasses.fields(EngineConfig)}
 # The engine takes these alone further than the API does: for tests and for whoever runs it by hand.
 WIDER = {"kvCache.blockSize", "kvCache.memoryFraction", "batching.window"}
-OWNER = Owner("default", "qwen", "1")
+OWNER = build_owner("default", "qwen", "1")
 MODES = ("None", "Static", "Dynamic", "Continuous")
 EDGES: tuple[dict[str, Any], ...] = (
     {},

@@ -5,19 +5,17 @@ from typing import Any
 
 from conveyor_api import names
 from conveyor_api.resource import InferenceService
-from conveyor_operator.inferenceservice.manifests import Choices, Network, Object, Owner, build_children
-from conveyor_operator.inferenceservice.observed import Child, DeploymentState, Observed
+from conveyor_operator.inferenceservice.desired import Desired, build_desired, build_owner
+from conveyor_operator.inferenceservice.observed import DeploymentState, Observed
 from conveyor_operator.inferenceservice.pods import ContainerState, PodState
+from conveyor_operator.loop.child import Child
+from conveyor_operator.loop.owner import Object
+from conveyor_operator.settings import Settings
 
 ROLLED_OUT = {"Progressing": ("True", "NewReplicaSetAvailable", "")}
 ROLLING_OUT = {"Progressing": ("True", "ReplicaSetUpdated", "")}
-OWNER = Owner(namespace="default", name="qwen", uid="uid-1")
-CHOICES = Choices(
-    "example/engine:1",
-    "conveyor-gateway.conveyor-system.svc.cluster.local",
-    "ReadWriteMany",
-    Network("conveyor-system", ("monitoring",)),
-)
+OWNER = build_owner("default", "qwen", "uid-1")
+SETTINGS = Settings(engine_image="example/engine:1", prometheus_namespaces=("monitoring",))
 
 
 def make_resource(generation: int = 1, status: Object | None = None, **spec: Any) -> InferenceService:
@@ -27,10 +25,14 @@ def make_resource(generation: int = 1, status: Object | None = None, **spec: Any
     return InferenceService.parse(resource | {"status": status or {}})
 
 
+def desire(observed: Observed = Observed(), **spec: Any) -> Desired:  # noqa: B008  it is frozen
+    """What a spec asks for, where this is there already."""
+    return build_desired(make_resource(**spec), SETTINGS, observed)
+
+
 def build(**spec: Any) -> dict[tuple[str, str], Object]:
     """All children of a spec, by (kind, name)."""
-    children = build_children(OWNER, make_resource(**spec).spec, CHOICES)
-    return {(child["kind"], child["metadata"]["name"]): child for child in children}
+    return {(child["kind"], child["metadata"]["name"]): child for child in desire(**spec).children}
 
 
 def build_one(kind: str, **spec: Any) -> Object:

@@ -1,27 +1,17 @@
-"""Kubernetes Events about an InferenceService: one for each thing that happened, never one per retry or condition.
+"""What happened to an InferenceService, from one status to the next, and what to change instead of a child. Pure.
 
-`report` calls `find_news` (pure) with the status before and after a write; `cluster` writes what `build_event` makes
-of it. Kopf's own posting is off. They are core/v1 Events: `kubectl describe` sorts by `lastTimestamp`, which
-events.k8s.io/v1 does not let anybody set.
+Asked by `loop.report`, which makes Kubernetes Events of it.
 """
 
-import socket
-import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
-from conveyor_api import names
 from conveyor_api.conditions import ConditionType, Reason
 from conveyor_operator.inferenceservice.conditions import IN_PROGRESS
 from conveyor_operator.inferenceservice.scaling import SCALED
+from conveyor_operator.loop.events import News
 
 Object = Mapping[str, Any]
-
-_CONTROLLER = f"{names.GROUP}/operator"
-_MESSAGE_CHARACTERS = 1024  # the API's limit
-_INSTANCE = socket.gethostname()[:128]
 
 # The conditions that sum up; what the others say is the cause of these, or their effect.
 _TOLD = (ConditionType.READY, ConditionType.PROGRESSING, ConditionType.SCALING_READY)
@@ -32,15 +22,6 @@ _FIELDS = {
     "PersistentVolumeClaim": "spec.model.cache",
     "ConfigMap": "spec.engine, spec.batching or spec.kvCache",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class News:
-    """One thing that happened, as a person reads it."""
-
-    reason: str
-    message: str
-    warning: bool = False
 
 
 def find_news(before: Object, after: Object) -> list[News]:
@@ -96,34 +77,3 @@ def restored(kind: str, name: str, deleted: bool) -> News:
     done = "deleted and is back" if deleted else "edited and is restored"
     field = _FIELDS.get(kind, "the spec")
     return News("Restored", f"{kind} {name} was {done}; change {field} of the InferenceService instead")
-
-
-def build_event(body: Object, news: News, now: datetime) -> dict[str, Any]:
-    """An Event in the namespace of the resource `body`."""
-    metadata, moment = body["metadata"], now.astimezone(UTC)
-    message = news.message
-    seconds = moment.strftime("%Y-%m-%dT%H:%M:%SZ")
-    return {
-        "apiVersion": "v1",
-        "kind": "Event",
-        # Names in the order of time, as client-go makes them: a list has those of one second in their order.
-        "metadata": {"name": f"{metadata['name']}.{time.time_ns():016x}", "namespace": metadata["namespace"]},
-        "involvedObject": {
-            "apiVersion": names.API_VERSION,
-            "kind": names.KIND,
-            "namespace": metadata["namespace"],
-            "name": metadata["name"],
-            "uid": metadata["uid"],
-        },
-        "type": "Warning" if news.warning else "Normal",
-        "reason": news.reason[:128],
-        "action": "Reconcile",
-        "message": message if len(message) <= _MESSAGE_CHARACTERS else message[: _MESSAGE_CHARACTERS - 3] + "...",
-        "eventTime": moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
-        "firstTimestamp": seconds,
-        "lastTimestamp": seconds,
-        "count": 1,
-        "source": {"component": _CONTROLLER},
-        "reportingComponent": _CONTROLLER,
-        "reportingInstance": _INSTANCE,
-    }

@@ -1,4 +1,4 @@
-"""Which engine image a service runs. Pure; used by `reconcile`.
+"""Which engine image a service runs. Pure; used by `desired`.
 
 An upgrade of Conveyor brings a new default image, and must not restart a GPU pod for it. So a service keeps the image
 it has until its pods are replaced anyway: because the spec asks something else of them, also by no longer naming an
@@ -10,17 +10,17 @@ reconcile may still read the previous image in it.
 """
 
 from conveyor_api.spec import InferenceServiceSpec
-from conveyor_operator.inferenceservice.manifests.config import build_engine_config
 from conveyor_operator.inferenceservice.manifests.deployment import hash_template
-from conveyor_operator.inferenceservice.manifests.metadata import Owner
 from conveyor_operator.inferenceservice.observed import DeploymentState
+from conveyor_operator.loop.owner import Object
 
 
-def choose_engine_image(owner: Owner, spec: InferenceServiceSpec, default: str, live: DeploymentState | None) -> str:
-    """`live` is the Deployment, as far as there is one."""
+def choose_engine_image(
+    spec: InferenceServiceSpec, template: Object, default: str, live: DeploymentState | None
+) -> str:
+    """`template` is the pods' as the spec wants it, `live` the Deployment, as far as there is one."""
     if spec.engine.image is not None:
         return spec.engine.image
     if live is None:
         return default
-    fitting = hash_template(owner, spec, live.engine_image, build_engine_config(owner, spec))
-    return live.engine_image if live.template_hash == fitting else default
+    return live.engine_image if live.template_hash == hash_template(template, live.engine_image) else default

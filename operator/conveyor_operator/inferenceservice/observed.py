@@ -1,45 +1,28 @@
-"""What the operator remembers of the objects it watches: small frozen values instead of whole objects.
+"""What the operator knows of an InferenceService's children: small frozen values instead of whole objects.
 
-`watches` projects every watched object with `observe_*` into the `store`; `reconcile` and the pure parts that it asks
-read the result. Dictionaries in, dataclasses out. Must not call anything.
+`project` makes of every watched object what the `store` keeps; `observe` collects it for one reconcile. Dictionaries
+in, dataclasses out. Must not call anything.
 """
 
-import hashlib
-import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from conveyor_api import names
-from conveyor_operator.inferenceservice.pods import PodState
+from conveyor_operator.inferenceservice.kinds import CHILDREN
+from conveyor_operator.inferenceservice.pods import PodState, observe_pod
+from conveyor_operator.kinds import AUTOSCALER, DEPLOYMENT, ENDPOINT_SLICE, POD, Key, Kind
+from conveyor_operator.loop.child import Child, ChildId, observe_child
+from conveyor_operator.loop.store import Store
 
 Object = Mapping[str, Any]
 
 TEMPLATE_HASH_ANNOTATION = f"{names.GROUP}/template-hash"
 HELD_REPLICAS_ANNOTATION = f"{names.GROUP}/held-replicas"
 
-# Written by Kubernetes' own controllers; not a change anybody made.
 REVISION_ANNOTATION = "deployment.kubernetes.io/revision"
-_CONTROLLER_ANNOTATIONS = (REVISION_ANNOTATION, "pv.kubernetes.io/", "volume.kubernetes.io/")
+LABELS = tuple(names.child_labels(""))
 _DEFAULT_REPLICAS = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Child:
-    """One existing child: whose it is, and what it says, as a fingerprint."""
-
-    kind: str
-    name: str
-    uid: str
-    fingerprint: str
-    """Hash of all that is neither status nor written by the API server: unchanged means nobody touched it."""
-    labels: Mapping[str, str] = field(default_factory=dict)
-    """Of those that every child of ours has."""
-    controller: str = ""
-    """`Kind/name` of the controlling owner, empty without one."""
-    controller_uid: str = ""
-    access_mode: str = ""
-    """Claims: how they may be mounted; cannot change any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +90,7 @@ class AutoscalerState:
 class Observed:
     """Everything known of one InferenceService's children at one moment."""
 
-    children: Mapping[tuple[str, str], Child] = field(default_factory=dict)
-    """(kind, name) -> child"""
+    children: Mapping[ChildId, Child] = field(default_factory=dict)
     deployment: DeploymentState | None = None
     autoscaler: AutoscalerState | None = None
     pods: tuple[PodState, ...] = ()
@@ -116,7 +98,7 @@ class Observed:
 
     def with_child(self, body: Object) -> "Observed":
         """The same with one child as the API server has just returned it."""
-        child = observe_child(body)
+        child = observe_child(body, LABELS)
         changed = replace(self, children={**self.children, (child.kind, child.name): child})
         if child.kind == "Deployment":
             return replace(changed, deployment=observe_deployment(body))
@@ -124,51 +106,33 @@ class Observed:
             return replace(changed, autoscaler=observe_autoscaler(body))
         return changed
 
-    def without_child(self, kind: str, name: str) -> "Observed":
+    def without_child(self, id: ChildId) -> "Observed":
         """The same after that child was deleted."""
-        left = {key: child for key, child in self.children.items() if key != (kind, name)}
-        gone = {"autoscaler": None} if kind == "HorizontalPodAutoscaler" else {}
-        return replace(self, children=left, **gone)  # type: ignore[arg-type]
+        left = replace(self, children={key: child for key, child in self.children.items() if key != id})
+        return replace(left, autoscaler=None) if id[0] == AUTOSCALER.kind else left
 
 
-def observe_child(body: Object) -> Child:
-    """The part that all children have in common. `body` needs its `kind`."""
-    metadata = body["metadata"]
-    controller: Object = next((o for o in metadata.get("ownerReferences") or () if o.get("controller")), {})
-    kind, found = str(body["kind"]), metadata.get("labels") or {}
-    return Child(
-        kind=kind,
-        name=str(metadata["name"]),
-        uid=str(metadata["uid"]),
-        fingerprint=fingerprint(body),
-        labels={key: str(found[key]) for key in names.child_labels("") if key in found},
-        controller=f"{controller['kind']}/{controller['name']}" if controller else "",
-        controller_uid=str(controller.get("uid", "")),
-        access_mode=body["spec"]["accessModes"][0] if kind == "PersistentVolumeClaim" else "",
-    )
+def project(kind: Kind, key: Key, body: Object) -> Any:
+    """What the store keeps of an object. The state of a Deployment or HPA counts only under the engine's name."""
+    if kind in _PROJECTIONS:
+        return _PROJECTIONS[kind](body)
+    observe_state = _STATES.get(kind)
+    is_engines = body["metadata"]["name"] == names.engine_name(key.name)
+    return observe_child(body, LABELS), observe_state(body) if observe_state and is_engines else None
 
 
-def fingerprint(body: Object) -> str:
-    """Hash of what people and controllers write on purpose, so without status and what the server fills in.
-
-    A Deployment's replicas are left out: the HPA's business, or compared by number.
-    """
-    metadata = body["metadata"]
-    content = {key: value for key, value in body.items() if key not in ("apiVersion", "kind", "metadata", "status")}
-    if body["kind"] == "Deployment":
-        content["spec"] = {key: value for key, value in content["spec"].items() if key != "replicas"}
-    annotations = metadata.get("annotations") or {}
-    content["annotations"] = {
-        key: value for key, value in annotations.items() if not key.startswith(_CONTROLLER_ANNOTATIONS)
-    }
-    content["labels"] = metadata.get("labels") or {}
-    content["owners"] = metadata.get("ownerReferences") or []
-    return hash_of(content)
-
-
-def hash_of(value: Any) -> str:
-    """Hash of a JSON value; equal values have equal hashes, whatever the order of their keys."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+def observe(store: Store, key: Key) -> Observed:
+    """Everything that is labelled as belonging to this InferenceService."""
+    children: dict[ChildId, Child] = {}
+    states: dict[Kind, Any] = {}
+    for kind in CHILDREN:
+        for child, state in store.values(kind, key):
+            children[child.kind, child.name] = child
+            if child.name == names.engine_name(key.name):  # not a copy that somebody made with our label
+                states[kind] = state
+    pods: list[PodState] = sorted(store.values(POD, key), key=lambda pod: pod.name)
+    ready_endpoints = sum(store.values(ENDPOINT_SLICE, key))
+    return Observed(children, states.get(DEPLOYMENT), states.get(AUTOSCALER), tuple(pods), ready_endpoints)
 
 
 def observe_deployment(body: Object) -> DeploymentState:
@@ -246,3 +210,7 @@ def _replicas_managers(metadata: Object) -> frozenset[str]:
         for entry in metadata.get("managedFields") or ()
         if "f:replicas" in (entry.get("fieldsV1") or {}).get("f:spec", {})
     )
+
+
+_STATES: dict[Kind, Callable[[Object], Any]] = {DEPLOYMENT: observe_deployment, AUTOSCALER: observe_autoscaler}
+_PROJECTIONS: dict[Kind, Callable[[Object], Any]] = {POD: observe_pod, ENDPOINT_SLICE: observe_ready_endpoints}

@@ -1,4 +1,4 @@
-"""Who sets the Deployment's replicas, and how the field changes hands without losing a pod. Pure; used by `reconcile`.
+"""Who sets the Deployment's replicas, and how the field changes hands without losing a pod. Pure; used by `plan`.
 
 Fixed (no `autoscaling`, or provider None): the operator owns the field and sends a number. Autoscaled: the HPA owns
 it, and the operator never sends it.
@@ -31,7 +31,7 @@ class Replicas:
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class Handover:
     """Apply the number as `conveyor-replicas`, so that it stays when `conveyor` lets go of it."""
 
     count: int
@@ -53,7 +53,7 @@ def plan_replicas(spec: InferenceServiceSpec, live: DeploymentState | None, auto
     return Replicas(spec.replicas)
 
 
-def plan_hold(spec: InferenceServiceSpec, live: DeploymentState | None, former: int = 0) -> Hold | None:
+def plan_hold(spec: InferenceServiceSpec, live: DeploymentState | None, former: int = 0) -> Handover | None:
     """What `conveyor-replicas` has to apply now; None if nothing, or nothing yet.
 
     Asked before the Deployment is applied (the number is ours: keep what lives) and after it (the Deployment was
@@ -64,9 +64,9 @@ def plan_hold(spec: InferenceServiceSpec, live: DeploymentState | None, former: 
         return None
     if names.FIELD_MANAGER in live.replicas_managers:
         # An HPA ignores a Deployment at 0, so it starts from 1. That is not the live number, so it needs force.
-        return Hold(max(1, live.asked_replicas), force=live.asked_replicas < 1)
+        return Handover(max(1, live.asked_replicas), force=live.asked_replicas < 1)
     if not live.replicas_managers:
-        return Hold(first_count(spec, former))
+        return Handover(first_count(spec, former))
     return None
 
 

@@ -1,5 +1,5 @@
 """The situation of one InferenceService: what its conditions are judged by, and what keeps its engines from being
-ready. Pure; made by `reconcile`, read by `conditions` and `status`.
+ready. Pure; made by `case`, read by `conditions` and `status`.
 """
 
 from collections import Counter
@@ -11,8 +11,8 @@ from conveyor_api.conditions import MODEL_FAILURES, Reason
 from conveyor_api.spec import InferenceServiceSpec
 from conveyor_operator.inferenceservice.failures import PodFailure, find_failures
 from conveyor_operator.inferenceservice.observed import DeploymentState, Observed
-from conveyor_operator.inferenceservice.plan import Obstacle
 from conveyor_operator.inferenceservice.pods import PodState
+from conveyor_operator.loop.steps import Obstacle
 from conveyor_operator.metrics_api.answer import MetricsApi
 
 # Children without which there are no pods of this spec.

@@ -1,6 +1,5 @@
-"""The status of an InferenceService, from what was observed. Pure; used by `report`.
+"""The status of an InferenceService, from what was observed. Pure; used by `case`.
 
-A status is compared without its times: it is written when something happened, not because time passed.
 `lastTransitionTime` moves only when a condition's status does.
 """
 
@@ -88,11 +87,6 @@ def date_conditions(judged: Sequence[Judged], previous: Object, generation: int,
     return dated
 
 
-def is_same(status: Object, previous: Object) -> bool:
-    """Whether writing `status` over `previous` would say nothing new."""
-    return _timeless(status) == _timeless(previous)
-
-
 def format_time(moment: datetime) -> str:
     """RFC 3339 in UTC, to the second, as metav1.Time."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -120,11 +114,3 @@ def _build_model(service: InferenceService, situation: Situation, previous: Obje
     if found is None and old.get("uri") == uri:
         found = old.get("contextLength")
     return ModelStatus(name=service.served_model_name, uri=uri, context_length=found)
-
-
-def _timeless(status: Object) -> dict[str, Any]:
-    conditions = [
-        {key: value for key, value in condition.items() if key != "lastTransitionTime"}
-        for condition in status.get("conditions") or ()
-    ]
-    return {**status, "conditions": sorted(conditions, key=lambda c: str(c["type"]))}

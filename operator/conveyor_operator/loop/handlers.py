@@ -4,14 +4,14 @@
 finalizers onto the resource (docs/adr/0003). What an object says is in the `store` before Kopf hears of it (`watches`).
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import kopf
 
 from conveyor_api import names
-from conveyor_operator.inferenceservice.kinds import CHILDREN, GRANDCHILDREN, INFERENCE_SERVICE
-from conveyor_operator.kinds import Kind
+from conveyor_operator.kinds import Key, Kind
+from conveyor_operator.loop.resource import Resource, watched_kinds
 from conveyor_operator.loop.session import KopfSession
 from conveyor_operator.loop.store import Store
 from conveyor_operator.loop.workers import Workers
@@ -20,20 +20,24 @@ _Handler = Callable[..., Awaitable[None]]
 
 
 def build_registry(
-    store: Store, workers: Workers, session: KopfSession, end: Callable[[], Awaitable[None]]
+    resources: Sequence[Resource],
+    store: Store,
+    workers: Workers,
+    session: KopfSession,
+    end: Callable[[], Awaitable[None]],
 ) -> kopf.OperatorRegistry:
     """All handlers of the operator; Kopf awaits `end` when it stops."""
     registry = kopf.OperatorRegistry()
     kopf.on.login(registry=registry)(session.login)
     kopf.on.cleanup(registry=registry)(_build_cleanup(end))
-    _register(registry, INFERENCE_SERVICE, build_service_handler(store, workers), labels=None)
-    mark_owner = _build_owner_handler(workers)
-    for kind in (*CHILDREN, *GRANDCHILDREN):
-        _register(registry, kind, mark_owner, labels={names.INFERENCE_SERVICE_LABEL: kopf.PRESENT})
+    for resource in resources:
+        _register(registry, resource.kind, build_resource_handler(resource.kind, store, workers))
+    for kind, owners in _find_owners(resources).items():
+        _register(registry, kind, _build_owner_handler(owners, workers))
     return registry
 
 
-def configure(settings: kopf.OperatorSettings) -> None:
+def configure(settings: kopf.OperatorSettings, resources: Sequence[Resource]) -> None:
     """Kopf as a watcher only: no peering, no scanning, no posting; our children are filtered by the API server."""
     settings.peering.standalone = True
     settings.scanning.disabled = True
@@ -42,15 +46,17 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.networking.request_timeout = 30
     settings.networking.enforce_retry_after = True
     settings.process.ultimate_exiting_timeout = 20
-    for kind in (*CHILDREN, *GRANDCHILDREN):
-        settings.watching.label_selectors[kind.group, kind.version, kind.plural] = names.INFERENCE_SERVICE_LABEL
+    for kind, owners in _find_owners(resources).items():
+        # A selector has no "or": what several resources own is told apart by `watches`.
+        selector = owners[0].label if len(owners) == 1 else f"{names.MANAGED_BY_LABEL}=conveyor"
+        settings.watching.label_selectors[kind.group, kind.version, kind.plural] = selector
 
 
-def build_service_handler(store: Store, workers: Workers) -> _Handler:
-    """The event handler of InferenceServices; called by `build_registry`, and by its test."""
+def build_resource_handler(kind: Kind, store: Store, workers: Workers) -> _Handler:
+    """The event handler of a resource of ours; called by `build_registry`, and by its test."""
 
     async def mark(**event: Any) -> None:
-        key = (event["namespace"], event["name"])
+        key = Key(kind, event["namespace"], event["name"])
         if event["type"] == "DELETED" and store.uid(key) is None:
             workers.cancel(key)
             return
@@ -60,17 +66,25 @@ def build_service_handler(store: Store, workers: Workers) -> _Handler:
     return mark
 
 
-def _build_owner_handler(workers: Workers) -> _Handler:
+def _build_owner_handler(owners: Sequence[Resource], workers: Workers) -> _Handler:
     async def mark(**event: Any) -> None:
-        workers.mark((event["namespace"], event["labels"][names.INFERENCE_SERVICE_LABEL]))
+        for owner in owners:
+            if owner.label in event["labels"]:
+                workers.mark(Key(owner.kind, event["namespace"], event["labels"][owner.label]))
 
     return mark
 
 
-def _register(registry: kopf.OperatorRegistry, kind: Kind, mark: _Handler, labels: Any) -> None:
+def _find_owners(resources: Sequence[Resource]) -> dict[Kind, list[Resource]]:
+    """Of every kind of child and grandchild."""
+    owned = [kind for kind in watched_kinds(resources) if kind not in {resource.kind for resource in resources}]
+    return {kind: [r for r in resources if kind in (*r.children, *r.grandchildren)] for kind in owned}
+
+
+def _register(registry: kopf.OperatorRegistry, kind: Kind, mark: _Handler) -> None:
     group, version, plural = kind.group, kind.version, kind.plural
-    kopf.index(group=group, version=version, plural=plural, id=plural, labels=labels, registry=registry)(_index_nothing)
-    kopf.on.event(group=group, version=version, plural=plural, labels=labels, registry=registry)(mark)
+    kopf.index(group=group, version=version, plural=plural, id=plural, registry=registry)(_index_nothing)
+    kopf.on.event(group=group, version=version, plural=plural, registry=registry)(mark)
 
 
 async def _index_nothing(**_: Any) -> None:

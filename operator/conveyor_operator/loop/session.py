@@ -1,37 +1,46 @@
-"""Kopf's session with the API server: the credentials of `cluster`, and our `watches` between it and Kopf.
+"""Kopf's session with the API server: the credentials of `cluster`, and our `watches` in what Kopf watches.
 
-Made by `process`; `handlers` registers `login`. Kopf makes all its requests through a session that a login may bring
-along.
+Made by `process`; `handlers` registers `login`. Only documented means are used: a login may bring a session,
+a session may have a middleware, and that may replace what an answer contains. Why like this: docs/adr/0016.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
-from types import TracebackType
-from typing import Any, Self, cast
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, cast
 from weakref import WeakSet
 
 import aiohttp
 import kopf
+from yarl import URL
 
 from conveyor_operator.cluster import load_configuration
-from conveyor_operator.inferenceservice.kinds import WATCHED
+from conveyor_operator.kinds import Kind
+from conveyor_operator.loop.resource import Resource, watched_kinds
 from conveyor_operator.loop.watches import Watches
 
 logger = logging.getLogger(__name__)
 
 _REFUSED_PAUSE_SECONDS = 2.0
-_KINDS = {kind.plural: kind for kind in WATCHED}
 
 
 class KopfSession:
     """Credentials that are refused are read again; what Kopf watches passes through `watches`."""
 
-    def __init__(self, kubeconfig: str, watches: Watches) -> None:
+    def __init__(
+        self, kubeconfig: str, resources: Sequence[Resource], namespaces: Sequence[str], watches: Watches
+    ) -> None:
         self._kubeconfig = kubeconfig
         self._watches = watches
         self._credentials: kopf.ConnectionInfo | None = None
-        self._lent: _Lent | None = None
+        self._session: aiohttp.ClientSession | None = None
+        self._open: WeakSet[aiohttp.ClientResponse] = WeakSet()
+        self._collections: dict[str, tuple[Kind, str | None]] = {
+            kind.path(namespace): (kind, namespace)
+            for kind in watched_kinds(resources)
+            for namespace in namespaces or (None,)
+        }
+        """By path: every collection that Kopf watches for us."""
 
     async def login(self, **_: Any) -> kopf.AiohttpSession:
         """Called at the start, and whenever the API server refuses what the last call returned."""
@@ -41,18 +50,35 @@ class KopfSession:
             await asyncio.sleep(_REFUSED_PAUSE_SECONDS)
         await self.aclose()
         self._credentials = credentials
-        session = aiohttp.ClientSession(
+        self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ssl=credentials.as_ssl_context()),
             headers=credentials.as_http_headers(),
+            middlewares=(self._read_watches,),
         )
-        self._lent = _Lent(session, self._watches)
-        lent = cast(aiohttp.ClientSession, self._lent)
-        return kopf.AiohttpSession(server=credentials.server, aiohttp_session=lent)
+        session = cast(aiohttp.ClientSession, _Session(self._session))
+        return kopf.AiohttpSession(server=credentials.server, aiohttp_session=session)
 
     async def aclose(self) -> None:
-        """May be called at any time, and twice."""
-        if self._lent is not None:
-            await self._lent.aclose()
+        """May be called at any time, and twice. A watch whose session is gone would never end."""
+        for response in list(self._open):
+            response.close()
+        if self._session is not None:
+            await self._session.close()
+
+    async def _read_watches(
+        self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+    ) -> aiohttp.ClientResponse:
+        """The middleware of Kopf's session."""
+        response = await handler(request)
+        query = request.url.query
+        assert self._credentials is not None, "there was a login"
+        prefix = URL(self._credentials.server).path.rstrip("/")
+        collection = self._collections.get(request.url.path.removeprefix(prefix))
+        if collection is not None and "watch" in query and response.ok:
+            lines = self._watches.read(*collection, response.content, "sendInitialEvents" in query)
+            self._open.add(response)
+            response.content = cast(aiohttp.StreamReader, _Lines(response.content, lines))
+        return response
 
     async def _read_credentials(self) -> kopf.ConnectionInfo:
         found = await load_configuration(self._kubeconfig)
@@ -68,60 +94,31 @@ class KopfSession:
         )
 
 
-class _Lent:
-    """What Kopf asks of a session. When Kopf closes it, only its watches end: Kopf goes on asking for a while."""
+class _Session:
+    """What Kopf asks of a session. It closes one at its end while its watches still ask, and they would never end."""
 
-    def __init__(self, session: aiohttp.ClientSession, watches: Watches) -> None:
+    def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
-        self._watches = watches
-        self._open: WeakSet[_Watch] = WeakSet()
         self.headers = session.headers
+        self.request = session.request
 
     @property
     def closed(self) -> bool:
         return self._session.closed
 
     async def close(self) -> None:
-        for watch in list(self._open):
-            watch.close()
-
-    async def aclose(self) -> None:
-        """For good. A watch whose session is gone would never end."""
-        await self.close()
-        await self._session.close()
-
-    async def request(self, **options: Any) -> "aiohttp.ClientResponse | _Watch":
-        response = await self._session.request(**options)
-        *path, plural = response.url.path.split("/")
-        if "watch" not in response.url.query or plural not in _KINDS or not response.ok:
-            return response
-        namespace = path[-1] if path[-2] == "namespaces" else None
-        from_the_start = "sendInitialEvents" in response.url.query
-        lines = self._watches.read(_KINDS[plural], namespace, response.content, from_the_start)
-        watch = _Watch(response, lines)
-        self._open.add(watch)
-        return watch
+        """Only `KopfSession.aclose` does."""
 
 
-class _Watch:
-    """What Kopf asks of the answer to a watch."""
+class _Lines:
+    """The content of a watch's answer, in lines that were read already."""
 
-    def __init__(self, response: aiohttp.ClientResponse, lines: AsyncIterator[bytes]) -> None:
-        self._response = response
+    def __init__(self, content: aiohttp.StreamReader, lines: AsyncIterator[bytes]) -> None:
+        self._content = content
         self._lines = lines
-        self.status = response.status
-        self.content = self
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._response.close()
-
-    def close(self) -> None:
-        self._response.close()
 
     def iter_chunked(self, _size: int) -> AsyncIterator[bytes]:
         return self._lines
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._content, name)

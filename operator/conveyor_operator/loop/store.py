@@ -1,24 +1,19 @@
 """What is known of the cluster, read by key.
 
-`watches` puts in what the API server tells, as `observed` makes it; `reconcile` reads. Objects are told apart by uid:
-for a moment there may be two of one name, of which the later known one counts.
+`watches` puts in what the API server tells, as a resource projects it; a resource reads it when it observes. Objects
+are told apart by uid: for a moment there may be two of one name, of which the later known one counts.
 """
 
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
-from conveyor_api import names
-from conveyor_operator.inferenceservice.kinds import CHILDREN, INFERENCE_SERVICE
-from conveyor_operator.inferenceservice.observed import AutoscalerState, Child, DeploymentState, Observed
-from conveyor_operator.inferenceservice.pods import PodState
-from conveyor_operator.kinds import AUTOSCALER, DEPLOYMENT, ENDPOINT_SLICE, POD, Kind
-from conveyor_operator.loop.workers import Key
+from conveyor_operator.kinds import Key, Kind
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entry:
-    """One object as it was told last, and the InferenceService that it belongs to."""
+    """One object as it was told last, and the resource that it belongs to, or is."""
 
     key: Key
     value: Any
@@ -42,42 +37,31 @@ class Store:
         self._by_key[kind].setdefault(key, {})[uid] = entry
         return left
 
-    def drop(self, kind: Kind, uid: str) -> None:
-        """The object is gone, if it was known."""
+    def drop(self, kind: Kind, uid: str) -> Key | None:
+        """The object is gone. Returns its key if it was known."""
         entry = self._objects[kind].pop(uid, None)
         if entry is None:
-            return
+            return None
         of_key = self._by_key[kind][entry.key]
         del of_key[uid]
         if not of_key:
             del self._by_key[kind][entry.key]
+        return entry.key
 
     def keys(self, kind: Kind, namespace: str | None) -> dict[str, Key]:
         """The keys of all objects of a kind by uid, in one namespace or in all."""
-        return {uid: entry.key for uid, entry in self._objects[kind].items() if namespace in (None, entry.key[0])}
+        return {
+            uid: entry.key for uid, entry in self._objects[kind].items() if namespace in (None, entry.key.namespace)
+        }
 
-    def services(self) -> list[Key]:
-        """All InferenceServices."""
-        return list(self._by_key[INFERENCE_SERVICE])
+    def resources(self, kind: Kind) -> list[Key]:
+        """All resources of this kind."""
+        return list(self._by_key[kind])
 
     def uid(self, key: Key) -> str | None:
-        """The InferenceService's uid, None if there is none."""
-        return next(reversed(self._values(INFERENCE_SERVICE, key)), None)
+        """The resource's uid, None if there is none."""
+        return next(reversed(self.values(key.kind, key)), None)
 
-    def observe(self, key: Key) -> Observed:
-        """Everything that is labelled as belonging to this InferenceService."""
-        children: dict[tuple[str, str], Child] = {}
-        states: dict[Kind, Any] = {}
-        for kind in CHILDREN:
-            for child, state in self._values(kind, key):
-                children[child.kind, child.name] = child
-                if child.name == names.engine_name(key[1]):  # not a copy that somebody made with our label
-                    states[kind] = state
-        deployment: DeploymentState | None = states.get(DEPLOYMENT)
-        autoscaler: AutoscalerState | None = states.get(AUTOSCALER)
-        pods: list[PodState] = sorted(self._values(POD, key), key=lambda pod: pod.name)
-        ready_endpoints = sum(self._values(ENDPOINT_SLICE, key))
-        return Observed(children, deployment, autoscaler, tuple(pods), ready_endpoints)
-
-    def _values(self, kind: Kind, key: Key) -> list[Any]:
+    def values(self, kind: Kind, key: Key) -> list[Any]:
+        """Of all objects of a kind that belong to this resource."""
         return [entry.value for entry in self._by_key[kind].get(key, {}).values()]

@@ -8,23 +8,14 @@ that there is also tells what is there no more, so Kopf is told of deletions tha
 import json
 import logging
 import re
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 import aiohttp
 
-from conveyor_api import names
-from conveyor_operator.inferenceservice.kinds import INFERENCE_SERVICE
-from conveyor_operator.inferenceservice.observed import (
-    observe_autoscaler,
-    observe_child,
-    observe_deployment,
-    observe_ready_endpoints,
-)
-from conveyor_operator.inferenceservice.pods import observe_pod
-from conveyor_operator.kinds import AUTOSCALER, DEPLOYMENT, ENDPOINT_SLICE, POD, Kind
+from conveyor_operator.kinds import Key, Kind
+from conveyor_operator.loop.resource import Resource
 from conveyor_operator.loop.store import Store
-from conveyor_operator.loop.workers import Key
 from conveyor_operator.metrics import Metrics
 
 logger = logging.getLogger(__name__)
@@ -38,18 +29,14 @@ _NAME = re.compile(rb'"name":"([a-z0-9.-]{1,253})","namespace":"([a-z0-9-]{1,63}
 
 Object = Mapping[str, Any]
 
-_STATES: dict[Kind, Callable[[Object], Any]] = {DEPLOYMENT: observe_deployment, AUTOSCALER: observe_autoscaler}
-_PROJECTIONS: dict[Kind, Callable[[Object], Any]] = {
-    INFERENCE_SERVICE: lambda body: str(body["metadata"]["uid"]),
-    POD: observe_pod,
-    ENDPOINT_SLICE: observe_ready_endpoints,
-}
-
 
 class Watches:
-    """`mark` is called with the key of a service that lost an object to another one."""
+    """`mark` is called with the key of a resource that lost an object to another one, or to nobody."""
 
-    def __init__(self, store: Store, metrics: Metrics, mark: Callable[[Key], None]) -> None:
+    def __init__(
+        self, resources: Sequence[Resource], store: Store, metrics: Metrics, mark: Callable[[Key], None]
+    ) -> None:
+        self._resources = {resource.kind: resource for resource in resources}
         self._store = store
         self._metrics = metrics
         self._mark = mark
@@ -104,9 +91,10 @@ class Watches:
             if type == "BOOKMARK":
                 metadata["annotations"] = body["metadata"].get("annotations") or {}
             else:
-                key = _key_of(kind, body)
-                metadata["labels"] = {names.INFERENCE_SERVICE_LABEL: key[1]}
-                self._remember(kind, key, type, {**body, "kind": kind.kind})
+                key = self._remember(kind, type, {**body, "kind": kind.kind})
+                if key is None:
+                    return None
+                metadata["labels"] = self._labels(kind, key)
         except UNREADABLE as error:
             self._metrics.unreadable_objects.labels(kind.plural).inc()
             who = _NAME.search(line)
@@ -115,42 +103,44 @@ class Watches:
             return None
         return {"type": type, "object": {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata}}
 
-    def _remember(self, kind: Kind, key: Key, type: str, body: Object) -> None:
-        uid = str(body["metadata"]["uid"])
-        if type == "DELETED":
-            self._store.drop(kind, uid)
-            return
-        left = self._store.put(kind, uid, key, project(kind, key, body))
-        if left is not None:  # its label was changed; the event names only the new service
+    def _remember(self, kind: Kind, type: str, body: Object) -> Key | None:
+        """Whose it is; None if it belongs to nobody, or to nobody any more."""
+        uid, key = str(body["metadata"]["uid"]), self._find_key(kind, body)
+        if key is None or type == "DELETED":
+            left = self._store.drop(kind, uid)
+        else:
+            value = uid if kind == key.kind else self._resources[key.kind].project(kind, key, body)
+            left = self._store.put(kind, uid, key, value)
+        if left not in (None, key):  # its label was changed; the event names only the new owner
             self._mark(left)
+        return key
+
+    def _find_key(self, kind: Kind, body: Object) -> Key | None:
+        """The resource that an object is, or that its label names."""
+        metadata = body["metadata"]
+        if kind in self._resources:
+            return Key(kind, str(metadata["namespace"]), str(metadata["name"]))
+        labels = metadata.get("labels") or {}
+        for resource in self._resources.values():
+            if kind in (*resource.children, *resource.grandchildren) and resource.label in labels:
+                return Key(resource.kind, str(metadata["namespace"]), str(labels[resource.label]))
+        return None
+
+    def _labels(self, kind: Kind, key: Key) -> dict[str, str]:
+        """For Kopf, which chooses handlers by them."""
+        return {} if kind == key.kind else {self._resources[key.kind].label: key.name}
 
     def _find_deleted(self, kind: Kind, namespace: str | None, seen: set[str]) -> list[Object]:
         """What the store knows and the watch did not show; it leaves the store."""
         events: list[Object] = []
         for uid, key in self._store.keys(kind, namespace).items():
             if uid not in seen:
-                logger.info("deleted unheard kind=%s key=%s/%s", kind.kind, *key)
+                logger.info("deleted unheard kind=%s key=%s", kind.kind, key)
                 self._store.drop(kind, uid)
-                labels = {names.INFERENCE_SERVICE_LABEL: key[1]}
-                metadata = {"uid": uid, "namespace": key[0], "name": key[1], "labels": labels}
+                labels = self._labels(kind, key)
+                metadata = {"uid": uid, "namespace": key.namespace, "name": key.name, "labels": labels}
                 events.append({"type": "DELETED", "object": {"kind": kind.kind, "metadata": metadata}})
         return events
-
-
-def project(kind: Kind, key: Key, body: Object) -> Any:
-    """What the store keeps of an object. The state of a Deployment or HPA counts only under the engine's name."""
-    if kind in _PROJECTIONS:
-        return _PROJECTIONS[kind](body)
-    observe_state = _STATES.get(kind)
-    is_engines = body["metadata"]["name"] == names.engine_name(key[1])
-    return observe_child(body), observe_state(body) if observe_state and is_engines else None
-
-
-def _key_of(kind: Kind, body: Object) -> Key:
-    metadata = body["metadata"]
-    if kind is INFERENCE_SERVICE:
-        return str(metadata["namespace"]), str(metadata["name"])
-    return str(metadata["namespace"]), str(metadata["labels"][names.INFERENCE_SERVICE_LABEL])
 
 
 async def _split(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:

@@ -1,7 +1,7 @@
-"""One worker per dirty key, at most so many at once, with exponential backoff and jitter.
+"""One worker per dirty key, at most so many at once, with exponential backoff and jitter, or again at a time.
 
 `handlers` marks keys, `reconcile` does the work. A key is worked on by one task at a time; what marks it meanwhile
-leads to one more round. A key that is clean costs nothing. Knows nothing of Kubernetes.
+leads to one more round. A key that is clean and waits for no time costs nothing. Knows nothing of Kubernetes.
 """
 
 import asyncio
@@ -10,12 +10,11 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from conveyor_operator.errors import ApiError, Unavailable
+from conveyor_operator.kinds import Key
 from conveyor_operator.metrics import Metrics
-
-Key = tuple[str, str]
-"""(namespace, name)"""
 
 logger = logging.getLogger(__name__)
 
@@ -23,20 +22,33 @@ _FIRST_DELAY_SECONDS = 0.2
 _MAX_DELAY_SECONDS = 60.0
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a reconcile leaves: nothing to do, as it stands."""
+
+    refused: bool = False
+    """A call was refused: again, with the same backoff as after an error."""
+    requeue_at: datetime | None = None
+    """Again at this time, and at once if anything happens before."""
+
+
 class _Worker:
-    task: asyncio.Task[None] | None = None
-    dirty: bool = True
-    generation: int | None = None
-    hurry: asyncio.Event | None = None
-    failures: int = 0
-    started: float | None = None
+    """The work on one key. `dirty`: something has happened since its last reconcile began."""
+
+    def __init__(self, generation: int | None) -> None:
+        self.task: asyncio.Task[None] | None = None
+        self.dirty = True
+        self.marked = asyncio.Event()
+        self.generation = generation
+        self.respecified = asyncio.Event()
+        self.failures = 0
+        self.started: float | None = None
 
 
 class Workers:
-    """Runs `reconcile(key)` until it returns True; False or an exception means: again, after a while."""
+    """Runs `reconcile(key)` for keys that were marked, and again as its outcome or an exception asks for."""
 
-    def __init__(self, reconcile: Callable[[Key], Awaitable[bool]], metrics: Metrics, limit: int) -> None:
+    def __init__(self, reconcile: Callable[[Key], Awaitable[Outcome]], metrics: Metrics, limit: int) -> None:
         self._reconcile = reconcile
         self._metrics = metrics
         self._slots = asyncio.Semaphore(limit)
@@ -49,14 +61,14 @@ class Workers:
             return
         worker = self._workers.get(key)
         if worker is None:
-            worker = self._workers[key] = _Worker(generation=generation)
-            worker.task = asyncio.create_task(self._work(key, worker), name=f"reconcile {key[0]}/{key[1]}")
+            worker = self._workers[key] = _Worker(generation)
+            worker.task = asyncio.create_task(self._work(key, worker), name=f"reconcile {key.kind.kind} {key}")
             return
         worker.dirty = True
+        worker.marked.set()
         if generation is not None and generation != worker.generation:
             worker.generation = generation
-            if worker.hurry is not None:
-                worker.hurry.set()
+            worker.respecified.set()
 
     def cancel(self, key: Key) -> None:
         """The object is gone: stop at once, wherever the work is."""
@@ -85,49 +97,56 @@ class Workers:
                     await self._slots.acquire()
                 try:
                     worker.dirty = False
-                    delay = await self._run(key, worker)
+                    worker.marked.clear()
+                    worker.respecified.clear()
+                    again = await self._run(key, worker)
                 finally:
                     self._slots.release()
-                if delay is not None:
+                if isinstance(again, datetime):
+                    await _wait(worker.marked, (again - datetime.now(UTC)).total_seconds())
                     worker.dirty = True
-                    await self._back_off(worker, delay)
+                elif again is not None:
+                    if await _wait(worker.respecified, again):
+                        worker.failures = 0
+                    worker.dirty = True
         finally:
             if self._workers.get(key) is worker:
                 del self._workers[key]
 
-    async def _run(self, key: Key, worker: _Worker) -> float | None:
-        """One reconcile; returns the delay before the next one, None if none is needed."""
+    async def _run(self, key: Key, worker: _Worker) -> float | datetime | None:
+        """One reconcile; returns the delay of its repetition, or the time that it asked for, None if none is needed."""
         worker.started = time.monotonic()
         asked_delay: float | None = None
         try:
             with self._metrics.busy_workers.track_inprogress(), self._metrics.reconcile_seconds.time():
-                done = await self._reconcile(key)
-            self._metrics.reconciles.labels("done" if done else "retry").inc()
-            if done:
+                outcome = await self._reconcile(key)
+            self._metrics.reconciles.labels("retry" if outcome.refused else "done").inc()
+            if not outcome.refused:
                 worker.failures = 0
-                return None
+                return outcome.requeue_at
         except ApiError as error:
             self._metrics.reconciles.labels("error").inc()
             asked_delay = error.retry_after_seconds if isinstance(error, Unavailable) else None
-            logger.warning("reconcile failed key=%s/%s status=%s error=%r", *key, error.status, error.message)
-        except Exception:  # the one broad one: a bug with one service must not stop the others
+            logger.warning(
+                "reconcile failed kind=%s key=%s status=%s error=%r", key.kind.kind, key, error.status, error.message
+            )
+        except Exception:  # the one broad one: a bug with one resource must not stop the others
             self._metrics.reconciles.labels("error").inc()
-            logger.exception("reconcile crashed key=%s/%s", *key)
+            logger.exception("reconcile crashed kind=%s key=%s", key.kind.kind, key)
         finally:
             worker.started = None
         worker.failures += 1
         return max(backoff_seconds(worker.failures), asked_delay or 0.0)
 
-    async def _back_off(self, worker: _Worker, delay_seconds: float) -> None:
-        worker.hurry = asyncio.Event()
-        try:
-            async with asyncio.timeout(delay_seconds):
-                await worker.hurry.wait()
-            worker.failures = 0
-        except TimeoutError:
-            pass
-        finally:
-            worker.hurry = None
+
+async def _wait(event: asyncio.Event, seconds: float) -> bool:
+    """Whether the event came within that time."""
+    try:
+        async with asyncio.timeout(max(0.0, seconds)):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
 
 
 def backoff_seconds(failures: int) -> float:

@@ -21,9 +21,9 @@ from tests.operator.builders import (
 from conveyor_api.conditions import REASONS_BY_CONDITION, ConditionType, Reason
 from conveyor_operator.inferenceservice.conditions import Judged, judge_all
 from conveyor_operator.inferenceservice.observed import DeploymentState, Observed
-from conveyor_operator.inferenceservice.plan import Obstacle
 from conveyor_operator.inferenceservice.pods import ContainerState, PodState, observe_pod
 from conveyor_operator.inferenceservice.situation import Situation
+from conveyor_operator.loop.steps import Obstacle
 
 LOADING = make_pod("pod", ended(code=0, reason="Completed", name="fetch"), ContainerState("engine", running=True))
 FETCHING = make_pod("pod", ContainerState("fetch", initial=True, running=True))

@@ -1,15 +1,12 @@
 """Events tell what happened, once."""
 
-from datetime import UTC, datetime
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conveyor_operator.inferenceservice.events import News, build_event, find_news, restored
-
-BODY = {"metadata": {"name": "qwen", "namespace": "default", "uid": "uid-1"}}
-NOW = datetime(2026, 11, 21, 8, 0, 0, 123456, tzinfo=UTC)
+from conveyor_operator.inferenceservice.events import find_news, restored
+from conveyor_operator.loop.events import News
 
 
 def status(desired: int | None = None, **conditions: tuple[str, str]) -> dict[str, Any]:
@@ -109,20 +106,6 @@ def test_a_restored_child_names_what_to_change_instead() -> None:
         "change spec.autoscaling of the InferenceService instead"
     )
     assert "was deleted and is back" in restored("Service", "qwen", deleted=True).message
-
-
-def test_an_event_speaks_of_the_resource_and_fits_the_api() -> None:
-    event = build_event(BODY, News("OOMKilled", "x" * 5000, warning=True), NOW)
-    assert event["involvedObject"]["uid"] == "uid-1"
-    assert event["eventTime"] == "2026-11-21T08:00:00.123456Z"
-    assert event["firstTimestamp"] == event["lastTimestamp"] == "2026-11-21T08:00:00Z", "kubectl describe sorts by it"
-    assert (event["type"], event["reason"], event["metadata"]["namespace"]) == ("Warning", "OOMKilled", "default")
-    assert len(event["message"]) == 1024
-
-
-def test_events_of_one_moment_have_names_in_their_order() -> None:
-    made = [build_event(BODY, News("Ready", str(number)), NOW)["metadata"]["name"] for number in range(100)]
-    assert made == sorted(set(made))
 
 
 REASONS = st.sampled_from(["Ready", "RollingOut", "OOMKilled", "ModelLoading", "UpToDate", "GPUsUnused"])

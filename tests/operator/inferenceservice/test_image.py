@@ -3,12 +3,12 @@
 from dataclasses import replace
 from typing import Any
 
-from tests.operator.builders import CHOICES, OWNER, build_one, make_resource
+from tests.operator.builders import SETTINGS, build_one, make_resource
 
-from conveyor_operator.inferenceservice.image import choose_engine_image
-from conveyor_operator.inferenceservice.observed import DeploymentState, observe_deployment
+from conveyor_operator.inferenceservice.desired import build_desired
+from conveyor_operator.inferenceservice.observed import DeploymentState, Observed, observe_deployment
 
-OLD, NEW = CHOICES.engine_image, "example/engine:2"
+OLD, NEW = SETTINGS.engine_image, "example/engine:2"
 
 
 def live(**spec: Any) -> DeploymentState:
@@ -16,7 +16,9 @@ def live(**spec: Any) -> DeploymentState:
 
 
 def choose(deployment: DeploymentState | None, **spec: Any) -> str:
-    return choose_engine_image(OWNER, make_resource(**spec).spec, NEW, deployment)
+    """By an operator with a new default."""
+    settings = replace(SETTINGS, engine_image=NEW)
+    return build_desired(make_resource(**spec), settings, Observed(deployment=deployment)).engine_image
 
 
 def test_a_new_default_does_not_touch_running_pods() -> None:

@@ -7,10 +7,9 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.operator.builders import CHOICES, OWNER, build, build_one, make_resource
+from tests.operator.builders import OWNER, build, build_one, desire
 
 from conveyor_api import names
-from conveyor_operator.inferenceservice.manifests import build_children
 from conveyor_operator.inferenceservice.manifests.deployment import with_replicas
 
 
@@ -270,8 +269,8 @@ specs = st.fixed_dictionaries(
 
 @given(specs)
 def test_equal_specs_give_equal_children_with_our_labels_and_owner(spec: dict[str, Any]) -> None:
-    first = build_children(OWNER, make_resource(**spec).spec, CHOICES)
-    second = build_children(OWNER, make_resource(**json.loads(json.dumps(spec))).spec, CHOICES)
+    first = list(desire(**spec).children)
+    second = list(desire(**json.loads(json.dumps(spec))).children)
     assert first == second
     assert json.loads(json.dumps(first)) == first, "only what JSON can say, no None that would become null"
     assert "null" not in json.dumps(first)
@@ -284,9 +283,7 @@ def test_equal_specs_give_equal_children_with_our_labels_and_owner(spec: dict[st
 
 @given(specs)
 def test_a_deployment_never_carries_replicas_by_itself(spec: dict[str, Any]) -> None:
-    deployment = next(
-        c for c in build_children(OWNER, make_resource(**spec).spec, CHOICES) if c["kind"] == "Deployment"
-    )
+    deployment = next(c for c in desire(**spec).children if c["kind"] == "Deployment")
     assert "replicas" not in deployment["spec"]
     assert "replicas" not in with_replicas(deployment, None)["spec"]
     assert with_replicas(deployment, 3)["spec"]["replicas"] == 3

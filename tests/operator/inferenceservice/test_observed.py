@@ -3,17 +3,22 @@
 import copy
 from typing import Any
 
-from tests.operator.builders import ROLLING_OUT, build, build_one, make_child, make_deployment
+from tests.operator.builders import ROLLING_OUT, build, build_one, make_child, make_deployment, make_pod
 
+from conveyor_operator.inferenceservice.kinds import BY_NAME, INFERENCE_SERVICE
 from conveyor_operator.inferenceservice.observed import (
     DeploymentState,
     Observed,
-    fingerprint,
+    observe,
     observe_autoscaler,
-    observe_child,
     observe_deployment,
     observe_ready_endpoints,
 )
+from conveyor_operator.kinds import Key
+from conveyor_operator.loop.child import fingerprint, observe_child
+from conveyor_operator.loop.store import Store
+
+KEY = Key(INFERENCE_SERVICE, "default", "qwen")
 
 
 def live(kind: str = "Deployment", **spec: Any) -> dict[str, Any]:
@@ -92,7 +97,7 @@ def test_what_an_apply_returned_replaces_what_was_observed() -> None:
     hpa = live("HorizontalPodAutoscaler", autoscaling={"maxReplicas": 4})
     with_hpa = after.with_child(hpa)
     assert with_hpa.autoscaler is not None
-    assert with_hpa.without_child("HorizontalPodAutoscaler", "qwen-engine").autoscaler is None
+    assert with_hpa.without_child(("HorizontalPodAutoscaler", "qwen-engine")).autoscaler is None
 
 
 def test_an_hpas_averages_are_read() -> None:
@@ -119,5 +124,40 @@ def test_endpoints_count_when_they_are_ready_or_do_not_say() -> None:
 
 def test_claims_say_how_they_may_be_mounted() -> None:
     model = {"uri": "hf://a/b", "cache": {"strategy": "PVC", "size": "1Gi"}}
-    assert observe_child(live("PersistentVolumeClaim", model=model)).access_mode == "ReadWriteMany"
+    assert observe_child(live("PersistentVolumeClaim", model=model, replicas=2)).access_mode == "ReadWriteMany"
     assert make_child().access_mode == ""
+
+
+def make_store(**values: list[Any]) -> Store:
+    store = Store()
+    for kind, found in values.items():
+        for number, value in enumerate(found):
+            store.put(BY_NAME[kind], f"{kind}-{number}", KEY, value)
+    return store
+
+
+def test_everything_of_one_service_is_collected() -> None:
+    observed = observe(
+        make_store(
+            Deployment=[(make_child(), make_deployment(2))],
+            Service=[(make_child("Service", "qwen"), None), (make_child("Service", "qwen-engine"), None)],
+            Pod=[make_pod("b"), make_pod("a")],
+            EndpointSlice=[1, 2],
+        ),
+        KEY,
+    )
+    assert set(observed.children) == {("Deployment", "qwen-engine"), ("Service", "qwen"), ("Service", "qwen-engine")}
+    assert observed.deployment == make_deployment(2)
+    assert [pod.name for pod in observed.pods] == ["a", "b"]
+    assert observed.ready_endpoints == 3
+
+
+def test_a_copy_with_our_label_is_not_taken_for_the_deployment() -> None:
+    ours, copy = (make_child(), make_deployment(2)), (make_child(name="copy"), make_deployment(9))
+    for order in ([ours, copy], [copy, ours]):
+        assert observe(make_store(Deployment=order), KEY).deployment == make_deployment(2)
+
+
+def test_other_services_are_not_mixed_in() -> None:
+    store = make_store(Deployment=[(make_child(), make_deployment())], Pod=[make_pod()], EndpointSlice=[1])
+    assert observe(store, KEY._replace(name="other")) == Observed()

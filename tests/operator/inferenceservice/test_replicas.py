@@ -8,7 +8,7 @@ from tests.operator.builders import make_deployment, make_resource
 
 from conveyor_api.spec import InferenceServiceSpec
 from conveyor_operator.inferenceservice.observed import DeploymentState
-from conveyor_operator.inferenceservice.replicas import Hold, Replicas, plan_hold, plan_replicas
+from conveyor_operator.inferenceservice.replicas import Handover, Replicas, plan_hold, plan_replicas
 
 OURS = frozenset({"conveyor"})
 HANDED_OVER = frozenset({"conveyor", "conveyor-replicas"})
@@ -41,27 +41,27 @@ def test_provider_none_means_fixed() -> None:
 def test_a_new_autoscaled_deployment_gets_its_first_number_from_the_second_manager() -> None:
     assert plan_replicas(autoscaled(3), None, False) == Replicas(None)
     assert plan_hold(autoscaled(3), None) is None, "there is nothing to hold before the Deployment is made"
-    assert plan_hold(autoscaled(3), live(1, frozenset())) == Hold(3)
+    assert plan_hold(autoscaled(3), live(1, frozenset())) == Handover(3)
 
 
 def test_a_deployment_that_was_deleted_comes_back_with_the_number_that_the_autoscaler_had_decided() -> None:
     created = live(1, frozenset())
-    assert plan_hold(autoscaled(5), created, former=2) == Hold(2), "not the number to start with"
-    assert plan_hold(autoscaled(1, high=5), created, former=9) == Hold(5)
+    assert plan_hold(autoscaled(5), created, former=2) == Handover(2), "not the number to start with"
+    assert plan_hold(autoscaled(1, high=5), created, former=9) == Handover(5)
 
 
 def test_the_first_number_is_within_the_autoscalers_bounds() -> None:
-    assert plan_hold(autoscaled(9, 1, 5), live(1, frozenset())) == Hold(5)
-    assert plan_hold(autoscaled(0, 2, 5), live(1, frozenset())) == Hold(2)
+    assert plan_hold(autoscaled(9, 1, 5), live(1, frozenset())) == Handover(5)
+    assert plan_hold(autoscaled(0, 2, 5), live(1, frozenset())) == Handover(2)
 
 
 def test_a_number_of_ours_is_held_before_we_let_go_of_it() -> None:
-    assert plan_hold(autoscaled(), live(3, OURS)) == Hold(3)
-    assert plan_hold(autoscaled(), live(3, HANDED_OVER)) == Hold(3)
+    assert plan_hold(autoscaled(), live(3, OURS)) == Handover(3)
+    assert plan_hold(autoscaled(), live(3, HANDED_OVER)) == Handover(3)
 
 
 def test_an_hpa_starts_from_one_not_from_zero() -> None:
-    assert plan_hold(autoscaled(), live(0, OURS)) == Hold(1, force=True)
+    assert plan_hold(autoscaled(), live(0, OURS)) == Handover(1, force=True)
 
 
 def test_once_handed_over_the_field_is_left_alone() -> None:
@@ -101,4 +101,4 @@ def test_under_an_autoscaler_no_number_is_ever_sent(asked: int, there: int, owne
 def test_a_hold_never_takes_a_running_pod_away(asked: int, there: int, owners: frozenset[str]) -> None:
     hold = plan_hold(autoscaled(asked, 1, 1000), live(there, owners))
     if hold is not None and owners:
-        assert hold == Hold(there)
+        assert hold == Handover(there)

@@ -8,7 +8,8 @@ from tests.operator.builders import ended, make_deployment, make_observed, make_
 from conveyor_api.status import MAX_MESSAGE_LENGTH, InferenceServiceStatus
 from conveyor_operator.inferenceservice.pods import PodState
 from conveyor_operator.inferenceservice.situation import Situation
-from conveyor_operator.inferenceservice.status import Written, build_invalid_status, build_status, is_same
+from conveyor_operator.inferenceservice.status import Written, build_invalid_status, build_status
+from conveyor_operator.loop.report import is_same
 
 EARLY = datetime(2026, 11, 21, 8, 0, 0, tzinfo=UTC)
 LATE = datetime(2026, 11, 21, 9, 30, 0, tzinfo=UTC)

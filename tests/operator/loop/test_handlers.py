@@ -3,11 +3,13 @@
 import asyncio
 from typing import Any
 
-from conveyor_operator.inferenceservice.kinds import INFERENCE_SERVICE
-from conveyor_operator.loop.handlers import build_service_handler
+from conveyor_operator.kinds import Key, Kind
+from conveyor_operator.loop.handlers import build_resource_handler
 from conveyor_operator.loop.store import Store
-from conveyor_operator.loop.workers import Key, Workers
+from conveyor_operator.loop.workers import Outcome, Workers
 from conveyor_operator.metrics import Metrics
+
+WIDGET = Kind("tests.conveyor.dev", "v1", "Widget", "widgets")
 
 
 def make_event(type: str, uid: str) -> dict[str, Any]:
@@ -19,18 +21,18 @@ async def reconciled_uids(*events: dict[str, Any]) -> list[str]:
     """Of the resources that were there when a reconcile came to its end."""
     store, done = Store(), []
 
-    async def reconcile(key: Key) -> bool:
+    async def reconcile(key: Key) -> Outcome:
         await asyncio.sleep(0.01)
         done.append(store.uid(key) or "none")
-        return True
+        return Outcome()
 
     workers = Workers(reconcile, Metrics(), limit=1)
-    mark = build_service_handler(store, workers)
+    mark = build_resource_handler(WIDGET, store, workers)
     for event in events:
         if event["type"] == "DELETED":
-            store.drop(INFERENCE_SERVICE, event["uid"])
+            store.drop(WIDGET, event["uid"])
         else:
-            store.put(INFERENCE_SERVICE, event["uid"], (event["namespace"], event["name"]), event["uid"])
+            store.put(WIDGET, event["uid"], Key(WIDGET, event["namespace"], event["name"]), event["uid"])
         await mark(**event)
         await asyncio.sleep(0)
     async with asyncio.timeout(20):

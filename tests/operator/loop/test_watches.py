@@ -17,10 +17,13 @@ from tests.operator.stage import Stage, wait_until
 
 from conveyor_api import names
 from conveyor_operator.inferenceservice.kinds import WATCHED
+from conveyor_operator.inferenceservice.resource import InferenceServices
 from conveyor_operator.kinds import AUTOSCALER, POD, Kind
 from conveyor_operator.loop.store import Store
 from conveyor_operator.loop.watches import Watches
 from conveyor_operator.metrics import Metrics
+from conveyor_operator.metrics_api.answer import MetricsApi
+from conveyor_operator.settings import Settings
 from e2e.cluster.control_plane import ControlPlane
 from e2e.cluster.tools import binary
 
@@ -101,7 +104,8 @@ def test_a_watch_that_breaks_off_before_it_told_of_everything_begins_anew(stage:
 
 async def test_a_beginning_that_kopf_gave_up_is_not_resumed() -> None:
     """It cancels one that is silent for long, and would go on after the last object that it saw."""
-    watches = Watches(Store(), Metrics(), lambda key: None)
+    services = InferenceServices(Settings(), MetricsApi)
+    watches = Watches([services], Store(), Metrics(), lambda key: None)
     bookmark = b'{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"1"}}}\n'
 
     async def told(count: int, from_the_start: bool, text: bytes) -> list[str]:

@@ -2,15 +2,17 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from conveyor_operator.errors import Refused, Unavailable
+from conveyor_operator.kinds import Key, Kind
 from conveyor_operator.loop import workers as module
-from conveyor_operator.loop.workers import Key, Workers, backoff_seconds
+from conveyor_operator.loop.workers import Outcome, Workers, backoff_seconds
 from conveyor_operator.metrics import Metrics
 
-KEY = ("default", "qwen")
+KEY = Key(Kind("tests.conveyor.dev", "v1", "Widget", "widgets"), "default", "qwen")
 
 
 @pytest.fixture(autouse=True)
@@ -18,7 +20,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_FIRST_DELAY_SECONDS", 0.001)
 
 
-def make(reconcile: Callable[[Key], Awaitable[bool]], limit: int = 8) -> tuple[Workers, Metrics]:
+def make(reconcile: Callable[[Key], Awaitable[Outcome]], limit: int = 8) -> tuple[Workers, Metrics]:
     metrics = Metrics()
     return Workers(reconcile, metrics, limit), metrics
 
@@ -48,9 +50,9 @@ def count(metrics: Metrics, result: str) -> float:
 async def test_a_marked_key_is_reconciled_once_and_forgotten() -> None:
     seen: list[Key] = []
 
-    async def reconcile(key: Key) -> bool:
+    async def reconcile(key: Key) -> Outcome:
         seen.append(key)
-        return True
+        return Outcome()
 
     workers, metrics = make(reconcile)
     workers.mark(KEY)
@@ -63,7 +65,7 @@ async def test_a_marked_key_is_reconciled_once_and_forgotten() -> None:
 async def test_what_happens_during_a_reconcile_leads_to_one_more_and_never_to_two_at_once() -> None:
     running, rounds = 0, 0
 
-    async def reconcile(key: Key) -> bool:
+    async def reconcile(key: Key) -> Outcome:
         nonlocal running, rounds
         assert running == 0
         running += 1
@@ -73,7 +75,7 @@ async def test_what_happens_during_a_reconcile_leads_to_one_more_and_never_to_tw
                 workers.mark(KEY)
             await asyncio.sleep(0)
         running -= 1
-        return True
+        return Outcome()
 
     workers, metrics = make(reconcile)
     workers.mark(KEY)
@@ -84,17 +86,17 @@ async def test_what_happens_during_a_reconcile_leads_to_one_more_and_never_to_tw
 async def test_no_more_keys_than_the_limit_are_worked_on_at_once() -> None:
     running, most = 0, 0
 
-    async def reconcile(key: Key) -> bool:
+    async def reconcile(key: Key) -> Outcome:
         nonlocal running, most
         running += 1
         most = max(most, running)
         await asyncio.sleep(0.002)
         running -= 1
-        return True
+        return Outcome()
 
     workers, metrics = make(reconcile, limit=3)
     for number in range(20):
-        workers.mark(("default", str(number)))
+        workers.mark(KEY._replace(name=str(number)))
     await until_done(metrics, 20)
     assert most == 3
 
@@ -103,12 +105,12 @@ async def test_no_more_keys_than_the_limit_are_worked_on_at_once() -> None:
 async def test_a_failure_is_tried_again_until_it_works(failure: Exception) -> None:
     rounds = 0
 
-    async def reconcile(key: Key) -> bool:
+    async def reconcile(key: Key) -> Outcome:
         nonlocal rounds
         rounds += 1
         if rounds < 4:
             raise failure
-        return True
+        return Outcome()
 
     workers, metrics = make(reconcile)
     workers.mark(KEY)
@@ -118,10 +120,10 @@ async def test_a_failure_is_tried_again_until_it_works(failure: Exception) -> No
 
 
 async def test_work_that_is_not_done_is_tried_again() -> None:
-    results = [False, False, True]
+    results = [True, True, False]
 
-    async def reconcile(key: Key) -> bool:
-        return results.pop(0)
+    async def reconcile(key: Key) -> Outcome:
+        return Outcome(refused=results.pop(0))
 
     workers, metrics = make(reconcile)
     workers.mark(KEY)
@@ -133,15 +135,15 @@ async def test_work_that_is_not_done_is_tried_again() -> None:
 async def test_a_failing_key_does_not_keep_others_from_the_only_slot() -> None:
     done = asyncio.Event()
 
-    async def reconcile(key: Key) -> bool:
+    async def reconcile(key: Key) -> Outcome:
         if key == KEY:
             raise Unavailable(503, "", "", retry_after_seconds=60)
         done.set()
-        return True
+        return Outcome()
 
     workers, _ = make(reconcile, limit=1)
     workers.mark(KEY)
-    workers.mark(("default", "other"))
+    workers.mark(KEY._replace(name="other"))
     async with asyncio.timeout(5):
         await done.wait()
     await workers.stop()
@@ -150,12 +152,12 @@ async def test_a_failing_key_does_not_keep_others_from_the_only_slot() -> None:
 async def test_a_new_spec_cuts_a_backoff_short_and_other_marks_do_not() -> None:
     rounds = 0
 
-    async def reconcile(key: Key) -> bool:
+    async def reconcile(key: Key) -> Outcome:
         nonlocal rounds
         rounds += 1
         if rounds == 1:
             raise Unavailable(503, "", "", retry_after_seconds=3600)
-        return True
+        return Outcome()
 
     workers, metrics = make(reconcile)
     workers.mark(KEY, generation=1)
@@ -173,12 +175,12 @@ async def test_a_new_spec_cuts_a_backoff_short_and_other_marks_do_not() -> None:
 async def test_cancelling_stops_the_work_wherever_it_is() -> None:
     stopped = asyncio.Event()
 
-    async def reconcile(key: Key) -> bool:
+    async def reconcile(key: Key) -> Outcome:
         try:
             await asyncio.sleep(3600)
         finally:
             stopped.set()
-        return True
+        return Outcome()
 
     workers, _ = make(reconcile)
     workers.mark(KEY)
@@ -192,12 +194,12 @@ async def test_cancelling_stops_the_work_wherever_it_is() -> None:
 async def test_a_key_that_is_marked_after_its_cancellation_is_worked_on_anew() -> None:
     rounds = 0
 
-    async def reconcile(key: Key) -> bool:
+    async def reconcile(key: Key) -> Outcome:
         nonlocal rounds
         rounds += 1
         if rounds == 1:
             await asyncio.sleep(3600)
-        return True
+        return Outcome()
 
     workers, metrics = make(reconcile)
     workers.mark(KEY)
@@ -209,7 +211,7 @@ async def test_a_key_that_is_marked_after_its_cancellation_is_worked_on_anew() -
 
 
 async def test_after_stop_nothing_is_begun() -> None:
-    async def reconcile(key: Key) -> bool:
+    async def reconcile(key: Key) -> Outcome:
         raise AssertionError("nothing should be begun")
 
     workers, metrics = make(reconcile)
@@ -217,6 +219,54 @@ async def test_after_stop_nothing_is_begun() -> None:
     workers.mark(KEY)
     await settle()
     assert count(metrics, "error") == 0
+
+
+async def test_a_reconcile_that_asks_for_a_time_is_called_again_at_that_time() -> None:
+    begun: list[datetime] = []
+    asked = datetime.now(UTC) + timedelta(seconds=0.3)
+
+    async def reconcile(key: Key) -> Outcome:
+        begun.append(datetime.now(UTC))
+        return Outcome(requeue_at=asked) if len(begun) == 1 else Outcome()
+
+    workers, metrics = make(reconcile)
+    workers.mark(KEY)
+    await until_done(metrics, 2)
+    assert begun[0] < asked <= begun[1]
+    assert len(begun) == 2
+
+
+async def test_a_key_that_waits_for_a_time_is_reconciled_at_once_when_something_happens() -> None:
+    rounds = 0
+
+    async def reconcile(key: Key) -> Outcome:
+        nonlocal rounds
+        rounds += 1
+        return Outcome(requeue_at=datetime.now(UTC) + timedelta(hours=1))
+
+    workers, metrics = make(reconcile, limit=1)
+    workers.mark(KEY)
+    await until_done(metrics)
+    assert rounds == 1
+    workers.mark(KEY._replace(name="other"))
+    await until_done(metrics, 2)
+    assert rounds == 2, "it waits without keeping others from the only slot"
+    workers.mark(KEY)
+    await until_done(metrics, 3)
+    assert rounds == 3
+    await workers.stop()
+
+
+async def test_a_time_that_has_passed_is_now() -> None:
+    outcomes = [Outcome(requeue_at=datetime(2020, 1, 1, tzinfo=UTC)), Outcome()]
+
+    async def reconcile(key: Key) -> Outcome:
+        return outcomes.pop(0)
+
+    workers, metrics = make(reconcile)
+    workers.mark(KEY)
+    await until_done(metrics, 2)
+    assert outcomes == []
 
 
 def test_the_backoff_doubles_to_a_minute_with_jitter(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from conveyor_api import names
 from conveyor_api.quantities import format_quantity
 from conveyor_api.spec import InferenceServiceSpec
-from conveyor_operator.inferenceservice.manifests.metadata import Object, Owner, build_metadata
+from conveyor_operator.loop.owner import Object, Owner, build_metadata
 
 
 def build_autoscaler(owner: Owner, spec: InferenceServiceSpec) -> Object | None:

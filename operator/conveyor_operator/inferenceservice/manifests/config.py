@@ -12,7 +12,7 @@ import yaml
 
 from conveyor_api import names
 from conveyor_api.spec import InferenceServiceSpec
-from conveyor_operator.inferenceservice.manifests.metadata import Object, Owner, build_metadata
+from conveyor_operator.loop.owner import Object, Owner, build_metadata
 
 _HASH_DIGITS = 8
 

@@ -11,9 +11,10 @@ from conveyor_api import names
 from conveyor_api.model import VolumeModel
 from conveyor_api.spec import InferenceServiceSpec
 from conveyor_operator.inferenceservice.manifests.config import EngineConfig
-from conveyor_operator.inferenceservice.manifests.metadata import Object, Owner, build_metadata
 from conveyor_operator.inferenceservice.manifests.model import build_model_mount, build_model_volume
-from conveyor_operator.inferenceservice.observed import HELD_REPLICAS_ANNOTATION, TEMPLATE_HASH_ANNOTATION, hash_of
+from conveyor_operator.inferenceservice.observed import HELD_REPLICAS_ANNOTATION, TEMPLATE_HASH_ANNOTATION
+from conveyor_operator.loop.child import hash_of
+from conveyor_operator.loop.owner import Object, Owner, build_metadata
 
 ENGINE_CONTAINER = "engine"
 FETCH_CONTAINER = "fetch"
@@ -31,11 +32,10 @@ _COMPUTE = ("cpu", "memory", "ephemeral-storage")
 _SCRATCH_MOUNT = {"name": "scratch", "mountPath": "/tmp"}
 
 
-def build_deployment(owner: Owner, spec: InferenceServiceSpec, image: str, config: EngineConfig) -> Object:
-    """Without `spec.replicas`: `with_replicas` adds them where they are ours."""
-    template = build_pod_template(owner, spec, image, config)
+def build_deployment(owner: Owner, spec: InferenceServiceSpec, template: Object, image: str) -> Object:
+    """`template` is one of `build_pod_template`. Without replicas: `with_replicas` adds them where they are ours."""
     metadata = build_metadata(owner, names.engine_name(owner.name))
-    metadata["annotations"] = {TEMPLATE_HASH_ANNOTATION: hash_template(owner, spec, image, config)}
+    metadata["annotations"] = {TEMPLATE_HASH_ANNOTATION: hash_template(template, image)}
     rollout = {"maxSurge": spec.rollout.max_surge, "maxUnavailable": spec.rollout.max_unavailable}
     return {
         "apiVersion": "apps/v1",
@@ -46,7 +46,7 @@ def build_deployment(owner: Owner, spec: InferenceServiceSpec, image: str, confi
             "strategy": {"type": "RollingUpdate", "rollingUpdate": rollout},
             "progressDeadlineSeconds": _PROGRESS_DEADLINE_SECONDS,
             "revisionHistoryLimit": 1,
-            "template": template,
+            "template": _with_image(template, image),
         },
     }
 
@@ -61,12 +61,13 @@ def with_replicas(deployment: Object, replicas: int | None, held: str = "") -> O
     return {**deployment, "metadata": metadata, "spec": {"replicas": replicas, **deployment["spec"]}}
 
 
-def hash_template(owner: Owner, spec: InferenceServiceSpec, image: str, config: EngineConfig) -> str:
+def hash_template(template: Object, image: str) -> str:
     """Of what the spec asks of the pods, with the image that it names or none, and of the image that they got."""
-    return hash_of([build_pod_template(owner, spec, spec.engine.image or "", config), image])
+    return hash_of([template, image])
 
 
-def build_pod_template(owner: Owner, spec: InferenceServiceSpec, image: str, config: EngineConfig) -> Object:
+def build_pod_template(owner: Owner, spec: InferenceServiceSpec, config: EngineConfig) -> Object:
+    """With the image that the spec names; without one the image is empty, and `build_deployment` sets it."""
     return {
         "metadata": {
             "labels": names.child_labels(owner.name),
@@ -78,15 +79,24 @@ def build_pod_template(owner: Owner, spec: InferenceServiceSpec, image: str, con
             "enableServiceLinks": False,
             "terminationGracePeriodSeconds": _PRE_STOP_SECONDS + spec.drain.timeout_seconds + _EXIT_MARGIN_SECONDS,
             "securityContext": _pod_security(spec),
-            "initContainers": [_fetch_container(spec, image)],
-            "containers": [_engine_container(spec, image)],
+            "initContainers": [_fetch_container(spec)],
+            "containers": [_engine_container(spec)],
             "volumes": _volumes(owner, spec, config),
             **_scheduling(spec),
         },
     }
 
 
-def _fetch_container(spec: InferenceServiceSpec, image: str) -> Object:
+def _with_image(template: Object, image: str) -> Object:
+    pods = template["spec"]
+    imaged = {
+        containers: [{**container, "image": image} for container in pods[containers]]
+        for containers in ("initContainers", "containers")
+    }
+    return {**template, "spec": {**pods, **imaged}}
+
+
+def _fetch_container(spec: InferenceServiceSpec) -> Object:
     target = spec.model.source.directory
     command = ["python", "-m", "conveyor_engine", "fetch", "--uri", spec.model.uri, "--target", target]
     token = []
@@ -95,7 +105,7 @@ def _fetch_container(spec: InferenceServiceSpec, image: str) -> Object:
         token = [{"name": names.HUB_TOKEN_ENV, "valueFrom": {"secretKeyRef": reference}}]
     return {
         "name": FETCH_CONTAINER,
-        "image": image,
+        "image": spec.engine.image or "",
         "imagePullPolicy": "IfNotPresent",
         "command": command,
         "env": _env(spec, token),
@@ -105,12 +115,12 @@ def _fetch_container(spec: InferenceServiceSpec, image: str) -> Object:
     }
 
 
-def _engine_container(spec: InferenceServiceSpec, image: str) -> Object:
+def _engine_container(spec: InferenceServiceSpec) -> Object:
     port = {"name": names.ENGINE_PORT_NAME, "containerPort": names.ENGINE_PORT, "protocol": "TCP"}
     config_mount = {"name": "config", "mountPath": names.ENGINE_CONFIG_PATH.rpartition("/")[0], "readOnly": True}
     return {
         "name": ENGINE_CONTAINER,
-        "image": image,
+        "image": spec.engine.image or "",
         "imagePullPolicy": "IfNotPresent",
         "command": ["python", "-m", "conveyor_engine", "serve", "--config", names.ENGINE_CONFIG_PATH],
         "env": _env(spec, []),

@@ -5,7 +5,7 @@ from typing import Any
 from conveyor_api import names
 from conveyor_api.model import VolumeModel
 from conveyor_api.spec import InferenceServiceSpec
-from conveyor_operator.inferenceservice.manifests.metadata import Object, Owner, build_metadata
+from conveyor_operator.loop.owner import Object, Owner, build_metadata
 
 MODEL_VOLUME = "models"
 _EMPTY_DIR_SIZE = "200Gi"  # more than any model that one device holds; without a limit a download could fill the node

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from conveyor_api import names
-from conveyor_operator.inferenceservice.manifests.metadata import Object, Owner, build_metadata
+from conveyor_operator.loop.owner import Object, Owner, build_metadata
 
 _NAMESPACE_NAME_LABEL = "kubernetes.io/metadata.name"  # set by Kubernetes, and not to be changed
 

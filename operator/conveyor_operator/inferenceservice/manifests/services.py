@@ -1,7 +1,7 @@
 """The two Services and the ServiceAccount of an InferenceService. Pure."""
 
 from conveyor_api import names
-from conveyor_operator.inferenceservice.manifests.metadata import Object, Owner, build_metadata
+from conveyor_operator.loop.owner import Object, Owner, build_metadata
 
 
 def build_engine_service(owner: Owner) -> Object:

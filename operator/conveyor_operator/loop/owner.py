@@ -1,31 +1,35 @@
-"""What all children share: labels, and the owner reference by which they are garbage-collected. Pure."""
+"""The resource that children belong to, and what all of them carry for it: labels and the owner reference. Pure."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from conveyor_api import names
+from conveyor_operator.kinds import Kind
 
 Object = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The InferenceService that the children belong to."""
+    """One resource; `labels` are those of every child of it."""
 
+    kind: Kind
     namespace: str
     name: str
     uid: str
+    labels: Mapping[str, str]
 
 
 def build_metadata(owner: Owner, name: str) -> Object:
+    """Of a child, which the garbage collector takes away after its owner."""
     return {
         "name": name,
         "namespace": owner.namespace,
-        "labels": names.child_labels(owner.name),
+        "labels": dict(owner.labels),
         "ownerReferences": [
             {
-                "apiVersion": names.API_VERSION,
-                "kind": names.KIND,
+                "apiVersion": owner.kind.api_version,
+                "kind": owner.kind.kind,
                 "name": owner.name,
                 "uid": owner.uid,
                 "controller": True,

@@ -1,0 +1,77 @@
+"""One InferenceService in one reconcile: what is desired, and what is there by now.
+
+Made by `resource`, driven by `loop.reconcile`; every decision is asked of the pure parts.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime
+
+from conveyor_api import names
+from conveyor_api.resource import InferenceService
+from conveyor_operator.inferenceservice.desired import Desired
+from conveyor_operator.inferenceservice.memory import ServiceMemory
+from conveyor_operator.inferenceservice.observed import Observed
+from conveyor_operator.inferenceservice.plan import find_all_obstacles, plan
+from conveyor_operator.inferenceservice.situation import Situation
+from conveyor_operator.inferenceservice.status import Written, build_status
+from conveyor_operator.kinds import AUTOSCALER, DEPLOYMENT
+from conveyor_operator.loop.child import Child, ChildId
+from conveyor_operator.loop.differences import id_of
+from conveyor_operator.loop.owner import Object
+from conveyor_operator.loop.steps import Step
+from conveyor_operator.metrics_api.answer import MetricsApi
+
+
+class ServiceCase:
+    """`url` is where clients reach the service, `previous` the status that it has."""
+
+    def __init__(
+        self,
+        service: InferenceService,
+        desired: Desired,
+        observed: Observed,
+        memory: ServiceMemory,
+        metrics_api: MetricsApi,
+        url: str,
+        previous: Object,
+    ) -> None:
+        self._service = service
+        self._desired = desired
+        self._observed = observed
+        self._memory = memory
+        self._metrics_api = metrics_api
+        self._url = url
+        self._previous = previous
+        self._deployment: ChildId = (DEPLOYMENT.kind, names.engine_name(service.name))
+        self.stale = {id_of(child) for child in desired.children} - observed.children.keys()
+        if observed.deployment is not None and observed.deployment.generation < memory.generation:
+            self.stale.add(self._deployment)  # its replicas would be planned by an old number
+
+    @property
+    def children(self) -> Mapping[ChildId, Child]:
+        return self._observed.children
+
+    def plan(self, now: datetime) -> list[Step]:
+        return plan(self._desired, self._observed, self._memory, now)
+
+    def see(self, child: Object) -> None:
+        before, self._observed = self._observed.deployment, self._observed.with_child(child)
+        if id_of(child) == self._deployment:
+            self._memory.generation = int(child["metadata"]["generation"])
+            self._memory.see_template(before, self._observed.deployment)
+
+    def lose(self, id: ChildId) -> None:
+        self._observed = self._observed.without_child(id)
+        if id[0] == AUTOSCALER.kind:
+            self.stale.add(self._deployment)  # the HPA's last word
+
+    def build_status(self, now: datetime) -> Object:
+        situation = Situation(
+            self._service.spec,
+            self._observed,
+            tuple(find_all_obstacles(self._desired, self._observed, self._memory)),
+            self._metrics_api,
+            self._memory.template_generation or 0,
+        )
+        written = Written(self._url, self._desired.engine_image)
+        return build_status(self._service, situation, written, self._previous, now)

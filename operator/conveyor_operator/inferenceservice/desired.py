@@ -1,0 +1,73 @@
+"""What an InferenceService asks for: its children, built once in each reconcile. Pure; read by `plan` and `case`.
+
+The pod template and the engine's configuration are rendered here and nowhere else: the image is chosen by the template.
+"""
+
+from dataclasses import dataclass
+
+from conveyor_api import names
+from conveyor_api.resource import InferenceService
+from conveyor_api.spec import InferenceServiceSpec
+from conveyor_operator.inferenceservice.image import choose_engine_image
+from conveyor_operator.inferenceservice.kinds import INFERENCE_SERVICE
+from conveyor_operator.inferenceservice.manifests.autoscaling import build_autoscaler, build_disruption_budget
+from conveyor_operator.inferenceservice.manifests.config import build_config_map, build_engine_config
+from conveyor_operator.inferenceservice.manifests.deployment import build_deployment, build_pod_template
+from conveyor_operator.inferenceservice.manifests.model import build_claim, needs_claim
+from conveyor_operator.inferenceservice.manifests.network import Network, build_network_policy
+from conveyor_operator.inferenceservice.manifests.services import (
+    build_engine_service,
+    build_public_service,
+    build_service_account,
+)
+from conveyor_operator.inferenceservice.observed import Observed
+from conveyor_operator.kinds import CLAIM
+from conveyor_operator.loop.owner import Object, Owner
+from conveyor_operator.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Desired:
+    """The children come without replicas: `plan` decides on them by what is there."""
+
+    owner: Owner
+    spec: InferenceServiceSpec
+    engine_image: str
+    children: tuple[Object, ...]
+
+
+def build_owner(namespace: str, name: str, uid: str) -> Owner:
+    return Owner(INFERENCE_SERVICE, namespace, name, uid, names.child_labels(name))
+
+
+def build_desired(service: InferenceService, settings: Settings, observed: Observed) -> Desired:
+    """Of what is there, only that counts which cannot change any more, or must not for an upgrade alone."""
+    spec = service.spec
+    owner = build_owner(service.namespace, service.name, service.metadata.uid)
+    config = build_engine_config(owner, spec)
+    template = build_pod_template(owner, spec, config)
+    image = choose_engine_image(spec, template, settings.engine_image, observed.deployment)
+    children = [
+        build_service_account(owner),
+        build_config_map(owner, config),
+        build_engine_service(owner),
+        build_public_service(owner, settings.gateway_host),
+        build_deployment(owner, spec, template, image),
+        build_disruption_budget(owner),
+    ]
+    if settings.network_policies:
+        network = Network(settings.system_namespace, settings.prometheus_namespaces)
+        children.append(build_network_policy(owner, network))
+    if needs_claim(spec):
+        children.append(build_claim(owner, spec, _choose_access_mode(spec, owner, observed)))
+    autoscaler = build_autoscaler(owner, spec)
+    return Desired(owner, spec, image, (*children, *([] if autoscaler is None else [autoscaler])))
+
+
+def _choose_access_mode(spec: InferenceServiceSpec, owner: Owner, observed: Observed) -> str:
+    """Of the claim that Conveyor makes. Pods on several nodes need to share it; it cannot change once it is there."""
+    live = observed.children.get((CLAIM.kind, names.model_claim_name(owner.name)))
+    if live is not None and live.access_mode:
+        return live.access_mode
+    most = spec.autoscaling.max_replicas if spec.autoscaling is not None and spec.is_autoscaled else spec.replicas
+    return "ReadWriteOnce" if most <= 1 and spec.rollout.max_surge in (0, "0%") else "ReadWriteMany"

@@ -1,0 +1,65 @@
+"""The InferenceService as the loop knows it: its kinds, its label, and how a reconcile of one begins.
+
+Registered by `process`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from conveyor_api import names
+from conveyor_api.resource import InferenceService
+from conveyor_operator.inferenceservice import events
+from conveyor_operator.inferenceservice.case import ServiceCase
+from conveyor_operator.inferenceservice.desired import build_desired
+from conveyor_operator.inferenceservice.kinds import CHILDREN, GRANDCHILDREN, INFERENCE_SERVICE
+from conveyor_operator.inferenceservice.memory import ServiceMemory
+from conveyor_operator.inferenceservice.observed import observe, project
+from conveyor_operator.inferenceservice.status import build_invalid_status
+from conveyor_operator.kinds import Key, Kind
+from conveyor_operator.loop.child import ChildId
+from conveyor_operator.loop.events import News
+from conveyor_operator.loop.owner import Object
+from conveyor_operator.loop.store import Store
+from conveyor_operator.metrics_api.answer import MetricsApi
+from conveyor_operator.settings import Settings
+
+
+class InferenceServices:
+    """A `loop.resource.Resource`; `metrics_api` tells who serves custom.metrics.k8s.io."""
+
+    kind = INFERENCE_SERVICE
+    label = names.INFERENCE_SERVICE_LABEL
+    children: Sequence[Kind] = CHILDREN
+    grandchildren: Sequence[Kind] = GRANDCHILDREN
+
+    def __init__(self, settings: Settings, metrics_api: Callable[[], MetricsApi]) -> None:
+        self._settings = settings
+        self._metrics_api = metrics_api
+
+    def project(self, kind: Kind, key: Key, body: Mapping[str, Any]) -> Any:
+        return project(kind, key, body)
+
+    def new_memory(self, uid: str) -> ServiceMemory:
+        return ServiceMemory(uid)
+
+    def begin(self, body: Object, store: Store, memory: ServiceMemory) -> ServiceCase:
+        service, previous = InferenceService.parse(body), body.get("status") or {}
+        observed = observe(store, Key(self.kind, service.namespace, service.name))
+        if memory.template_generation is None:
+            memory.see_template(None, observed.deployment)
+        former = previous.get("desiredReplicas")
+        memory.former_replicas = former if isinstance(former, int) else 0
+        memory.had_autoscaler = observed.autoscaler is not None
+        desired = build_desired(service, self._settings, observed)
+        url = self._settings.service_url(service.namespace, service.name)
+        return ServiceCase(service, desired, observed, memory, self._metrics_api(), url, previous)
+
+    def build_invalid_status(self, body: Object, message: str, now: datetime) -> Object:
+        return build_invalid_status(message, int(body["metadata"]["generation"]), body.get("status") or {}, now)
+
+    def find_news(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> list[News]:
+        return events.find_news(before, after)
+
+    def restored(self, child: ChildId, deleted: bool) -> News:
+        return events.restored(*child, deleted)

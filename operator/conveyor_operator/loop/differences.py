@@ -1,0 +1,87 @@
+"""What plans are made of: which children are missing, changed, in the way or not wanted. Pure.
+
+Used by each resource's plan. Level-triggered: nothing here knows which event led to the call.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from conveyor_api.conditions import Reason
+from conveyor_operator.loop.child import Child, ChildId, hash_of
+from conveyor_operator.loop.owner import Object, Owner
+from conveyor_operator.loop.steps import Applied, Apply, Delete, Memory, Obstacle
+
+Children = Mapping[ChildId, Child]
+
+
+def find_applies(owner: Owner, desired: Iterable[Object], children: Children, memory: Memory) -> list[Apply]:
+    """Every desired child that is missing, changed, or not as we left it, but those that are in the way.
+
+    An apply is left out only if we sent the same before and the child still is what came of it, or in this reconcile
+    already: an admission webhook may alter what was sent each time.
+    """
+    applies = []
+    done = {step.id for step in memory.done if isinstance(step, Apply)}
+    for body in desired:
+        id = id_of(body)
+        child = children.get(id)
+        if id in memory.refused or id in done or (child is not None and find_obstacle(owner, child) is not None):
+            continue
+        if reason := _why_apply(body, child, memory.applied.get(id)):
+            applies.append(Apply(body, reason))
+    return applies
+
+
+def find_obstacles(owner: Owner, desired: Iterable[Object], children: Children) -> list[Obstacle]:
+    """Names that we need and that are taken."""
+    there = [children[id_of(body)] for body in desired if id_of(body) in children]
+    return [obstacle for child in there if (obstacle := find_obstacle(owner, child)) is not None]
+
+
+def find_obstacle(owner: Owner, child: Child) -> Obstacle | None:
+    """Why a name that we need is taken; None if the object is ours, or was and lost its owner."""
+    if child.controller_uid == owner.uid:
+        return None
+    kind = owner.kind.kind
+    if child.controller == f"{kind}/{owner.name}":
+        message = f"{child.kind} {child.name} still belongs to a deleted {kind} of this name"
+        return Obstacle(child.kind, child.name, Reason.CHILD_NOT_OWNED, message, temporary=True)
+    if not child.controller_uid and all(child.labels.get(key) == value for key, value in owner.labels.items()):
+        return None
+    whose = f"belongs to {child.controller}" if child.controller else "was not made by Conveyor"
+    message = f"{child.kind} {child.name} exists and {whose}. Give the {kind} another name, or remove that object."
+    return Obstacle(child.kind, child.name, Reason.CHILD_NOT_OWNED, message)
+
+
+def find_unwanted(owner: Owner, desired: Iterable[Object], children: Children) -> Iterator[Delete]:
+    """Children of ours that are not desired."""
+    wanted = {id_of(body) for body in desired}
+    for id, child in children.items():
+        if id not in wanted and child.controller_uid == owner.uid:
+            yield Delete(id, child.uid)
+
+
+def is_restored(apply: Apply, before: Child | None, former: Applied | None, applied: Applied) -> bool:
+    """Whether an apply of what we had sent before has undone what somebody else did to the child."""
+    if former is None or former.sent != applied.sent:
+        return False
+    return before is None or before.fingerprint != applied.fingerprint or _replicas_drifted(apply.body, before)
+
+
+def id_of(body: Object) -> ChildId:
+    return str(body["kind"]), str(body["metadata"]["name"])
+
+
+def _why_apply(body: Object, child: Child | None, applied: Applied | None) -> str:
+    """Empty if there is no reason."""
+    if child is None:
+        return "created"
+    if applied is None:
+        return "checked"
+    if applied.sent != hash_of(body):
+        return "changed"
+    return "drifted" if applied.fingerprint != child.fingerprint or _replicas_drifted(body, child) else ""
+
+
+def _replicas_drifted(body: Object, child: Child) -> bool:
+    asked = (body.get("spec") or {}).get("replicas")
+    return asked is not None and child.replicas is not None and asked != child.replicas

@@ -1,0 +1,58 @@
+"""Kubernetes Events about a resource: one for each thing that happened, never one per retry or condition. Pure.
+
+A resource says what happened; `report` writes what `build_event` makes of it. Kopf's own posting is off. They are
+core/v1 Events: `kubectl describe` sorts by `lastTimestamp`, which events.k8s.io/v1 does not let anybody set.
+"""
+
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from conveyor_api import names
+
+_CONTROLLER = f"{names.GROUP}/operator"
+_MESSAGE_CHARACTERS = 1024  # the API's limit
+_INSTANCE = socket.gethostname()[:128]
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """One thing that happened, as a person reads it."""
+
+    reason: str
+    message: str
+    warning: bool = False
+
+
+def build_event(body: Mapping[str, Any], news: News, now: datetime) -> dict[str, Any]:
+    """An Event in the namespace of the resource `body`."""
+    metadata, moment = body["metadata"], now.astimezone(UTC)
+    message = news.message
+    seconds = moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        # Names in the order of time, as client-go makes them: a list has those of one second in their order.
+        "metadata": {"name": f"{metadata['name']}.{time.time_ns():016x}", "namespace": metadata["namespace"]},
+        "involvedObject": {
+            "apiVersion": body["apiVersion"],
+            "kind": body["kind"],
+            "namespace": metadata["namespace"],
+            "name": metadata["name"],
+            "uid": metadata["uid"],
+        },
+        "type": "Warning" if news.warning else "Normal",
+        "reason": news.reason[:128],
+        "action": "Reconcile",
+        "message": message if len(message) <= _MESSAGE_CHARACTERS else message[: _MESSAGE_CHARACTERS - 3] + "...",
+        "eventTime": moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        "firstTimestamp": seconds,
+        "lastTimestamp": seconds,
+        "count": 1,
+        "source": {"component": _CONTROLLER},
+        "reportingComponent": _CONTROLLER,
+        "reportingInstance": _INSTANCE,
+    }

@@ -1,0 +1,95 @@
+"""What a plan may ask for, and what is remembered of what was done. Plain data.
+
+Made by a resource's plan (pure), executed by `reconcile`, which also keeps the memory.
+"""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from conveyor_api.conditions import Reason
+from conveyor_operator.loop.child import ChildId
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Server-side apply one child; `reason` is for the log: created, checked (first look of this process), changed
+    (by the spec) or drifted (by somebody else)."""
+
+    body: dict[str, Any]
+    reason: str
+
+    @property
+    def id(self) -> ChildId:
+        return str(self.body["kind"]), str(self.body["metadata"]["name"])
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Apply a child's number of replicas as `conveyor-replicas`, so that it stays when `conveyor` lets go of it."""
+
+    id: ChildId
+    count: int
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Delete exactly this object, not one that came in its place."""
+
+    id: ChildId
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequeueAt:
+    """Reconcile again at this time, if nothing happens before."""
+
+    at: datetime
+
+
+Step = Apply | Hold | Delete | RequeueAt
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """A child that cannot be applied; `temporary` if waiting is all it takes."""
+
+    kind: str
+    name: str
+    reason: Reason
+    message: str
+    temporary: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What we sent last and what the API server made of it, both as hashes."""
+
+    sent: str
+    fingerprint: str
+
+
+@dataclass(slots=True)
+class Memory:
+    """What is remembered of one resource, as long as it has this uid. It saves calls; nothing needs it to be right."""
+
+    uid: str
+    applied: dict[ChildId, Applied] = field(default_factory=dict)
+    told_restored: dict[ChildId, float] = field(default_factory=dict)
+    """When (monotonic) a child was last said to be restored."""
+    failing: bool = False
+    """The reconcile before ended with an ApiError."""
+    waiting_since: datetime | None = None
+    """When a plan first asked for a `RequeueAt`, if every one since has."""
+
+    # Of this reconcile alone
+    done: list[Step] = field(default_factory=list)
+    refused: dict[ChildId, Obstacle] = field(default_factory=dict)
+    """Calls that failed."""
+    restored: dict[ChildId, bool] = field(default_factory=dict)
+    """Children that somebody had changed by hand; True: deleted."""
+
+    def begin(self) -> None:
+        """Another reconcile."""
+        self.done, self.refused, self.restored = [], {}, {}
