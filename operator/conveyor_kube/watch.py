@@ -1,7 +1,8 @@
-"""The only calls to Kubernetes: list a collection, watch it, list again when the watch fails. Reads only.
+"""List a collection, watch it, list again when the watch fails. Reads only.
 
-Run by `server`, one `watch_collection` per resource and namespace; what it reads goes to a sink of `catalog`. The
-metrics server follows its collections the same way.
+For the gateway and the metrics server these are the only calls to Kubernetes: `server` runs one `watch_collection` per
+resource and namespace, and what it reads goes to a sink of `catalog`. The operator follows the objects of the metrics
+API so; its resources are watched by Kopf (docs/adr/0016), with `read_lines`.
 A watch that ends at its time goes on where it was; any other end, also a refusal of that place (410), leads to a new
 list that replaces all. Memory is bounded whatever the objects hold: pages are small, an object's wanted members are all
 that is kept of it (`wanted_json`), and no text is read beyond a limit.
@@ -99,7 +100,7 @@ class WatchState:
     lists: int = 0
 
 
-class _WatchFailed(Exception):
+class WatchFailed(Exception):
     """The API server refused the list or the watch, ended it with an error (410 among them), or sends too much."""
 
 
@@ -130,7 +131,7 @@ async def watch_collection(client: ApiClient, collection: Collection, sink: Sink
         try:
             await watch.follow()
             failure = None
-        except (TimeoutError, OSError, aiohttp.ClientError, ValueError, _WatchFailed) as error:
+        except (TimeoutError, OSError, aiohttp.ClientError, ValueError, WatchFailed) as error:
             watch.version = None
             failure = str(error) or type(error).__name__
             logger.warning("event=watch_failed watch=%s retry_seconds=%.1f error=%s", state.name, pause, failure)
@@ -162,7 +163,7 @@ class _Watch:
             "timeoutSeconds": str(random.randint(*_WATCH_SECONDS)),
         }
         async with _get(self._client, self._collection.path, query, _WATCH_TIMEOUT) as response:
-            async for line in _read_lines(response.content):
+            async for line in read_lines(response.content):
                 self._take_event(await decode(line, Event))
                 self._heard()
 
@@ -190,7 +191,7 @@ class _Watch:
     def _take_event(self, event: Event) -> None:
         if event.type == "ERROR":
             status = msgspec.json.decode(event.object, type=Status)
-            raise _WatchFailed(f"{status.code} {status.reason}: {status.message}")
+            raise WatchFailed(f"{status.code} {status.reason}: {status.message}")
         if event.type == "BOOKMARK":
             body = decode_item(event.object, Bookmark)
         else:
@@ -210,7 +211,7 @@ async def _read_whole(content: aiohttp.StreamReader) -> bytearray:
     return text
 
 
-async def _read_lines(content: aiohttp.StreamReader) -> AsyncIterator[bytearray]:
+async def read_lines(content: aiohttp.StreamReader) -> AsyncIterator[bytearray]:
     """Lines of up to the limit: the reader's own `readline` refuses those above its buffer, which objects exceed."""
     line = bytearray()
     async for chunk in content.iter_any():
@@ -226,7 +227,7 @@ async def _read_lines(content: aiohttp.StreamReader) -> AsyncIterator[bytearray]
 
 def _check_size(text: bytearray) -> None:
     if len(text) > _MAX_TEXT_BYTES:
-        raise _WatchFailed(f"the API server sends a text of more than {_MAX_TEXT_BYTES} bytes")
+        raise WatchFailed(f"the API server sends a text of more than {_MAX_TEXT_BYTES} bytes")
 
 
 @asynccontextmanager
@@ -245,5 +246,5 @@ async def _get(
         if response.status != 200:
             text = (await response.text())[:500]
             hint = "; grant it with the chart's roles" if response.status == 403 else ""
-            raise _WatchFailed(f"GET {path}: {response.status}: {text}{hint}")
+            raise WatchFailed(f"GET {path}: {response.status}: {text}{hint}")
         yield response

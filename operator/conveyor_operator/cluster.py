@@ -1,6 +1,6 @@
-"""The only calls to the Kubernetes API beside Kopf's watches.
+"""The only calls to the Kubernetes API beside watches.
 
-Used by `reconcile`, `metrics_api` and `process`; `session` takes the credentials from here. Objects are plain
+Used by `loop`, `metrics_api` and `process`; both who watch take the connection from here. Objects are plain
 dictionaries in and out; every failure of a call becomes one of `errors`. Uses `kubernetes.aio`'s dynamic client with
 fixed paths: all kinds are known, so there is no discovery and no discovery cache. Must not decide anything.
 """
@@ -8,12 +8,11 @@ fixed paths: all kinds are known, so there is no discovery and no discovery cach
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
-from aiohttp.http_exceptions import LineTooLong
 from kubernetes.aio import client, config
 from kubernetes.aio.client.exceptions import ApiException
 from kubernetes.aio.dynamic import DynamicClient
@@ -26,9 +25,6 @@ from conveyor_operator.metrics import Metrics
 Object = dict[str, Any]
 
 _TIMEOUT = aiohttp.ClientTimeout(total=30)
-_WATCH_SECONDS = 540  # the server ends a watch after this time; a silent death is noticed a little later
-_WATCH_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=10, sock_read=_WATCH_SECONDS + 30)
-_PAUSE_SECONDS = 0.2  # between two watches, should the server end them at once
 _MERGE_PATCH = "application/merge-patch+json"
 _APPLY_PATCH = "application/apply-patch+yaml"
 _JSON = "application/json"
@@ -52,8 +48,9 @@ class Cluster:
     """An open connection; use as `async with`."""
 
     def __init__(self, configuration: Any, metrics: Metrics) -> None:
-        self._api = client.ApiClient(configuration)
-        self._dynamic = DynamicClient(self._api)
+        self.client = client.ApiClient(configuration)
+        """For `conveyor_kube.watch`."""
+        self._dynamic = DynamicClient(self.client)
         self._metrics = metrics
 
     async def __aenter__(self) -> Self:
@@ -62,7 +59,7 @@ class Cluster:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._api.close()
+        await self.client.close()
 
     async def is_served(self, kind: Kind) -> bool:
         """Whether the API server serves this kind, so whether its CRD is installed and established."""
@@ -113,50 +110,6 @@ class Cluster:
             if error.status != 404 and (error.status != 409 or version):
                 raise
 
-    async def follow(self, kind: Kind, namespace: str | None, name: str) -> AsyncIterator[Object | None]:
-        """One object by name, now and after every change, for ever; None when it is not there.
-
-        By field selector, so that a role with `resourceNames` is enough. Raises Unavailable when the connection
-        fails; the caller waits and calls again.
-        """
-        selector = ("fieldSelector", f"metadata.name={name}")
-        while True:
-            listed = await self._call("get", kind, kind.path(namespace), query=[selector], label="list")
-            version = listed["metadata"]["resourceVersion"]
-            yield next(iter(listed["items"]), None)
-            async for event in self._watch(kind, namespace, selector, version):
-                if event["type"] == "ERROR":
-                    await asyncio.sleep(_PAUSE_SECONDS)
-                    break  # too old a version, as a rule: list again
-                if event["type"] != "BOOKMARK":
-                    yield None if event["type"] == "DELETED" else event["object"]
-
-    async def _watch(
-        self, kind: Kind, namespace: str | None, selector: tuple[str, str], version: str
-    ) -> AsyncIterator[Object]:
-        while True:
-            query = [
-                selector,
-                ("watch", "true"),
-                ("resourceVersion", version),
-                ("allowWatchBookmarks", "true"),
-                ("timeoutSeconds", str(_WATCH_SECONDS)),
-            ]
-            response = await self._request(
-                "get", kind, kind.path(namespace), query=query, label="watch", limits=_WATCH_TIMEOUT, serialize=False
-            )
-            try:
-                async for line in response.content:
-                    event = json.loads(line)
-                    yield event
-                    version = event["object"]["metadata"].get("resourceVersion", version)
-            except (aiohttp.ClientError, TimeoutError, LineTooLong, ValueError, RecursionError) as error:
-                # ValueError: half a line
-                raise Unavailable(0, "Disconnected", f"watch of {kind.plural}: {error!r}") from error
-            finally:
-                response.close()
-            await asyncio.sleep(_PAUSE_SECONDS)
-
     async def _call(
         self,
         method: str,
@@ -164,39 +117,20 @@ class Cluster:
         path: str,
         body: Object | None = None,
         content_type: str | None = None,
-        query: list[tuple[str, str]] | None = None,
+        query: Sequence[tuple[str, str]] = (),
         label: str = "",
     ) -> Object:
-        answer: Object = await self._request(
-            method, kind, path, body=body, content_type=content_type, query=query, label=label
-        )
-        return answer
-
-    async def _request(
-        self,
-        method: str,
-        kind: Kind,
-        path: str,
-        *,
-        body: Object | None = None,
-        content_type: str | None = None,
-        query: list[tuple[str, str]] | None = None,
-        label: str = "",
-        limits: aiohttp.ClientTimeout = _TIMEOUT,
-        serialize: bool = True,
-    ) -> Any:
         status = "0"
         try:
-            answer = await self._dynamic.request(
+            answer: Object = await self._dynamic.request(
                 method,
                 path,
                 body=body,
                 content_type=content_type,
-                query_params=list(query or ()),
+                query_params=list(query),
                 header_params={"Accept": _JSON},
-                serialize=serialize,
                 serializer=lambda _, content: content,
-                _request_timeout=limits,
+                _request_timeout=_TIMEOUT,
             )
             status = "2xx"
             return answer

@@ -37,7 +37,7 @@ class Metrics:
         )
         self.api_calls = Counter(
             "conveyor_operator_api_calls",
-            "Calls to the API server, without Kopf's watches, by verb, resource and HTTP status (0: no answer).",
+            "Calls to the API server, without watches, by verb, resource and HTTP status (0: no answer).",
             ["verb", "resource", "status"],
             registry=self.registry,
         )

@@ -11,7 +11,7 @@ from kubernetes.aio.client.exceptions import ApiException
 
 from conveyor_operator.cluster import Cluster, translate
 from conveyor_operator.errors import ApiError, Conflict, Refused, Unavailable
-from conveyor_operator.kinds import DEPLOYMENT, SECRET
+from conveyor_operator.kinds import DEPLOYMENT
 from conveyor_operator.metrics import Metrics
 
 
@@ -72,28 +72,6 @@ async def connected(answer: Callable[[web.Request], Awaitable[web.StreamResponse
         await runner.cleanup()
 
 
-async def test_a_followed_object_is_listed_again_when_its_version_is_too_old() -> None:
-    """As the API server answers a watch from a version that it has forgotten."""
-    lists = 0
-
-    async def answer(request: web.Request) -> web.Response:
-        nonlocal lists
-        if "watch" in request.query:
-            gone = {"type": "ERROR", "object": {"kind": "Status", "code": 410, "metadata": {}}}
-            return web.Response(text=json.dumps(gone) + "\n")
-        lists += 1
-        return web.json_response({"metadata": {"resourceVersion": "1"}, "items": [{"metadata": {"name": str(lists)}}]})
-
-    seen = []
-    async with connected(answer) as cluster:
-        async for found in cluster.follow(SECRET, "default", "x"):
-            assert found is not None
-            seen.append(found["metadata"]["name"])
-            if len(seen) == 3:
-                break
-    assert seen == ["1", "2", "3"]
-
-
 async def test_an_object_that_is_nested_too_deeply_is_refused() -> None:
     async def answer(_: web.Request) -> web.Response:
         return web.Response(text='{"a":' * 5000 + "1" + "}" * 5000, content_type="application/json")
@@ -101,19 +79,3 @@ async def test_an_object_that_is_nested_too_deeply_is_refused() -> None:
     async with connected(answer) as cluster:
         with pytest.raises(Refused, match="nested too deeply"):
             await cluster.get(DEPLOYMENT, "default", "x")
-
-
-@pytest.mark.parametrize("text", ['{"type": "MODI', f'{{"type": "{"x" * (5 << 20)}"}}\n'], ids=["half", "too long"])
-async def test_a_watch_whose_line_cannot_be_read_is_unavailable(text: str) -> None:
-    """A proxy may end a stream cleanly in the middle of an event."""
-
-    async def answer(request: web.Request) -> web.Response:
-        if "watch" in request.query:
-            return web.Response(text=text)
-        return web.json_response({"metadata": {"resourceVersion": "1"}, "items": []})
-
-    async with connected(answer) as cluster:
-        found = cluster.follow(SECRET, "default", "x")
-        assert await anext(found) is None
-        with pytest.raises(Unavailable, match="watch of secrets"):
-            await anext(found)

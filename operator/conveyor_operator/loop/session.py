@@ -8,11 +8,11 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, cast
+from urllib.parse import urlsplit
 from weakref import WeakSet
 
 import aiohttp
 import kopf
-from yarl import URL
 
 from conveyor_operator.cluster import load_configuration
 from conveyor_operator.kinds import Kind
@@ -72,7 +72,7 @@ class KopfSession:
         response = await handler(request)
         query = request.url.query
         assert self._credentials is not None, "there was a login"
-        prefix = URL(self._credentials.server).path.rstrip("/")
+        prefix = urlsplit(self._credentials.server).path.rstrip("/")
         collection = self._collections.get(request.url.path.removeprefix(prefix))
         if collection is not None and "watch" in query and response.ok:
             lines = self._watches.read(*collection, response.content, "sendInitialEvents" in query)

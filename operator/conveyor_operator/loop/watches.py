@@ -13,6 +13,7 @@ from typing import Any
 
 import aiohttp
 
+from conveyor_kube.watch import WatchFailed, read_lines
 from conveyor_operator.kinds import Key, Kind
 from conveyor_operator.loop.resource import Resource
 from conveyor_operator.loop.store import Store
@@ -22,7 +23,6 @@ logger = logging.getLogger(__name__)
 
 UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
 
-_INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 _START_ANEW = {"type": "ERROR", "object": {"code": 410}}
 _TOLD_TO_KOPF = ("name", "namespace", "uid", "generation", "resourceVersion", "deletionTimestamp")
 _NAME = re.compile(rb'"name":"([a-z0-9.-]{1,253})","namespace":"([a-z0-9-]{1,63})"')
@@ -58,7 +58,7 @@ class Watches:
             yield _to_line(_START_ANEW)
             return
         try:
-            async for line in _split(content):
+            async for line in read_lines(content):
                 event = self._read_event(kind, line)
                 if event is None:
                     continue
@@ -77,10 +77,13 @@ class Watches:
         except (aiohttp.ClientError, TimeoutError):
             if seen is None:
                 raise
+        except WatchFailed as error:
+            logger.warning("watch ended kind=%s error=%s", kind.kind, error)
+            seen = set()
         if seen is not None:
             yield _to_line(_START_ANEW)
 
-    def _read_event(self, kind: Kind, line: bytes) -> Object | None:
+    def _read_event(self, kind: Kind, line: bytearray) -> Object | None:
         """The event as Kopf gets it, after its object went into the store; None if it cannot be read."""
         try:
             event = json.loads(line)
@@ -141,17 +144,6 @@ class Watches:
                 metadata = {"uid": uid, "namespace": key.namespace, "name": key.name, "labels": labels}
                 events.append({"type": "DELETED", "object": {"kind": kind.kind, "metadata": metadata}})
         return events
-
-
-async def _split(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Lines of any length: the API server bounds its objects, not aiohttp's buffer."""
-    begun = bytearray()
-    async for chunk in content.iter_any():
-        *lines, rest = chunk.split(b"\n")
-        for line in lines:
-            yield bytes(begun + line)
-            begun.clear()
-        begun += rest
 
 
 def _to_line(event: Object) -> bytes:

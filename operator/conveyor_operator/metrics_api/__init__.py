@@ -1,5 +1,5 @@
 """Conveyor's metrics API in the cluster: its serving certificate, and its registration as custom.metrics.k8s.io.
 
-`keeper` watches and conducts; `registrar` writes the APIServices; `certificates` and `registration` decide, without
-I/O; `server` asks what the metrics server shows.
+`keeper` conducts, and `following` tells it what is there; `registrar` writes the APIServices; `certificates` and
+`registration` decide, without I/O; `server` asks what the metrics server shows; `answer` is what others are told.
 """

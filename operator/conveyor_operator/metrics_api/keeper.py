@@ -8,18 +8,20 @@ import asyncio
 import base64
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 from conveyor_api import names
 from conveyor_operator.cluster import Cluster, Object
 from conveyor_operator.errors import ApiError
-from conveyor_operator.kinds import API_SERVICE, DEPLOYMENT, NAMESPACE, SECRET, Kind
+from conveyor_operator.kinds import API_SERVICE, DEPLOYMENT, NAMESPACE, SECRET, Key, Kind
 from conveyor_operator.loop.workers import backoff_seconds
 from conveyor_operator.metrics import Metrics
 from conveyor_operator.metrics_api import certificates
 from conveyor_operator.metrics_api.answer import MetricsApi
 from conveyor_operator.metrics_api.certificates import DropOld, Issue, Keep
+from conveyor_operator.metrics_api.following import follow
 from conveyor_operator.metrics_api.registrar import Registrar
 from conveyor_operator.metrics_api.registration import (
     API_SERVICES,
@@ -72,29 +74,31 @@ class MetricsApiKeeper:
 
     async def run(self) -> None:
         """Until cancelled."""
-        followed = (
-            (SECRET, names.METRICS_TLS_SECRET),
-            (DEPLOYMENT, names.METRICS_SERVICE),
-            (NAMESPACE, self._namespace),
-        )
+        followed: list[tuple[Kind, str, Callable[[Object | None], None]]] = [
+            (kind, name, partial(self._find, kind))
+            for kind, name in (
+                (SECRET, names.METRICS_TLS_SECRET),
+                (DEPLOYMENT, names.METRICS_SERVICE),
+                (NAMESPACE, self._namespace),
+            )
+        ]
+        followed += [(API_SERVICE, name, partial(self._find_api_service, name)) for name in API_SERVICES]
         async with asyncio.TaskGroup() as tasks:
-            for kind, name in followed:
-                tasks.create_task(self._follow(kind, name), name=f"follow {kind.kind} {name}")
-            for name in API_SERVICES:
-                tasks.create_task(self._follow_api_service(name), name=f"follow APIService {name}")
+            for kind, name, tell in followed:
+                namespace = self._namespace if kind.namespaced else ""
+                watch = follow(self._cluster, Key(kind, namespace, name), tell)
+                tasks.create_task(watch, name=f"follow {kind.kind} {name}")
             tasks.create_task(self._keep(), name="keep the metrics API")
 
-    async def _follow(self, kind: Kind, name: str) -> None:
-        async for found in _follow(self._cluster, kind, self._namespace if kind.namespaced else None, name):
-            self._found[kind] = found
-            self._changed.set()
+    def _find(self, kind: Kind, found: Object | None) -> None:
+        self._found[kind] = found
+        self._changed.set()
 
-    async def _follow_api_service(self, name: str) -> None:
-        async for found in _follow(self._cluster, API_SERVICE, None, name):
-            if found is None and self._api_services.get(name) is not None:
-                self._registration.hear_loss(self._now())
-            self._api_services[name] = found
-            self._changed.set()
+    def _find_api_service(self, name: str, found: Object | None) -> None:
+        if found is None and self._api_services.get(name) is not None:
+            self._registration.hear_loss(self._now())
+        self._api_services[name] = found
+        self._changed.set()
 
     async def _keep(self) -> None:
         failures = 0
@@ -202,21 +206,6 @@ class MetricsApiKeeper:
         self._found[SECRET] = await self._cluster.merge(
             SECRET, self._namespace, names.METRICS_TLS_SECRET, patch, names.FIELD_MANAGER
         )
-
-
-async def _follow(cluster: Cluster, kind: Kind, namespace: str | None, name: str) -> AsyncIterator[Object | None]:
-    """`Cluster.follow` that survives failures, with a backoff."""
-    failures = 0
-    while True:
-        try:
-            async for found in cluster.follow(kind, namespace, name):
-                failures = 0
-                yield found
-        except ApiError as error:
-            failures += 1
-            log = logger.warning if failures > 1 else logger.debug
-            log("watch failed kind=%s name=%s error=%r", kind.kind, name, error.message)
-            await asyncio.sleep(backoff_seconds(failures))
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:
