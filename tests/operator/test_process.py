@@ -173,7 +173,10 @@ def run(*flags: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(
     ("flag", "words"),
-    [("--workers=none", "workers is 'none'"), ("--kubeconfig=/nonexistent", "/nonexistent is no file")],
+    [
+        ("--workers=none", "must be a whole number from 1 to 1000, not 'none'"),
+        ("--kubeconfig=/nonexistent", "/nonexistent is no file"),
+    ],
 )
 def test_settings_that_cannot_be_used_end_the_process_with_one_sentence(flag: str, words: str) -> None:
     done = run(flag)
