@@ -1,6 +1,8 @@
 """Requests, facts and a pretended model for the tests of the torch-free half of the engine."""
 
 import zlib
+from concurrent.futures import Executor as Pool
+from concurrent.futures import Future
 from typing import Any
 
 import msgspec
@@ -75,6 +77,7 @@ class PretendedModel:
         self._block_ids: dict[int, list[int]] = {}
         self._seeds: dict[int, int] = {}
         self.breaks = False  # the next row's logits are not finite
+        self.withholds = False  # the next row gets no token, as if all of its drafts had been wrong
         self.poison: set[int] = set()
         self.memory_tokens = 10**9
 
@@ -96,9 +99,8 @@ class PretendedModel:
             for position in range(computed + num_tokens):
                 held = self._slots.get(self._slot(row, position))
                 assert held == self._content(row, position), f"row {row} reads a foreign key at {position}"
-        return StepResult(
-            plan.number, [[self._sample(*item)] for item, n in zip(work, plan.num_logits, strict=True) if n]
-        )
+        sampling = [item for item, num_logits in zip(work, plan.num_logits, strict=True) if num_logits]
+        return StepResult(plan.number, [self._sample(row, computed + n) for row, computed, n in sampling])
 
     def _apply(self, plan: StepPlan) -> None:
         for admitted in plan.admitted:
@@ -108,21 +110,26 @@ class PretendedModel:
         for row, block_ids in plan.new_blocks:
             self._block_ids[row] += block_ids
 
-    def _sample(self, row: int, computed: int, num_tokens: int) -> int:
-        length = computed + num_tokens
+    def _sample(self, row: int, length: int) -> list[int]:
         token_ids = self._token_ids[row][:length]
-        assert len(token_ids) == length, "samples only after tokens that it knows"
+        if len(token_ids) < length:  # planned before it was known that a token was withheld
+            return [0]
+        self._token_ids[row] = token_ids
+        if self.withholds:
+            self.withholds = False
+            return []
         token_id = next_token(token_ids)
         if self.breaks:
             self.breaks, token_id = False, -1
-        self._token_ids[row] = [*token_ids, max(0, token_id)]
-        return token_id
+        token_ids.append(max(0, token_id))
+        return [token_id]
 
     def _slot(self, row: int, position: int) -> int:
         return self._block_ids[row][position // self._block_size] * self._block_size + position % self._block_size
 
     def _content(self, row: int, position: int) -> int:
-        return zlib.crc32(repr(self._token_ids[row][: position + 1]).encode())
+        known = self._token_ids[row][: position + 1]
+        return zlib.crc32(repr(known).encode()) if len(known) > position else -1
 
 
 class Wired:
@@ -138,6 +145,18 @@ class Wired:
         arrived = msgspec.msgpack.decode(msgspec.msgpack.encode(plan), type=StepPlan)
         result = self._executor.execute(arrived)
         return msgspec.msgpack.decode(msgspec.msgpack.encode(result), type=StepResult)
+
+
+class AtOnce(Pool):
+    """Runs what it is given before it returns: a device that is faster than whoever waits for it."""
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
 
 
 def result_of(plan: StepPlan, token_id: int = 7) -> StepResult:

@@ -27,9 +27,9 @@ class Reference:
         self.prompts[5][:SHARED_PREFIX] = self.prompts[4][:SHARED_PREFIX]
         self.answers = [greedy(self.model, prompt, MAX_TOKENS) for prompt in self.prompts]
 
-    def make_core(self, **changes: Any) -> EngineCore:
+    def make_core(self, *, overlap: bool = False, **changes: Any) -> EngineCore:
         config = self.make_config(**changes)
-        return EngineCore(config, ModelRunner(config))
+        return EngineCore(config, ModelRunner(config), overlap=overlap)
 
     def make_config(self, **changes: Any) -> EngineConfig:
         """An engine on this model: fp32, four rows, a budget that cuts every longer prompt into chunks."""

@@ -152,6 +152,8 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> dict[str, 
         systems: dict[str, System] = {"conveyor": conveyor}
         if arguments.compare == "hf-static":
             systems["hf-static"] = HfStatic(Path(folder), arguments.dtype)
+        if arguments.compare == "overlap":
+            systems["overlap"] = Conveyor(Path(folder), arguments.dtype, workload, say, overlap=True)
     figures = measure(systems, workload, vocab_size, arguments.rounds, arguments.budget_seconds, say)
     ours = statistics.median(figures["conveyor"])
     ceiling = workload.requests * workload.output_tokens / gemm_seconds(conveyor.runner.model, workload)
@@ -176,9 +178,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options, for `__main__`."""
     parser.add_argument(
         "--compare",
-        choices=["none", "hf-static", "modes"],
+        choices=["none", "hf-static", "overlap", "modes"],
         default="none",
-        help="the peer to run in turns with; modes = the batching modes instead, on requests of mixed sizes",
+        help="the peer to run in turns with; overlap = this engine with steps that run ahead; modes = the batching "
+        "modes instead, on requests of mixed sizes",
     )
     parser.add_argument(
         "--model-shape", choices=sorted(SHAPES), default="qwen3-0.6b", help="random weights of this shape"

@@ -59,7 +59,9 @@ class System(Protocol):
 class Conveyor:
     """This engine, through EngineCore: continuous batching, defaults but for the sizes."""
 
-    def __init__(self, model: Path, dtype: str, workload: Workload, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, model: Path, dtype: str, workload: Workload, say: Callable[[str], None], *, overlap: bool = False
+    ) -> None:
         config = EngineConfig(
             model=str(model),
             device="cpu",
@@ -69,7 +71,7 @@ class Conveyor:
             num_threads=torch.get_num_threads(),
         )
         self.runner = ModelRunner(config, say)
-        self.core = EngineCore(config, self.runner, say)
+        self.core = EngineCore(config, self.runner, say, overlap=overlap)
         self._serial = 0
 
     def generate(self, prompts: Prompts, output_tokens: int) -> Prompts:

@@ -13,6 +13,7 @@ from random import Random
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import ModelError
 from conveyor_engine.loop.executor import Executor
+from conveyor_engine.loop.overlap import Overlap
 from conveyor_engine.loop.step_runner import run_step
 from conveyor_engine.scheduling.scheduler import Scheduler
 from conveyor_engine.text.tokenizer import Tokenizer
@@ -38,8 +39,9 @@ class EngineCore:
         executor: Executor,
         progress: Callable[[str], None] = _silent,
         tokenizer: Tokenizer | None = None,
+        overlap: bool = False,
     ) -> None:
-        """Warms the executor up; `progress` gets a key=value line about it.
+        """Warms the executor up; `progress` gets a key=value line about it. `overlap` runs steps ahead.
 
         Without the tokenizer, stop strings are left to whoever reads the answers. Raises ModelError, whose `reason`
         goes into the termination message.
@@ -47,6 +49,7 @@ class EngineCore:
         self.executor = executor
         self.facts: ModelFacts = executor.facts
         self.scheduler = Scheduler(config, self.facts, tokenizer)
+        self._overlap = Overlap(executor) if overlap else None
         self.longest_warmup_step_seconds = 0.0
         if config.warmup:
             started = time.monotonic()
@@ -66,13 +69,15 @@ class EngineCore:
         self.scheduler.drain()
 
     def step(self, now: float) -> list[RequestOutput]:
-        """Schedules, runs the model once, and returns what became known for each request.
+        """Schedules, runs a step, and returns what became known for each request: of that step, or of one before.
 
         `now` is time.monotonic() seconds. With nothing due it returns at once, perhaps with aborted requests' outputs.
         A step that fails ends requests of its batch; what is raised here says that the engine is broken.
         """
         plan = self.scheduler.schedule(now)
-        if plan is not None:
+        if self._overlap is not None:
+            self._overlap.step(self.scheduler, plan)
+        elif plan is not None:
             run_step(self.scheduler, self.executor, plan)
         return self.scheduler.take_outputs()
 

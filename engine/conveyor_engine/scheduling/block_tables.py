@@ -10,8 +10,9 @@ from conveyor_engine.scheduling.request_state import RequestState
 class BlockTables:
     """Rows and block tables of the admitted requests.
 
-    Blocks become findable when they are scheduled, so that requests of the same step may share them (each layer
-    writes all keys before any row attends). What is scheduled is computed, or the step fails: see `unschedule`.
+    Full blocks of known tokens become findable when they are scheduled, so that requests of the same step, and of steps
+    before its result, may share them: steps run in their order, and each layer writes all keys before any row attends.
+    What is scheduled is computed, or the step fails, or its request leaves before its end: see `unschedule`.
     """
 
     def __init__(self, blocks: BlockManager, block_size: int, num_rows: int, *, prefix_caching: bool) -> None:
@@ -34,7 +35,7 @@ class BlockTables:
         self._blocks.share(hits)
         request.block_table = hits + self._blocks.allocate(missing)
         request.num_registered_blocks = len(hits)
-        request.num_computed_tokens = len(hits) * self._block_size
+        request.rewind(len(hits) * self._block_size)
         request.row = self.free_rows.pop()
         request.num_sent_blocks = -1
         return True
@@ -57,7 +58,8 @@ class BlockTables:
         return True
 
     def register(self, request: RequestState, num_tokens: int) -> None:
-        """Makes findable the full blocks of its first `num_tokens` tokens, which are scheduled."""
+        """Makes findable the full blocks of its first `num_tokens` tokens, which are scheduled; of known ones only."""
+        num_tokens = min(num_tokens, len(request.token_ids))
         num_full = num_tokens // self._block_size
         if not self._prefix_caching or num_full <= request.num_registered_blocks:
             return
@@ -66,13 +68,17 @@ class BlockTables:
             self._blocks.register(request.block_table[index], hashes[index])
         request.num_registered_blocks = num_full
 
-    def unschedule(self, request: RequestState) -> set[int]:
-        """Its blocks that are not full of computed tokens: nobody finds them any more."""
-        num_full = request.num_computed_tokens // self._block_size
+    def unschedule(self, request: RequestState, num_tokens: int) -> set[int]:
+        """Its blocks that are not full of its first `num_tokens` tokens: nobody finds them any more."""
+        num_full = num_tokens // self._block_size
         for block in request.block_table[num_full : request.num_registered_blocks]:
             self._blocks.unregister(block)
         request.num_registered_blocks = min(request.num_registered_blocks, num_full)
         return set(request.block_table[num_full:])
+
+    def computed_blocks(self, request: RequestState) -> list[int]:
+        """Those that are full of computed tokens, its own or others'."""
+        return request.block_table[: request.num_computed_tokens // self._block_size]
 
     def forget(self, request: RequestState) -> None:
         """Nobody finds its blocks any more: they may hold NaN, which would spread to all who attend over them."""
@@ -80,8 +86,9 @@ class BlockTables:
             self._blocks.unregister(block)
 
     def release(self, request: RequestState) -> None:
-        """Gives its row and blocks back; the full ones stay findable until they are needed."""
+        """Gives its row and blocks back; the full ones stay findable until they are needed. After `unschedule`."""
         assert request.num_registered_blocks * self._block_size <= request.num_computed_tokens
+        request.admission += 1
         request.num_registered_blocks = 0
         self._blocks.free(request.block_table)
         request.block_table = []

@@ -27,7 +27,9 @@ def _row_sampling(params: SamplingParams, num_prompt_tokens: int, stop_ids: froz
 
 
 class RequestState:
-    """Progress of one request. `num_computed_tokens` of its `token_ids` have their keys and values cached.
+    """Progress of one request. `num_computed_tokens` of its tokens have their keys and values cached;
+    `num_scheduled_tokens` too, or a step that is not over computes them. Behind its `token_ids` there are
+    `num_awaited_tokens` that such steps sample: nobody knows them yet.
 
     A request is computing its prompt (or recomputing after preemption) while more than one token
     is pending, and decoding when exactly one is: there are no phases beyond that. The padding of a padded batch is
@@ -35,6 +37,7 @@ class RequestState:
     """
 
     __slots__ = (
+        "admission",
         "arrival_time",
         "block_hashes",
         "block_table",
@@ -43,11 +46,13 @@ class RequestState:
         "finished",
         "held_output",
         "max_total_tokens",
+        "num_awaited_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_padding_tokens",
         "num_prompt_tokens",
         "num_registered_blocks",
+        "num_scheduled_tokens",
         "num_sent_blocks",
         "padded_from",
         "params",
@@ -77,6 +82,9 @@ class RequestState:
         self.stop_ids = frozenset((*eos, *params.stop_token_ids))
         self.sampling = _row_sampling(params, self.num_prompt_tokens, self.stop_ids)
         self.num_computed_tokens = 0
+        self.num_scheduled_tokens = 0
+        self.num_awaited_tokens = 0
+        self.admission = 0  # another number whenever what steps compute for it is no longer wanted
         self.num_cached_tokens = 0
         self.num_padding_tokens = 0  # what its prompt lacks to the longest of a padded batch
         self.padded_from: list[int] | None = None  # its own tokens, while `token_ids` shows dummies behind the prompt
@@ -100,8 +108,19 @@ class RequestState:
 
     @property
     def num_pending_tokens(self) -> int:
-        """Tokens whose keys and values are not cached yet."""
-        return len(self.token_ids) - self.num_computed_tokens
+        """Tokens that no step computes yet."""
+        return len(self.token_ids) + self.num_awaited_tokens - self.num_scheduled_tokens
+
+    @property
+    def awaits_its_last_token(self) -> bool:
+        """Whether the steps that are not over bring it to its end: there is nothing more to compute."""
+        return self.num_awaited_tokens > 0 and len(self.token_ids) + self.num_awaited_tokens >= self.max_total_tokens
+
+    def rewind(self, num_computed_tokens: int) -> None:
+        """Only these tokens are computed; what steps that are not over compute for it is not wanted."""
+        self.num_computed_tokens = self.num_scheduled_tokens = num_computed_tokens
+        self.num_awaited_tokens = 0
+        self.admission += 1
 
     @property
     def num_live_tokens(self) -> int:
@@ -125,6 +144,7 @@ class RequestState:
             self.token_ids, self.padded_from = self.padded_from, None
             self.num_sent_blocks = -1
             self.num_computed_tokens = min(self.num_computed_tokens, self.num_prompt_tokens)
+            self.num_scheduled_tokens = self.num_computed_tokens
 
     def hashes_of_full_blocks(self, block_size: int, num_tokens: int) -> list[bytes]:
         """Chained hashes of the full blocks within the first `num_tokens` tokens, at least (cached).

@@ -36,6 +36,7 @@ class RunningBatch:
         self.blocks = BlockManager(facts.num_kv_blocks)
         self.tables = BlockTables(self.blocks, facts.block_size, facts.max_num_seqs, prefix_caching=prefix_caching)
         self.requests: list[RequestState] = []
+        self.steps: dict[int, Step] = {}  # by number: planned, and not over
 
     def plan_step(self, step: Step, waiting: Iterable[RequestState]) -> bool:
         """What the running requests compute next, oldest first. Says whether somebody had to be preempted for it."""
@@ -63,7 +64,7 @@ class RunningBatch:
         num_tokens = self._chunk(request, step)
         if num_tokens and self._make_room(request, num_tokens):
             step.add(request, num_tokens)
-            self.tables.register(request, request.num_computed_tokens + num_tokens)
+            self.tables.register(request, request.num_scheduled_tokens + num_tokens)
 
     def _plan_long_prompts(self, waiting: Iterable[RequestState]) -> int:
         """How many tokens of this step may go to long prompts, so that they neither hold up decodes nor short prompts.
@@ -91,6 +92,8 @@ class RunningBatch:
         return rows
 
     def _chunk(self, request: RequestState, step: Step) -> int:
+        if request.awaits_its_last_token:
+            return 0
         num_tokens = request.num_pending_tokens - (request.padded_from is not None)
         is_long = num_tokens > self._long_prompt_tokens
         num_tokens = min(num_tokens, self._max_tokens - step.num_tokens)
@@ -105,7 +108,7 @@ class RunningBatch:
         A padded row has room for its padding too, as far as any row may be long.
         """
         padding = request.num_padding_tokens if request.padded_from is None else 0
-        num_tokens = min(request.num_computed_tokens + num_tokens + padding, self._max_model_len)
+        num_tokens = min(request.num_scheduled_tokens + num_tokens + padding, self._max_model_len)
         while not self.tables.grow(request, num_tokens):
             if request.finished is not None:
                 self.retire(request)
@@ -126,6 +129,13 @@ class RunningBatch:
     def retire(self, request: RequestState) -> None:
         """A finished request gives up row, blocks and padding; it stays in the batch, for its answer is held."""
         request.unpad()
+        self.release(request)
+
+    def release(self, request: RequestState) -> None:
+        """Row and blocks are free. Steps that are not over may still write the blocks, before anybody else does."""
+        unwritten = self.tables.unschedule(request, request.num_computed_tokens)
+        for step in self.steps.values():
+            step.orphaned |= unwritten
         self.tables.release(request)
 
     def preempt(self, request: RequestState) -> None:
@@ -133,9 +143,8 @@ class RunningBatch:
         self.requests.remove(request)
         request.unpad()
         request.num_padding_tokens = 0
-        self.tables.unschedule(request)
-        self.tables.release(request)
-        request.num_computed_tokens = 0
+        self.release(request)
+        request.rewind(0)
         request.preempted = True
         self._on_preempt(request)
 
@@ -158,11 +167,11 @@ class RunningBatch:
         return self._watermark_blocks if any(request.row >= 0 for request in self.requests) else 0
 
     def preempt_readers(self, unwritten: set[int]) -> None:
-        """Who holds one of these blocks starts anew. To share what a step was to write, one was admitted in that step:
-        so all that were admitted later go with the first. Finished ones keep their answers.
+        """Who counts on one of these blocks starts anew. Whoever shares what a step was to write was admitted in that
+        step or later: so all that were admitted later go with the first. Finished ones keep their answers.
         """
         for index, request in enumerate(self.requests):
-            if not unwritten.isdisjoint(request.block_table):
+            if not unwritten.isdisjoint(self.tables.computed_blocks(request)):
                 for newer in reversed(self.requests[index:]):
                     if newer.finished is None:
                         self.preempt(newer)

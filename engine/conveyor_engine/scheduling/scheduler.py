@@ -7,18 +7,19 @@ Whoever runs a plan sees its numbers only (`wire.step`), never a request.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import takewhile
+from itertools import repeat, takewhile
 
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import InvalidRequest, Overloaded
+from conveyor_engine.scheduling.answers import Answers
 from conveyor_engine.scheduling.block_manager import BlockManager
 from conveyor_engine.scheduling.counters import Counters
 from conveyor_engine.scheduling.policy import NOBODY, Candidates, build_policy
 from conveyor_engine.scheduling.request_state import RequestState
 from conveyor_engine.scheduling.running_batch import RunningBatch
-from conveyor_engine.scheduling.step import Step
+from conveyor_engine.scheduling.step import Step, halves
 from conveyor_engine.text.detokenizer import Detokenizer
 from conveyor_engine.text.stop_strings import StopStrings
 from conveyor_engine.text.tokenizer import Tokenizer
@@ -29,12 +30,10 @@ from conveyor_engine.wire.request import (
     ModelFacts,
     RequestOutput,
     SamplingParams,
-    TokenLogprobs,
 )
 from conveyor_engine.wire.step import StepPlan, StepResult
 
-EXPECTED_OUTPUT_TOKENS = 256.0  # of an answer, before any was seen ...
-_ESTIMATE_WEIGHT = 1 / 32  # ... and how much each one that ends counts
+_NO_TOKENS: list[int] = []
 
 
 class Scheduler:
@@ -52,18 +51,20 @@ class Scheduler:
         self._policy = build_policy(config)
         self._max_num_queued = config.max_num_queued_requests
         self._prefix_caching = config.prefix_caching and not self._policy.pads  # a padded tensor shares nothing
+        self._counters = Counters()
         self._batch = RunningBatch(
             self._policy, facts, prefix_caching=self._prefix_caching, on_preempt=self._wait_to_come_back
         )
         self._tables = self._batch.tables
-        self.requests: dict[str, RequestState] = {}
+        self._answers = Answers(self._policy, facts, self._batch, self._counters)
         self.waiting: OrderedDict[str, RequestState] = OrderedDict()
         self._num_planned = 0  # steps
-        self._steps: dict[int, Step] = {}  # by number: planned, and not come to an end
-        self._outputs: list[RequestOutput] = []
         self._draining = False
-        self._expected_output_tokens = EXPECTED_OUTPUT_TOKENS
-        self._counters = Counters()
+
+    @property
+    def requests(self) -> Mapping[str, RequestState]:
+        """Those that have not had their last output, by request id."""
+        return self._answers.requests
 
     @property
     def running(self) -> Sequence[RequestState]:
@@ -84,16 +85,16 @@ class Scheduler:
         if len(self.waiting) >= self._max_num_queued + len(self._tables.free_rows):
             raise Overloaded(f"{len(self.waiting)} requests are waiting already; try again later")
         state = RequestState(request, self._facts.eos_token_ids)
-        expected = state.num_prompt_tokens + max(1, round(self._expected_output_tokens))
+        expected = state.num_prompt_tokens + max(1, round(self._answers.expected_output_tokens))
         state.expected_total_tokens = min(state.max_total_tokens, expected)
         if self._policy.keeps_together and self._tokenizer is not None and state.params.stop:
             stop = StopStrings(state.params.stop)
             state.stop_strings = Detokenizer(self._tokenizer, state.token_ids, stop, state.params.min_tokens)
-        self.requests[state.request_id] = state
+        self._answers.requests[state.request_id] = state
         self.waiting[state.request_id] = state
 
     def abort(self, request_id: str) -> None:
-        """Ends the request wherever it is and frees what it holds. Unknown ids are ignored. Not while a step runs."""
+        """Ends the request wherever it is and frees what it holds. Unknown ids are ignored."""
         request = self.requests.get(request_id)
         if request is None:
             return
@@ -101,19 +102,19 @@ class Scheduler:
             del self.waiting[request_id]
         else:
             self._batch.requests.remove(request)
-        self._finish(request, FinishReason.ABORT)
+        self._answers.finish(request, FinishReason.ABORT)
 
     def drain(self) -> None:
         """Batches no longer wait to fill."""
         self._draining = True
 
     def has_unfinished(self) -> bool:
-        """Whether some request has not had its last output taken."""
-        return bool(self.requests or self._outputs)
+        """Whether some request has not had its last output taken, or some step is not over."""
+        return bool(self.requests or self._answers.outputs or self._batch.steps)
 
     def next_wakeup(self, now: float) -> float | None:
-        """When the next `schedule` has something to do: now, a later time, or None."""
-        if self.running or self._outputs or self._preempted():
+        """When there is something to do next, in `schedule` or with a step that is not over: now, later, or None."""
+        if self.running or self._answers.outputs or self._batch.steps or self._preempted():
             return now
         if not self.waiting:
             return None
@@ -121,8 +122,7 @@ class Scheduler:
 
     def take_outputs(self) -> list[RequestOutput]:
         """The outputs since the last call."""
-        outputs, self._outputs = self._outputs, []
-        return outputs
+        return self._answers.take_outputs()
 
     def stats(self) -> EngineStats:
         """Gauges as of now; counters since the start."""
@@ -133,10 +133,13 @@ class Scheduler:
         )
 
     def schedule(self, now: float) -> StepPlan | None:
-        """The next step, or None if there is nothing to compute; `update` or `fail` is called before the next one.
+        """The next step, or None if there is nothing to compute. Called again before the result, it plans ahead.
 
-        Running requests go first, oldest first; then waiting ones, as the policy lets them in.
+        Running requests go first, oldest first; then waiting ones, as the policy lets them in. A batch that keeps
+        together is not planned ahead: what its rows do next depends on which of them have finished.
         """
+        if self._policy.keeps_together and self._batch.steps:
+            return None
         self._release_batch()
         step = Step(self._num_planned)
         preempted = self._batch.plan_step(step, self.waiting.values())
@@ -146,7 +149,7 @@ class Scheduler:
 
     def _plan(self, step: Step) -> StepPlan:
         self._num_planned += 1
-        self._steps[step.number] = step
+        self._batch.steps[step.number] = step
         return step.plan()
 
     def _wait_to_come_back(self, request: RequestState) -> None:
@@ -210,101 +213,63 @@ class Scheduler:
                 request.num_padding_tokens = longest - request.num_prompt_tokens
 
     def update(self, result: StepResult) -> None:
-        """Takes the step's result in. Nothing was added or aborted since `schedule`."""
-        step = self._steps.pop(result.number)
-        receivers = step.sampling()
+        """Takes the result of the oldest step in. What it has for requests that left meanwhile is discarded."""
+        step = self._batch.steps.pop(result.number)
         self._counters.count_step(step)
-        for request, num_tokens in step.work():
-            request.num_computed_tokens += num_tokens
-            if request.padded_from is not None and request.num_pending_tokens == 1:
-                request.unpad()
-        logprobs = result.logprobs or [None] * len(receivers)
-        for request, token_ids, token_logprobs in zip(receivers, result.token_ids, logprobs, strict=True):
-            if request.finished is None:
-                self._take_tokens(request, token_ids, token_logprobs)
-            else:
-                self._go_on_padding(request, token_ids)
-        self._drop_ended()
+        logprobs = repeat(None) if result.logprobs is None else result.logprobs
+        sampled = zip(result.token_ids, logprobs, strict=False)
+        for work in step.work:
+            token_ids, token_logprobs = next(sampled) if work.num_logits else (_NO_TOKENS, None)
+            if work.is_wanted:
+                self._answers.advance(work, token_ids, token_logprobs)
+        self._answers.drop_ended()
         self._counters.count_kv(self.running, self._facts.block_size)
         self._release_batch()
 
-    def _take_tokens(
-        self, request: RequestState, token_ids: list[int], logprobs: Sequence[TokenLogprobs] | None
-    ) -> None:
-        """Appends the tokens up to the one that ends the request. Where a batch keeps together, its end tells them."""
-        if token_ids and min(token_ids) < 0:
-            self._tables.forget(request)
-            self._finish(request, FinishReason.ERROR, "the model's logits are not finite (NaN or infinity)")
-            return
-        if request.num_output_tokens == 0:
-            self._counters.count_prompt(request.num_prompt_tokens)
-        token_ids, reason = request.append(token_ids)
-        self._counters.count_generated(len(token_ids))
-        if reason is not None:
-            error = request.num_output_tokens - self._expected_output_tokens
-            self._expected_output_tokens += error * _ESTIMATE_WEIGHT
-        kept_logprobs = None if logprobs is None else list(logprobs[: len(token_ids)])
-        if self._policy.keeps_together:
-            request.hold_output(token_ids, kept_logprobs)
-            request.finished = reason
-            if request.num_padding_tokens and request.num_output_tokens == 1:
-                request.pad()
-        elif reason is None:
-            self._outputs.append(request.output(token_ids, kept_logprobs))
-        else:
-            self._finish(request, reason, output=request.output(token_ids, kept_logprobs))
-
-    def _go_on_padding(self, request: RequestState, token_ids: list[int]) -> None:
-        """A finished row of a padded batch takes part in every step, a token longer each time while there is room.
-
-        What it samples is its next dummy token.
-        """
-        if len(request.token_ids) < self._facts.max_model_len:
-            request.token_ids.append(max(0, token_ids[0]))
-        else:
-            request.num_computed_tokens -= 1
-
     def _release_batch(self) -> None:
-        """Answers a batch that keeps together once nobody of it runs any more."""
-        if not self._policy.keeps_together or self._preempted():
-            return
-        if all(r.finished is not None and r.padded_from is None for r in self.running):
-            for request in self.running:
-                assert request.finished is not None
-                self._finish(request, request.finished)
-            self._drop_ended()
+        """Answers a batch that keeps together once nobody of it runs any more, or waits to come back."""
+        if self._policy.keeps_together and not self._preempted():
+            self._answers.release_batch()
 
-    def _drop_ended(self) -> None:
-        self._batch.requests = [r for r in self.running if r.request_id in self.requests]
+    def withdraw(self, plan: StepPlan) -> None:
+        """The newest step will not be computed: those who count on keys that it was to write start anew."""
+        step = self._batch.steps.pop(plan.number)
+        self._batch.preempt_readers(self._unschedule(step))
+
+    def _unschedule(self, step: Step) -> set[int]:
+        """The blocks that it does not write, and no step before it; nobody finds them any more."""
+        requests = [work.request for work in step.undo()]
+        return step.orphaned.union(*(self._tables.unschedule(r, r.num_scheduled_tokens) for r in requests))
 
     def halve(self, plan: StepPlan) -> Iterator[StepPlan]:
-        """In place of a plan that could not be computed: the older half of its requests, and then the newer one.
+        """In place of the only step, which could not be computed: the older half of its requests, and then the newer.
 
-        The executor is told each of their rows whole, for nobody knows how far it came. Whoever has left the batch
-        meanwhile is in neither half.
+        Whoever has left the batch meanwhile is in neither half.
         """
-        for work in self._steps.pop(plan.number).split():
-            step = Step(self._num_planned)
-            for request, num_tokens in work:
-                if request.row >= 0:
-                    request.num_sent_blocks = -1
-                    step.add(request, num_tokens)
-            if step.num_tokens:
-                yield self._plan(step)
+        step = self._batch.steps.pop(plan.number)
+        wanted = step.undo()
+        self._batch.preempt_readers(step.orphaned)
+        for works in halves(wanted):
+            half = Step(self._num_planned)
+            for work in works:
+                if work.is_wanted:
+                    half.add(work.request, work.num_tokens)
+            if half.num_tokens:
+                yield self._plan(half)
 
     def fail(self, plan: StepPlan, message: str) -> None:
-        """The step could not be computed: its requests end, but finished rows keep their answers.
+        """The only step could not be computed: its requests end, but finished rows keep their answers.
 
         Whoever counts on keys that they did not write starts anew.
         """
-        failed = [request for request, _ in self._steps.pop(plan.number).work()]
-        unwritten = set[int]().union(*(self._tables.unschedule(request) for request in failed))
-        for request in failed:
+        step = self._batch.steps.pop(plan.number)
+        unwritten = self._unschedule(step)
+        for request in [work.request for work in step.work if work.is_wanted]:
             if request.finished is None:
-                self._finish(request, FinishReason.ERROR, message)
+                self._answers.finish(request, FinishReason.ERROR, message)
             else:
                 self._batch.retire(request)
-        self._drop_ended()
+        self._answers.drop_ended()
         self._batch.preempt_readers(unwritten)
 
     @contextmanager
@@ -316,23 +281,6 @@ class Scheduler:
             step = Step(self._num_planned)
             step.add(request, 1)
             yield step.plan()
-
-    def _finish(
-        self,
-        request: RequestState,
-        reason: FinishReason,
-        message: str | None = None,
-        output: RequestOutput | None = None,
-    ) -> None:
-        """The request's end: its blocks are free and its last output is due. The caller takes it out of its list."""
-        request.finished = reason
-        del self.requests[request.request_id]
-        if request.row >= 0:
-            self._tables.release(request)
-        output = output or request.held_output or request.output([])
-        output.finish_reason = reason
-        output.message = message
-        self._outputs.append(output)
 
     def _check(self, request: EngineRequest) -> None:
         """Refuses what could never be run. The edge checks too, and it alone looks at every token."""

@@ -3,10 +3,26 @@
 The record knows the requests; the plan that is made of it (`wire.step`) knows rows and numbers only.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from conveyor_engine.scheduling.request_state import RequestState
 from conveyor_engine.wire.step import AdmittedRow, StepPlan
+
+
+class Work(NamedTuple):
+    """What a step does for one request."""
+
+    request: RequestState
+    num_tokens: int
+    num_logits: int
+    admission: int  # the request's, when the step was planned
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the request still waits for it: it has not been aborted, preempted or done since."""
+        return self.request.admission == self.admission
 
 
 @dataclass(slots=True)
@@ -18,6 +34,8 @@ class Step:
     prefills: list[tuple[RequestState, int]] = field(default_factory=list)  # and how many tokens
     num_tokens: int = 0
     num_padding_tokens: int = 0  # of these, dummies: computed like the others, and seen by nobody
+    work: list[Work] = field(default_factory=list)  # once it is planned, in the plan's order
+    orphaned: set[int] = field(default_factory=set)  # blocks that it writes for requests that have left since
 
     def add(self, request: RequestState, num_tokens: int) -> None:
         """The next `num_tokens` tokens of the request take part."""
@@ -28,46 +46,56 @@ class Step:
         self.num_tokens += num_tokens
         self.num_padding_tokens += num_tokens if request.steps_dummies else 0
 
-    def work(self) -> list[tuple[RequestState, int]]:
-        """Each request with how many tokens it computes."""
-        return [(request, 1) for request in self.decodes] + self.prefills
-
-    def sampling(self) -> list[RequestState]:
-        """The requests that get tokens from this step, in the order of the result."""
-        finished = [r for r, n in self.prefills if n == r.num_pending_tokens]
-        return self.decodes + finished
-
     def plan(self) -> StepPlan:
-        """The step in numbers. Rows that the executor does not know, or not as they are, are told whole."""
-        work = self.work()
-        admitted: list[AdmittedRow] = []
-        new_blocks: list[tuple[int, list[int]]] = []
-        for request, _ in work:
-            num_blocks, num_sent = len(request.block_table), request.num_sent_blocks
-            if num_blocks == num_sent:
-                continue
-            if num_sent < 0:
-                admitted.append(_admitted_row(request))
-            else:
-                new_blocks.append((request.row, request.block_table[num_sent:]))
-            request.num_sent_blocks = num_blocks
-        return StepPlan(
+        """The step in numbers; from here on its tokens are scheduled."""
+        self.work = [Work(request, 1, 1, request.admission) for request in self.decodes]
+        self.work += [Work(r, n, int(n == r.num_pending_tokens), r.admission) for r, n in self.prefills]
+        admitted, new_blocks = _changes(self.work)
+        plan = StepPlan(
             number=self.number,
             admitted=admitted,
             new_blocks=new_blocks,
-            rows=[request.row for request, _ in work],
-            num_computed_tokens=[request.num_computed_tokens for request, _ in work],
-            num_tokens=[num_tokens for _, num_tokens in work],
-            num_logits=[1] * len(self.decodes) + [int(n == r.num_pending_tokens) for r, n in self.prefills],
+            rows=[work.request.row for work in self.work],
+            num_computed_tokens=[work.request.num_scheduled_tokens for work in self.work],
+            num_tokens=[work.num_tokens for work in self.work],
+            num_logits=[work.num_logits for work in self.work],
             num_decodes=len(self.decodes),
         )
+        for request, num_tokens, num_logits, _ in self.work:
+            request.num_scheduled_tokens += num_tokens
+            request.num_awaited_tokens += num_logits
+        return plan
 
-    def split(self) -> tuple[list[tuple[RequestState, int]], list[tuple[RequestState, int]]]:
-        """The older half of the requests, and the newer one, which may share blocks that the older one writes."""
-        work = sorted(self.work(), key=lambda item: item[0].serial)
-        middle = (len(work) + 1) // 2
-        return work[:middle], work[middle:]
+    def undo(self) -> list[Work]:
+        """It will not be computed as it was planned: what was scheduled for the requests that still want it."""
+        wanted = [work for work in self.work if work.is_wanted]
+        for request, num_tokens, num_logits, _ in wanted:
+            request.num_scheduled_tokens -= num_tokens
+            request.num_awaited_tokens -= num_logits
+            request.num_sent_blocks = -1  # nobody knows how far the executor came
+        return wanted
 
 
-def _admitted_row(request: RequestState) -> AdmittedRow:
-    return AdmittedRow(request.row, list(request.token_ids), list(request.block_table), request.sampling)
+def halves(work: list[Work]) -> Iterator[list[Work]]:
+    """The older half of the requests, and the newer one, which may share blocks that the older one writes."""
+    in_order = sorted(work, key=lambda item: item.request.serial)
+    middle = (len(in_order) + 1) // 2
+    yield from (in_order[:middle], in_order[middle:])
+
+
+def _changes(works: list[Work]) -> tuple[list[AdmittedRow], list[tuple[int, list[int]]]]:
+    """What the executor does not know of these rows. Those that it does not know as they are, it is told whole."""
+    admitted: list[AdmittedRow] = []
+    new_blocks: list[tuple[int, list[int]]] = []
+    for work in works:
+        request = work.request
+        num_blocks, num_sent = len(request.block_table), request.num_sent_blocks
+        if num_blocks == num_sent:
+            continue
+        if num_sent < 0:
+            row = AdmittedRow(request.row, list(request.token_ids), list(request.block_table), request.sampling)
+            admitted.append(row)
+        else:
+            new_blocks.append((request.row, request.block_table[num_sent:]))
+        request.num_sent_blocks = num_blocks
+    return admitted, new_blocks

@@ -23,6 +23,13 @@ def test_the_last_line_is_one_json_object_with_the_ratio_to_the_peer(capsys: pyt
     assert any("fraction_reached" in line for line in lines)
 
 
+def test_an_engine_whose_steps_run_ahead_is_a_peer_too(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["--model-shape", "tiny", "--requests", "3", "--input-tokens", "9", "--output-tokens", "5", "--rounds", "1"]
+    assert bench.main([*sizes, "--compare", "overlap"]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert list(result["rounds"]) == ["conveyor", "overlap"]
+
+
 def test_the_modes_are_compared_on_the_same_requests(capsys: pytest.CaptureFixture[str]) -> None:
     sizes = ["--model-shape", "tiny", "--requests", "8", "--input-tokens", "40", "--output-tokens", "24"]
     assert bench.main([*sizes, "--compare", "modes"]) == 0

@@ -197,7 +197,7 @@ def test_the_expected_length_of_an_answer_follows_those_that_were_given() -> Non
 @pytest.mark.parametrize(("mode", "padding"), CLOSED[1:])
 def test_who_is_preempted_from_a_closed_batch_comes_back_before_anybody_else(mode: str, padding: str | None) -> None:
     scheduler = make_scheduler(mode, padding=padding, num_kv_blocks=6, max_model_len=24, max_num_seqs=2)
-    scheduler._expected_output_tokens = 1.0
+    scheduler._answers.expected_output_tokens = 1.0
     scheduler.add_request(make_request("old", 8, max_tokens=15))
     scheduler.add_request(make_request("new", [300 + i for i in range(8)], max_tokens=16))
     scheduler.add_request(make_request("later", [400 + i for i in range(8)], max_tokens=16))

@@ -18,11 +18,11 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from tests.engine.builders import PretendedModel, Wired, make_request, make_scheduler, next_token
+from tests.engine.builders import AtOnce, PretendedModel, Wired, make_request, make_scheduler, next_token
 
 from conveyor_engine.errors import Overloaded
 from conveyor_engine.loop import step_runner
-from conveyor_engine.loop.step_runner import run_step
+from conveyor_engine.loop.overlap import Overlap
 from conveyor_engine.scheduling.request_state import RequestState
 from conveyor_engine.scheduling.scheduler import Scheduler
 from conveyor_engine.wire.request import FinishReason, RequestOutput
@@ -38,7 +38,10 @@ PROMPTS = ([5], HEAD[:4], HEAD, [*HEAD, 6], [*HEAD, *range(200, 208)], list(rang
 
 
 class History(RuleBasedStateMachine):
-    """add, abort, step, let time pass, break a row's logits, make steps raise; at the end perhaps drain."""
+    """add, abort, step, let time pass, break a row's logits, withhold a token, make steps raise; perhaps drain.
+
+    Results come up to two steps late.
+    """
 
     mode = "continuous"
     padding: str | None = None
@@ -50,9 +53,10 @@ class History(RuleBasedStateMachine):
         num_kv_blocks=st.sampled_from((10, 10, 11, 14, 24)),
         max_num_seqs=st.sampled_from((4, 4, 2, 1)),
         prefix_caching=st.sampled_from((True, True, False)),
+        num_ahead=st.sampled_from((0, 1, 1, 2)),
         drains=st.booleans(),
     )
-    def begin(self, num_kv_blocks: int, max_num_seqs: int, prefix_caching: bool, drains: bool) -> None:
+    def begin(self, num_kv_blocks: int, max_num_seqs: int, prefix_caching: bool, num_ahead: int, drains: bool) -> None:
         self.now = 0.0
         self.scheduler: Scheduler = make_scheduler(
             self.mode,
@@ -66,8 +70,9 @@ class History(RuleBasedStateMachine):
             max_num_queued_requests=MAX_QUEUED,
             batching_window_seconds=1.0 if self.mode in ("static", "dynamic") else None,
         )
-        self.scheduler._expected_output_tokens = 2.0
+        self.scheduler._answers.expected_output_tokens = 2.0
         self.model = PretendedModel(BLOCK_SIZE)
+        self.overlap = Overlap(Wired(self.model), AtOnce(), num_ahead)
         self.asked: dict[str, Any] = {}
         self.told: dict[str, list[int]] = {}
         self.ended: dict[str, FinishReason] = {}
@@ -114,6 +119,10 @@ class History(RuleBasedStateMachine):
     def break_next(self) -> None:
         self.model.breaks = True
 
+    @rule()
+    def withhold_next(self) -> None:
+        self.model.withholds = True
+
     @rule(choice=st.integers(0, 1000))
     def poison(self, choice: int) -> None:
         if live := list(self.scheduler.requests):
@@ -132,14 +141,20 @@ class History(RuleBasedStateMachine):
         scheduler = self.scheduler
         wakeup = scheduler.next_wakeup(self.now)
         plan = scheduler.schedule(self.now)
+        steps = list(scheduler._batch.steps.values())
         if plan is not None:
             self._check_plan(plan)
-            run_step(scheduler, Wired(self.model), plan)
+        unwanted = sum(not work.is_wanted for step in steps[:1] for work in step.work)
+        withdrawn = len(steps) - 1
+        self.overlap.step(scheduler, plan)
+        if steps and steps[0].number not in scheduler._batch.steps:
+            self.happened["discarded results"] += unwanted
+            self.happened["withdrawn steps"] += withdrawn if not scheduler._batch.steps else 0
         outputs = scheduler.take_outputs()
         for output in outputs:
             self._take(output)
         due = wakeup is not None and wakeup <= self.now
-        assert due == bool(plan or outputs), "next_wakeup tells exactly when a step has something to do"
+        assert due == bool(steps or outputs), "next_wakeup tells exactly when a step has something to do"
         self.happened["held rows"] += sum(request.finished is not None for request in scheduler.running)
         self.blocks_are_accounted_for()
 
@@ -151,12 +166,13 @@ class History(RuleBasedStateMachine):
         for request, computed, num_tokens, num_logits in zip(
             requests, plan.num_computed_tokens, plan.num_tokens, plan.num_logits, strict=True
         ):
-            assert computed == request.num_computed_tokens
-            assert 1 <= num_tokens <= request.num_pending_tokens
-            assert num_logits == (num_tokens == request.num_pending_tokens)
+            num_known = len(request.token_ids) + request.num_awaited_tokens - num_logits
+            assert request.num_computed_tokens <= computed < computed + num_tokens <= num_known
+            assert computed + num_tokens == request.num_scheduled_tokens
+            assert num_logits == (computed + num_tokens == num_known)
             assert request.finished is None or self.padding == "real", "only a padded batch steps what is finished"
         decodes, prefills = requests[: plan.num_decodes], requests[plan.num_decodes :]
-        assert all(request.num_pending_tokens == 1 for request in decodes)
+        assert plan.num_tokens[: plan.num_decodes] == plan.num_logits[: plan.num_decodes] == [1] * len(decodes)
         if self.mode == "static" and any(request.num_output_tokens for request in decodes):
             assert not prefills, "all prompts before any decode"
         self._note_started(requests)
@@ -200,7 +216,12 @@ class History(RuleBasedStateMachine):
             assert not request.block_table
             assert request.row < 0
         for request in admitted:
-            assert len(request.block_table) * BLOCK_SIZE >= request.num_computed_tokens
+            assert len(request.block_table) * BLOCK_SIZE >= request.num_scheduled_tokens
+            works = [w for step in scheduler._batch.steps.values() for w in step.work if w.request is request]
+            wanted = [work for work in works if work.is_wanted]
+            scheduled, awaited = sum(work.num_tokens for work in wanted), sum(work.num_logits for work in wanted)
+            assert request.num_scheduled_tokens == request.num_computed_tokens + scheduled
+            assert request.num_awaited_tokens == awaited
         order = [(not request.preempted, request.serial) for request in scheduler.waiting.values()]
         assert order == sorted(order), "those who come back are the head of the queue; all in order of arrival"
 
@@ -220,6 +241,7 @@ class History(RuleBasedStateMachine):
         assert set(self.ended) == set(self.asked), "everybody gets exactly one last output"
         assert self.scheduler.blocks.num_free == self.scheduler.blocks.num_blocks
         assert self.scheduler.next_wakeup(self.now) is None
+        assert not self.scheduler._batch.steps
         stats = self.scheduler.stats()
         self.happened["padding"] += stats.padding_tokens
         self.happened["preemptions"] += stats.num_preemptions
@@ -246,6 +268,8 @@ def test_no_history_loses_a_block_a_request_or_the_order(
         ),
     )
     own = {"length", "abort", "error", "failed steps"} | ({"preemptions"} if mode != "none" else set())
-    own |= {"held rows"} if mode == "static" else set()
+    own |= {"held rows"} if mode == "static" else {"discarded results"}
+    own |= {"withdrawn steps"} if mode in ("none", "continuous") else set()
+    own |= {"discarded results", "withdrawn steps"} & set(+happened)  # in the other modes they are rare
     own |= {"padding"} if padding == "real" else {"prefix hits"}
     assert set(+happened) == own, "every hardship was met"

@@ -1,0 +1,115 @@
+"""What requests are told: each one's tokens as steps give them, and its end. Used by `scheduler` alone.
+
+Where a batch keeps together, answers are held until all of its rows are done, and a finished row may go on as padding.
+"""
+
+from collections.abc import Sequence
+
+from conveyor_engine.scheduling.counters import Counters
+from conveyor_engine.scheduling.policy import Policy
+from conveyor_engine.scheduling.request_state import RequestState
+from conveyor_engine.scheduling.running_batch import RunningBatch
+from conveyor_engine.scheduling.step import Work
+from conveyor_engine.wire.request import FinishReason, ModelFacts, RequestOutput, TokenLogprobs
+
+EXPECTED_OUTPUT_TOKENS = 256.0  # of an answer, before any was seen ...
+_ESTIMATE_WEIGHT = 1 / 32  # ... and how much each one that ends counts
+
+
+class Answers:
+    """The requests that have not had their last output, and the outputs that nobody has taken yet."""
+
+    def __init__(self, policy: Policy, facts: ModelFacts, batch: RunningBatch, counters: Counters) -> None:
+        self._policy = policy
+        self._facts = facts
+        self._batch = batch
+        self._counters = counters
+        self.requests: dict[str, RequestState] = {}
+        self.outputs: list[RequestOutput] = []
+        self.expected_output_tokens = EXPECTED_OUTPUT_TOKENS
+
+    def take_outputs(self) -> list[RequestOutput]:
+        """The outputs since the last call."""
+        outputs, self.outputs = self.outputs, []
+        return outputs
+
+    def advance(self, work: Work, token_ids: list[int], logprobs: Sequence[TokenLogprobs] | None) -> None:
+        """The request's tokens of this step are computed; fewer than there are logits means that drafts were wrong.
+
+        Then later steps have begun from tokens that are not there.
+        """
+        request, num_wrong = work.request, work.num_logits - len(token_ids)
+        request.num_computed_tokens += work.num_tokens - num_wrong
+        request.num_awaited_tokens -= work.num_logits
+        if num_wrong:
+            request.rewind(request.num_computed_tokens)
+        if request.padded_from is not None and request.num_pending_tokens == 1:
+            request.unpad()
+        if token_ids and request.finished is None:
+            self._take_tokens(request, token_ids, logprobs)
+        elif token_ids:
+            self._go_on_padding(request, token_ids)
+
+    def _take_tokens(
+        self, request: RequestState, token_ids: list[int], logprobs: Sequence[TokenLogprobs] | None
+    ) -> None:
+        """Appends the tokens up to the one that ends the request. Where a batch keeps together, its end tells them."""
+        if min(token_ids) < 0:
+            self._batch.tables.forget(request)
+            self.finish(request, FinishReason.ERROR, "the model's logits are not finite (NaN or infinity)")
+            return
+        if request.num_output_tokens == 0:
+            self._counters.count_prompt(request.num_prompt_tokens)
+        token_ids, reason = request.append(token_ids)
+        self._counters.count_generated(len(token_ids))
+        if reason is not None:
+            error = request.num_output_tokens - self.expected_output_tokens
+            self.expected_output_tokens += error * _ESTIMATE_WEIGHT
+        kept_logprobs = None if logprobs is None else list(logprobs[: len(token_ids)])
+        if self._policy.keeps_together:
+            request.hold_output(token_ids, kept_logprobs)
+            request.finished = reason
+            if request.num_padding_tokens and request.num_output_tokens == 1:
+                request.pad()
+        elif reason is None:
+            self.outputs.append(request.output(token_ids, kept_logprobs))
+        else:
+            self.finish(request, reason, output=request.output(token_ids, kept_logprobs))
+
+    def _go_on_padding(self, request: RequestState, token_ids: list[int]) -> None:
+        """A finished row of a padded batch takes part in every step, a token longer each time while there is room.
+
+        What it samples is its next dummy token.
+        """
+        if len(request.token_ids) < self._facts.max_model_len:
+            request.token_ids.append(max(0, token_ids[0]))
+        else:
+            request.rewind(request.num_computed_tokens - 1)
+
+    def release_batch(self) -> None:
+        """Answers a batch that keeps together if nobody of it runs any more."""
+        if all(r.finished is not None and r.padded_from is None for r in self._batch.requests):
+            for request in self._batch.requests:
+                assert request.finished is not None
+                self.finish(request, request.finished)
+            self.drop_ended()
+
+    def drop_ended(self) -> None:
+        self._batch.requests = [r for r in self._batch.requests if r.request_id in self.requests]
+
+    def finish(
+        self,
+        request: RequestState,
+        reason: FinishReason,
+        message: str | None = None,
+        output: RequestOutput | None = None,
+    ) -> None:
+        """The request's end: its blocks are free and its last output is due. The caller takes it out of its list."""
+        request.finished = reason
+        del self.requests[request.request_id]
+        if request.row >= 0:
+            self._batch.release(request)
+        output = output or request.held_output or request.output([])
+        output.finish_reason = reason
+        output.message = message
+        self.outputs.append(output)

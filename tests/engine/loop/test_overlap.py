@@ -1,0 +1,132 @@
+"""Steps that run ahead: the same tokens as in turn, and what happens to a step that is begun and not over."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.engine.loop.test_plain_steps import MODES, ask_for_everything, run_out_of_memory
+from tests.engine.references import Reference, add, run, tokens_of
+
+from conveyor_engine.loop.core import EngineCore
+from conveyor_engine.loop.executor import Executor
+from conveyor_engine.wire.request import FinishReason
+from conveyor_engine.wire.step import StepPlan, StepResult
+
+GetReference = Callable[[str], Reference]
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: "-".join(mode.values()))
+@pytest.mark.parametrize("num_kv_blocks", [64, 8])
+def test_steps_that_run_ahead_give_the_same_answers(
+    reference: GetReference, mode: dict[str, Any], num_kv_blocks: int
+) -> None:
+    ref = reference("llama")
+    answers = []
+    for overlap in (True, False):
+        core = ref.make_core(overlap=overlap, num_kv_blocks=num_kv_blocks, max_num_batched_tokens=200, **mode)
+        core.scheduler._answers.expected_output_tokens = 1.0
+        ask_for_everything(core, ref.prompts)
+        outputs = run(core)
+        assert [tokens_of(outputs["0"])] == ref.answers[:1]
+        answers.append({name: (tokens_of(said), said[-1].finish_reason) for name, said in outputs.items()})
+        assert core.stats().kv_cache_usage == 0.0
+    assert answers[0] == answers[1]
+
+
+class Waits:
+    """An executor that ends no step before `may_end` is set."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self.facts, self.long_decode_tokens = executor.facts, executor.long_decode_tokens
+        self.free_memory = executor.free_memory
+        self.may_end = threading.Event()
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        assert self.may_end.wait(60)
+        return self._executor.execute(plan)
+
+
+def make_waiting(ref: Reference) -> tuple[EngineCore, Waits]:
+    waits = Waits(ref.make_core().executor)
+    return EngineCore(ref.make_config(), waits, overlap=True), waits
+
+
+def test_the_next_step_is_planned_while_the_executor_computes(
+    reference: GetReference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref = reference("llama")
+    core, waits = make_waiting(ref)
+    schedule, plans = core.scheduler.schedule, []
+
+    def count(now: float) -> StepPlan | None:
+        plans.append(schedule(now))
+        if len(plans) == 2:
+            waits.may_end.set()
+        return plans[-1]
+
+    monkeypatch.setattr(core.scheduler, "schedule", count)
+    add(core, "a", ref.prompts[0])
+    assert tokens_of(run(core)["a"]) == ref.answers[0]
+    assert None not in plans[:2]
+
+
+def test_an_abort_while_a_step_runs_frees_everything_at_once_and_disturbs_nobody(reference: GetReference) -> None:
+    ref = reference("llama")
+    core, waits = make_waiting(ref)
+    add(core, "gone", ref.prompts[0])
+    assert core.step(0.0) == []
+    core.abort("gone")
+    assert core.stats().kv_cache_usage == 0.0
+    add(core, "next", ref.prompts[1])
+    waits.may_end.set()
+    outputs = run(core)
+    assert [output.finish_reason for output in outputs["gone"]] == [FinishReason.ABORT]
+    assert tokens_of(outputs["next"]) == ref.answers[1]
+
+
+def test_a_drain_while_a_step_runs_ends_when_the_last_answer_does(reference: GetReference) -> None:
+    ref = reference("llama")
+    core, waits = make_waiting(ref)
+    add(core, "a", ref.prompts[0])
+    assert core.step(0.0) == []
+    core.drain()
+    assert core.has_unfinished()
+    waits.may_end.set()
+    assert tokens_of(run(core)["a"]) == ref.answers[0]
+
+
+@pytest.mark.parametrize("mode", MODES[1:], ids=lambda mode: "-".join(mode.values()))
+def test_a_step_that_fails_while_the_next_is_begun_ends_as_many_as_in_turn(
+    reference: GetReference, monkeypatch: pytest.MonkeyPatch, mode: dict[str, Any]
+) -> None:
+    ref = reference("llama")
+    ends = []
+    for overlap in (True, False):
+        core = ref.make_core(overlap=overlap, max_num_batched_tokens=512, max_num_seqs=8, **mode)
+        run_out_of_memory(core, monkeypatch, largest=150)
+        add(core, "bad", [198] * 3)
+        ask_for_everything(core, ref.prompts)
+        outputs = run(core)
+        assert outputs["bad"][-1].finish_reason == FinishReason.ERROR
+        assert FinishReason.LENGTH in {said[-1].finish_reason for said in outputs.values()}
+        assert core.stats().kv_cache_usage == 0.0
+        ends.append({name: (tokens_of(said), said[-1].finish_reason) for name, said in outputs.items()})
+    assert ends[0] == ends[1]
+
+
+def test_a_device_that_breaks_while_the_next_step_is_begun_ends_the_engine(reference: GetReference) -> None:
+    class Breaks(Waits):
+        def execute(self, plan: StepPlan) -> StepResult:
+            if plan.number > 1:
+                raise RuntimeError("CUDA error: an illegal memory access was encountered")
+            return super().execute(plan)
+
+    ref = reference("llama")
+    broken = Breaks(ref.make_core().executor)
+    broken.may_end.set()
+    core = EngineCore(ref.make_config(), broken, overlap=True)
+    add(core, "a", ref.prompts[0])
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        run(core)
