@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from tests.operator.mistakes import TOLD, Told
+from tests.operator.inferenceservice.mistakes import TOLD, Told
 
 from e2e import kube
 from e2e.demo_model import demo_model_directory
