@@ -265,7 +265,7 @@ def test_probes_answer_while_the_engine_loads(chat_model: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("fields", "reason", "words", "code"),
     [
-        ({"max_num_seqs": 0}, "InvalidConfig", "flag --max-num-seqs: `max_num_seqs` must be between", 2),
+        ({"max_num_seqs": 0}, "InvalidConfig", "flag --max-num-seqs: `max_num_seqs` must be a whole number", 2),
         ({"speed": 3}, "InvalidConfig", "--speed", 2),
         ({"device": "cuda"}, "NoDevice", "no CUDA device", 1),
     ],
