@@ -37,7 +37,7 @@ async def _run(settings: Settings) -> None:
         # Kopf takes them over later; until then, for instance while the CRD is missing, they are ours.
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     await run_operator(settings, stop)
-    logger.info("stopped")
+    logger.info("event=stopped")
 
 
 if __name__ == "__main__":

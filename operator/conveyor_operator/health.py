@@ -54,7 +54,7 @@ class HealthServer:
         site = web.TCPSite(self._runner, self._host or None, self.port)
         await site.start()
         self.port = self._runner.addresses[0][1]
-        logger.info("serving admin_port=%d", self.port)
+        logger.info("event=serving admin_port=%d", self.port)
 
     async def stop(self) -> None:
         await self._runner.cleanup()

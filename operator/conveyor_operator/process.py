@@ -73,7 +73,7 @@ class Operator:
         for resource in self.resources:
             async for waiting_for in wait_for(self.cluster, resource.kind, _CRD_POLL_SECONDS):
                 if waiting_for != self.health.waiting_for:
-                    logger.warning("waiting: %s", waiting_for)
+                    logger.warning("event=waiting for=%s", waiting_for)
                 self.health.waiting_for = waiting_for
                 if stop.is_set():
                     return False
@@ -113,7 +113,7 @@ class Operator:
     async def _tell_ready(self, ready: asyncio.Event) -> None:
         await ready.wait()
         self.health.waiting_for = ""
-        logger.info("ready namespaces=%s", ",".join(self.settings.watch_namespaces) or "all")
+        logger.info("event=ready namespaces=%s", ",".join(self.settings.watch_namespaces) or "all")
 
 
 async def run_operator(settings: Settings, stop: asyncio.Event) -> None:

@@ -103,7 +103,7 @@ class Reconciler:
                     await self._delete(key, case, memory, step)
 
     async def _apply(self, key: Key, case: Case, memory: Memory, step: Apply) -> None:
-        logger.info("apply key=%s kind=%s name=%s reason=%s", key, *step.id, step.reason)
+        logger.info("event=apply key=%s kind=%s name=%s reason=%s", key, *step.id, step.reason)
         before, former = case.children.get(step.id), memory.applied.pop(step.id, None)
         found = await self._cluster.apply(self._kinds[step.id[0]], step.body, names.FIELD_MANAGER)
         case.see(found)
@@ -120,12 +120,12 @@ class Reconciler:
             "metadata": {"name": name, "namespace": key.namespace},
             "spec": {"replicas": step.count},
         }
-        logger.info("hold replicas key=%s count=%s", key, step.count)
+        logger.info("event=hold_replicas key=%s count=%s", key, step.count)
         case.see(await self._cluster.apply(kind, body, names.REPLICAS_FIELD_MANAGER, force=step.force))
 
     async def _delete(self, key: Key, case: Case, memory: Memory, step: Delete) -> None:
         kind, name = step.id
-        logger.info("delete key=%s kind=%s name=%s", key, kind, name)
+        logger.info("event=delete key=%s kind=%s name=%s", key, kind, name)
         await self._cluster.delete(self._kinds[kind], key.namespace, name, step.uid)
         memory.applied.pop(step.id, None)
         case.lose(step.id)

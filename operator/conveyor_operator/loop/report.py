@@ -64,7 +64,7 @@ class Reporter:
                 await self._cluster.create(EVENT, build_event(body, news, datetime.now(UTC)))
             except Refused as error:
                 key = f"{body['metadata']['namespace']}/{body['metadata']['name']}"
-                logger.warning("event refused key=%s error=%r", key, error.message)
+                logger.warning("event=event_refused key=%s error=%s", key, error.message)
 
 
 def is_same(status: Mapping[str, Any], previous: Mapping[str, Any]) -> bool:

@@ -46,7 +46,7 @@ class KopfSession:
         """Called at the start, and whenever the API server refuses what the last call returned."""
         credentials = await self._read_credentials()
         if credentials == self._credentials:
-            logger.warning("the API server refuses our credentials, and there are no newer ones; trying them again")
+            logger.warning("event=credentials_refused consequence=%s", "there are no newer ones; they are tried again")
             await asyncio.sleep(_REFUSED_PAUSE_SECONDS)
         await self.aclose()
         self._credentials = credentials

@@ -63,7 +63,7 @@ class Watches:
                 if event is None:
                     continue
                 if event["type"] == "ERROR":
-                    logger.info("watch ended kind=%s error=%.500r", kind.kind, event["object"])
+                    logger.info("event=watch_ended kind=%s error=%.500r", kind.kind, event["object"])
                     yield _to_line(_START_ANEW)
                     return
                 if seen is not None and event["type"] == "BOOKMARK":
@@ -78,7 +78,7 @@ class Watches:
             if seen is None:
                 raise
         except WatchFailed as error:
-            logger.warning("watch ended kind=%s error=%s", kind.kind, error)
+            logger.warning("event=watch_ended kind=%s error=%s", kind.kind, error)
             seen = set()
         if seen is not None:
             yield _to_line(_START_ANEW)
@@ -102,7 +102,7 @@ class Watches:
             self._metrics.unreadable_objects.labels(kind.plural).inc()
             who = _NAME.search(line)
             name = b"/".join(reversed(who.groups())).decode() if who else "unknown"
-            logger.warning("skipped an unreadable object kind=%s key=%s error=%.200r", kind.kind, name, error)
+            logger.warning("event=object_unreadable kind=%s key=%s error=%.200r", kind.kind, name, error)
             return None
         return {"type": type, "object": {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata}}
 
@@ -138,7 +138,7 @@ class Watches:
         events: list[Object] = []
         for uid, key in self._store.keys(kind, namespace).items():
             if uid not in seen:
-                logger.info("deleted unheard kind=%s key=%s", kind.kind, key)
+                logger.info("event=deleted_unheard kind=%s key=%s", kind.kind, key)
                 self._store.drop(kind, uid)
                 labels = self._labels(kind, key)
                 metadata = {"uid": uid, "namespace": key.namespace, "name": key.name, "labels": labels}

@@ -128,11 +128,15 @@ class Workers:
             self._metrics.reconciles.labels("error").inc()
             asked_delay = error.retry_after_seconds if isinstance(error, Unavailable) else None
             logger.warning(
-                "reconcile failed kind=%s key=%s status=%s error=%r", key.kind.kind, key, error.status, error.message
+                "event=reconcile_failed kind=%s key=%s status=%s error=%s",
+                key.kind.kind,
+                key,
+                error.status,
+                error.message,
             )
         except Exception:  # the one broad one: a bug with one resource must not stop the others
             self._metrics.reconciles.labels("error").inc()
-            logger.exception("reconcile crashed kind=%s key=%s", key.kind.kind, key)
+            logger.exception("event=reconcile_crashed kind=%s key=%s", key.kind.kind, key)
         finally:
             worker.started = None
         worker.failures += 1

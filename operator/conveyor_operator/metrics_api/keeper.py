@@ -110,7 +110,7 @@ class MetricsApiKeeper:
             except ApiError as error:
                 failures += 1
                 delay = backoff_seconds(failures)
-                logger.warning("metrics API failed status=%s error=%r", error.status, error.message)
+                logger.warning("event=metrics_api_failed status=%s error=%s", error.status, error.message)
             await _wait(self._changed, delay)
             if failures:
                 await asyncio.sleep(backoff_seconds(1))  # what fails is not hurried by what it changes
@@ -159,7 +159,7 @@ class MetricsApiKeeper:
             told = MetricsApi(describe_owner(found), name)
         if told != self.metrics_api:
             self.metrics_api = told
-            logger.info("metrics API: %s", missing or "registered")
+            logger.info("event=metrics_api state=%s", missing or "registered")
             self._on_change()
 
     # The certificate
@@ -172,7 +172,7 @@ class MetricsApiKeeper:
                 case Issue(reason):
                     await self._issue(secret, reason)
                 case DropOld(bundle):
-                    logger.info("metrics certificate: dropping the old authority")
+                    logger.info("event=old_authority_dropped")
                     await self._write_secret(secret, {BUNDLE_KEY: bundle})
                 case Keep(until):
                     assert serving is not None, "an incomplete Secret is never kept"
@@ -182,7 +182,7 @@ class MetricsApiKeeper:
 
     async def _issue(self, secret: Object, reason: str) -> None:
         """Announced together with the old authorities: the server has the old pair until the kubelet brings the new."""
-        logger.info("metrics certificate: issuing a new one because %s", reason)
+        logger.info("event=certificate_issued because=%s", reason)
         new = certificates.issue(self._hosts, self._now())
         bundle = b"".join([new.bundle, *self._find_old_authorities(secret)])
         if self._look().ours:

@@ -67,7 +67,7 @@ class Registrar:
             wanted = build_api_service(name, self._named.service, bundle, self._named.role)
             if found is not None and not differs(found, wanted):
                 continue
-            logger.info("metrics API: writing APIService %s", name)
+            logger.info("event=api_service_written name=%s", name)
             if found is not None:
                 wanted["metadata"]["resourceVersion"] = found["metadata"]["resourceVersion"]
             # Without force, one that somebody else has made meanwhile is left to them.
@@ -79,7 +79,7 @@ class Registrar:
         """Deletes ours; one that somebody takes over at this moment is a Conflict, and stays."""
         for name, found in self._api_services.items():
             if found is not None and is_ours(found, self._namespace):
-                logger.warning("metrics API: withdrawing APIService %s: %s", name, why)
+                logger.warning("event=api_service_withdrawn name=%s reason=%s", name, why)
                 metadata = found["metadata"]
                 await self._cluster.delete(API_SERVICE, None, name, metadata["uid"], metadata["resourceVersion"])
                 self._api_services[name] = None
@@ -90,7 +90,7 @@ class Registrar:
             if found is None or is_ours(found, self._namespace):
                 continue
             if patch := build_release(found):
-                logger.info("metrics API: leaving APIService %s to its new owner", name)
+                logger.info("event=api_service_left_to_other name=%s", name)
                 self._api_services[name] = await self._cluster.merge(
                     API_SERVICE, None, name, patch, names.FIELD_MANAGER
                 )

@@ -23,4 +23,4 @@ def test_credentials_that_are_refused_for_a_moment_do_not_end_the_operator(
         stage.space.delete("PodDisruptionBudget", "qwen-engine")
         wait_until("it is back", lambda: stage.space.get("PodDisruptionBudget", "qwen-engine"), 60)
         stage.proxy.wait_quiet(2)
-    assert "the API server refuses our credentials, and there are no newer ones" in caplog.text
+    assert "event=credentials_refused" in caplog.text
