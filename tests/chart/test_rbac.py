@@ -91,6 +91,8 @@ def run_everything(plane: AuditedControlPlane, folder: Path, *options: str) -> d
         return {process: plane.read_audit(account_of(process))[before[process] :] for process in PROCESSES}
     finally:
         helm("uninstall", RELEASE, "--namespace", SYSTEM_NAMESPACE, kubeconfig=plane.kubeconfig)
+        for service in space.list("InferenceService"):  # at once: other tests save and bring back all there are
+            space.delete("InferenceService", service["metadata"]["name"])
         api.delete(f"/api/v1/namespaces/{space.namespace}")
 
 
@@ -182,12 +184,17 @@ def granted_rights(rendered: list[Json], process: str) -> set[Right]:
     return rights
 
 
+def is_too_new(call: Json) -> bool:
+    """OwnerReferencesPermissionEnforcement does not know a new CRD for some seconds, and refuses it as an owner."""
+    return "cannot find RESTMapping" in call["responseStatus"].get("message", "")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("process", PROCESSES)
 @pytest.mark.parametrize("where", ["used", "used_in_one"])
 def test_nothing_is_missing(where: str, process: str, request: pytest.FixtureRequest) -> None:
     calls = request.getfixturevalue(where)[process]
-    refused = [call for call in calls if call["responseStatus"].get("code") in (401, 403)]
+    refused = [call for call in calls if call["responseStatus"].get("code") in (401, 403) and not is_too_new(call)]
     assert [(call["verb"], call["requestURI"]) for call in refused] == []
     assert calls
 
