@@ -23,6 +23,7 @@ The processes die with the thread that called `start`, and `stop` removes the fo
 cluster, which adds nodes. Not safe to share between threads that start it.
 """
 
+import contextlib
 import os
 import shutil
 import socket
@@ -215,8 +216,9 @@ def _make_folder() -> Path:
     for left in base.iterdir():
         pid, ticks, _ = left.name.split("-")
         if not Recorded("owner", int(pid), int(ticks)).alive():
-            Processes(left, die_with_parent=True).stop(grace_seconds=0)
-            shutil.rmtree(left, ignore_errors=True)  # another process may be sweeping too
+            with contextlib.suppress(FileNotFoundError):  # another process may be sweeping too
+                Processes(left, die_with_parent=True).stop(grace_seconds=0)
+            shutil.rmtree(left, ignore_errors=True)
     return Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-{started_ticks(os.getpid())}-", dir=base))
 
 
