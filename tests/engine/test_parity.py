@@ -6,6 +6,7 @@ The mutation tests at the end show that the comparison can fail: each takes one 
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from tests.engine.references import MAX_TOKENS, SHARED_PREFIX, Reference, add, a
 from tests.engine.tiny_models import KINDS
 
 from conveyor_engine.execution import model_runner
-from conveyor_engine.execution.attention.backend import AttentionMetadata
+from conveyor_engine.execution.attention.backend import AttentionMetadata, AttentionSpec
 from conveyor_engine.execution.attention.torch_paged import TorchPaged
 from conveyor_engine.execution.batch import Batch, build_batch
 from conveyor_engine.execution.rows import Rows
@@ -137,9 +138,9 @@ class _Mutant(TorchPaged):
 
     changes: dict[str, Any]
 
-    def attend(self, layer: int, query: torch.Tensor, metadata: AttentionMetadata, **features: Any) -> torch.Tensor:
-        changed = {name: change(features[name], query) for name, change in self.changes.items()}
-        return super().attend(layer, query, metadata, **(features | changed))
+    def attend(self, spec: AttentionSpec, query: torch.Tensor, metadata: AttentionMetadata) -> torch.Tensor:
+        changed = {name: change(getattr(spec, name), query) for name, change in self.changes.items()}
+        return super().attend(replace(spec, **changed), query, metadata)
 
 
 @pytest.mark.parametrize(

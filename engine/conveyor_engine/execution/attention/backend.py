@@ -23,6 +23,16 @@ class LayerShape:
     value_dim: int  # of values; equals head_dim but for latent attention (DeepSeek)
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """What one layer asks of its attention, the same in every step."""
+
+    layer: int
+    scaling: float
+    sliding_window: int | None
+    softcap: float | None
+
+
 @dataclass(slots=True)
 class AttentionMetadata:
     """One step's batch: sequences packed one after another, decodes first, padding last.
@@ -67,19 +77,10 @@ class AttentionBackend(Protocol):
         """Stores this step's keys (T, Hkv, D) and values (T, Hkv, Dv); any strides, last dim contiguous."""
         ...
 
-    def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        metadata: AttentionMetadata,
-        *,
-        scaling: float,
-        sliding_window: int | None,
-        softcap: float | None,
-    ) -> torch.Tensor:
+    def attend(self, spec: AttentionSpec, query: torch.Tensor, metadata: AttentionMetadata) -> torch.Tensor:
         """Attention of query (T, H, D), any strides, over the caches -> (T, H, Dv) contiguous, same dtype.
 
-        Scores are query . key * scaling, then softcap * tanh(score / softcap) if softcap is given,
+        Scores are query . key * spec.scaling, then softcap * tanh(score / softcap) if spec has one,
         then the causal (and window) mask, then softmax.
         """
         ...

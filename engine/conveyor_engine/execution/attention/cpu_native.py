@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from conveyor_engine.execution import native
-from conveyor_engine.execution.attention.backend import AttentionMetadata, LayerShape
+from conveyor_engine.execution.attention.backend import AttentionMetadata, AttentionSpec, LayerShape
 
 
 def cannot_run(block_size: int, dtype: torch.dtype) -> str | None:
@@ -47,24 +47,15 @@ class CpuNative:
     def write_kv(self, layer: int, key: torch.Tensor, value: torch.Tensor, metadata: AttentionMetadata) -> None:
         native.kv_write(key, value, metadata.slot_mapping, self._caches[layer])
 
-    def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        metadata: AttentionMetadata,
-        *,
-        scaling: float,
-        sliding_window: int | None,
-        softcap: float | None,
-    ) -> torch.Tensor:
+    def attend(self, spec: AttentionSpec, query: torch.Tensor, metadata: AttentionMetadata) -> torch.Tensor:
         return native.paged_attention(
             query,
-            self._caches[layer],
+            self._caches[spec.layer],
             metadata.query_start_loc,
             metadata.seq_lens,
             metadata.block_tables,
-            value_dim=self._value_dims[layer],
-            scaling=scaling,
-            sliding_window=sliding_window,
-            softcap=softcap,
+            value_dim=self._value_dims[spec.layer],
+            scaling=spec.scaling,
+            sliding_window=spec.sliding_window,
+            softcap=spec.softcap,
         )

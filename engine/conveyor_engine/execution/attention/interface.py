@@ -13,21 +13,11 @@ import torch
 from transformers import AttentionInterface
 
 from conveyor_engine.errors import ModelError
-from conveyor_engine.execution.attention.backend import AttentionBackend, AttentionMetadata, LayerShape
+from conveyor_engine.execution.attention.backend import AttentionBackend, AttentionMetadata, AttentionSpec, LayerShape
 
 IMPLEMENTATION = "conveyor_paged"
 # Keywords that models pass along and that change nothing here; any other that is not None is refused.
 HARMLESS = frozenset({"position_ids", "use_cache", "output_router_logits", "output_attentions", "cache_position"})
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionSpec:
-    """What one layer asks of its attention, the same in every step."""
-
-    layer: int
-    scaling: float
-    sliding_window: int | None
-    softcap: float | None
 
 
 class Paged(Protocol):
@@ -47,14 +37,7 @@ class PagedStep:
 
     def attend(self, spec: AttentionSpec, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         self.backend.write_kv(spec.layer, key, value, self.metadata)
-        return self.backend.attend(
-            spec.layer,
-            query,
-            self.metadata,
-            scaling=spec.scaling,
-            sliding_window=spec.sliding_window,
-            softcap=spec.softcap,
-        )
+        return self.backend.attend(spec, query, self.metadata)
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ so K and V are read once.
 import torch
 from torch.nn import functional
 
-from conveyor_engine.execution.attention.backend import AttentionMetadata
+from conveyor_engine.execution.attention.backend import AttentionMetadata, AttentionSpec
 from conveyor_engine.execution.attention.slot_caches import SlotCaches
 
 
@@ -23,17 +23,8 @@ class TorchPaged(SlotCaches):
         for source, cache in zip((key, value), self._caches[layer], strict=True):
             cache.index_copy_(0, slots, source[: metadata.num_tokens])
 
-    def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        metadata: AttentionMetadata,
-        *,
-        scaling: float,
-        sliding_window: int | None,
-        softcap: float | None,
-    ) -> torch.Tensor:
-        keys, values = self._caches[layer]
+    def attend(self, spec: AttentionSpec, query: torch.Tensor, metadata: AttentionMetadata) -> torch.Tensor:
+        keys, values = self._caches[spec.layer]
         out = query.new_zeros((query.shape[0], query.shape[1], values.shape[2]))
         starts = metadata.query_start_loc_host.tolist()
         seq_lens = metadata.seq_lens_host.tolist()
@@ -44,20 +35,13 @@ class TorchPaged(SlotCaches):
             blocks = metadata.block_tables[row, :num_blocks].long()
             slots = (blocks[:, None] * self._block_size + offsets).view(-1)[:seq_len]
             # The first query sees nothing before its window, and those after it even less.
-            first = max(0, seq_len - (end - begin) + 1 - sliding_window) if sliding_window else 0
+            first = max(0, seq_len - (end - begin) + 1 - spec.sliding_window) if spec.sliding_window else 0
             slots = slots[first:]
-            out[begin:end] = _attend_one(query[begin:end], keys[slots], values[slots], scaling, sliding_window, softcap)
+            out[begin:end] = _attend_one(query[begin:end], keys[slots], values[slots], spec)
         return out
 
 
-def _attend_one(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    scaling: float,
-    sliding_window: int | None,
-    softcap: float | None,
-) -> torch.Tensor:
+def _attend_one(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
     """query (n, H, D) at the last n of the L positions of key (L, Hkv, D), value (L, Hkv, Dv) -> (n, H, Dv)."""
     num_queries, num_heads, head_dim = query.shape
     num_keys, num_kv_heads, _ = key.shape
@@ -66,14 +50,14 @@ def _attend_one(
     grouped = query.view(num_queries, num_kv_heads, group, head_dim).permute(1, 2, 0, 3)
     grouped = grouped.reshape(num_kv_heads, group * num_queries, head_dim)
     key, value = key.transpose(0, 1), value.transpose(0, 1)
-    mask = _mask(num_queries, num_keys, group, sliding_window, query.device)
-    if softcap is None:
+    mask = _mask(num_queries, num_keys, group, spec.sliding_window, query.device)
+    if spec.softcap is None:
         out = functional.scaled_dot_product_attention(
-            grouped[None], key[None], value[None], attn_mask=mask, scale=scaling
+            grouped[None], key[None], value[None], attn_mask=mask, scale=spec.scaling
         )[0]
     else:
-        scores = torch.matmul(grouped, key.transpose(1, 2)).float() * scaling
-        scores = softcap * torch.tanh(scores / softcap)
+        scores = torch.matmul(grouped, key.transpose(1, 2)).float() * spec.scaling
+        scores = spec.softcap * torch.tanh(scores / spec.softcap)
         if mask is not None:
             scores = scores.masked_fill(~mask, float("-inf"))
         out = torch.matmul(scores.softmax(-1).to(value.dtype), value)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from conveyor_engine.execution.attention.backend import AttentionMetadata, LayerShape
+from conveyor_engine.execution.attention.backend import AttentionMetadata, AttentionSpec, LayerShape
 from conveyor_engine.execution.attention.slot_caches import SlotCaches
 from conveyor_engine.execution.kernels.kv_store import store
 from conveyor_engine.execution.kernels.paged_attention import KEYS_PER_SPLIT, choose_splits, paged_attention
@@ -32,17 +32,8 @@ class TritonPaged(SlotCaches):
         for source, cache in zip((key, value), self._caches[layer], strict=True):
             store(source, cache, metadata.slot_mapping)
 
-    def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        metadata: AttentionMetadata,
-        *,
-        scaling: float,
-        sliding_window: int | None,
-        softcap: float | None,
-    ) -> torch.Tensor:
-        caches = self._caches[layer]
+    def attend(self, spec: AttentionSpec, query: torch.Tensor, metadata: AttentionMetadata) -> torch.Tensor:
+        caches = self._caches[spec.layer]
         num_tokens, num_heads, _ = query.shape
         out = query.new_empty((num_tokens, num_heads, caches[1].shape[2]))
         out[metadata.num_tokens :] = 0
@@ -63,10 +54,10 @@ class TritonPaged(SlotCaches):
                 block_size=self._block_size,
                 num_queries=num_queries,
                 decode=decode,
-                scaling=scaling,
-                sliding_window=sliding_window,
-                softcap=softcap,
-                num_splits=self._splits(end - begin, caches[0].shape[1], min(longest, sliding_window or longest))
+                scaling=spec.scaling,
+                sliding_window=spec.sliding_window,
+                softcap=spec.softcap,
+                num_splits=self._splits(end - begin, caches[0].shape[1], min(longest, spec.sliding_window or longest))
                 if decode
                 else 1,
             )

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from conveyor_engine.execution.attention.backend import LayerShape
-from conveyor_engine.execution.attention.interface import AttentionSpec, Paged
+from conveyor_engine.execution.attention.backend import AttentionSpec, LayerShape
+from conveyor_engine.execution.attention.interface import Paged
 from conveyor_engine.execution.models.elementwise import choose_elementwise
 from conveyor_engine.execution.models.linear import Linear
 

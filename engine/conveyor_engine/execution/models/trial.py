@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from conveyor_engine.execution.attention.backend import LayerShape
-from conveyor_engine.execution.attention.interface import HARMLESS, AttentionSpec
+from conveyor_engine.execution.attention.backend import AttentionSpec, LayerShape
+from conveyor_engine.execution.attention.interface import HARMLESS
 from conveyor_engine.execution.models.probe import run_forward
 
 # Largest distance of a row from what it should be, next to its length. Roundings differ, in number and in order;

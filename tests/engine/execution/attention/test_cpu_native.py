@@ -6,7 +6,7 @@ import torch
 
 from conveyor_engine.errors import ConfigError
 from conveyor_engine.execution import native
-from conveyor_engine.execution.attention.backend import AttentionBackend, AttentionMetadata, LayerShape
+from conveyor_engine.execution.attention.backend import AttentionBackend, AttentionMetadata, AttentionSpec, LayerShape
 from conveyor_engine.execution.attention.cpu_native import CpuNative, cannot_run
 from conveyor_engine.execution.attention.select import select_backend
 from conveyor_engine.execution.attention.torch_paged import TorchPaged
@@ -56,7 +56,7 @@ def run_steps(backend: AttentionBackend, dtype: torch.dtype, window: int | None,
             key = packed[:, 20 : 20 + layer.num_kv_heads, : layer.head_dim]
             value = packed[:, 50 : 50 + layer.num_kv_heads, : layer.value_dim]
             backend.write_kv(index, key, value, metadata)
-            out = backend.attend(index, query, metadata, scaling=0.4, sliding_window=window, softcap=cap)
+            out = backend.attend(AttentionSpec(index, 0.4, window, cap), query, metadata)
             assert out.is_contiguous()
             outputs.append(out[: metadata.num_tokens].flatten().double())
     return torch.cat(outputs)

@@ -1,12 +1,10 @@
 """The plain torch backend against attention written down directly, over a dense mask and float64."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 
-from conveyor_engine.execution.attention.backend import AttentionMetadata, LayerShape
+from conveyor_engine.execution.attention.backend import AttentionMetadata, AttentionSpec, LayerShape
 from conveyor_engine.execution.attention.torch_paged import TorchPaged
 
 BLOCK_SIZE = 4
@@ -80,7 +78,7 @@ def test_it_attends_as_written_down(heads: tuple[int, int], window: int | None, 
 
     write(seq_lens, seq_lens)  # all at once, then the last ones again, as a step does
     metadata = write(seq_lens, query_lens)
-    out = backend.attend(1, torch.cat(queries), metadata, scaling=SCALING, sliding_window=window, softcap=softcap)
+    out = backend.attend(AttentionSpec(1, SCALING, window, softcap), torch.cat(queries), metadata)
     expected = [dense_attention(q, k, v, window, softcap) for q, k, v in zip(queries, keys, values, strict=True)]
     torch.testing.assert_close(out, torch.cat(expected).float(), rtol=1e-5, atol=1e-5)
     assert out.is_contiguous()
@@ -93,8 +91,8 @@ def test_padding_tokens_are_neither_written_nor_attended() -> None:
     metadata = metadata_of([3], [3], 4)
     metadata.slot_mapping = torch.cat([metadata.slot_mapping, torch.tensor([-1, -1])])
     backend.write_kv(0, torch.ones(5, 2, 8), torch.ones(5, 2, 8), metadata)
-    features: dict[str, Any] = {"scaling": 1.0, "sliding_window": None, "softcap": None}
-    assert backend.attend(0, torch.ones(5, 2, 8), metadata, **features).shape == (5, 2, 8)
+    spec = AttentionSpec(0, scaling=1.0, sliding_window=None, softcap=None)
+    assert backend.attend(spec, torch.ones(5, 2, 8), metadata).shape == (5, 2, 8)
     assert int((backend._caches[0][0] != 0).any(-1).any(-1).sum()) == 3
 
 

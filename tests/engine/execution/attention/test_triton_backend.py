@@ -27,7 +27,7 @@ from triton.runtime.jit import JITFunction, create_function_from_signature  # no
 from conveyor_engine.config.engine_config import EngineConfig  # noqa: E402
 from conveyor_engine.errors import ConfigError  # noqa: E402
 from conveyor_engine.execution import model_runner  # noqa: E402
-from conveyor_engine.execution.attention.backend import AttentionBackend, LayerShape  # noqa: E402
+from conveyor_engine.execution.attention.backend import AttentionBackend, AttentionSpec, LayerShape  # noqa: E402
 from conveyor_engine.execution.attention.select import select_backend  # noqa: E402
 from conveyor_engine.execution.attention.torch_paged import TorchPaged  # noqa: E402
 from conveyor_engine.execution.attention.triton_backend import TritonPaged  # noqa: E402
@@ -80,9 +80,8 @@ def run_steps(
             query, key, value = packed.split([layer.num_heads, layer.num_kv_heads, layer.num_kv_heads], dim=1)
             key, value = key[..., : layer.head_dim], value[..., : layer.value_dim]
             backend.write_kv(index, key, value, metadata)
-            out = backend.attend(
-                index, query[..., : layer.head_dim], metadata, scaling=0.4, sliding_window=window, softcap=cap
-            )
+            spec = AttentionSpec(index, 0.4, window, cap)
+            out = backend.attend(spec, query[..., : layer.head_dim], metadata)
             outputs.append(out[: metadata.num_tokens].flatten().double().cpu())
     return torch.cat(outputs)
 

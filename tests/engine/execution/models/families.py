@@ -9,7 +9,7 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from conveyor_engine.execution.attention import interface
-from conveyor_engine.execution.attention.interface import AttentionSpec
+from conveyor_engine.execution.attention.backend import AttentionSpec
 
 _SMALL = {
     "vocab_size": 300,
