@@ -1,6 +1,6 @@
 """Which cluster the operator, the gateway and the metrics server talk to: one rule, that of client-go.
 
-Called where each of them loads its credentials. Knows the rule only: the Kubernetes client reads the files.
+Called where each of them opens its connection. The Kubernetes client reads the files.
 """
 
 import os
@@ -8,12 +8,30 @@ from collections.abc import Mapping
 from typing import Final
 
 import yaml
+from kubernetes.aio import config
+from kubernetes.aio.client import Configuration
 
 from conveyor_process.settings import SettingsError
 
 KUBECONFIG_MEANING: Final = "kubeconfig file; empty: $KUBECONFIG, else the pod's ServiceAccount, else ~/.kube/config"
-UNREADABLE: Final = (OSError, ValueError, TypeError, yaml.YAMLError)
-"""What the Kubernetes client lets through, besides its own ConfigException, of a file that is no kubeconfig."""
+# What the Kubernetes client lets through of a file that is no kubeconfig.
+_UNREADABLE: Final = (config.ConfigException, OSError, ValueError, TypeError, yaml.YAMLError)
+
+
+async def load_configuration(kubeconfig: str) -> Configuration:
+    """Server and credentials; `kubeconfig` is the setting. Raises SettingsError."""
+    configuration = Configuration(connection_pool_maxsize=0)  # no limit: every watch keeps a connection
+    path = find_kubeconfig(kubeconfig, os.environ)
+    try:
+        if path:
+            await config.load_kube_config(path, client_configuration=configuration, persist_config=False)
+        else:
+            config.load_incluster_config(client_configuration=configuration)
+    except _UNREADABLE as error:
+        words = " ".join(str(error).split())
+        found = path or "the ServiceAccount"
+        raise SettingsError(f"no Kubernetes to talk to: {found}: {words}; set --kubeconfig") from error
+    return configuration
 
 
 def find_kubeconfig(given: str, environment: Mapping[str, str]) -> str:
@@ -28,9 +46,3 @@ def find_kubeconfig(given: str, environment: Mapping[str, str]) -> str:
     if not any(os.path.exists(os.path.expanduser(path)) for path in paths.split(os.pathsep)):
         raise SettingsError(f"no Kubernetes to talk to: {paths} is no file; set --kubeconfig")
     return paths
-
-
-def no_kubernetes(path: str, error: Exception) -> SettingsError:
-    """The client's complaint about what `find_kubeconfig` found, as one sentence."""
-    words = " ".join(str(error).split())
-    return SettingsError(f"no Kubernetes to talk to: {path or 'the ServiceAccount'}: {words}; set --kubeconfig")

@@ -12,7 +12,6 @@ and start time than plain JSON.
 
 import asyncio
 import logging
-import os
 import random
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -22,10 +21,9 @@ from typing import Any, Final, Protocol
 
 import aiohttp
 import msgspec
-from kubernetes.aio import config
-from kubernetes.aio.client import ApiClient, Configuration
+from kubernetes.aio.client import ApiClient
 
-from conveyor_kube.kubeconfig import UNREADABLE, find_kubeconfig, no_kubernetes
+from conveyor_kube.kubeconfig import load_configuration
 from conveyor_kube.wanted_json import Bookmark, Event, Json, Named, Page, Status, decode, decode_item
 
 logger = logging.getLogger(__name__)
@@ -107,16 +105,7 @@ class WatchFailed(Exception):
 @asynccontextmanager
 async def connect(kubeconfig: str) -> AsyncIterator[ApiClient]:
     """A client of the API server, by the rule of `conveyor_kube.kubeconfig`. Raises SettingsError."""
-    configuration = Configuration(connection_pool_maxsize=0)  # no limit: every watch keeps a connection
-    path = find_kubeconfig(kubeconfig, os.environ)
-    try:
-        if path:
-            await config.load_kube_config(path, client_configuration=configuration, persist_config=False)
-        else:
-            config.load_incluster_config(client_configuration=configuration)
-    except (config.ConfigException, *UNREADABLE) as error:
-        raise no_kubernetes(path, error) from error
-    async with ApiClient(configuration) as client:
+    async with ApiClient(await load_configuration(kubeconfig)) as client:
         yield client
 
 

@@ -7,17 +7,15 @@ fixed paths: all kinds are known, so there is no discovery and no discovery cach
 
 import asyncio
 import json
-import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
-from kubernetes.aio import client, config
+from kubernetes.aio import client
 from kubernetes.aio.client.exceptions import ApiException
 from kubernetes.aio.dynamic import DynamicClient
 
-from conveyor_kube.kubeconfig import UNREADABLE, find_kubeconfig, no_kubernetes
 from conveyor_operator.errors import ApiError, Conflict, Refused, Unavailable
 from conveyor_operator.kinds import Kind
 from conveyor_operator.metrics import Metrics
@@ -28,20 +26,6 @@ _TIMEOUT = aiohttp.ClientTimeout(total=30)
 _MERGE_PATCH = "application/merge-patch+json"
 _APPLY_PATCH = "application/apply-patch+yaml"
 _JSON = "application/json"
-
-
-async def load_configuration(kubeconfig: str) -> Any:
-    """Credentials, by the rule of `conveyor_kube.kubeconfig`. Raises SettingsError."""
-    configuration = client.Configuration()
-    path = find_kubeconfig(kubeconfig, os.environ)
-    try:
-        if path:
-            await config.load_kube_config(path, client_configuration=configuration, persist_config=False)
-        else:
-            config.load_incluster_config(client_configuration=configuration)
-    except (config.ConfigException, *UNREADABLE) as error:
-        raise no_kubernetes(path, error) from error
-    return configuration
 
 
 class Cluster:

@@ -12,7 +12,8 @@ from typing import Any, cast
 
 import kopf
 
-from conveyor_operator.cluster import Cluster, load_configuration, wait_for
+from conveyor_kube.kubeconfig import load_configuration
+from conveyor_operator.cluster import Cluster, wait_for
 from conveyor_operator.health import Health, HealthServer
 from conveyor_operator.inferenceservice.resource import InferenceServices
 from conveyor_operator.loop.handlers import build_registry, configure

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from conveyor_kube.kubeconfig import load_configuration
 from conveyor_kube.watch import connect
-from conveyor_operator.cluster import load_configuration
 from conveyor_process.settings import SettingsError
 
 

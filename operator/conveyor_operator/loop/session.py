@@ -14,7 +14,7 @@ from weakref import WeakSet
 import aiohttp
 import kopf
 
-from conveyor_operator.cluster import load_configuration
+from conveyor_kube.kubeconfig import load_configuration
 from conveyor_operator.kinds import Kind
 from conveyor_operator.loop.resource import Resource, watched_kinds
 from conveyor_operator.loop.watches import Watches

@@ -20,7 +20,8 @@ from tests.operator.metrics_api.adapters import (
 from tests.operator.stage import Json, Space, Stage, wait_until
 
 from conveyor_api.names import METRICS_API_ROLE, METRICS_SERVICE, METRICS_TLS_SECRET
-from conveyor_operator.cluster import Cluster, load_configuration
+from conveyor_kube.kubeconfig import load_configuration
+from conveyor_operator.cluster import Cluster
 from conveyor_operator.metrics import Metrics
 from conveyor_operator.metrics_api.certificates import RENEW_AFTER, Serving
 from conveyor_operator.metrics_api.keeper import MetricsApiKeeper

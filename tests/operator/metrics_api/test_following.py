@@ -7,7 +7,8 @@ from contextlib import asynccontextmanager
 from tests.operator.metrics_api.steps import until
 from tests.operator.stage import Json, Stage
 
-from conveyor_operator.cluster import Cluster, load_configuration
+from conveyor_kube.kubeconfig import load_configuration
+from conveyor_operator.cluster import Cluster
 from conveyor_operator.kinds import CONFIG_MAP, Key
 from conveyor_operator.metrics import Metrics
 from conveyor_operator.metrics_api.following import follow

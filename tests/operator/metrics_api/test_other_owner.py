@@ -26,7 +26,8 @@ from tests.operator.metrics_api.steps import (
 from tests.operator.stage import Json, Space, Stage, wait_until
 
 from conveyor_api.names import METRICS_SERVICE
-from conveyor_operator.cluster import Cluster, load_configuration
+from conveyor_kube.kubeconfig import load_configuration
+from conveyor_operator.cluster import Cluster
 from conveyor_operator.errors import Conflict
 from conveyor_operator.metrics import Metrics
 from conveyor_operator.metrics_api.certificates import issue
