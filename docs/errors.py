@@ -5,9 +5,10 @@ Called by `make generate`, and by `make check-generated`, which compares.
 
 from collections.abc import Iterable, Iterator
 
-from conveyor_engine.serving.http.failures import ANSWERS, find_type
+from conveyor_engine.errors import ErrorCode
 from conveyor_gateway.errors import Code
 from conveyor_metrics.errors import Reason
+from conveyor_process.answer_codes import AnswerCode
 
 _HEAD = """\
 # Errors
@@ -27,17 +28,16 @@ A refusal is a `metav1.Status`; the HorizontalPodAutoscaler shows its message.
 """
 
 
-def table(title: str, rows: Iterable[tuple[int, str, str, str]]) -> Iterator[str]:
+def table(title: str, codes: Iterable[AnswerCode]) -> Iterator[str]:
     yield f"\n## {title}\n| status | type | code | meaning |\n| --- | --- | --- | --- |\n"
-    for status, kind, code, meaning in rows:
-        yield f"| {status} | `{kind}` | `{code}` | {meaning} |\n"
+    for code in codes:
+        yield f"| {code.status} | `{code.type}` | `{code}` | {code.meaning} |\n"
 
 
 def page() -> Iterator[str]:
     yield _HEAD
-    yield from table("Gateway", ((code.status, code.type, code, code.meaning) for code in Code))
-    engine = ((status, find_type(status), code, meaning) for code, (status, meaning) in ANSWERS.items())
-    yield from table("Engine", engine)
+    yield from table("Gateway", Code)
+    yield from table("Engine", ErrorCode)
     yield _METRICS_HEAD
     for reason in Reason:
         yield f"| {reason.status} | `{reason}` | {reason.meaning} |\n"

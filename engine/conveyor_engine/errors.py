@@ -16,44 +16,64 @@
     │   └── DeadlineExceeded
     └── EngineDead            the engine loop ended while it worked on this request
 
-What of it a client reads has an `ErrorCode`; `serving.http.failures` has the HTTP status of each.
+What of it a client reads has an `ErrorCode`.
 
 A StartError's sentence has the names of settings in backticks, `device` or `device: auto`, and nothing else: whoever
 shows it to people who know other names for them, as Conveyor's operator does, can put those in their place.
 
 Raised by core, models and the HTTP edge; `__main__` turns StartErrors into exit messages and
-`serving.http` turns RequestErrors into answers. Imports nothing of ours.
+`serving.http` turns RequestErrors into answers. Imports nothing else of the engine's.
 """
 
-from enum import StrEnum
+from conveyor_process.answer_codes import AnswerCode
 
 
-class ErrorCode(StrEnum):
-    """The `code` of every answer that is an error."""
+class ErrorCode(AnswerCode):
+    """Each case that the engine answers with an error."""
 
-    MALFORMED_HTTP = "malformed_http"
-    BAD_REQUEST = "bad_request"
-    TOO_MANY_PIPELINED = "too_many_pipelined"
-    INVALID_JSON = "invalid_json"
-    INVALID_VALUE = "invalid_value"
-    UNKNOWN_FIELD = "unknown_field"
-    UNSUPPORTED_VALUE = "unsupported_value"
-    CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
-    PROMPT_TOO_COSTLY = "prompt_too_costly"
-    PATH_NOT_FOUND = "path_not_found"
-    MODEL_NOT_FOUND = "model_not_found"
-    METHOD_NOT_ALLOWED = "method_not_allowed"
-    BODY_TOO_SLOW = "body_too_slow"
-    REQUEST_TOO_LARGE = "request_too_large"
-    ENCODED_BODY = "encoded_body"
-    QUEUE_FULL = "queue_full"
-    HEADERS_TOO_LARGE = "headers_too_large"
-    INTERNAL_ERROR = "internal_error"
-    GENERATION_FAILED = "generation_failed"
-    ENGINE_DEAD = "engine_dead"
-    UNAVAILABLE = "unavailable"
-    TOO_MANY_CONNECTIONS = "too_many_connections"
-    DEADLINE_EXCEEDED = "deadline_exceeded"
+    MALFORMED_HTTP = "malformed_http", 400, "it is no HTTP request"
+    BAD_REQUEST = "bad_request", 400, "the request cannot be read"
+    TOO_MANY_PIPELINED = (
+        "too_many_pipelined",
+        400,
+        "too many requests wait on the connection for their answers",
+    )
+    INVALID_JSON = "invalid_json", 400, "the body is not JSON"
+    INVALID_VALUE = "invalid_value", 400, "a field, which `param` names, has a value that it must not have"
+    UNKNOWN_FIELD = "unknown_field", 400, "a field that is not in [the tables](openai-fields.md)"
+    UNSUPPORTED_VALUE = (
+        "unsupported_value",
+        400,
+        "a field this engine does not act on, with a value that would act",
+    )
+    CONTEXT_LENGTH_EXCEEDED = (
+        "context_length_exceeded",
+        400,
+        "prompt and answer together exceed the model's context",
+    )
+    PROMPT_TOO_COSTLY = (
+        "prompt_too_costly",
+        400,
+        "the prompt takes too much CPU time or memory to render and tokenize",
+    )
+    PATH_NOT_FOUND = "path_not_found", 404, "no such path"
+    MODEL_NOT_FOUND = "model_not_found", 404, "this engine serves another model; the message has its name"
+    METHOD_NOT_ALLOWED = "method_not_allowed", 405, "the path takes another method"
+    BODY_TOO_SLOW = "body_too_slow", 408, "the body did not arrive within 60 s"
+    REQUEST_TOO_LARGE = (
+        "request_too_large",
+        413,
+        "the body is longer than 1 MiB and 32 bytes per token of the context",
+    )
+    ENCODED_BODY = "encoded_body", 415, "the body is compressed"
+    QUEUE_FULL = "queue_full", 429, "the engine has no room for the request; the gateway asks another"
+    HEADERS_TOO_LARGE = "headers_too_large", 431, "request line and headers are too long"
+    INTERNAL_ERROR = "internal_error", 500, "a bug of the engine's server; its log has the traceback"
+    GENERATION_FAILED = "generation_failed", 500, "the engine could not go on with this request"
+    ENGINE_DEAD = "engine_dead", 502, "the engine died while it worked on the request; the gateway asks one more"
+    UNAVAILABLE = "unavailable", 503, "the engine starts, drains or goes away; the gateway asks another"
+    TOO_MANY_CONNECTIONS = "too_many_connections", 503, "the engine has as many connections as it may"
+    DEADLINE_EXCEEDED = "deadline_exceeded", 504, "the request's time, the service's or the client's, is over"
 
 
 class ConveyorEngineError(Exception):
@@ -91,10 +111,10 @@ class RequestError(ConveyorEngineError):
 class InvalidRequest(RequestError):
     """The client's fault. `param` names the offending field of the request, when there is one; `code` the case."""
 
-    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+    def __init__(self, message: str, *, param: str | None = None, code: ErrorCode | None = None) -> None:
         super().__init__(message)
         self.param = param
-        self.code = None if code is None else ErrorCode(code)
+        self.code = code
 
 
 class UnknownModel(InvalidRequest):

@@ -19,21 +19,13 @@ A client that goes away gets no answer: its request is cancelled (asyncio.Cancel
 `conveyor_process.settings.SettingsError` (a wrong flag or variable) reaches no client.
 """
 
-from enum import StrEnum
+from conveyor_process.answer_codes import AnswerCode
 
 RETRY_AFTER_SECONDS = 1
 
 
-class Code(StrEnum):
-    """Each case: its code, its HTTP status, and what it means to whoever gets it. docs/errors.md is written from it."""
-
-    status: int
-    meaning: str
-
-    def __new__(cls, code: str, status: int, meaning: str) -> "Code":
-        made = str.__new__(cls, code)
-        made._value_, made.status, made.meaning = code, status, meaning
-        return made
+class Code(AnswerCode):
+    """Each case that the gateway answers by itself."""
 
     MALFORMED_HTTP = "malformed_http", 400, "it is no HTTP request"
     MALFORMED_BODY = "malformed_body", 400, "the body's framing is broken"
@@ -63,13 +55,6 @@ class Code(StrEnum):
     TOO_MANY_CONNECTIONS = "too_many_connections", 503, "as many requests as `--max-connections` are being answered"
     QUEUE_TIMEOUT = "queue_timeout", 504, "no engine had a place within `endpoint.queueTimeoutSeconds`"
     DEADLINE_EXCEEDED = "deadline_exceeded", 504, "the request's time, the service's or the client's, is over"
-
-    @property
-    def type(self) -> str:
-        """OpenAI's word for the kind of error."""
-        if self.status == 429:
-            return "rate_limit_error"
-        return "server_error" if self.status >= 500 else "invalid_request_error"
 
 
 class GatewayError(Exception):

@@ -9,20 +9,13 @@ InvalidTrust (the API server publishes no usable front proxy authority) and `con
 wrong flag or variable) reach no client; they are logged, with what to do.
 """
 
-from enum import StrEnum
 from typing import ClassVar
 
+from conveyor_process.answer_codes import AnswerCode
 
-class Reason(StrEnum):
-    """Kubernetes' word for each case, its HTTP status, and what it means. docs/errors.md is written from it."""
 
-    status: int
-    meaning: str
-
-    def __new__(cls, reason: str, status: int, meaning: str) -> "Reason":
-        made = str.__new__(cls, reason)
-        made._value_, made.status, made.meaning = reason, status, meaning
-        return made
+class Reason(AnswerCode):
+    """Kubernetes' word for each case."""
 
     BAD_REQUEST = "BadRequest", 400, "it is no HTTP request"
     UNAUTHORIZED = "Unauthorized", 401, "the caller is not the API server's front proxy, or names no user"

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from itertools import repeat, takewhile
 
 from conveyor_engine.config.engine_config import EngineConfig
-from conveyor_engine.errors import InvalidRequest, Overloaded
+from conveyor_engine.errors import ErrorCode, InvalidRequest, Overloaded
 from conveyor_engine.scheduling.answers import Answers
 from conveyor_engine.scheduling.block_manager import BlockManager
 from conveyor_engine.scheduling.counters import Counters
@@ -292,4 +292,4 @@ class Scheduler:
             raise InvalidRequest("a request needs a token of prompt and one of output, at least", param="prompt")
         if num_tokens + max_tokens > limit:
             message = f"{num_tokens} tokens of prompt and {max_tokens} of output are more than the context of {limit}"
-            raise InvalidRequest(message, param="max_tokens", code="context_length_exceeded")
+            raise InvalidRequest(message, param="max_tokens", code=ErrorCode.CONTEXT_LENGTH_EXCEEDED)

@@ -16,7 +16,7 @@ from jinja2.nodes import CallBlock, Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from conveyor_engine.errors import InvalidRequest, ModelError
+from conveyor_engine.errors import ErrorCode, InvalidRequest, ModelError
 
 
 class ChatTemplate:
@@ -55,7 +55,7 @@ class ChatTemplate:
             f"the model's chat template makes more than {max_characters} characters of these messages, which cannot "
             "fit into the model's context; shorten them",
             param="messages",
-            code="context_length_exceeded",
+            code=ErrorCode.CONTEXT_LENGTH_EXCEEDED,
         )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as _FastTokenizer
 
-from conveyor_engine.errors import InvalidRequest, ModelError
+from conveyor_engine.errors import ErrorCode, InvalidRequest, ModelError
 from conveyor_engine.text.chat_template import ChatTemplate
 
 _CHARACTERS_PER_TOKEN = 4  # about as many as natural language has
@@ -148,7 +148,7 @@ def too_long(num_tokens: int | str, max_model_len: int, param: str) -> InvalidRe
         f"the prompt has {num_tokens} tokens, but this model's context is {max_model_len} tokens, at least one of "
         "them for the answer; shorten the prompt",
         param=param,
-        code="context_length_exceeded",
+        code=ErrorCode.CONTEXT_LENGTH_EXCEEDED,
     )
 
 

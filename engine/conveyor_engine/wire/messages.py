@@ -13,6 +13,7 @@ from typing import Self
 import msgspec
 
 from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.errors import ErrorCode
 from conveyor_engine.wire.request import EngineRequest, EngineStats, ModelFacts, RequestOutput, SamplingParams
 
 _LENGTH = struct.Struct("!I")
@@ -115,7 +116,7 @@ class Refused(_Message):
     message: str
     overloaded: bool  # else the request itself is at fault
     param: str | None = None
-    code: str | None = None
+    code: ErrorCode | None = None
 
 
 class Step(_Message):

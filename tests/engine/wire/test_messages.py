@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from tests.engine.builders import make_facts, make_request
 
 from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.errors import ErrorCode
 from conveyor_engine.wire.messages import (
     Abort,
     Add,
@@ -37,7 +38,7 @@ FROM_ENGINE: list[FromEngine] = [
     Ready(make_facts(), 0.5),
     StartFailed("NoDevice", "none"),
     Refused(["a"], "full", overloaded=True),
-    Refused(["a"], "bad", overloaded=False, param="prompt", code="c"),
+    Refused(["a"], "bad", overloaded=False, param="prompt", code=ErrorCode.INVALID_VALUE),
     Step(
         [RequestOutput(request_id="a", new_token_ids=[5], logprobs=[TokenLogprobs.of(5, -0.5, [5], [-0.5])])],
         EngineStats(num_running=1, batch_close_reasons={"full": 2}),

@@ -5,8 +5,7 @@ from typing import Literal
 import msgspec
 
 from conveyor_engine.errors import ErrorCode
-
-ErrorType = Literal["invalid_request_error", "rate_limit_error", "server_error"]
+from conveyor_process.answer_codes import ErrorType
 
 
 class ErrorDetails(msgspec.Struct):

@@ -9,7 +9,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from conveyor_engine.errors import ErrorCode
-from conveyor_engine.serving.http.failures import ANSWERS, error_body
+from conveyor_engine.serving.http.failures import error_body
 
 CONNECTIONS_MAX = 2048
 HEAD_BYTES_MAX = 32 * 2**10  # request line and headers; the trailers after a body too
@@ -104,7 +104,7 @@ class Connection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         code, message = self._refusal or (ErrorCode.MALFORMED_HTTP, msg)
-        status, body = HTTPStatus(ANSWERS[code][0]), error_body(message, code)
+        status, body = HTTPStatus(code.status), error_body(message, code)
         head = f"HTTP/1.1 {status:d} {status.phrase}\r\nContent-Type: application/json\r\nConnection: close\r\n"
         self.transport.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         self.transport.close()

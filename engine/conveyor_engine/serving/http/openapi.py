@@ -13,10 +13,10 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from conveyor_engine import __version__
+from conveyor_engine.errors import ErrorCode
 from conveyor_engine.serving.http.answers import ErrorAnswer, Load, Model, ModelList, Status, Version
 from conveyor_engine.serving.http.chat import ChatChunk, ChatCompletion
 from conveyor_engine.serving.http.completions import Completion
-from conveyor_engine.serving.http.failures import ANSWERS
 from conveyor_engine.serving.preparing.fields import ROWS
 from conveyor_engine.serving.preparing.schemas import ChatMessage, ChatRequest, CompletionRequest, StreamOptions
 
@@ -64,7 +64,7 @@ def _generation(summary: str, request: type, answer: type, chunk: type) -> Json:
     # OpenAPI 3.1 has no word for the schema of an event.
     events = {"text/event-stream": {"schema": {"type": "string"}, "x-event-schema": _reference(chunk)}}
     told = f"Whole, or with `stream` server-sent events, each `data: ` and a {chunk.__name__}, the last `data: [DONE]`."
-    statuses = {status for status, _ in ANSWERS.values()}
+    statuses = {code.status for code in ErrorCode}
     return {
         "summary": summary,
         "parameters": _HEADERS,
@@ -88,7 +88,7 @@ def _probe(summary: str) -> Json:
 def _refusals(statuses: set[int]) -> Json:
     told = {}
     for status in sorted(statuses):
-        cases = [f"`{code}`: {meaning}." for code, (of, meaning) in ANSWERS.items() if of == status]
+        cases = [f"`{code}`: {code.meaning}." for code in ErrorCode if code.status == status]
         told[str(status)] = {"description": " ".join(cases), "content": _content(ErrorAnswer)}
     return told
 

@@ -40,7 +40,7 @@ class Failure(msgspec.Struct, tag=True):
     kind: str
     message: str
     param: str | None = None
-    code: str | None = None
+    code: ErrorCode | None = None
 
     @classmethod
     def of(cls, error: ConveyorEngineError) -> Self:
