@@ -4,7 +4,7 @@ Used by `app`, `gateway`, `relay` and `listener`. Knows no queues and no engines
 """
 
 import json
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 from aiohttp.web import BaseRequest, Response
 
@@ -38,8 +38,22 @@ def build_error_event(error: GatewayError) -> bytes:
     return b"data: " + json.dumps(error.to_json()).encode() + b"\n\n"
 
 
-def build_model(service: Service, model: str) -> dict[str, Any]:
-    """One model as OpenAI describes it, and its context as vLLM does."""
+class Model(TypedDict):
+    """As OpenAI describes one, and its context as vLLM does."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int | None
+
+
+class ModelList(TypedDict):
+    object: Literal["list"]
+    data: list[Model]
+
+
+def build_model(service: Service, model: str) -> Model:
     return {
         "id": model,
         "object": "model",
@@ -49,7 +63,7 @@ def build_model(service: Service, model: str) -> dict[str, Any]:
     }
 
 
-def build_model_list(service: str | None, directory: Directory) -> dict[str, Any]:
+def build_model_list(service: str | None, directory: Directory) -> ModelList:
     """The model of one service under the name that its engines know, or all models under names that the root knows."""
     if service is not None:
         only = directory.services[service]

@@ -12,16 +12,19 @@ from aiohttp.web import BaseRequest, Response, StreamResponse
 
 from conveyor_api.endpoints import Task
 from conveyor_api.names import DEMAND_PATH, GATEWAY_HEALTH_PATH, PROMETHEUS_PATH, READINESS_PATH
-from conveyor_gateway.answers import build_error, build_json, build_model, build_model_list, find_request_id
+from conveyor_gateway.answers import Model, build_error, build_json, build_model, build_model_list, find_request_id
 from conveyor_gateway.catalog import Directory
 from conveyor_gateway.demand import read_demand
+from conveyor_gateway.document import send_document
+from conveyor_gateway.engine_pages import SharedPages
 from conveyor_gateway.errors import Code, GatewayError, MethodNotAllowed, NotFound, Unavailable
 from conveyor_gateway.gateway import Gateway
+from conveyor_gateway.memory import Memory
 from conveyor_gateway.metrics import Metrics
 from conveyor_gateway.queues import Queues
 from conveyor_gateway.readiness import Readiness
 from conveyor_gateway.routing import OwnHosts, Route, find_model, parse_route
-from conveyor_gateway.service_status import ServiceStatus, build_own_status
+from conveyor_gateway.service_status import build_own_status, find_status
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,8 @@ class PublicApp:
     readiness: Readiness
     metrics: Metrics
     own_hosts: OwnHosts
-    service_status: ServiceStatus = field(default_factory=ServiceStatus)
+    memory: Memory
+    pages: SharedPages = field(default_factory=SharedPages)
 
     async def handle(self, request: BaseRequest) -> StreamResponse:
         path = request.rel_url.raw_path
@@ -53,26 +57,33 @@ class PublicApp:
         if not self.readiness.synced:
             raise Unavailable("the gateway has not read the InferenceServices yet; try again", Code.NOT_SYNCED)
         route = parse_route(request.method, path, _find_host(request), self.own_hosts, self.directory)
-        if route.task is Task.GENERATE:
-            return await self.gateway.answer(request, route)
-        if route.task is Task.STATUS:
-            answer = await self._find_status(route, find_request_id(request))
-            self.metrics.count_request(route.service or "", HTTPStatus.OK)
-            return answer
-        if route.task is Task.LIST_MODELS:
-            content = build_model_list(route.service, self.directory)
-        else:
-            content = self._find_model(route)
+        request_id = find_request_id(request)
+        match route.task:
+            case Task.LIST_MODELS:
+                answer: StreamResponse = build_json(build_model_list(route.service, self.directory), request_id)
+            case Task.GET_MODEL:
+                answer = build_json(self._find_model(route), request_id)
+            case Task.STATUS:
+                answer = await self._find_status(route, request_id)
+            case Task.DESCRIBE:
+                answer = await self._send_document(request, route)
+            case _:
+                return await self.gateway.answer(request, route)
         self.metrics.count_request(route.service or "", HTTPStatus.OK)
-        return build_json(content, find_request_id(request))
+        return answer
 
     async def _find_status(self, route: Route, request_id: str) -> Response:
         if route.service is None:
             return build_own_status(route.path, self.readiness, request_id)
         service, engines = self.directory.services[route.service], self.gateway.find_engines(route.service)
-        return await self.service_status.answer(route.path, service, engines, request_id)
+        return await find_status(self.pages, route.path, service, engines, request_id)
 
-    def _find_model(self, route: Route) -> dict[str, object]:
+    async def _send_document(self, request: BaseRequest, route: Route) -> StreamResponse:
+        service = self.directory.services[route.service or ""]
+        engines = self.gateway.find_engines(service.key)
+        return await send_document(request, route.path, service, engines, self.pages, self.memory)
+
+    def _find_model(self, route: Route) -> Model:
         if route.service is None:
             return build_model(find_model(route.model, self.directory), route.model)
         service = self.directory.services[route.service]

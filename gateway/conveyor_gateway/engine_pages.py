@@ -1,11 +1,12 @@
 """Small pages of engines, fetched beside their requests and without a place in their queues.
 
-Used by `demand` (`/load`: what waits inside an engine) and by `service_status` (`/health` and its like). Engines are
-tenants' images: a page has a time and a size, and one that cannot be had is None.
+Used by `demand` (`/load`: what waits inside an engine), by `service_status` (`/health` and its like) and by `document`
+(`/openapi.json`). Engines are tenants' images: a page has a time and a size, and one that cannot be had is None.
 """
 
 import asyncio
-from collections.abc import Collection
+import random
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Final
 
@@ -13,8 +14,10 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-_MAX_BYTES: Final = 64 << 10
+MAX_BYTES: Final = 64 << 10
 _MAX_AT_ONCE: Final = 100
+_NUM_ASKED: Final = 3  # engines, one after the other, until one can answer
+_SHARED_SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,35 @@ def _parse_waiting(page: Page | None) -> int | None:
         return None
 
 
-async def fetch(addresses: Collection[str], path: str, timeout_seconds: float) -> dict[str, Page | None]:
+class SharedPages:
+    """Pages that any engine of a service has. However many clients ask for one at once, one engine at a time is asked.
+
+    Costs no place on an engine and does not wait for one.
+    """
+
+    def __init__(self) -> None:
+        self._asking: dict[tuple[str, str], asyncio.Task[Page | None]] = {}
+
+    async def find(self, path: str, service: str, engines: Sequence[str], max_bytes: int = MAX_BYTES) -> Page | None:
+        """The page of the first of the engines (`host:port`) that has it; `service` is their `namespace/name`."""
+        asked = service, path
+        if asked not in self._asking:
+            self._asking[asked] = asyncio.create_task(_find(path, engines, max_bytes))
+            self._asking[asked].add_done_callback(lambda _: self._asking.pop(asked))
+        return await asyncio.shield(self._asking[asked])
+
+
+async def _find(path: str, engines: Sequence[str], max_bytes: int) -> Page | None:
+    for address in random.sample(engines, min(_NUM_ASKED, len(engines))):
+        page = (await fetch([address], path, _SHARED_SECONDS, max_bytes))[address]
+        if page is not None and page.status == 200:
+            return page
+    return None
+
+
+async def fetch(
+    addresses: Collection[str], path: str, timeout_seconds: float, max_bytes: int = MAX_BYTES
+) -> dict[str, Page | None]:
     """The page of each engine (`host:port`), all asked at once."""
     if not addresses:
         return {}
@@ -53,17 +84,17 @@ async def fetch(addresses: Collection[str], path: str, timeout_seconds: float) -
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
     ) as session:
-        pages = await asyncio.gather(*(_fetch(session, address, path) for address in addresses))
+        pages = await asyncio.gather(*(_fetch(session, address, path, max_bytes) for address in addresses))
     return dict(zip(addresses, pages, strict=True))
 
 
-async def _fetch(session: aiohttp.ClientSession, address: str, path: str) -> Page | None:
+async def _fetch(session: aiohttp.ClientSession, address: str, path: str, max_bytes: int) -> Page | None:
     body = bytearray()
     try:
         async with session.get(URL(f"http://{address}{path}", encoded=True), allow_redirects=False) as response:
             async for piece in response.content.iter_any():
                 body += piece
-                if len(body) > _MAX_BYTES:
+                if len(body) > max_bytes:
                     return None
     except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
         return None

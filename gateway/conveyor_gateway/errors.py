@@ -19,7 +19,9 @@ A client that goes away gets no answer: its request is cancelled (asyncio.Cancel
 `conveyor_process.settings.SettingsError` (a wrong flag or variable) reaches no client.
 """
 
-from conveyor_process.answer_codes import AnswerCode
+from typing import TypedDict
+
+from conveyor_process.answer_codes import AnswerCode, ErrorType
 
 RETRY_AFTER_SECONDS = 1
 
@@ -48,13 +50,26 @@ class Code(AnswerCode):
     ENGINE_BROKE = "engine_broke", 502, "the engine died in its answer; in a stream this is an event"
     NOT_SYNCED = "not_synced", 503, "the gateway starts: it has not read the InferenceServices yet"
     NOT_READY = "not_ready", 503, "`/health` of the gateway: it starts or stops"
-    NO_ENGINE = "no_engine", 503, "`/health` of a service: no engine is ready"
-    ENGINES_NOT_READY = "engines_not_ready", 503, "`/health` of a service: no engine says that it can answer"
+    NO_ENGINE = "no_engine", 503, "`/health` or `/openapi.json` of a service: no engine is ready"
+    ENGINES_NOT_READY = "engines_not_ready", 503, "the same: engines are ready, but none has that page"
     STOPPING = "stopping", 503, "the gateway stops"
     GATEWAY_MEMORY_FULL = "gateway_memory_full", 503, "the gateway holds as many bytes as `--max-held-bytes` allows"
     TOO_MANY_CONNECTIONS = "too_many_connections", 503, "as many requests as `--max-connections` are being answered"
     QUEUE_TIMEOUT = "queue_timeout", 504, "no engine had a place within `endpoint.queueTimeoutSeconds`"
     DEADLINE_EXCEEDED = "deadline_exceeded", 504, "the request's time, the service's or the client's, is over"
+
+
+class ErrorDetails(TypedDict):
+    message: str
+    type: ErrorType
+    param: str | None
+    code: Code
+
+
+class ErrorAnswer(TypedDict):
+    """OpenAI's form."""
+
+    error: ErrorDetails
 
 
 class GatewayError(Exception):
@@ -74,7 +89,7 @@ class GatewayError(Exception):
         """What the answer has beside its body."""
         return {"Retry-After": str(RETRY_AFTER_SECONDS)} if self.status in (429, 503) else {}
 
-    def to_json(self) -> dict[str, dict[str, str | None]]:
+    def to_json(self) -> ErrorAnswer:
         """The answer's body, as an object."""
         return {"error": {"message": str(self), "type": self.code.type, "param": self.param, "code": self.code}}
 

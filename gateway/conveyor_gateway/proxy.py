@@ -20,6 +20,8 @@ from conveyor_process.request_headers import REQUEST_ID_HEADER, REQUEST_TIMEOUT_
 
 # Answers that are no event stream are collected up to this size, then passed on as they come.
 MAX_COLLECTED_BYTES: Final = 1 << 20
+_FULL, _LOST, _REFUSED = 429, 502, 503
+KEPT_BACK: Final = frozenset((_FULL, _LOST, _REFUSED))  # statuses of engines' answers that no client sees
 _CONNECT_SECONDS: Final = 3.0  # or half of what the request has left: the rest is for another engine
 _MIN_CONNECT_SECONDS: Final = 0.25
 _PIECE_BYTES: Final = 256 << 10  # of a request
@@ -189,10 +191,10 @@ class EngineClient:
 
 async def _begin(response: aiohttp.ClientResponse, holding: Holding) -> Answer:
     try:
-        if response.status in (429, 503):
+        if response.status in (_FULL, _REFUSED):
             # Its body is of no interest. One that has come with the headers leaves the connection open.
-            raise (EngineFull if response.status == 429 else EngineRefused)(f"it answered {response.status}")
-        if response.status == 502 or not 200 <= response.status < 600:
+            raise (EngineFull if response.status == _FULL else EngineRefused)(f"it answered {response.status}")
+        if response.status == _LOST or not 200 <= response.status < 600:
             raise EngineLost(f"it answered {response.status}")
         if _is_event_stream(response):
             first = await response.content.readany()

@@ -84,6 +84,10 @@ def _parse_task(method: str, path: str, service: str | None) -> Route:
             return Route(endpoint.task, service, model=unquote(path.removeprefix(endpoint.path)))
         case Task.LIST_MODELS:
             return Route(endpoint.task, service)
+        case Task.DESCRIBE if service is None:
+            raise NotFound(f"each service has its own, at /<namespace>/<name>{path}", Code.PATH_NOT_FOUND)
+        case Task.DESCRIBE:
+            return Route(endpoint.task, service, path)
 
 
 def _parse_host(host: str, own: OwnHosts, directory: Directory) -> str | None:

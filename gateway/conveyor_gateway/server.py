@@ -62,7 +62,7 @@ class Server:
         recorder = Recorder(metrics, directory)
         self._gateway = Gateway(queues, self._engines, bodies, memory, recorder, self._readiness)
         own_hosts = OwnHosts(settings.system_namespace, settings.public_hosts)
-        public = PublicApp(self._gateway, directory, self._readiness, metrics, own_hosts)
+        public = PublicApp(self._gateway, directory, self._readiness, metrics, own_hosts, memory)
         self._public = Listener(public.handle, settings.host, settings.port, settings.max_connections)
         admin = build_admin_handler(queues, self._readiness, metrics)
         self._admin = Listener(admin, settings.host, settings.admin_port, _MAX_ADMIN_CONNECTIONS)

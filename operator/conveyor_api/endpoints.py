@@ -16,6 +16,7 @@ class Task(StrEnum):
     LIST_MODELS = "list_models"
     GET_MODEL = "get_model"
     STATUS = "status"  # whether requests are answered, and by which version
+    DESCRIBE = "describe"  # all of this, as an OpenAPI document
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,7 @@ ENDPOINTS: Final = (
     Endpoint("GET", "/v1/models", Task.LIST_MODELS),
     Endpoint("GET", "/v1/models/", Task.GET_MODEL),
     *(Endpoint("GET", f"{base}/{page}", Task.STATUS) for base in ("", "/v1") for page in ("health", "ping", "version")),
+    Endpoint("GET", "/openapi.json", Task.DESCRIBE),
 )
 
 
