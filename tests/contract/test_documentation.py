@@ -2,7 +2,11 @@
 
 import asyncio
 import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
 
+import pytest
 from prometheus_client import REGISTRY, generate_latest
 
 import conveyor_metrics.server  # noqa: F401  fills REGISTRY
@@ -15,6 +19,8 @@ from conveyor_operator.metrics import Metrics as OperatorMetrics
 from e2e.cluster.paths import REPOSITORY
 
 PAGES = [REPOSITORY / "docs" / f"{page}.md" for page in ("operations", "sizing", "troubleshooting", "autoscaling")]
+WALKS = [REPOSITORY / "docs" / f"{page}.md" for page in ("engine", "operator")]
+MAPS = [*WALKS, *(REPOSITORY / "docs" / f"{page}.md" for page in ("architecture", "adding"))]
 _NAME = re.compile(r"\b(?:conveyor_(?:operator|gateway|metrics|engine)_|vllm:)\w+")
 
 
@@ -46,3 +52,28 @@ def test_a_link_to_a_page_of_the_project_leads_somewhere() -> None:
     links = [(page, link) for page in pages for link in re.findall(r"\]\(([^)#:]+\.md)", page.read_text())]
     assert len(links) > 30
     assert not [(page.name, link) for page, link in links if not (page.parent / link).is_file()]
+
+
+def find_paths(page: Path) -> Iterator[tuple[str, str]]:
+    """Each line of a page with a path in it. A path may begin in the folder that the heading above it names."""
+    folder = Path()
+    for line in page.read_text().splitlines():
+        named = re.findall(r"`([\w.-]+(?:/[\w.-]+)*/|(?:[\w.-]+/)*[\w-]+\.(?:py|md|c|h|yaml|toml))`", line)
+        if line.startswith("#"):
+            folder = Path(named[0]) if named else Path()
+        for path in named:
+            yield line, path if (REPOSITORY / path).exists() else str(folder / path)
+
+
+@pytest.mark.parametrize("page", MAPS, ids=lambda page: page.stem)
+def test_a_file_that_a_page_names_is_there(page: Path) -> None:
+    paths = {path for _, path in find_paths(page)}
+    assert paths
+    assert not [path for path in paths if not (REPOSITORY / path).exists()]
+
+
+@pytest.mark.parametrize("page", WALKS, ids=lambda page: page.stem)
+def test_a_walk_enters_each_file_at_most_twice(page: Path) -> None:
+    steps = Counter(path for line, path in find_paths(page) if re.match(r"\d+\. |   ", line))
+    assert len(steps) > 30
+    assert not {path: count for path, count in steps.items() if count > 2}
