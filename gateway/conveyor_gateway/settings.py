@@ -50,7 +50,7 @@ class Settings:
         whole_number(1, 1 << 30),
     )
     max_held_bytes: int = setting(
-        256 * _MIB,
+        128 * _MIB,
         "bytes of requests and collected answers that are kept in memory at a time, at most half of them for one "
         "service and seven eighths for one client; beyond it, 503",
         whole_number(1, 1 << 40),
