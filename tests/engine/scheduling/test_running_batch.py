@@ -1,0 +1,68 @@
+"""What a step contains, and who must go for it."""
+
+from tests.engine.builders import make_request, make_scheduler, run_all, run_step, work_of
+
+
+def test_a_step_mixes_decodes_and_chunks_of_prompts_within_the_budget() -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=10)
+    scheduler.add_request(make_request("a", 6))
+    run_step(scheduler)
+    scheduler.add_request(make_request("b", [500 + i for i in range(20)]))
+    plan = scheduler.schedule(0.0)
+    assert plan is not None
+    assert work_of(scheduler, plan) == {"a": 1, "b": 2}
+    assert plan.num_decodes == 1
+
+
+def test_a_long_prompt_beside_decodes_takes_a_share_of_each_step_and_short_ones_do_not_wait_for_its_end() -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=1024, max_num_seqs=32, max_model_len=4096, num_kv_blocks=2048)
+    for number in range(8):
+        scheduler.add_request(make_request(f"decode {number}", [number], max_tokens=100))
+    run_step(scheduler)
+    scheduler.add_request(make_request("long", [5] * 2048))
+    run_step(scheduler)
+    for number in range(4):
+        scheduler.add_request(make_request(f"short {number}", [number + 100] * 16))
+    scheduler.add_request(make_request("long too", [6] * 2048))
+    work = work_of(scheduler, scheduler.schedule(0.0))
+    assert list(work.items())[8:] == [("long", 256), *((f"short {n}", 16) for n in range(4))]
+    assert sum(work.values()) == 8 + 256 + 4 * 16
+
+
+def test_long_prompts_have_the_whole_step_but_what_short_ones_need_while_nobody_decodes() -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=1024, max_model_len=4096, num_kv_blocks=2048)
+    for token_id, (name, length) in enumerate((("long", 2048), ("long too", 2048), ("short", 100))):
+        scheduler.add_request(make_request(name, [token_id] * length))
+    assert work_of(scheduler, scheduler.schedule(0.0)) == {"long": 924, "short": 100}
+
+
+def test_a_chunk_that_does_not_end_the_prompt_samples_nothing() -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=10)
+    scheduler.add_request(make_request("a", 15))
+    assert run_step(scheduler) == {}
+    assert run_step(scheduler)["a"].new_token_ids == [7]
+
+
+def test_the_newest_request_is_preempted_and_comes_back_first() -> None:
+    scheduler = make_scheduler(num_kv_blocks=6, max_model_len=24, max_num_seqs=2, prefix_caching=False)
+    scheduler.add_request(make_request("old", 8, max_tokens=16))
+    scheduler.add_request(make_request("new", [300 + i for i in range(8)], max_tokens=16))
+    scheduler.add_request(make_request("waiting", [400], max_tokens=16))
+    while not scheduler.stats().num_preemptions:
+        run_step(scheduler)
+    assert [r.request_id for r in scheduler.running] == ["old"]
+    assert next(iter(scheduler.waiting)) == "new"
+    finished = [name for step in run_all(scheduler) for name, output in step.items() if output.finish_reason]
+    assert finished == ["old", "new", "waiting"]
+
+
+def test_a_preempted_request_repeats_nothing_it_has_already_said() -> None:
+    scheduler = make_scheduler(num_kv_blocks=6, max_model_len=24)
+    for name, first in (("old", 100), ("new", 300)):
+        scheduler.add_request(make_request(name, [first + i for i in range(8)], max_tokens=16))
+    told: dict[str, list[int]] = {"old": [], "new": []}
+    for step in run_all(scheduler):
+        for name, output in step.items():
+            told[name] += output.new_token_ids
+    assert scheduler.stats().num_preemptions > 0
+    assert {name: len(tokens) for name, tokens in told.items()} == {"old": 16, "new": 16}
