@@ -58,6 +58,7 @@ class ErrorCode(AnswerCode):
     )
     PATH_NOT_FOUND = "path_not_found", 404, "no such path"
     MODEL_NOT_FOUND = "model_not_found", 404, "this engine serves another model; the message has its name"
+    WRONG_TASK = "wrong_task", 400, "the path is for models of another task: to generate text, or to embed it"
     METHOD_NOT_ALLOWED = "method_not_allowed", 405, "the path takes another method"
     BODY_TOO_SLOW = "body_too_slow", 408, "the body did not arrive within 60 s"
     REQUEST_TOO_LARGE = (

@@ -23,9 +23,7 @@ def make_request(request_id: str = "a", prompt: int | list[int] = 4, **params: A
     own = {name: params.pop(name) for name in ("arrival_time", "prompt_hashes", "cache_salt") if name in params}
     tokens = list(range(100, 100 + prompt)) if isinstance(prompt, int) else prompt
     params.setdefault("max_tokens", 4)
-    return EngineRequest(
-        request_id=request_id, prompt_token_ids=tokens, sampling_params=SamplingParams(**params), **own
-    )
+    return EngineRequest(request_id=request_id, prompt_token_ids=tokens, params=SamplingParams(**params), **own)
 
 
 def make_state(prompt: int | list[int] = 4, **params: Any) -> RequestState:
@@ -106,7 +104,7 @@ class PretendedModel:
         for admitted in plan.admitted:
             self._token_ids[admitted.row] = list(admitted.token_ids)
             self._block_ids[admitted.row] = list(admitted.block_ids)
-            self._seeds[admitted.row] = admitted.sampling.seed
+            self._seeds[admitted.row] = admitted.output.seed
         for row, block_ids in plan.new_blocks:
             self._block_ids[row] += block_ids
 

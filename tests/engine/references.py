@@ -50,9 +50,7 @@ class Reference:
 
 def add(core: EngineCore, request_id: str, prompt: list[int], **params: Any) -> None:
     params = {"max_tokens": MAX_TOKENS, "temperature": 0.0} | params
-    core.add_request(
-        EngineRequest(request_id=request_id, prompt_token_ids=prompt, sampling_params=SamplingParams(**params))
-    )
+    core.add_request(EngineRequest(request_id=request_id, prompt_token_ids=prompt, params=SamplingParams(**params)))
 
 
 def run(core: EngineCore) -> dict[str, list[RequestOutput]]:

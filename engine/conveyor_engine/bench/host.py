@@ -50,7 +50,7 @@ def measure_parts(rows: int, steps: int) -> dict[str, float]:
     for number in range(rows):
         prompt = [(number * 31 + position) % 256 for position in range(_PROMPT_TOKENS)]
         params = SamplingParams(max_tokens=_WARM_STEPS + steps + 2, temperature=0.0, ignore_eos=True)
-        core.add_request(EngineRequest(request_id=f"r{number}", prompt_token_ids=prompt, sampling_params=params))
+        core.add_request(EngineRequest(request_id=f"r{number}", prompt_token_ids=prompt, params=params))
     with _peer() as connection:
         times = [_time_step(core, connection, rows) for _ in range(_WARM_STEPS + steps)][_WARM_STEPS:]
     return {

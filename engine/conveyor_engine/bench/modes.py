@@ -54,7 +54,7 @@ def mixed_requests(workload: Workload, vocab_size: int) -> list[EngineRequest]:
         EngineRequest(
             request_id=str(number),
             prompt_token_ids=[random.randrange(vocab_size) for _ in range(size(workload.input_tokens))],
-            sampling_params=SamplingParams(max_tokens=size(workload.output_tokens), temperature=0.0, ignore_eos=True),
+            params=SamplingParams(max_tokens=size(workload.output_tokens), temperature=0.0, ignore_eos=True),
         )
         for number in range(workload.requests)
     ]
@@ -109,7 +109,7 @@ def _measure(core: EngineCore, requests: list[EngineRequest]) -> ModeFigures:
             last[output.request_id] = now
     processor_seconds = time.process_time() - processor_started
     stats = core.stats()
-    assert stats.generation_tokens == sum(request.sampling_params.max_tokens for request in requests)
+    assert stats.generation_tokens == sum(r.params.max_tokens for r in requests if isinstance(r.params, SamplingParams))
     return ModeFigures(
         output_tokens_per_second=round(stats.generation_tokens / max(last.values()), 2),
         processor_seconds=round(processor_seconds, 1),

@@ -83,7 +83,7 @@ class Conveyor:
             request = EngineRequest(
                 request_id=str(self._serial),
                 prompt_token_ids=prompt,
-                sampling_params=params,
+                params=params,
                 arrival_time=time.monotonic(),
             )
             self.core.add_request(request)

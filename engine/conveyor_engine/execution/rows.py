@@ -39,7 +39,8 @@ class Rows:
         row = admitted.row
         self.token_ids[row, : len(admitted.token_ids)] = self._to_device(admitted.token_ids)
         self.block_tables[row, : len(admitted.block_ids)] = self._to_device(admitted.block_ids)
-        self.sampling[row] = admitted.sampling
+        assert isinstance(admitted.output, RowSampling)
+        self.sampling[row] = admitted.output
         self._num_blocks[row] = len(admitted.block_ids)
 
     def _append_blocks(self, new_blocks: Sequence[tuple[int, list[int]]]) -> None:

@@ -1,4 +1,4 @@
-"""The engine on one screen: requests in, one step at a time, tokens out.
+"""The engine on one screen: requests in, one step at a time, tokens or vectors out.
 
 Driven by the engine process's loop (`process`), the benchmark and the tests. Single-threaded: no call
 may overlap another. Knows neither HTTP nor processes; `scheduler` decides, an `executor` computes.
@@ -21,9 +21,11 @@ from conveyor_engine.wire.request import (
     EngineRequest,
     EngineStats,
     ModelFacts,
+    PoolingParams,
     RequestOutput,
     SamplingParams,
 )
+from conveyor_engine.wire.step import StepResult
 
 
 def _silent(_: str) -> None:
@@ -102,34 +104,42 @@ class EngineCore:
         scheduler = Scheduler(
             replace(config, batching_mode="continuous", padding=None, max_num_queued_requests=sys.maxsize), facts
         )
-        longest = max(1, facts.max_model_len - 2)
+        longest = max(1, facts.max_model_len - 2) if facts.embedding is None else facts.max_model_len
         length = min(longest, max(1, facts.max_num_batched_tokens // facts.max_num_seqs))
         self._run_random(scheduler, facts.max_num_seqs, length)
         if long_decode_tokens := self.executor.long_decode_tokens:
             self._run_random(scheduler, 1, min(longest, long_decode_tokens))
 
     def _run_random(self, scheduler: Scheduler, num_requests: int, length: int) -> None:
-        """Prompts of `length` random tokens, every second one greedy, two tokens of output where they fit."""
+        """Prompts of `length` random tokens, whatever the task makes of them."""
         random, facts = Random(0), self.facts
         for number in range(num_requests):
             prompt = [random.randrange(facts.vocab_size) for _ in range(length)]
-            params = SamplingParams(
-                max_tokens=min(2, facts.max_model_len - length), ignore_eos=True, temperature=number % 2, top_p=0.9
-            )
-            scheduler.add_request(
-                EngineRequest(request_id=str(number), prompt_token_ids=prompt, sampling_params=params)
-            )
+            params = PoolingParams() if facts.embedding is not None else self._sampling(number, length)
+            scheduler.add_request(EngineRequest(request_id=str(number), prompt_token_ids=prompt, params=params))
         while scheduler.requests:
             started = time.monotonic()
             plan = scheduler.schedule(0.0)
             assert plan is not None
             result = self.executor.execute(plan)
             self.longest_warmup_step_seconds = max(self.longest_warmup_step_seconds, time.monotonic() - started)
-            if result.token_ids and max(map(max, result.token_ids)) < 0:
-                raise ModelError(_not_finite(facts.dtype))
+            if _is_nowhere_finite(result):
+                raise ModelError(_not_finite(facts))
             scheduler.update(result)
 
+    def _sampling(self, number: int, prompt_tokens: int) -> SamplingParams:
+        """Every second one greedy, two tokens of output where they fit."""
+        max_tokens = min(2, self.facts.max_model_len - prompt_tokens)
+        return SamplingParams(max_tokens=max_tokens, ignore_eos=True, temperature=number % 2, top_p=0.9)
 
-def _not_finite(dtype: str) -> str:
+
+def _is_nowhere_finite(result: StepResult) -> bool:
+    if result.vectors is not None:
+        return not any(result.vectors)
+    return bool(result.token_ids) and max(map(max, result.token_ids)) < 0
+
+
+def _not_finite(facts: ModelFacts) -> str:
+    what, dtype = "logits" if facts.embedding is None else "vectors", facts.dtype
     advice = "the weights are damaged" if dtype == "float32" else "set `dtype: float32`, or mend the weights"
-    return f"computed in {dtype}, the model's logits are not finite (NaN or infinity) for any prompt: {advice}"
+    return f"computed in {dtype}, the model's {what} are not finite (NaN or infinity) for any prompt: {advice}"

@@ -20,7 +20,7 @@ class Executor(Protocol):
 
     @property
     def long_decode_tokens(self) -> int:
-        """A lone decode over so many tokens runs code that no other step does, for warm-up; 0: none."""
+        """A lone request of so many tokens runs what no other step does, for warm-up; 0: none."""
         ...
 
     def execute(self, plan: StepPlan) -> StepResult:

@@ -50,6 +50,22 @@ class Answers:
         elif token_ids:
             self._go_on_padding(request, token_ids)
 
+    def take_vector(self, work: Work, vector: bytes) -> None:
+        """The request's prompt is computed, and this came of it; nothing if it was not finite. So the request ends."""
+        request = work.request
+        request.num_computed_tokens += work.num_tokens
+        request.num_awaited_tokens -= work.num_logits
+        if not vector:
+            self.finish(request, FinishReason.ERROR, "the model's vector is not finite (NaN or infinity)")
+            return
+        self._counters.count_prompt(request.num_prompt_tokens)
+        output = request.output([])
+        output.vector = vector
+        if self._policy.keeps_together:
+            request.held_output, request.finished = output, FinishReason.STOP
+        else:
+            self.finish(request, FinishReason.STOP, output=output)
+
     def _take_tokens(
         self, request: RequestState, token_ids: list[int], logprobs: Sequence[TokenLogprobs] | None
     ) -> None:

@@ -29,7 +29,7 @@ class BlockTables:
         if not self.free_rows:
             return False
         hits = self._match(request)
-        missing = -(-num_tokens // self._block_size) - len(hits)
+        missing = self._num_blocks(num_tokens) - len(hits)
         if missing + self._blocks.num_free_among(hits) + spare_blocks > self._blocks.num_free:
             return False
         self._blocks.share(hits)
@@ -39,6 +39,10 @@ class BlockTables:
         request.row = self.free_rows.pop()
         request.num_sent_blocks = -1
         return True
+
+    def _num_blocks(self, num_tokens: int) -> int:
+        """That hold so many tokens; none where there is no KV cache, because nothing is read again."""
+        return -(-num_tokens // self._block_size) if self._blocks.num_blocks else 0
 
     def _match(self, request: RequestState) -> list[int]:
         """Cached blocks of its prefix, never all of its tokens: the last one must be computed to sample from it."""
@@ -50,7 +54,7 @@ class BlockTables:
 
     def grow(self, request: RequestState, num_tokens: int) -> bool:
         """Room for its first `num_tokens` tokens. False, and nothing is taken, if there are not enough free blocks."""
-        missing = -(-num_tokens // self._block_size) - len(request.block_table)
+        missing = self._num_blocks(num_tokens) - len(request.block_table)
         if missing > self._blocks.num_free:
             return False
         if missing > 0:

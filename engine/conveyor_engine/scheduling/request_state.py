@@ -9,10 +9,18 @@ from hashlib import blake2b
 from itertools import count
 
 from conveyor_engine.text.detokenizer import Detokenizer
-from conveyor_engine.wire.request import EngineRequest, FinishReason, RequestOutput, SamplingParams, TokenLogprobs
+from conveyor_engine.wire.request import (
+    EngineRequest,
+    FinishReason,
+    PoolingParams,
+    RequestOutput,
+    SamplingParams,
+    TokenLogprobs,
+)
 from conveyor_engine.wire.step import RowSampling
 
 _serials = count()
+_NO_OUTPUT_TOKENS = SamplingParams(max_tokens=0)
 
 
 def _cache_root(salt: str | None) -> bytes:
@@ -56,6 +64,7 @@ class RequestState:
         "num_sent_blocks",
         "padded_from",
         "params",
+        "pooling",
         "preempted",
         "prompt_hashes",
         "request_id",
@@ -69,7 +78,9 @@ class RequestState:
     )
 
     def __init__(self, request: EngineRequest, eos_token_ids: tuple[int, ...]) -> None:
-        params = request.sampling_params
+        asked = request.params
+        self.pooling = asked if isinstance(asked, PoolingParams) else None
+        params = asked if isinstance(asked, SamplingParams) else _NO_OUTPUT_TOKENS
         self.request_id = request.request_id
         self.params = params
         self.arrival_time = request.arrival_time
@@ -100,6 +111,11 @@ class RequestState:
         self.stop_strings: Detokenizer | None = None  # where nobody outside finds them in time
         self.finished: FinishReason | None = None
         self.held_output: RequestOutput | None = None  # what has been kept back so far
+
+    @property
+    def row_output(self) -> RowSampling | PoolingParams:
+        """What its row is told."""
+        return self.sampling if self.pooling is None else self.pooling
 
     @property
     def num_output_tokens(self) -> int:

@@ -23,10 +23,17 @@ class RunningBatch:
     """
 
     def __init__(
-        self, policy: Policy, facts: ModelFacts, *, prefix_caching: bool, on_preempt: Callable[[RequestState], None]
+        self,
+        policy: Policy,
+        facts: ModelFacts,
+        *,
+        prefix_caching: bool,
+        whole_prompts: bool,
+        on_preempt: Callable[[RequestState], None],
     ) -> None:
-        """`on_preempt` is told of each request that had to give up its place."""
+        """`whole_prompts`: no prompt is cut. `on_preempt` is told of each request that had to give up its place."""
         self._policy = policy
+        self._whole_prompts = whole_prompts
         self._on_preempt = on_preempt
         self._max_model_len = facts.max_model_len
         self._max_tokens = facts.max_num_batched_tokens
@@ -94,6 +101,8 @@ class RunningBatch:
     def _chunk(self, request: RequestState, step: Step) -> int:
         if request.awaits_its_last_token:
             return 0
+        if self._whole_prompts:
+            return self._whole_chunk(request, step)
         num_tokens = request.num_pending_tokens - (request.padded_from is not None)
         is_long = num_tokens > self._long_prompt_tokens
         num_tokens = min(num_tokens, self._max_tokens - step.num_tokens)
@@ -101,6 +110,11 @@ class RunningBatch:
             num_tokens = min(num_tokens, self._long_prompt_budget)
             self._long_prompt_budget -= num_tokens
         return num_tokens
+
+    def _whole_chunk(self, request: RequestState, step: Step) -> int:
+        """All of the prompt, or nothing yet. One that is longer than the budget has a step to itself."""
+        fits = step.num_tokens + request.num_pending_tokens <= self._max_tokens
+        return request.num_pending_tokens if fits or not step.num_tokens else 0
 
     def _make_room(self, request: RequestState, num_tokens: int) -> bool:
         """Blocks for its next tokens, of finished rows or by preempting the newest requests. False if that was itself.

@@ -9,10 +9,10 @@ Whoever runs a plan sees its numbers only (`wire.step`), never a request.
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import repeat, takewhile
+from itertools import takewhile
 
 from conveyor_engine.config.engine_config import EngineConfig
-from conveyor_engine.errors import ErrorCode, InvalidRequest, Overloaded
+from conveyor_engine.errors import InvalidRequest, Overloaded
 from conveyor_engine.scheduling.answers import Answers
 from conveyor_engine.scheduling.block_manager import BlockManager
 from conveyor_engine.scheduling.counters import Counters
@@ -20,6 +20,7 @@ from conveyor_engine.scheduling.policy import NOBODY, Candidates, build_policy
 from conveyor_engine.scheduling.request_state import RequestState
 from conveyor_engine.scheduling.running_batch import RunningBatch
 from conveyor_engine.scheduling.step import Step, halves
+from conveyor_engine.scheduling.tasks import build_task
 from conveyor_engine.text.detokenizer import Detokenizer
 from conveyor_engine.text.stop_strings import StopStrings
 from conveyor_engine.text.tokenizer import Tokenizer
@@ -29,11 +30,8 @@ from conveyor_engine.wire.request import (
     FinishReason,
     ModelFacts,
     RequestOutput,
-    SamplingParams,
 )
 from conveyor_engine.wire.step import StepPlan, StepResult
-
-_NO_TOKENS: list[int] = []
 
 
 class Scheduler:
@@ -48,12 +46,18 @@ class Scheduler:
         """The tokenizer finds stop strings in the answers of batches that keep together."""
         self._facts = facts
         self._tokenizer = tokenizer
+        self._task = build_task(facts)
         self._policy = build_policy(config)
         self._max_num_queued = config.max_num_queued_requests
-        self._prefix_caching = config.prefix_caching and not self._policy.pads  # a padded tensor shares nothing
+        # A padded tensor shares nothing, and without a cache there is nothing to share.
+        self._prefix_caching = config.prefix_caching and not self._policy.pads and facts.num_kv_blocks > 0
         self._counters = Counters()
         self._batch = RunningBatch(
-            self._policy, facts, prefix_caching=self._prefix_caching, on_preempt=self._wait_to_come_back
+            self._policy,
+            facts,
+            prefix_caching=self._prefix_caching,
+            whole_prompts=self._task.whole_prompts,
+            on_preempt=self._wait_to_come_back,
         )
         self._tables = self._batch.tables
         self._answers = Answers(self._policy, facts, self._batch, self._counters)
@@ -129,7 +133,7 @@ class Scheduler:
         return self._counters.stats(
             num_running=len(self.running),
             num_waiting=len(self.waiting),
-            kv_cache_usage=1 - self.blocks.num_free / self.blocks.num_blocks,
+            kv_cache_usage=1 - self.blocks.num_free / self.blocks.num_blocks if self.blocks.num_blocks else 0.0,
         )
 
     def schedule(self, now: float) -> StepPlan | None:
@@ -216,12 +220,7 @@ class Scheduler:
         """Takes the result of the oldest step in. What it has for requests that left meanwhile is discarded."""
         step = self._batch.steps.pop(result.number)
         self._counters.count_step(step)
-        logprobs = repeat(None) if result.logprobs is None else result.logprobs
-        sampled = zip(result.token_ids, logprobs, strict=False)
-        for work in step.work:
-            token_ids, token_logprobs = next(sampled) if work.num_logits else (_NO_TOKENS, None)
-            if work.is_wanted:
-                self._answers.advance(work, token_ids, token_logprobs)
+        self._task.take(self._answers, step, result)
         self._answers.drop_ended()
         self._counters.count_kv(self.running, self._facts.block_size)
         self._release_batch()
@@ -275,8 +274,8 @@ class Scheduler:
     @contextmanager
     def lend(self) -> Iterator[StepPlan]:
         """A plan of one harmless token, on a row and a block that nobody has. After `fail`, so that there are some."""
-        params = SamplingParams(max_tokens=1, temperature=0.0)
-        request = RequestState(EngineRequest(request_id="", prompt_token_ids=[0], sampling_params=params), ())
+        params = self._task.harmless_params
+        request = RequestState(EngineRequest(request_id="", prompt_token_ids=[0], params=params), ())
         with self._batch.lend(request):
             step = Step(self._num_planned)
             step.add(request, 1)
@@ -284,12 +283,6 @@ class Scheduler:
 
     def _check(self, request: EngineRequest) -> None:
         """Refuses what could never be run. The edge checks too, and it alone looks at every token."""
-        num_tokens, max_tokens = len(request.prompt_token_ids), request.sampling_params.max_tokens
-        limit = self._facts.max_model_len
         if request.request_id in self.requests:
             raise InvalidRequest(f"request id {request.request_id!r} is in use", param="request_id")
-        if num_tokens < 1 or max_tokens < 1:
-            raise InvalidRequest("a request needs a token of prompt and one of output, at least", param="prompt")
-        if num_tokens + max_tokens > limit:
-            message = f"{num_tokens} tokens of prompt and {max_tokens} of output are more than the context of {limit}"
-            raise InvalidRequest(message, param="max_tokens", code=ErrorCode.CONTEXT_LENGTH_EXCEEDED)
+        self._task.check(request)

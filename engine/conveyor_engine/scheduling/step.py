@@ -93,7 +93,7 @@ def _changes(works: list[Work]) -> tuple[list[AdmittedRow], list[tuple[int, list
         if num_blocks == num_sent:
             continue
         if num_sent < 0:
-            row = AdmittedRow(request.row, list(request.token_ids), list(request.block_table), request.sampling)
+            row = AdmittedRow(request.row, list(request.token_ids), list(request.block_table), request.row_output)
             admitted.append(row)
         else:
             new_blocks.append((request.row, request.block_table[num_sent:]))

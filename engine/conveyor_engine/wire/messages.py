@@ -14,7 +14,7 @@ import msgspec
 
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import ErrorCode
-from conveyor_engine.wire.request import EngineRequest, EngineStats, ModelFacts, RequestOutput, SamplingParams
+from conveyor_engine.wire.request import EngineRequest, EngineStats, ModelFacts, Params, RequestOutput
 
 _LENGTH = struct.Struct("!I")
 
@@ -30,11 +30,11 @@ class Start(_Message):
 
 
 class Prompt(msgspec.Struct, array_like=True):
-    """One prompt and its choices: (request id, how to sample) each."""
+    """One prompt and its choices: (request id, what is asked of it) each."""
 
     token_ids: list[int]
     cache_salt: str | None
-    choices: list[tuple[str, SamplingParams]]
+    choices: list[tuple[str, Params]]
 
 
 class Add(_Message):
@@ -51,7 +51,7 @@ class Add(_Message):
                 Prompt(
                     group[0].prompt_token_ids,
                     group[0].cache_salt,
-                    [(request.request_id, request.sampling_params) for request in group],
+                    [(request.request_id, request.params) for request in group],
                 )
                 for group in groups
             ]
@@ -66,7 +66,7 @@ class Add(_Message):
                 EngineRequest(
                     request_id=request_id,
                     prompt_token_ids=prompt.token_ids,
-                    sampling_params=params,
+                    params=params,
                     arrival_time=now,
                     cache_salt=prompt.cache_salt,
                     prompt_hashes=hashes,

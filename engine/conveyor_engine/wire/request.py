@@ -1,4 +1,4 @@
-"""What travels between the API process and the engine core: requests in, tokens out.
+"""What travels between the API process and the engine core: requests in, tokens or vectors out.
 
 Built by `serving.preparing`, carried by `serving.engine_client`, consumed and produced by `core`. Plain msgspec
 structs, so the same objects cross the process boundary. Knows neither HTTP nor torch.
@@ -22,7 +22,14 @@ class FinishReason(StrEnum):
     ERROR = "error"  # the engine failed; `message` says why
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+class Task(StrEnum):
+    """What an engine does: its model decides. See `scheduling.tasks`."""
+
+    GENERATE = "generate"  # continues prompts, token by token
+    EMBED = "embed"  # makes one vector of each prompt, in one step
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
     """How the next token is chosen, and when to stop. Values are validated at the HTTP edge."""
 
     max_tokens: int = 16
@@ -37,12 +44,21 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: int | None = None  # number of top log probabilities per token; 0 = only the chosen one
 
 
+class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
+    """What a prompt's vector shall be like. Values are validated at the HTTP edge."""
+
+    dimensions: int | None = None  # only so many, the first ones, if the model was trained for it; None: all
+
+
+Params = SamplingParams | PoolingParams  # of a request to generate, to embed
+
+
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One prompt to continue. `n > 1` is n of these, made at the edge; they share the prompt's list."""
+    """One prompt to continue or to embed. `n > 1` is n of these, made at the edge; they share the prompt's list."""
 
     request_id: str
     prompt_token_ids: list[int]
-    sampling_params: SamplingParams
+    params: Params
     arrival_time: float = 0.0  # time.monotonic() seconds: at the edge of its HTTP request, in the engine its own
     cache_salt: str | None = None  # prefixes are shared only with requests of the same salt
     prompt_hashes: list[bytes] = msgspec.field(default_factory=list)  # of its full blocks so far; choices share it too
@@ -84,6 +100,22 @@ class RequestOutput(msgspec.Struct, kw_only=True):
     finish_reason: FinishReason | None = None
     message: str | None = None
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache
+    vector: bytes | None = None  # the prompt's, float32 each
+
+
+class EmbeddingFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What is particular of a model that embeds."""
+
+    size: int  # dimensions of its vectors
+    is_matryoshka: bool = False  # the first dimensions of a vector are one too ...
+    matryoshka_dimensions: tuple[int, ...] = ()  # ... so many of them; any number if none are named
+
+    def allows(self, dimensions: int) -> bool:
+        """Whether so many dimensions may be asked for."""
+        if dimensions == self.size:
+            return True
+        named = self.matryoshka_dimensions
+        return self.is_matryoshka and (dimensions in named if named else 1 <= dimensions < self.size)
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,10 +127,16 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     device: str
     attention_backend: str
-    num_kv_blocks: int
+    num_kv_blocks: int  # 0: the task keeps no keys and values
     block_size: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    embedding: EmbeddingFacts | None = None  # None: the model generates
+
+    @property
+    def task(self) -> Task:
+        """The engine's one task."""
+        return Task.GENERATE if self.embedding is None else Task.EMBED
 
 
 class EngineStats(msgspec.Struct, kw_only=True):

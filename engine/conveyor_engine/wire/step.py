@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from conveyor_engine.wire.request import SamplingParams, TokenLogprobs
+from conveyor_engine.wire.request import PoolingParams, SamplingParams, TokenLogprobs
 
 
-class RowSampling(msgspec.Struct, frozen=True, array_like=True):
+class RowSampling(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """How a row's tokens are chosen."""
 
     params: SamplingParams
@@ -27,7 +27,7 @@ class AdmittedRow(msgspec.Struct, frozen=True, array_like=True):
     row: int
     token_ids: list[int]
     block_ids: list[int]
-    sampling: RowSampling
+    output: RowSampling | PoolingParams
 
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):
@@ -36,7 +36,8 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     Row `rows[i]` computes `num_tokens[i]` tokens from position `num_computed_tokens[i]` on, and samples after each of
     the last `num_logits[i]` of them: after none while its prompt goes on, after one else, after several only where the
     executor verifies drafts. It writes what it samples into the row itself: the next plan may compute those tokens
-    before anybody else has seen them.
+    before anybody else has seen them. Where the task is to embed, each row is a whole prompt that is admitted in this
+    plan, and nothing is sampled: its one output is its vector.
     """
 
     number: int  # the result bears it too
@@ -50,11 +51,13 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepResult(msgspec.Struct, frozen=True, array_like=True):
-    """What a step sampled: an entry for each row with logits, in the plan's order.
+    """What came of a step: an entry for each row with logits, in the plan's order.
 
-    A row gets 0 to `num_logits` tokens. Token -1: the logits were not finite.
+    A row gets 0 to `num_logits` tokens. Token -1: the logits were not finite. Where the task is to embed, it gets no
+    tokens but a vector, of float32; an empty one was not finite.
     """
 
     number: int
     token_ids: list[list[int]]
     logprobs: Sequence[Sequence[TokenLogprobs] | None] | None = None
+    vectors: list[bytes] | None = None

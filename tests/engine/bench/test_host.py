@@ -22,7 +22,7 @@ def test_the_last_line_is_one_json_object_with_the_parts_and_their_sum(capsys: p
 def test_the_executor_without_a_model_runs_requests_to_their_end() -> None:
     core = EngineCore(config := host.build_config("none", 2, 1), IdleExecutor(config))
     params = SamplingParams(max_tokens=3, temperature=0.0)
-    core.add_request(EngineRequest(request_id="a", prompt_token_ids=[1, 2], sampling_params=params))
+    core.add_request(EngineRequest(request_id="a", prompt_token_ids=[1, 2], params=params))
     outputs = [output for _ in range(3) for output in core.step(0.0)]
     assert [output.new_token_ids for output in outputs] == [[TOKEN]] * 3
     assert not core.has_unfinished()

@@ -198,7 +198,7 @@ class History(RuleBasedStateMachine):
             assert token_id == next_token(prefix), "the answer is the model's own, whatever the batch was"
             prefix.append(token_id)
         if output.finish_reason == FinishReason.LENGTH:
-            assert len(self.told[name]) == self.asked[name].sampling_params.max_tokens
+            assert len(self.told[name]) == self.asked[name].params.max_tokens
 
     @invariant()
     def blocks_are_accounted_for(self) -> None:

@@ -121,20 +121,23 @@ def _prepared(
     request_id = f"{id_prefix}-{uuid.uuid4().hex}"
     include_usage, continuous_usage = fields.stream_options.usage_wanted() if fields.stream_options else (False, False)
     requests: list[EngineRequest] = []
+    choices: list[PreparedChoice] = []
+    asked: list[SamplingParams] = []
     for prompt in prompts:
         params = _sampling_params(fields, model.sampling_defaults, job.facts, len(prompt), max_tokens, top_logprobs)
         _check_prompt(fields, prompt, params, job.facts)
         for choice in range(fields.choices_per_prompt()):
-            requests.append(
-                EngineRequest(
-                    request_id=f"{request_id}-{len(requests)}",
-                    prompt_token_ids=prompt,
-                    sampling_params=_for_choice(params, choice),
-                    arrival_time=job.arrival_time,
-                    cache_salt=fields.cache_salt,
-                )
+            asked.append(_for_choice(params, choice))
+            request = EngineRequest(
+                request_id=f"{request_id}-{len(requests)}",
+                prompt_token_ids=prompt,
+                params=asked[-1],
+                arrival_time=job.arrival_time,
+                cache_salt=fields.cache_salt,
             )
-    _check_logprobs(fields, [request.sampling_params for request in requests])
+            requests.append(request)
+            choices.append(_choice(request, asked[-1]))
+    _check_logprobs(fields, asked)
     return Prepared(
         id=request_id,
         stream=bool(fields.stream),
@@ -142,7 +145,7 @@ def _prepared(
         continuous_usage=continuous_usage,
         stop=fields.stop,
         top_logprobs=top_logprobs,
-        choices=[_choice(request) for request in requests],
+        choices=choices,
         choices_per_prompt=fields.choices_per_prompt(),
         num_prompt_tokens=sum(map(len, prompts)),
         tells_cached_tokens=fields.cache_salt is not None,
@@ -150,14 +153,14 @@ def _prepared(
     )
 
 
-def _choice(request: EngineRequest) -> PreparedChoice:
+def _choice(request: EngineRequest, params: SamplingParams) -> PreparedChoice:
     return PreparedChoice(
         request_id=request.request_id,
         arrival_time=request.arrival_time,
         num_prompt_tokens=len(request.prompt_token_ids),
         prompt_tail=request.prompt_token_ids[-PROMPT_TAIL_TOKENS:],
-        max_tokens=request.sampling_params.max_tokens,
-        min_tokens=request.sampling_params.min_tokens,
+        max_tokens=params.max_tokens,
+        min_tokens=params.min_tokens,
     )
 
 

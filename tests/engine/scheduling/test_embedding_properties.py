@@ -1,0 +1,186 @@
+"""Random histories of a scheduler whose task is to embed, against a pretended encoder that sees plans only.
+
+The encoder's vector depends on every token of the prompt, so a prompt that is cut, mixed up or computed for somebody
+else shows up in somebody's answer.
+"""
+
+import struct
+import zlib
+from collections import Counter
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from tests.engine.builders import AtOnce, Wired, make_scheduler
+
+from conveyor_engine.errors import Overloaded
+from conveyor_engine.loop import step_runner
+from conveyor_engine.loop.overlap import Overlap
+from conveyor_engine.wire.request import EmbeddingFacts, EngineRequest, FinishReason, PoolingParams, RequestOutput
+from conveyor_engine.wire.step import StepPlan, StepResult
+
+BUDGET = 12
+MAX_MODEL_LEN = 20  # longer than the budget: such a prompt has a step to itself
+MAX_QUEUED = 6
+LENGTHS = (1, 2, 4, 7, 12, 13, 20)
+
+
+def vector_of(token_ids: list[int]) -> bytes:
+    return struct.pack("f", zlib.crc32(repr(token_ids).encode()) / 2**32)
+
+
+class PretendedEncoder:
+    """An executor without any state between steps: whatever a plan computes, it has to bring."""
+
+    def __init__(self) -> None:
+        self.breaks = False  # the next vector is not finite
+        self.poison: set[int] = set()  # first tokens of prompts that no step survives
+
+    def free_memory(self) -> None:
+        pass
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        brought = {row.row: row for row in plan.admitted}
+        assert brought.keys() == set(plan.rows)
+        assert set(plan.num_computed_tokens) == {0}, "no prompt is cut"
+        assert set(plan.num_logits) == {1}, "each gives its one vector"
+        assert not plan.new_blocks
+        assert not any(row.block_ids for row in plan.admitted), "nothing is kept"
+        assert plan.num_tokens == [len(brought[row].token_ids) for row in plan.rows], "and none is padded"
+        assert all(isinstance(row.output, PoolingParams) for row in plan.admitted)
+        if self.poison.intersection(brought[row].token_ids[0] for row in plan.rows):
+            raise RuntimeError("out of memory")
+        vectors = [vector_of(brought[row].token_ids) for row in plan.rows]
+        if self.breaks:
+            self.breaks, vectors[0] = False, b""
+        return StepResult(plan.number, [], vectors=vectors)
+
+
+class EmbeddingHistory(RuleBasedStateMachine):
+    """add, abort, step, let time pass, break a vector, make steps raise; perhaps drain. Results come up to two late."""
+
+    mode = "continuous"
+    happened: Counter[str]
+
+    @initialize(max_num_seqs=st.sampled_from((4, 4, 2, 1)), num_ahead=st.sampled_from((0, 1, 2)), drains=st.booleans())
+    def begin(self, max_num_seqs: int, num_ahead: int, drains: bool) -> None:
+        self.now = 0.0
+        self.scheduler = make_scheduler(
+            self.mode,
+            padding="real" if self.mode == "static" else None,  # which an encoder's batch never has
+            num_kv_blocks=0,
+            max_num_seqs=1 if self.mode == "none" else max_num_seqs,
+            max_num_batched_tokens=BUDGET,
+            max_model_len=MAX_MODEL_LEN,
+            max_num_queued_requests=MAX_QUEUED,
+            batching_window_seconds=1.0 if self.mode in ("static", "dynamic") else None,
+            embedding=EmbeddingFacts(size=1),
+        )
+        self.model = PretendedEncoder()
+        self.overlap = Overlap(Wired(self.model), AtOnce(), num_ahead)
+        self.asked: dict[str, list[int]] = {}
+        self.ended: dict[str, FinishReason] = {}
+        self.drains = drains
+
+    @rule(lengths=st.lists(st.sampled_from(LENGTHS), min_size=1, max_size=4))
+    def add(self, lengths: list[int]) -> None:
+        for length in lengths:
+            number = len(self.asked)
+            prompt = [1000 + number, *range(length - 1)]
+            request = EngineRequest(
+                request_id=f"r{number}", prompt_token_ids=prompt, params=PoolingParams(), arrival_time=self.now
+            )
+            try:
+                self.scheduler.add_request(request)
+            except Overloaded:
+                continue
+            self.asked[request.request_id] = prompt
+
+    @rule(choice=st.integers(0, 1000))
+    def abort(self, choice: int) -> None:
+        if live := list(self.scheduler.requests):
+            self.scheduler.abort(live[choice % len(live)])
+
+    @rule(seconds=st.floats(0.0, 1.0))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule()
+    def break_next(self) -> None:
+        self.model.breaks = True
+
+    @rule(choice=st.integers(0, 1000))
+    def poison(self, choice: int) -> None:
+        if live := list(self.scheduler.requests):
+            self.model.poison.add(self.asked[live[choice % len(live)]][0])
+
+    @rule(count=st.integers(1, 6))
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self._step()
+
+    def _step(self) -> None:
+        plan = self.scheduler.schedule(self.now)
+        if plan is not None:
+            assert sum(plan.num_tokens) <= BUDGET or len(plan.rows) == 1
+            self.happened["batches"] += len(plan.rows) > 1
+            self.happened["longer than the budget"] += sum(plan.num_tokens) > BUDGET
+            self.happened["batches of several steps"] += any(not r.num_awaited_tokens for r in self.scheduler.running)
+        self.overlap.step(self.scheduler, plan)
+        for output in self.scheduler.take_outputs():
+            self._take(output)
+
+    def _take(self, output: RequestOutput) -> None:
+        assert output.request_id not in self.ended
+        assert output.finish_reason is not None, "one output tells all"
+        self.ended[output.request_id] = output.finish_reason
+        self.happened[output.finish_reason] += 1
+        done = output.finish_reason is FinishReason.STOP
+        assert output.vector == (vector_of(self.asked[output.request_id]) if done else None)
+
+    @invariant()
+    def each_request_is_in_one_place(self) -> None:
+        if not hasattr(self, "scheduler"):
+            return
+        scheduler = self.scheduler
+        places = [*scheduler.waiting, *(request.request_id for request in scheduler.running)]
+        assert sorted(places) == sorted(scheduler.requests)
+        rows = [request.row for request in scheduler.running if request.row >= 0]
+        assert sorted(rows + scheduler._tables.free_rows) == list(range(scheduler._facts.max_num_seqs))
+
+    def teardown(self) -> None:
+        if not hasattr(self, "scheduler"):
+            return
+        if self.drains:
+            self.scheduler.drain()
+        for _ in range(1_000):
+            if not self.scheduler.has_unfinished():
+                break
+            wakeup = self.scheduler.next_wakeup(self.now)
+            assert wakeup is not None, "unfinished requests, and nothing will ever happen"
+            self.now = max(self.now, wakeup)
+            self._step()
+        assert set(self.ended) == set(self.asked), "everybody gets exactly one answer"
+        stats = self.scheduler.stats()
+        assert (stats.padding_tokens, stats.generation_tokens, stats.num_preemptions) == (0, 0, 0)
+        assert stats.kv_cache_usage == 0.0
+        assert stats.prompt_tokens == sum(
+            len(self.asked[name]) for name, reason in self.ended.items() if reason is FinishReason.STOP
+        )
+
+
+@pytest.mark.parametrize("mode", ["none", "static", "dynamic", "continuous"])
+def test_no_history_loses_a_prompt_or_a_part_of_it(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    monkeypatch.setattr(step_runner._log, "disabled", True)
+    happened: Counter[str] = Counter()
+    machine = type("ModeHistory", (EmbeddingHistory,), {"mode": mode, "happened": happened})
+    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+        machine,
+        settings=settings(
+            max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+        ),
+    )
+    own = {"stop", "abort", "error", "longer than the budget"}
+    own |= set() if mode == "none" else {"batches", "batches of several steps"}
+    assert set(+happened) == own, "every hardship was met"
