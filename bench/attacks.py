@@ -111,7 +111,7 @@ async def ahead(stage: Stage) -> None:
         f"X-{n}: {'p' * 7900}\r\n" for n in range(3)
     )
     sent = f"{head}Content-Length: 6\r\n\r\nstream{head}Content-Length: {MIB}\r\n\r\n".encode() + b"z" * (MIB // 4)
-    for _ in range(30):  # a few at a time: who measures shares the loop
+    for _ in range(30):  # a few at a time: the measurements share the loop
         await asyncio.gather(*(stage.connect(stage.gateway.port, sent) for _ in range(50)))
         await asyncio.sleep(0.05)
 

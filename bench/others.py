@@ -59,7 +59,7 @@ class Others:
         self._process.communicate("")
 
     def read(self) -> Taken:
-        """What was taken since the last call; waits for the requests that are on their way."""
+        """What was measured since the last call; waits for the requests that are on their way."""
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
         assert stdout is not None
@@ -109,7 +109,7 @@ class Measurement:
         taken.append(time.perf_counter() - began if status == 200 else NEVER)
 
     async def read_streams(self) -> None:
-        """For ever; one that breaks is a request that was never answered."""
+        """Asks until cancelled; a broken connection counts as a request that was never answered."""
         no_end = aiohttp.ClientTimeout(total=None)
         while True:
             with contextlib.suppress(aiohttp.ClientError, TimeoutError):
@@ -125,7 +125,7 @@ class Measurement:
 
 
 async def measure(asked: Asked, read_line: Callable[[], str]) -> None:
-    connector = aiohttp.TCPConnector(force_close=True)  # a newcomer each time
+    connector = aiohttp.TCPConnector(force_close=True)  # a new connection each time
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=10)) as session:
         measurement = Measurement(asked, session)
         streams = asyncio.create_task(measurement.read_streams())

@@ -30,7 +30,7 @@ class CommandFailed(Exception):
 
 @contextlib.contextmanager
 def errors_in_words() -> Iterator[None]:
-    """What a person can mend ends the program with its own words instead of a traceback."""
+    """An error that a person can fix ends the program with one sentence instead of a traceback."""
     try:
         yield
     except (ProgramMissing, ImageMissing, CommandFailed) as error:

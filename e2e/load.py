@@ -25,7 +25,7 @@ PROMPTS = (
 
 @dataclass(slots=True)
 class Answer:
-    """One request's fate. `error` is None exactly if the whole answer arrived."""
+    """What became of one request. `error` is None exactly if the whole answer arrived."""
 
     started: float
     status: int = 0

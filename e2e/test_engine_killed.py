@@ -1,4 +1,4 @@
-"""An engine dies in the middle of streams: its clients get a clear error, the next request works."""
+"""An engine is killed in the middle of streams: its clients get a clear error, the next request works."""
 
 import asyncio
 

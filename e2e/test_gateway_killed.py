@@ -1,4 +1,4 @@
-"""One gateway dies: only its own requests may fail; the other gateway serves on, and the metric is never 0."""
+"""One gateway is killed: only its own requests may fail; the other one serves on, and the metric is never 0."""
 
 import asyncio
 import json

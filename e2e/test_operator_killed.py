@@ -1,4 +1,4 @@
-"""The operator dies in the middle of a rollout: serving goes on, and the next operator ends in the same state."""
+"""The operator is killed in the middle of a rollout: serving goes on, and the next operator ends in the same state."""
 
 import asyncio
 

@@ -1,7 +1,7 @@
 """`python -m e2e.cluster`: the cluster from the command line, for the Makefile and for people.
 
 CLUSTER=local|kind chooses the provider; `provider` says what holds without it. One command at a time changes a cluster.
-Errors that a person can mend are printed as one sentence; everything else keeps its traceback.
+Errors that a person can fix are printed as one sentence; everything else keeps its traceback.
 """
 
 import argparse

@@ -64,7 +64,7 @@ class Api:
         return json.loads(content) if content.startswith(b"{") else {}
 
     def send(self, verb: str, path: str, body: bytes | None = None, content_type: str = "application/json") -> bytes:
-        """As `call`, with texts that no JSON library may read or write."""
+        """As `call`, with bodies as text, which no JSON library reads or writes here."""
         request = urllib.request.Request(
             self._server + path,
             method=verb,

@@ -1,4 +1,4 @@
-"""The container runtime of a node from the side: its image store, and what the local one leaves behind.
+"""The container runtime of a node: its image store, and what the local one leaves behind.
 
 Called by `local` and `load`. Everything is in the namespace that the kubelet's images live in.
 """

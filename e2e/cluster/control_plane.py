@@ -141,7 +141,7 @@ class ControlPlane:
             "etcd",
             f"--data-dir={self.folder}/etcd",
             f"--listen-client-urls={self._etcd_url}",
-            "--advertise-client-urls=http://127.0.0.1:2379",  # must look so; nobody asks for it
+            "--advertise-client-urls=http://127.0.0.1:2379",  # the flag wants a URL; it is never called
             "--listen-peer-urls=http://127.0.0.1:0",
             "--unsafe-no-fsync",  # the data does not outlive the machine
             "--log-level=warn",

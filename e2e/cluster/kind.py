@@ -24,7 +24,7 @@ CHART_VALUES = ("gateway.service.type=NodePort", f"gateway.service.nodePort={_NO
 NODES = {"control": f"{NAME}-control-plane", "engine": f"{NAME}-worker"}
 
 _AUTOSCALER = {
-    # Kubernetes' own are 15 and 300 s; a demo should not be about waiting.
+    # Kubernetes' own are 15 and 300 s; shorter ones keep the demo short.
     "horizontal-pod-autoscaler-sync-period": "5s",
     "horizontal-pod-autoscaler-downscale-stabilization": "10s",
 }

@@ -31,7 +31,7 @@ _SETTINGS = Settings(
     service_address=network.SERVICE_ADDRESS,
     aggregate_through_pods=True,
     die_with_parent=False,
-    # Kubernetes' own are 15 and 300 s; a demo should not be about waiting.
+    # Kubernetes' own are 15 and 300 s; shorter ones keep the demo short.
     hpa_sync_period_seconds=5,
     hpa_downscale_stabilization_seconds=10,
 )
@@ -140,7 +140,7 @@ def _start() -> None:
 
 
 def _stop_processes() -> None:
-    """All but the keeper, and every container: first what starts others anew."""
+    """Stops all but the keeper, and every container; what restarts others is stopped first."""
     processes = Processes(FOLDER, die_with_parent=False)
     processes.stop(["kubelet"], grace_seconds=0)
     processes.stop(["containerd"])  # gently: its image store stays

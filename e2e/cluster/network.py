@@ -19,7 +19,7 @@ CNI_PLUGINS = "/usr/lib/cni"
 
 _NFT_TABLE = "conveyor"
 _NFT_TABLES = (("ip", _NFT_TABLE), ("ip", "kube-proxy"), ("ip6", "kube-proxy"))
-# Past a firewall that drops what it does not know, as Docker's does.
+# Lets packets past a firewall that drops unknown ones, as Docker's does.
 _FORWARDED = (("-s", POD_CIDR), ("-d", POD_CIDR))
 _CNI_RESULTS = Path("/var/lib/cni/results")
 # Pods reach the world by the host's address; inside the cluster every address stays what it is.

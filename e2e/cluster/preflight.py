@@ -1,6 +1,6 @@
 """`python3 -m e2e.cluster.preflight demo|cluster|clients`: whether this machine can do it, and how long it takes.
 
-Called by make before anything long begins. What cannot be had is said here, all of it at once, a line each; Debian's
+Called by make before anything long begins. Everything that is missing is named here at once, a line each; Debian's
 packages are installed here, so that the steps that then run side by side need none. Standard library only.
 """
 
@@ -39,7 +39,7 @@ DEMO = Step("the cluster and the demo itself", 2, 1)
 
 
 def check(with_images: bool) -> None:
-    """Raises `ProgramMissing` with a line for each thing that lacks; installs Debian's packages."""
+    """Raises `ProgramMissing` with a line for each missing thing; installs Debian's packages."""
     lacking = [*_lacking_for_python(), *(_lacking_for_kind() if kind.wanted() else _lacking_for_local())]
     if lacking:
         raise programs.ProgramMissing("\n".join(lacking))

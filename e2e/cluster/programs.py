@@ -1,4 +1,4 @@
-"""Every program that this package runs: how it is had, and the only way to run one.
+"""Every program that this package runs: where it comes from, and the only way to run it.
 
 A program is in a package of Debian, which is installed when it is needed, or built (`tools`), or what a person
 installs. A program that is in none of the tables below cannot be run, so none is ever run before it is there; a test
@@ -106,7 +106,7 @@ def search_path() -> str:
 
 
 def require(*programs: str) -> None:
-    """Makes sure that all of them are there: installs the packages that lack, or raises `ProgramMissing` for all."""
+    """Makes sure that all of them are there: installs missing packages, or raises `ProgramMissing` for all."""
     absent = [program for program in programs if found(program) is None]
     refusals = [INSTALLED_BY_PEOPLE[program] for program in absent if program in INSTALLED_BY_PEOPLE]
     packages = sorted({DEBIAN_PACKAGES[program] for program in absent if program not in INSTALLED_BY_PEOPLE})

@@ -89,7 +89,7 @@ def _batches(
 
 
 def _random_question(topic: Topic) -> str:
-    """Now and then none: the answer is then the continuation of a prompt that is no chat."""
+    """Sometimes no question: the answer then continues a prompt that is no chat."""
     if random.random() < CONTINUATIONS:
         return ""
     name = random.choice(topic.names)

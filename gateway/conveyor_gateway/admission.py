@@ -87,7 +87,7 @@ class Ticket:
                 await self._grant
         except TimeoutError:
             engines = f"{self._queue.num_engines} engines are ready"
-            if self.deadline <= queue_until:  # the clock cannot tell: uvloop rounds timers to milliseconds, also down
+            if self.deadline <= queue_until:  # not by the clock: uvloop rounds timers to milliseconds, also down
                 message = f"the request's time ended while it waited for an engine; {engines}"
                 raise TimedOut(message, Code.DEADLINE_EXCEEDED) from None
             message = f"no engine had a place for the request within {limit_seconds:g} s; {engines}"
@@ -106,15 +106,15 @@ class Ticket:
         if self._grant is not None and not self._grant.done():
             self._grant.set_exception(error)
 
-    def blame(self, unreachable: bool = False) -> None:
-        """The engine failed (`unreachable`: it took no connection in time): it is left out for a while."""
+    def note_failure(self, unreachable: bool = False) -> None:
+        """The engine failed (`unreachable`: it took no connection in time) and is left out for a while."""
         assert self.engine is not None, "only a dispatched request has an engine"
         self._queue.pool.leave_out(self.engine, self._queue.loop.time(), unreachable)
 
     def note_full(self) -> None:
-        """The engine had no room for this request: it goes to others, for longer each time.
+        """The engine had no room for this request, which goes to other engines, for longer each time.
 
-        Others may still go to the engine: it may have room for their choices, if not for those of this one.
+        Other requests may still go to that engine: it may have room for their choices.
         """
         assert self.engine is not None, "only a dispatched request has an engine"
         now = self._queue.loop.time()
@@ -124,13 +124,13 @@ class Ticket:
         self._queue.pool.note_full(self.engine, now)
 
     def full_engines(self, now: float) -> frozenset[Engine]:
-        """Where this request does not go now."""
+        """The engines that this request is not sent to now."""
         return self._full_engines if now < self.full_until else frozenset()
 
-    def praise(self) -> None:
-        """The engine answered; if it was left out until it does, it is back."""
+    def note_answer(self) -> None:
+        """The engine answered: if it was left out, it is back."""
         assert self.engine is not None, "only a dispatched request has an engine"
-        self._queue.pool.praise(self.engine)
+        self._queue.pool.note_answer(self.engine)
         self._queue._match()
 
     def give_back(self) -> None:
@@ -250,7 +250,7 @@ class ServiceQueue:
         self._dispatched.remove(ticket)
 
     def _match(self) -> None:
-        """Gives the head of the queue a place, as long as there is one."""
+        """Gives places to the head of the queue, as long as there are any."""
         if self._closed_by is not None:
             return
         now = self.loop.time()
@@ -263,7 +263,7 @@ class ServiceQueue:
             self._match_again(now)
 
     def _find_match(self, now: float) -> tuple[Ticket, Engine] | None:
-        """The first in the queue for whom there is a place. Nobody is passed but those for whom engines were full."""
+        """The first request for which an engine has a place. Only requests that full engines refused are overtaken."""
         for ticket in self._waiting:
             full_engines = ticket.full_engines(now)
             engine = self.pool.choose(now, full_engines)
@@ -274,7 +274,7 @@ class ServiceQueue:
         return None
 
     def _match_again(self, now: float) -> None:
-        """An engine that was left out, for all or for those at the head, comes back without an event; look then."""
+        """Sets a timer for the return of a left-out engine, which no event announces."""
         if self._wake_up is not None:
             self._wake_up.cancel()
         left_out = takewhile(lambda ticket: ticket.full_engines(now), self._waiting)

@@ -17,7 +17,7 @@ from conveyor_gateway.memory import Holding, build_memory_full
 # On the root the model in the body names the service. To find it in 1 MiB takes 3 ms at most, to
 # replace it 15.
 MAX_ROUTED_BYTES: Final = 1 << 20
-# A body that has not come at this rate, after a grace, is given up; any that is whole in time is fast enough.
+# A body below this rate is refused after a grace period; one that is whole by then is fast enough.
 MIN_BYTES_PER_SECOND: Final = 16 << 10
 GRACE_SECONDS: Final = 10.0
 

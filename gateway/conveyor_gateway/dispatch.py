@@ -10,7 +10,7 @@ from typing import Final
 # An engine that refused or broke a connection is left out this long, doubled for each time in a row.
 LEFT_OUT_SECONDS: Final = 0.1
 MAX_LEFT_OUT_SECONDS: Final = 2.0
-# An engine that took no connection in time gets one request, and the next when that is answered or has surely failed.
+# An engine that took no connection in time is probed with one request; the next follows its answer, or this time.
 PROBE_SECONDS: Final = 4.0
 
 
@@ -94,12 +94,12 @@ class EnginePool:
         engine.left_out_until = now_seconds + left_out_seconds(engine.failures)
 
     def note_full(self, engine: Engine, now_seconds: float) -> None:
-        """`engine` had no room for a request. It may have some for others, which want less: they ask it last."""
+        """`engine` had no room for a request. It may have room for smaller ones, so it is chosen last."""
         engine.refusals += 1
         engine.full_until = now_seconds + left_out_seconds(engine.refusals)
 
-    def praise(self, engine: Engine) -> None:
-        """`engine` answered: its failures are forgotten, and others need not wait for what became of its probe."""
+    def note_answer(self, engine: Engine) -> None:
+        """`engine` answered: its failures are forgotten, and a probe that is under way blocks no other request."""
         if engine.unreachable:
             engine.unreachable, engine.left_out_until = False, 0.0
         engine.failures, engine.refusals, engine.full_until = 0, 0, 0.0

@@ -1,6 +1,6 @@
 """Connections to engines, as `proxy` opens them: bounded in what an engine may send before its answer, and in buffers.
 
-An engine's image is its owner's; what it sends must not hold up the answers of other engines.
+An engine runs its owner's image, so what it sends must not delay the answers of other engines.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ BUFFER_BYTES: Final = 16 << 10  # of an answer whose client is slower than its e
 PARSED_BYTES: Final = 4 << 10
 _MAX_INTERIM: Final = 8  # answers with a status below 200 that may come before the real one
 _HEAD_PIECE_BYTES: Final = 1 << 10
-_IDLE_SECONDS: Final = 60.0  # below the engine's own 75 s: whoever closes first must not be the one who is asked
+_IDLE_SECONDS: Final = 60.0  # below the engine's own 75 s: the gateway closes idle connections first
 
 
 class _Connection(ResponseHandler):
@@ -49,7 +49,7 @@ class _Connection(ResponseHandler):
 
 
 class Connector(aiohttp.TCPConnector):
-    """Without a limit: those of the engines, kept by `dispatch`, bound the number of connections."""
+    """Has no limit of its own: the place limits of `dispatch` bound the number of connections."""
 
     def __init__(self) -> None:
         super().__init__(limit=0, keepalive_timeout=_IDLE_SECONDS, socket_factory=_open_socket)
@@ -60,9 +60,10 @@ class Connector(aiohttp.TCPConnector):
 
 
 def _open_socket(address: aiohttp.AddrInfoType) -> socket.socket:
-    """An engine whose node has gone, without a word, is noticed in half a minute.
+    """A socket that notices within half a minute that the engine's node is gone.
 
-    By keep-alive probes, and by what it does not acknowledge: while there is such, Linux sends no probes.
+    Keep-alive probes notice it while nothing is sent; TCP_USER_TIMEOUT notices it while data is unacknowledged, because
+    Linux then sends no probes.
     """
     opened = socket.socket(*address[:3])
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)

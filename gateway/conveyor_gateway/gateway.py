@@ -32,11 +32,11 @@ from conveyor_gateway.proxy import (
 from conveyor_gateway.queues import Queues
 from conveyor_gateway.readiness import Readiness
 from conveyor_gateway.record import Record, Recorder
-from conveyor_gateway.relay import Relay, forgive_cancellation
+from conveyor_gateway.relay import Relay, clear_cancellation
 from conveyor_gateway.routing import Route, find_model
 from conveyor_process.request_headers import REQUEST_ID_HEADER, REQUEST_TIMEOUT_HEADER, parse_timeout_seconds
 
-# A request whose engine dies is tried on one more: one that kills engines must not kill them all.
+# A request whose engine dies is tried on one more engine only: it may be what ends them.
 MAX_LOST: Final = 2
 
 
@@ -77,7 +77,7 @@ class Gateway:
             if not self._stopped or request.writer.output_size > 0:
                 record.set_client_gone()
                 raise
-            forgive_cancellation()
+            clear_cancellation()
             return self._refuse(build_stopping(), record)
         finally:
             self._running.discard(task)
@@ -163,20 +163,20 @@ class Gateway:
                 ticket.note_full()
             except EngineRefused as error:
                 self._recorder.retry(record, "refused", error)
-                ticket.blame(isinstance(error, EngineUnreachable))
+                ticket.note_failure(isinstance(error, EngineUnreachable))
             except EngineLost as error:
                 num_lost += 1
-                ticket.blame()
+                ticket.note_failure()
                 if num_lost == MAX_LOST:
                     raise EngineFailed(
                         f"{num_lost} engines broke off before they answered", Code.ENGINE_LOST
                     ) from error
                 self._recorder.retry(record, "lost", error)
             except EngineBroke as error:
-                ticket.blame()
+                ticket.note_failure()
                 raise EngineFailed(f"the engine broke off in its answer: {error}", Code.ENGINE_BROKE) from error
             else:
-                ticket.praise()
+                ticket.note_answer()
                 self._recorder.first_byte(record)
                 return answer
             ticket.give_back()
@@ -202,7 +202,7 @@ class Gateway:
         )
         try:
             if answer.is_whole:
-                ticket.close()  # the engine is done; how slowly the client reads is not its business
+                ticket.close()  # the engine's place is free, however slowly the client reads
                 return await relay.send_whole()
             return await relay.send_stream()
         finally:

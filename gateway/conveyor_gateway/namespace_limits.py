@@ -1,4 +1,4 @@
-"""How much of a kind one namespace may have here, so that no tenant fills the memory that serves all.
+"""Limits how many objects of a kind one namespace may have here, so that no tenant fills the memory of all.
 
 Used by the tables of `catalog` and `slices`.
 """

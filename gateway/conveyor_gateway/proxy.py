@@ -39,7 +39,7 @@ _HOP_BY_HOP: Final = frozenset(
         "upgrade",
     ]
 )
-# A client's credentials are no engine's business: its image is a tenant's.
+# An engine runs a tenant's image, so it gets no credentials of clients.
 _CREDENTIALS: Final = {"authorization", "cookie"}
 _OWN_REQUEST_HEADERS: Final = (
     _HOP_BY_HOP
@@ -52,7 +52,7 @@ _OWN_REQUEST_HEADERS: Final = (
         REQUEST_TIMEOUT_HEADER.lower(),
     }
 )
-# All services share one origin, so no engine may speak for the whole of it.
+# All services share one origin, so no engine may set headers that apply to the whole of it.
 _OF_THE_ORIGIN: Final = {
     "alt-svc",
     "clear-site-data",
@@ -72,7 +72,7 @@ class EngineRefused(Exception):
 
 
 class EngineUnreachable(EngineRefused):
-    """The engine took no connection in time: one that is tried again may cost as much."""
+    """The engine took no connection in time; trying it again may cost as much time."""
 
 
 class EngineFull(EngineRefused):
@@ -192,7 +192,7 @@ class EngineClient:
 async def _begin(response: aiohttp.ClientResponse, holding: Holding) -> Answer:
     try:
         if response.status in (_FULL, _REFUSED):
-            # Its body is of no interest. One that has come with the headers leaves the connection open.
+            # The body is not read. If it came with the headers, the connection stays open.
             raise (EngineFull if response.status == _FULL else EngineRefused)(f"it answered {response.status}")
         if response.status == _LOST or not 200 <= response.status < 600:
             raise EngineLost(f"it answered {response.status}")

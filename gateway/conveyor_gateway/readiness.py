@@ -38,7 +38,7 @@ class Readiness:
         return ["draining"] * self.draining + missing
 
     def warnings(self) -> list[str]:
-        """What is wrong, but better served on with than not at all."""
+        """Problems with which this gateway still serves."""
         return [
             f"stale: {name}: the API server is silent for {seconds:.0f} s; serving with what was known then"
             for name, seconds in self.silences()

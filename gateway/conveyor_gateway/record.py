@@ -13,7 +13,7 @@ from conveyor_gateway.metrics import Metrics
 
 logger = logging.getLogger("conveyor_gateway.requests")
 
-CLIENT_CLOSED_REQUEST: Final = 499  # nginx's number; only in log and metrics, there is nobody to send it to
+CLIENT_CLOSED_REQUEST: Final = 499  # nginx's number; in log and metrics only, since the client has gone
 
 
 @dataclass(slots=True)

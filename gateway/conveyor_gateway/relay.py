@@ -15,11 +15,11 @@ from conveyor_gateway.errors import Code, EngineFailed, GatewayError, TimedOut
 from conveyor_gateway.proxy import Answer, EngineBroke, ends_event
 from conveyor_gateway.record import Record
 
-# The engine ends what takes too long, and says so; the gateway only what goes on all the same.
+# The engine ends answers that take too long, and says so; the gateway ends only those that go on past this grace.
 GRACE_SECONDS: Final = 3.0
 _LAST_WORDS_SECONDS: Final = 1.0
-# Passing on a piece costs as much with one byte as with thousands. Small ones that come faster than this, for longer
-# than a burst, are passed on together, a few milliseconds late; large ones may come faster.
+# A write costs the same for one byte as for thousands. Small pieces that come faster than this, for longer than a
+# burst, are joined, a few milliseconds late; large pieces may come faster.
 _SMALL_SECONDS: Final = 1 / 200
 _LARGE_SECONDS: Final = 1 / 2000
 _BURST_SECONDS: Final = 0.25
@@ -44,8 +44,8 @@ class _Pace:
 class Relay:
     """One answer to one client; a stream is ended soon after `deadline`, on the loop's clock.
 
-    One that its client does not read, the connection ends. Without `keep_alive` it is the last one of its connection,
-    and says so.
+    The connection ends an answer that its client does not read. Without `keep_alive` the answer is the last one of its
+    connection, and says so.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Relay:
         except asyncio.CancelledError:
             if not self._is_stopping():
                 raise
-            forgive_cancellation()
+            clear_cancellation()
             await self._end(response, build_stopping())
         return response
 
@@ -137,8 +137,8 @@ class Relay:
             self._request.transport.abort()
 
 
-def forgive_cancellation() -> None:
-    """The gateway stops and has cancelled this task; it goes on, to say so to its client."""
+def clear_cancellation() -> None:
+    """Lets this task answer its client after the gateway, which stops, has cancelled it."""
     task = asyncio.current_task()
     assert task is not None, "aiohttp runs every handler in a task"
     task.uncancel()

@@ -67,8 +67,8 @@ class Server:
         admin = build_admin_handler(queues, self._readiness, metrics)
         self._admin = Listener(admin, settings.host, settings.admin_port, _MAX_ADMIN_CONNECTIONS)
 
-    async def run(self, stop: asyncio.Event, hurry: asyncio.Event) -> None:
-        """Serves until `stop` is set, then drains; `hurry` ends the draining."""
+    async def run(self, stop: asyncio.Event, end_now: asyncio.Event) -> None:
+        """Serves until `stop` is set, then drains; `end_now` ends the draining."""
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(self._engines.close)
             client = await stack.enter_async_context(connect(self._settings.kubeconfig))
@@ -83,23 +83,23 @@ class Server:
                 ]
                 background.append(tasks.create_task(self._log_staleness()))
                 await stop.wait()
-                await self._drain(hurry)
+                await self._drain(end_now)
                 for task in background:
                     task.cancel()
         logger.info("event=ended")
 
-    async def _drain(self, hurry: asyncio.Event) -> None:
+    async def _drain(self, end_now: asyncio.Event) -> None:
         settings = self._settings
         self._readiness.draining = True
         logger.info("event=draining delay_seconds=%g timeout_seconds=%g", *_drain_times(settings))
-        await _wait_at_most(settings.drain_delay_seconds, hurry.wait())
+        await _wait_at_most(settings.drain_delay_seconds, end_now.wait())
         await self._public.stop_accepting()
         ended = asyncio.create_task(self._gateway.wait_idle())
-        hurried = asyncio.create_task(hurry.wait())
+        ending_now = asyncio.create_task(end_now.wait())
         await asyncio.wait(
-            (ended, hurried), timeout=settings.drain_timeout_seconds, return_when=asyncio.FIRST_COMPLETED
+            (ended, ending_now), timeout=settings.drain_timeout_seconds, return_when=asyncio.FIRST_COMPLETED
         )
-        hurried.cancel()
+        ending_now.cancel()
         if not ended.done():
             logger.warning("event=drain_ended_early open=%d", self._gateway.num_open)
             ended.cancel()
@@ -136,11 +136,11 @@ def _plan_watches(namespaces: tuple[str, ...], queues: Queues) -> list[_Watch]:
 async def serve(settings: Settings) -> None:
     """Runs until SIGTERM or SIGINT."""
     allow_open_files()
-    stop, hurry, loop = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
+    stop, end_now, loop = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
 
     def end() -> None:
-        (hurry if stop.is_set() else stop).set()
+        (end_now if stop.is_set() else stop).set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end)
-    await Server(settings).run(stop, hurry)
+    await Server(settings).run(stop, end_now)

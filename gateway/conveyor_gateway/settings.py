@@ -1,4 +1,4 @@
-"""How the gateway is told what to do (`conveyor_process.settings` reads it). Read once, by `__main__`.
+"""The gateway's settings, as `conveyor_process.settings` reads them. Read once, by `__main__`.
 
 What concerns one service (queue limit, time-outs) is not here: it comes with its InferenceService.
 """

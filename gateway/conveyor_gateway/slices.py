@@ -109,5 +109,5 @@ class SliceTable:
 
 
 def _weigh(piece: Slice | None) -> int:
-    """One without engines takes memory too."""
+    """A slice without engines takes memory too."""
     return 0 if piece is None else max(1, len(piece.engines))

@@ -1,4 +1,4 @@
-"""Whom this server answers: the API server's front proxy, and the user that it names. Pure; called by `app`.
+"""Whom this server answers: the API server's front proxy, for the user that it names. Pure; called by `app`.
 
 The API server authenticates and authorizes the caller (RBAC on custom.metrics.k8s.io) before it passes the question on,
 with a client certificate of its own and the user in headers. It publishes the authority of that certificate, the names

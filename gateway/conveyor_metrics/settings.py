@@ -1,4 +1,4 @@
-"""How the metrics server is told what to do (`conveyor_process.settings` reads it). Read once, by `__main__`."""
+"""The metrics server's settings, as `conveyor_process.settings` reads them. Read once, by `__main__`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -95,7 +95,7 @@ class GatewaySource:
     def __init__(self, session: aiohttp.ClientSession, timeout_seconds: float, watch: WatchState) -> None:
         self._session = session
         self._watch = watch
-        # A lost node swallows what is sent to it; a gateway that is there takes a connection at once, also a busy one.
+        # A lost node drops what is sent to it; a live gateway takes a connection at once, even a busy one.
         self._timeout = aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=timeout_seconds / 2)
         self.gateways: tuple[Gateway, ...] | None = None
         self._unreadable: set[Gateway] = set()
@@ -136,7 +136,7 @@ class GatewaySource:
         was_stale, self._stale = self._stale, silence_seconds > MAX_SILENCE_SECONDS
         if self._stale:
             problem = f"{self._watch.name}: the API server is silent for {silence_seconds:.0f} s"
-            if not was_stale:  # once, not for every question until it is heard again
+            if not was_stale:  # logged once, not for every question
                 logger.warning("event=stale message=%s", f"{problem}; no value is known until it is heard again")
             raise NotKnown(f"the list of gateways is stale, so the sum is not known: {problem}")
 
@@ -146,7 +146,7 @@ class GatewaySource:
             demand = await self._fetch(gateway, service)
         except _Unreadable as error:
             GATEWAY_READS.labels("failed").inc()
-            if gateway not in self._unreadable:  # once, not for every question until it is readable again
+            if gateway not in self._unreadable:  # logged once, not for every question
                 logger.warning("event=gateway_unreadable error=%s", error)
             self._unreadable.add(gateway)
             raise
@@ -165,8 +165,8 @@ class GatewaySource:
                 return None
             raise _Unreadable(f"{gateway.url} answers {response.status}: {body[:200]!r}")
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            # Kubernetes agrees that nobody is there: it has not begun, has ended, or its node is lost. One gateway in
-            # that state must not stop the autoscaling of all services.
+            # Kubernetes agrees that this process is not there: it has not started, has ended, or its node is lost. Such
+            # a gateway must not stop the autoscaling of all services.
             if not gateway.serving and _is_nobody_there(error):
                 return None
             raise _Unreadable(f"{gateway.url}: {error}") from error

@@ -29,5 +29,5 @@ class WatchedList:
         self._tell()
 
     def _tell(self) -> None:
-        if self._is_listed:  # part of a list is none
+        if self._is_listed:  # a partial list is not told
             self._on_change(list(self._objects.values()))

@@ -62,19 +62,19 @@ class Reason(StrEnum):
     CHILD_NOT_OWNED = "ChildNotOwned"
     CLAIM_NOT_FOUND = "ClaimNotFound"
     SECRET_NOT_FOUND = "SecretNotFound"
-    # The model cannot be had. Said by the engine.
+    # The model is missing or cannot be used; the engine reports it.
     MODEL_NOT_FOUND = "ModelNotFound"
     MODEL_DOWNLOAD_FAILED = "ModelDownloadFailed"
     CHECKSUM_MISMATCH = "ChecksumMismatch"
     UNSUPPORTED_MODEL = "UnsupportedModel"
-    # The engine cannot run. Said by the engine.
+    # The engine cannot run; it reports the reason itself.
     INVALID_CONFIG = "InvalidConfig"
     NO_DEVICE = "NoDevice"
     KV_BUDGET_TOO_LARGE = "KVBudgetTooLarge"
     KV_BUDGET_TOO_SMALL = "KVBudgetTooSmall"
     OUT_OF_MEMORY = "OutOfMemory"
     ENGINE_ERROR = "EngineError"
-    # The pod cannot run. Said by Kubernetes.
+    # The pod cannot run; Kubernetes reports it.
     IMAGE_PULL_FAILED = "ImagePullFailed"
     CONTAINER_CONFIG_INVALID = "ContainerConfigInvalid"
     OOM_KILLED = "OOMKilled"
@@ -149,7 +149,7 @@ ENGINE_FAILURES: Final = frozenset(
     }
 )
 
-# What keeps pods from running or from being ready. All conditions that depend on the pods have the same one.
+# Reasons that keep pods from running or from being ready. All conditions that depend on the pods carry the same one.
 POD_FAILURES: Final = (
     Reason.CHILD_REFUSED,
     Reason.CHILD_NOT_OWNED,

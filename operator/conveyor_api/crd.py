@@ -156,7 +156,7 @@ def _map_values(value: bool | Schema, definitions: Mapping[str, Schema]) -> Sche
 
 
 def _with_stated_default(schema: Schema) -> Schema:
-    """Only what is there is a default. An object's repeats those of its members: the API server runs rules on it."""
+    """Leaves null and empty members out of the default, and states the default in the description."""
     if "default" in schema:
         schema["default"] = _stated(schema["default"])
         if schema["default"] in (None, {}):
@@ -167,7 +167,7 @@ def _with_stated_default(schema: Schema) -> Schema:
 
 
 def default_sentence(schema: Schema) -> str:
-    """What the description ends in: `kubectl explain` does not show defaults. An object's are those of its members."""
+    """The default as a sentence, since `kubectl explain` shows none; an object's members state their own."""
     default = schema.get("default")
     if default is None or isinstance(default, dict):
         return ""

@@ -10,7 +10,7 @@ from typing import Final
 
 
 class Task(StrEnum):
-    """What is wanted."""
+    """What a client asks for."""
 
     GENERATE = "generate"  # of an engine, for a place in its queue
     LIST_MODELS = "list_models"
@@ -43,5 +43,5 @@ ENDPOINTS: Final = (
 
 
 def find_endpoint(path: str) -> Endpoint | None:
-    """The one that a path, without the service's own part of it, means."""
+    """The endpoint of a path; the prefix that names the service is cut off already."""
     return next((endpoint for endpoint in ENDPOINTS if endpoint.matches(path)), None)

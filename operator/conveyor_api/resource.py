@@ -16,8 +16,8 @@ from conveyor_api.errors import InvalidResource, Problem
 from conveyor_api.spec import InferenceServiceSpec
 from conveyor_api.status import InferenceServiceStatus
 
-# What an edit may ask of the model is known once a pod has read its config.json. The pods that run would be replaced
-# by ones that cannot start, so such an edit is refused.
+# The model's own limit is known once a pod has read its config.json. An edit beyond it would replace running pods by
+# pods that cannot start, so the API server refuses it.
 _UNKNOWN_LIMIT = (
     "!has(oldSelf.status) || !has(oldSelf.status.model) || !has(oldSelf.status.model.contextLength)"
     " || !has(oldSelf.status.model.uri) || oldSelf.status.model.uri != self.spec.model.uri"
@@ -88,8 +88,8 @@ class InferenceService(ApiModel):
     def parse(cls, body: Mapping[str, Any], *, known_only: bool = False) -> Self:
         """The resource that `body` (JSON from the API server) is. InvalidResource names every field that is wrong.
 
-        A field that is not known here is ignored: the CRD refuses or drops what nobody knows, so it is that of a
-        newer release, in the middle of an upgrade or after a way back. `known_only` refuses it, as the CRD does.
+        An unknown field is ignored. The API server refuses or prunes fields that its CRD lacks, so an unknown one
+        belongs to a newer release, during an upgrade or after a downgrade. `known_only` refuses it, as the CRD does.
         """
         try:
             return cls.model_validate(dict(body), by_alias=True, by_name=False, extra=None if known_only else "ignore")

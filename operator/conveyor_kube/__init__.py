@@ -1,1 +1,1 @@
-"""What operator, gateway and metrics server have in common as processes: watching, HTTP serving."""
+"""What operator, gateway and metrics server share: watching the API server, and serving HTTP."""

@@ -90,11 +90,11 @@ class Connection(web.RequestHandler):
 
     @property
     def waits_for_client(self) -> bool:
-        """Whether nothing can happen here before the client sends or reads something."""
+        """Whether this connection waits for its client to send or to read."""
         return not self._has_request() or self.writing_paused
 
     def _has_request(self) -> bool:
-        """Whether a request is here as a whole, and its answer is not."""
+        """Whether a whole request has arrived whose answer is not complete."""
         return self._is_answering and self._last_body.is_eof()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -117,7 +117,7 @@ class Connection(web.RequestHandler):
         super().connection_lost(exc)
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
-        """The client sends no more: it has left, or it only waits for its answer (a half-closed connection)."""
+        """The client sends no more: it has left, or it waits for its answer (a half-closed connection)."""
         may_wait = self._takes_interim and self._has_request() and not (self._ahead or self._has_begun())
         if not may_wait or self.ssl_context is not None:
             return None  # the transport closes itself
@@ -129,13 +129,13 @@ class Connection(web.RequestHandler):
         return self._current_request is not None and self._current_request.writer.output_size > 0
 
     def _probe(self) -> None:
-        """Who has left resets the connection at what is sent, and the next write sees it."""
+        """Sends an interim answer: a client that has left resets the connection, and the next write fails."""
         if self.transport is not None and self._current_request is not None and not self._has_begun():
             self.transport.write(b"HTTP/1.1 102 Processing\r\n\r\n")
             self._probe_timer = self._loop.call_later(PROBE_SECONDS, self._probe)
 
     def drop(self) -> None:
-        """At once, with what was not read of its answer."""
+        """Closes the connection at once; the unread part of its answer is lost."""
         if self.transport is not None:
             self.transport.abort()
 
@@ -156,7 +156,7 @@ class Connection(web.RequestHandler):
         self._unread_check = self._loop.call_later(UNREAD_SECONDS, self._check_reader)
 
     def _check_reader(self) -> None:
-        """A client that hardly reads keeps what is written for it from ending."""
+        """Drops a client that has read less than half a buffer since the last look."""
         if self.transport is None:
             return
         if self.transport.get_write_buffer_size() > self._unread_bytes - MAX_UNREAD_BYTES // 2:

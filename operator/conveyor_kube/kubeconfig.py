@@ -14,7 +14,7 @@ from kubernetes.aio.client import Configuration
 from conveyor_process.settings import SettingsError
 
 KUBECONFIG_MEANING: Final = "kubeconfig file; empty: $KUBECONFIG, else the pod's ServiceAccount, else ~/.kube/config"
-# What the Kubernetes client lets through of a file that is no kubeconfig.
+# What the Kubernetes client raises for a file that is no kubeconfig.
 _UNREADABLE: Final = (config.ConfigException, OSError, ValueError, TypeError, yaml.YAMLError)
 
 

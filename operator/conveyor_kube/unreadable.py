@@ -1,4 +1,4 @@
-"""Objects of the cluster that cannot be read: told once each, counted, and without harm to any other.
+"""Objects of the cluster that cannot be read: each is logged once, counted and skipped.
 
 Used by `catalog` and by the metrics server's `source` around every parser of an object.
 """
@@ -23,13 +23,13 @@ _UNREADABLE: Final = (
     RecursionError,
 )
 _REASON_CHARACTERS: Final = 300
-_MAX_COUNTED: Final = 10_000  # beyond it, nothing is told or counted
+_MAX_COUNTED: Final = 10_000  # beyond it, no object is logged or counted
 
 _Parsed = TypeVar("_Parsed")
 
 
 class Unreadable:
-    """Those of one collection; the log calls one of them `kind`, and says what follows."""
+    """The unreadable objects of one collection; the log names their `kind` and the `consequence`."""
 
     def __init__(self, kind: str, consequence: str = "its last readable state is used") -> None:
         self._kind = kind

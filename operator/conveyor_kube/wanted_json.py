@@ -1,4 +1,4 @@
-"""The part that is wanted of what the API server sends, at the price of that part.
+"""Decodes the wanted members of what the API server sends, at the cost of those members.
 
 Used by `watch`. Whoever may edit an object may make it as large and as deep as the API server takes it, so nothing here
 builds what nobody asked for: a page and an event are split into raw items, and an item is decoded into the members that
@@ -78,7 +78,7 @@ async def decode(text: bytes | bytearray, shape: type[_Decoded]) -> _Decoded:
     try:
         return msgspec.json.decode(text, type=shape)
     except RecursionError:
-        # Slow, so beside the event loop: other requests go on in between.
+        # This is slow, so it runs in a thread, and other requests go on meanwhile.
         return msgspec.json.decode(await asyncio.to_thread(cut_depth, text), type=shape)
 
 

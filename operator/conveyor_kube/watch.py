@@ -3,9 +3,9 @@
 For the gateway and the metrics server these are the only calls to Kubernetes: `server` runs one `watch_collection` per
 resource and namespace, and what it reads goes to a sink of `catalog`. The operator follows the objects of the metrics
 API so; its resources are watched by Kopf (docs/adr/0016), with `read_lines`.
-A watch that ends at its time goes on where it was; any other end, also a refusal of that place (410), leads to a new
-list that replaces all. Memory is bounded whatever the objects hold: pages are small, an object's wanted members are all
-that is kept of it (`wanted_json`), and no text is read beyond a limit.
+A watch that ends at its time is resumed; any other end, 410 included, leads to a relist that replaces all. Memory is
+bounded whatever the objects hold: pages are small, an object's wanted members are all that is kept of it
+(`wanted_json`), and no text is read beyond a limit.
 Only the configuration and the transport of the `kubernetes` package are used: its typed models cost far more memory
 and start time than plain JSON.
 """
@@ -37,7 +37,7 @@ _LIST_TIMEOUT: Final = aiohttp.ClientTimeout(total=30)
 # The API server sends a bookmark about once a minute: silence beyond this is a dead connection.
 _SILENCE_SECONDS: Final = 100.0
 _WATCH_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=_SILENCE_SECONDS)
-# What nobody has heard of for longer may have changed: a list follows a dead connection within a second or so.
+# After a longer silence objects may have changed unseen: a relist follows a dead connection within about a second.
 MAX_SILENCE_SECONDS: Final = _SILENCE_SECONDS + 10.0
 
 
@@ -75,26 +75,26 @@ class Collection:
 
 
 class Sink(Protocol):
-    """Who keeps the objects. Of one that has not the collection's shape it gets `metadata` alone."""
+    """Keeps the objects. It gets the `metadata` alone of an object of another shape than the collection's."""
 
     def put(self, body: Json) -> str:
-        """One that is there; returns its key."""
+        """Adds or replaces an object; returns its key."""
         ...
 
     def delete(self, body: Json) -> None: ...
 
     def keep_only(self, keys: set[str], namespace: str) -> None:
-        """All that are there in `namespace` (empty: in all of them): what is not among them is gone."""
+        """Forgets each object of `namespace` (empty: of all namespaces) whose key is not in `keys`."""
         ...
 
 
 @dataclass(slots=True)
 class WatchState:
-    """How a watch is doing. Times are those of time.monotonic()."""
+    """The state of a watch. Times are those of time.monotonic()."""
 
     name: str
     synced: bool = False
-    heard_at: float = 0.0  # last word from the API server: a list, an event or a bookmark
+    heard_at: float = 0.0  # when the API server last sent a list, an event or a bookmark
     lists: int = 0
 
 
@@ -110,7 +110,7 @@ async def connect(kubeconfig: str) -> AsyncIterator[ApiClient]:
 
 
 async def watch_collection(client: ApiClient, collection: Collection, sink: Sink, state: WatchState) -> None:
-    """Keeps `sink` equal to the collection, for ever; while the API server is silent it stays as it is."""
+    """Keeps `sink` equal to the collection until it is cancelled."""
     watch = _Watch(client, collection, sink, state)
     shortest, longest = _BACKOFF_SECONDS
     pause = shortest

@@ -1,6 +1,6 @@
 """The only calls to the Kubernetes API beside watches.
 
-Used by `loop`, `metrics_api` and `process`; both who watch take the connection from here. Objects are plain
+Used by `loop`, `metrics_api` and `process`; the two places that watch take the connection from here. Objects are plain
 dictionaries in and out; every failure of a call becomes one of `errors`. Uses `kubernetes.aio`'s dynamic client with
 fixed paths: all kinds are known, so there is no discovery and no discovery cache. Must not decide anything.
 """

@@ -2,8 +2,8 @@
 
     ApiError            a call to the API server failed
     ├── Refused         it will be refused again until somebody changes something: 400, 403, 422, ...
-    ├── Conflict        somebody was faster; look again and retry: 409
-    └── Unavailable     nobody's fault: 401, 429, 5xx, no connection, no answer in time
+    ├── Conflict        the object has changed meanwhile; look again and retry: 409
+    └── Unavailable     it may succeed later: 401, 429, 5xx, no connection, no answer in time
 
 `cluster` raises them, `reconcile` tells them in a condition, `workers` retries. A resource
 that cannot be parsed is `conveyor_api.errors.InvalidResource`. Must not know Kopf or the client library.
@@ -21,7 +21,7 @@ class ApiError(Exception):
 
     @property
     def wants_silence(self) -> bool:
-        """Another call now would only be one more: nobody answers, we are not known, or less was asked for."""
+        """Whether another call now is useless: no server answers, it refuses our credentials, or wants fewer calls."""
         return False
 
 

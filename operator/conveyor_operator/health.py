@@ -1,7 +1,7 @@
 """The operator's own HTTP: /livez, /readyz and /metrics on one port.
 
-The truth they tell: alive is a process that waits for the CRD or works, and whose reconciles come to an end; ready is
-one that watches. A dead event loop does not answer at all. Started by `process`; knows nothing of Kubernetes.
+A process is alive while it waits for the CRD, or works and its reconciles end; it is ready while it watches. A dead
+event loop does not answer at all. Started by `process`; knows nothing of Kubernetes.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""How the operator is told what to do. Parsed once, by `__main__`, with `conveyor_process.settings`, and passed on."""
+"""The operator's settings, as `conveyor_process.settings` reads them. Read once, by `__main__`, and passed on."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

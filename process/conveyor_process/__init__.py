@@ -1,7 +1,6 @@
-"""What every program of Conveyor is as a process: how it is told what to do (`settings`), and what it logs (`log`).
+"""What the programs of Conveyor share as processes: settings, the log, and forms that all of them know.
 
-Besides, what the headers of a request say to each of them (`request_headers`), and what a table of error answers is
-(`answer_codes`).
-
+`settings` reads flags and variables, `log` writes every line, `request_headers` has the headers of a request that more
+than one program reads, and `answer_codes` the form of a table of error answers.
 Imported by operator, gateway, metrics server and engine. Knows none of them, and no library but Python's own.
 """

@@ -1,4 +1,4 @@
-"""What the headers of a request say to every door, the gateway's and the engine's: its id and its time. Pure."""
+"""The headers that gateway and engine both read: a request's id and its time-out. Pure."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""How a program is told what to do: the one reader of flags, environment variables and files of settings.
+"""The one reader of flags, environment variables and files of settings.
 
 Each program has a frozen dataclass whose fields are made by `setting`, and a `Program` around it. Field `admin_port` of
 `conveyor_gateway` is the flag `--admin-port` and the variable CONVEYOR_GATEWAY_ADMIN_PORT. Read once, by `__main__`;
@@ -15,7 +15,7 @@ S = TypeVar("S")
 
 
 class SettingsError(Exception):
-    """What was given cannot be used; a sentence that begins with where it came from."""
+    """A value cannot be used; the message begins with where it came from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +24,12 @@ class Kind(Generic[T]):
 
     must_be: str
     parse: Callable[[str], T]
-    is_text: bool = True  # in a file it is a string, not a number or a truth
+    is_text: bool = True  # in a file it is a string, not a number or a boolean
     is_nullable: bool = False
 
 
 def optional(kind: Kind[T]) -> Kind[T | None]:
-    """The same, or nothing: in a file, and as a flag or a variable if it is no text, `null`."""
+    """The same kind, or `null`: in a file, and as a flag or a variable unless the kind is text."""
     return Kind(kind.must_be, kind.parse, kind.is_text, is_nullable=True)
 
 
@@ -39,7 +39,7 @@ def setting(default: T, meaning: str, kind: Kind[T]) -> T:
 
 
 def required(meaning: str, kind: Kind[T]) -> T:
-    """One that must be given."""
+    """A field without a default."""
     made: T = field(metadata={"meaning": meaning, "kind": kind})
     return made
 
@@ -165,7 +165,7 @@ def _wrong(given: Given, kind: Kind[Any], part: str) -> SettingsError:
 
 
 def _written(default: object) -> str:
-    """A default as a person would give it."""
+    """A default as it would be written as a flag."""
     if isinstance(default, bool):
         return str(default).lower()
     if default is None:

@@ -149,7 +149,7 @@ async def test_a_request_that_comes_back_goes_to_the_head_and_its_engine_is_left
     first, second = queue.admit(FAR), queue.admit(FAR)
     waiting = queue.admit(FAR)
     refused = await first.place()
-    first.blame()
+    first.note_failure()
     first.give_back()
     assert (queue.queued, queue.dispatched) == (2, 1)
     assert list(queue._waiting) == [first, waiting]
@@ -221,7 +221,7 @@ async def test_requests_that_come_back_wait_in_the_order_in_which_they_came() ->
     queue = make_queue("a:1", place_limit=3)
     tickets = [queue.admit(FAR) for _ in range(4)]
     for ticket in (tickets[1], tickets[0], tickets[2]):
-        ticket.blame()
+        ticket.note_failure()
         ticket.give_back()
     assert list(queue._waiting) == tickets
 
@@ -230,7 +230,7 @@ async def test_an_engine_that_was_left_out_is_asked_again_without_any_event() ->
     queue = make_queue("a:1")
     ticket = queue.admit(FAR)
     engine = await ticket.place()
-    ticket.blame()
+    ticket.note_failure()
     ticket.give_back()
     assert await asyncio.wait_for(ticket.place(), 5) is engine
     assert ticket.waited_seconds > 0
@@ -240,12 +240,12 @@ async def test_those_who_wait_follow_a_probe_when_it_is_answered() -> None:
     queue = make_queue("a:1")
     probe = queue.admit(FAR)
     engine = await probe.place()
-    probe.blame(unreachable=True)
+    probe.note_failure(unreachable=True)
     probe.give_back()
     waiting = queue.admit(FAR)
     assert await asyncio.wait_for(probe.place(), 5) is engine
     assert waiting.state is TicketState.QUEUED
-    probe.praise()
+    probe.note_answer()
     assert waiting.engine is engine
 
 
@@ -256,7 +256,7 @@ async def test_waits_after_coming_back_count_together_towards_the_queue_timeout(
     async def come_back_for_ever() -> None:
         while True:
             await ticket.place()
-            ticket.blame()
+            ticket.note_failure()
             ticket.give_back()
 
     with pytest.raises(TimedOut):
@@ -333,7 +333,7 @@ class AnySequenceOfEvents(RuleBasedStateMachine):
         data.draw(st.sampled_from(self.tickets)).close()
 
     @precondition(lambda self: self.of_state(TicketState.DISPATCHED))
-    @rule(data=st.data(), why=st.sampled_from([None, Ticket.blame, Ticket.note_full]))
+    @rule(data=st.data(), why=st.sampled_from([None, Ticket.note_failure, Ticket.note_full]))
     def come_back(self, data: st.DataObject, why: Callable[[Ticket], None] | None) -> None:
         ticket = data.draw(st.sampled_from(self.of_state(TicketState.DISPATCHED)))
         if why is not None:

@@ -108,7 +108,7 @@ def test_an_engine_that_had_no_room_is_asked_after_all_others_but_is_never_left_
     pool.release(full)
     assert [engine is full for engine in (pool.choose(0.1), pool.choose(0.1), pool.choose(0.1))] == [False, False, True]
     assert pool.next_return_seconds(0.1) is None
-    pool.praise(full)
+    pool.note_answer(full)
     pool.set_ready(["a:1", "b:1"])
     assert full.rank(0.1) == (False, 1, full.last_chosen)
 
@@ -119,7 +119,7 @@ def test_an_engine_that_answers_again_starts_afresh() -> None:
     assert engine is not None
     pool.leave_out(engine, 0.0)
     pool.leave_out(engine, 1.0)
-    pool.praise(engine)
+    pool.note_answer(engine)
     pool.leave_out(engine, 10.0)
     assert pool.next_return_seconds(10.0) == 10.0 + LEFT_OUT_SECONDS
 
@@ -132,7 +132,7 @@ def test_an_engine_that_took_no_connection_in_time_gets_one_request_at_a_time_un
     pool.release(engine)
     for now in (4.0, 4.0 + PROBE_SECONDS):
         assert choose(pool, 3, now).count(engine.address) == 1
-    pool.praise(engine)
+    pool.note_answer(engine)
     assert choose(pool, 2, now) == [engine.address] * 2
 
 

@@ -21,7 +21,7 @@ from e2e.cluster.tools import ALL, CLIENTS, CLUSTER, MODULE, ProgramMissing, Too
 KUBERNETES_VERSION = "1.37.1"
 _VERSION_PACKAGE = "k8s.io/component-base/version"
 _PROGRESS_SECONDS = 15.0
-# The compiler collects its garbage less often: it has half a gigabyte at most, and needs a tenth less time.
+# With less frequent garbage collection the compiler takes a tenth less time, and half a gigabyte at most.
 _COMPILER_GOGC = "300"
 
 
@@ -57,7 +57,7 @@ def _build(tools: Sequence[Tool]) -> None:
         raise ProgramMissing(f"the modules of Kubernetes could not be fetched:\n{listed.stderr[-2000:]}")
     started = time.monotonic()
     partial = folder() / "partial"
-    # Nobody debugs them: without that information a package is compiled in an eighth less time.
+    # Without debug information a package is compiled in an eighth less time.
     flags = ["-v", "-trimpath", "-gcflags=all=-dwarf=false", f"-ldflags={_linker_flags()}", "-o", f"{partial}/"]
     with programs.start("go", "build", *flags, *packages, stderr=subprocess.PIPE, **_in_module()) as compiler:
         assert compiler.stderr is not None

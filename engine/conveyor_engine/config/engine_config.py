@@ -35,7 +35,7 @@ MAX_TOKENS = 16_777_216  # of a context, a step, and as many KV blocks
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """Everything the engine can be told; the constructor takes any values, so that tests can build odd engines."""
+    """Every setting of the engine; the constructor takes any values, so that tests can build odd engines."""
 
     model: str = required("path of a model directory", WORDS)
     served_model_name: str | None = setting(

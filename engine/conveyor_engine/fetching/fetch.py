@@ -90,7 +90,7 @@ def _fetch_once(uri: str, repository: str, revision: str, directory: Path) -> No
         files = _fetch_files(model, partial)
         _write_marker(partial, uri, model, files)
         if directory.exists():
-            shutil.rmtree(directory)  # without a marker: not ours to trust
+            shutil.rmtree(directory)  # without a marker it may be incomplete
         partial.rename(directory)
     _log.info("event=model_fetched uri=%s commit=%s directory=%s files=%d", uri, model.commit, directory, len(files))
 

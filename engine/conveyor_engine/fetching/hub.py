@@ -25,7 +25,7 @@ from huggingface_hub.utils import build_hf_headers, disable_progress_bars  # typ
 from conveyor_engine.errors import ModelError
 from conveyor_process.log import without_secrets
 
-# It writes to stderr too, past our form of a line.
+# It has its own handler, which writes to stderr in another form.
 logging.getLogger("huggingface_hub").handlers.clear()
 
 _TOKEN = re.compile(r"[!-~]*")

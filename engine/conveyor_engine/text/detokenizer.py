@@ -54,7 +54,7 @@ class Detokenizer:
         return self._show(len(self._hidden) - self._matcher.num_held)
 
     def finish(self) -> Piece:
-        """All that was held back: no more tokens will come. An unfinished character is a replacement character."""
+        """The rest of the text, once no more tokens come. An unfinished character becomes a replacement character."""
         cut = self._take(self._stream.finish(), counts=True)
         return self._show(len(self._hidden)) if cut is None else self._show(cut, stopped=True)
 

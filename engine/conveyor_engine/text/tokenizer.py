@@ -100,7 +100,7 @@ class TextStream:
     """One answer's tokens to text, piece by piece, never half a character. Special tokens are left out.
 
     As `tokenizers.decoders.DecodeStream` does it: the new text is what tokens add to the text of those before them.
-    But what cannot become a character any more is not waited for: no more than three tokens are ever pending.
+    Bytes that cannot become a character any more are shown at once: no more than three tokens are ever pending.
     """
 
     def __init__(self, fast: _FastTokenizer, prompt_tail: Sequence[int]) -> None:

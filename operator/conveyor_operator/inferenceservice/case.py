@@ -45,7 +45,7 @@ class ServiceCase:
         self._deployment: ChildId = (DEPLOYMENT.kind, names.engine_name(service.name))
         self.stale = {id_of(child) for child in desired.children} - observed.children.keys()
         if observed.deployment is not None and observed.deployment.generation < memory.generation:
-            self.stale.add(self._deployment)  # its replicas would be planned by an old number
+            self.stale.add(self._deployment)  # or its replicas would be planned from an old generation
 
     @property
     def children(self) -> Mapping[ChildId, Child]:
@@ -63,7 +63,7 @@ class ServiceCase:
     def lose(self, id: ChildId) -> None:
         self._observed = self._observed.without_child(id)
         if id[0] == AUTOSCALER.kind:
-            self.stale.add(self._deployment)  # the HPA's last word
+            self.stale.add(self._deployment)  # the HPA may have scaled it just before
 
     def build_status(self, now: datetime) -> Object:
         situation = Situation(

@@ -64,12 +64,12 @@ def judge_ready(situation: Situation, parts: list[Judged]) -> Judged:
         return Judged(type, "True", workload.reason, workload.message)
     if answers:
         return Judged(type, "True", Reason.READY, situation.ready_count)
-    blamed = _first_to_blame(by_type, situation)
-    return Judged(type, "False", blamed.reason, blamed.message)
+    cause = _find_cause(by_type, situation)
+    return Judged(type, "False", cause.reason, cause.message)
 
 
-def _first_to_blame(by_type: dict[ConditionType, Judged], situation: Situation) -> Judged:
-    """What a person should look at: a failure before a wait, the cause before its effects."""
+def _find_cause(by_type: dict[ConditionType, Judged], situation: Situation) -> Judged:
+    """The part that explains the rest: a failure before a wait, a cause before its effects."""
     if situation.blocker is not None:
         return Judged(ConditionType.READY, "False", situation.blocker.reason, situation.blocker.message)
     order = (ConditionType.MODEL_AVAILABLE, ConditionType.WORKLOAD_READY, ConditionType.ENDPOINT_READY)
@@ -83,7 +83,7 @@ def _first_to_blame(by_type: dict[ConditionType, Judged], situation: Situation) 
 
 
 def judge_progressing(situation: Situation) -> Judged:
-    """The way to pods of the present spec. Scaling is none, nor is a pod that fails later."""
+    """Whether pods of the present spec are on their way. Scaling does not count, nor does a pod that fails later."""
     deployment, type, blocker = situation.deployment, ConditionType.PROGRESSING, situation.blocker
     if blocker is not None and (not situation.rolled_out or situation.obstacle(*POD_KINDS)):
         return Judged(type, "True" if blocker.temporary else "False", blocker.reason, blocker.message)
@@ -104,7 +104,7 @@ def judge_progressing(situation: Situation) -> Judged:
 
 
 def judge_model(situation: Situation) -> Judged:
-    """By the pods of the present spec, if there are any; the old ones have another model, perhaps."""
+    """Judged by the pods of the present spec: older pods may have another model."""
     type, pods = ConditionType.MODEL_AVAILABLE, situation.pods
     if any(pod.ready for pod in pods):
         return Judged(type, "True", Reason.MODEL_LOADED, "at least one engine has loaded the model")

@@ -41,7 +41,7 @@ def build_owner(namespace: str, name: str, uid: str) -> Owner:
 
 
 def build_desired(service: InferenceService, settings: Settings, observed: Observed) -> Desired:
-    """Of what is there, only that counts which cannot change any more, or must not for an upgrade alone."""
+    """Reads of `observed` only what must stay: the claim's access mode, and the engine image over an upgrade."""
     spec = service.spec
     owner = build_owner(service.namespace, service.name, service.metadata.uid)
     config = build_engine_config(owner, spec)

@@ -49,13 +49,13 @@ def find_failures(pods: Iterable[PodState]) -> list[PodFailure]:
 
 
 def find_last_failure(pods: Iterable[PodState]) -> PodFailure | None:
-    """The latest failure, also of pods that are well again."""
+    """The latest failure, also of pods that have recovered."""
     found = [f for pod in pods if not pod.leaving and (f := find_failure(pod, also_past=True))]
     return max(found, key=lambda f: (f.since, f.pod), default=None)
 
 
 def find_failure(pod: PodState, also_past: bool = False) -> PodFailure | None:
-    """What is wrong with one pod. `also_past`: also what a restart has already mended."""
+    """What is wrong with one pod; with `also_past` also what a restart has resolved."""
     if pod.unschedulable:
         reason, message = _judge_scheduler(pod)
         return PodFailure(reason, _tidy(message), pod.name, pod.unschedulable_at)
@@ -91,16 +91,16 @@ def _container_failure(pod: PodState, container: ContainerState, also_past: bool
         where = f" in namespace {pod.namespace}" if said.endswith("not found") else ""
         message = f"container {container.name} cannot start: {said}{where}"
         return PodFailure(reason, _tidy(message), pod.name, pod.created_at)
-    well_again = container.ready and not also_past
+    recovered = container.ready and not also_past
     done = container.initial and container.exit_code == 0
-    if not container.ended or well_again or done:
+    if not container.ended or recovered or done:
         return None
     reason, message = _judge_ending(container)
     return PodFailure(reason, _tidy(message), pod.name, container.ended_at, container.exit_code)
 
 
 def _judge_ending(container: ContainerState) -> tuple[Reason, str]:
-    if container.ended_reason == "OOMKilled":  # before the engine's words: where only a child was killed, it has some
+    if container.ended_reason == "OOMKilled":  # first: an engine whose child was killed writes a message too
         return Reason.OOM_KILLED, (
             f"container {container.name} used more than its memory limit and was killed; "
             "raise resources.limits.memory, or ask for less with engine.maxModelLen or kvCache"

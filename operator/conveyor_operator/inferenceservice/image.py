@@ -4,9 +4,9 @@ An upgrade of Conveyor brings a new default image, and must not restart a GPU po
 it has until its pods are replaced anyway: because the spec asks something else of them, also by no longer naming an
 image, or because the new operator renders them differently. Scaling is not such a change.
 
-Which one it has says the Deployment, whose annotation is a hash of the image and of what it was chosen for: an image
-that was edited by hand does not fit it and is not kept. The status would not do: it is written later, so the next
-reconcile may still read the previous image in it.
+The Deployment says which image it has: its annotation is a hash of the image and of the template that it was chosen
+for, so an image that was edited by hand does not match and is not kept. The status cannot say it: it is written later,
+so the next reconcile may still read the previous image in it.
 """
 
 from conveyor_api.spec import InferenceServiceSpec

@@ -22,7 +22,7 @@ class ServiceMemory(Memory):
     """An HPA of ours was there when it began."""
 
     def see_template(self, before: DeploymentState | None, now: DeploymentState | None) -> None:
-        """A first look cannot tell whether the template has changed just now: it has, until its controller saw it."""
+        """Without a former state the template counts as changed, until its controller has observed it."""
         if now is not None and (
             self.template_generation is None or before is None or before.template_hash != now.template_hash
         ):

@@ -54,7 +54,7 @@ def find_all_obstacles(desired: Desired, observed: Observed, memory: ServiceMemo
 
 
 def _plan_early_removals(desired: Desired, observed: Observed) -> list[Step]:
-    """An HPA that is not wanted goes before the Deployment is applied, or the two fight over replicas."""
+    """An unwanted HPA is deleted before the Deployment is applied, since both would set the replicas."""
     left = _without_aimless_autoscaler(desired, observed)
     unwanted = find_unwanted(desired.owner, left, observed.children)
     return [removal for removal in unwanted if removal.id[0] == AUTOSCALER.kind]

@@ -53,13 +53,13 @@ class PodState:
 
 
 def find_context_length(pods: Iterable[PodState]) -> int | None:
-    """What the fetch of the model has found in its config.json, if it said so in its termination message."""
+    """The context length that the fetch found in config.json, if its termination message tells it."""
     endings = (c.ended_message for pod in pods for c in pod.containers if c.initial and c.ended and c.exit_code == 0)
     return next((length for length in map(_context_length, endings) if length is not None), None)
 
 
 def _context_length(message: str) -> int | None:
-    """Whoever runs a pod writes its message: anything else than a sensible number is ignored."""
+    """A tenant's image writes the termination message: anything but a sensible number is ignored."""
     try:
         told = json.loads(message)
     except (ValueError, RecursionError):

@@ -23,7 +23,7 @@ Object = Mapping[str, Any]
 SCALED: Final = "scaled"
 """What the message of a decision to change the replicas begins with."""
 
-# What the HPA's controller says for up to 30 s after an installation: so long it keeps what kinds and APIs there are.
+# What the HPA's controller reports for up to 30 s after an installation, because it caches API discovery so long.
 _NO_KIND_YET: Final = f'no matches for kind "{names.KIND}"'
 _NO_API_YET: Final = f"no custom metrics API ({names.METRICS_GROUP}) registered"
 
@@ -37,7 +37,7 @@ class Wish:
     target: Decimal
     replicas: int
     tolerance: Decimal | None = None
-    """The one that keeps it from asking for another number."""
+    """The tolerance that keeps it from asking for another number."""
 
     def __str__(self) -> str:
         target = format(self.target.normalize(), "f")

@@ -77,7 +77,7 @@ class Situation:
 
     @property
     def pods(self) -> list[PodState]:
-        """The pods of the present template that are to stay; how others fare says nothing about this spec."""
+        """The pods of the present template that are not terminating; other pods say nothing about this spec."""
         wanted = self.deployment.config_hash
         return [pod for pod in self.observed.pods if pod.config_hash == wanted and not pod.leaving]
 
@@ -102,7 +102,7 @@ class Situation:
 
     @property
     def _failures(self) -> list[PodFailure]:
-        """Of the pods that count: not of one that has been replaced, nor of one that waits for another's GPU."""
+        """Those of pods that count: not of a replaced pod, nor of one that waits for a GPU about to be free."""
         pods = self.pods
         living = [pod for pod in pods if pod.phase != "Failed"]
         found = find_failures(living if len(living) >= self.deployment.asked_replicas else pods)
@@ -123,7 +123,7 @@ class Situation:
 
 
 def _sum_up(failures: list[PodFailure]) -> Blocker:
-    """One of them, the same as long as they last, however often each pod fails: that of the model before others'."""
+    """One failure for all; a model's comes first. It stays the same while they last, however often each pod fails."""
     first = min(failures, key=lambda f: (f.reason not in _MODEL_REASONS, f.reason, f.pod))
     others = Counter(failure.reason for failure in failures)[first.reason] - 1
     more = f" and {others} more" if others else ""

@@ -55,7 +55,7 @@ def build_status(
 
 
 def build_invalid_status(message: str, generation: int, previous: Object, now: datetime) -> dict[str, Any]:
-    """A spec that cannot be read: say so, and leave the rest as it was, for that is what still runs."""
+    """The status for a spec that cannot be read; the rest stays as it was, since that is what still runs."""
     sentence = f"{message}. What ran before goes on running."
     judged = [
         Judged(ConditionType.READY, "False", Reason.INVALID_SPEC, sentence),

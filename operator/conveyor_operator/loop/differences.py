@@ -14,7 +14,7 @@ Children = Mapping[ChildId, Child]
 
 
 def find_applies(owner: Owner, desired: Iterable[Object], children: Children, memory: Memory) -> list[Apply]:
-    """Every desired child that is missing, changed, or not as we left it, but those that are in the way.
+    """An apply for each desired child that is missing, changed or drifted, unless its name is taken.
 
     An apply is left out only if we sent the same before and the child still is what came of it, or in this reconcile
     already: an admission webhook may alter what was sent each time.
@@ -61,7 +61,7 @@ def find_unwanted(owner: Owner, desired: Iterable[Object], children: Children) -
 
 
 def is_restored(apply: Apply, before: Child | None, former: Applied | None, applied: Applied) -> bool:
-    """Whether an apply of what we had sent before has undone what somebody else did to the child."""
+    """Whether an apply of the same body as before has undone somebody's edit of the child."""
     if former is None or former.sent != applied.sent:
         return False
     return before is None or before.fingerprint != applied.fingerprint or _replicas_drifted(apply.body, before)

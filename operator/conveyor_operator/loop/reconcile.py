@@ -150,7 +150,7 @@ class Reconciler:
 
 @contextlib.contextmanager
 def _told_as_obstacle(memory: Memory, id: ChildId) -> Iterator[None]:
-    """An ApiError within, in the API's own words; it is raised all the same."""
+    """Records an ApiError as an obstacle, with the API server's own message, and raises it again."""
     try:
         yield
     except ApiError as error:

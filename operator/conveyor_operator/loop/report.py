@@ -21,7 +21,7 @@ from conveyor_operator.loop.steps import Memory
 
 logger = logging.getLogger(__name__)
 
-_QUIET_SECONDS = 600.0  # somebody who edits the same child again and again is told so this often
+_QUIET_SECONDS = 600.0  # least time between two Events about the same child
 
 
 class Reporter:
@@ -51,7 +51,7 @@ class Reporter:
         return True
 
     async def tell_restored(self, body: Object, memory: Memory, child: ChildId, news: News) -> None:
-        """That a hand edit of a child was undone: once, however often the same child is edited in a while."""
+        """Tells that a hand edit of a child was undone; once, however often it is edited within a while."""
         now = time.monotonic()
         if now - memory.told_restored.get(child, -_QUIET_SECONDS) >= _QUIET_SECONDS:
             memory.told_restored[child] = now

@@ -1,7 +1,7 @@
 """Kopf's session with the API server: the credentials of `cluster`, and our `watches` in what Kopf watches.
 
 Made by `process`; `handlers` registers `login`. Only documented means are used: a login may bring a session,
-a session may have a middleware, and that may replace what an answer contains. Why like this: docs/adr/0016.
+a session may have a middleware, and that may replace what an answer contains. Why: docs/adr/0016.
 """
 
 import asyncio
@@ -95,7 +95,7 @@ class KopfSession:
 
 
 class _Session:
-    """What Kopf asks of a session. It closes one at its end while its watches still ask, and they would never end."""
+    """What Kopf uses of a session. Kopf closes it while its watches still read, so `close` does nothing here."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session

@@ -1,4 +1,4 @@
-"""Reads Kopf's watches line by line: what an object says goes into the `store`, and Kopf gets who it was.
+"""Reads Kopf's watches line by line: an object's projection goes into the `store`, and Kopf gets its identity.
 
 `session` puts this between the API server and Kopf. An object is whatever a tenant could write, so it is read alone:
 one that cannot be read is counted, logged and skipped, and only its projection is kept. A watch that begins with all
@@ -41,7 +41,7 @@ class Watches:
         self._metrics = metrics
         self._mark = mark
         self._unfinished: set[tuple[Kind, str | None]] = set()
-        """Whose beginning was not told to its end; Kopf ends a silent one by a cancellation, and would resume it."""
+        """Watches whose initial list was cut off; Kopf cancels a silent watch, and would resume it."""
 
     async def read(
         self, kind: Kind, namespace: str | None, content: aiohttp.StreamReader, from_the_start: bool
@@ -107,7 +107,7 @@ class Watches:
         return {"type": type, "object": {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata}}
 
     def _remember(self, kind: Kind, type: str, body: Object) -> Key | None:
-        """Whose it is; None if it belongs to nobody, or to nobody any more."""
+        """The key of the object's resource; None if it has none, or none any more."""
         uid, key = str(body["metadata"]["uid"]), self._find_key(kind, body)
         if key is None or type == "DELETED":
             left = self._store.drop(kind, uid)

@@ -24,12 +24,12 @@ _MAX_DELAY_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a reconcile leaves: nothing to do, as it stands."""
+    """The result of a reconcile. By default nothing is left to do."""
 
     refused: bool = False
-    """A call was refused: again, with the same backoff as after an error."""
+    """A call was refused: the reconcile is repeated with the backoff of an error."""
     requeue_at: datetime | None = None
-    """Again at this time, and at once if anything happens before."""
+    """The reconcile is repeated at this time, or at once if anything happens before."""
 
 
 class _Worker:
@@ -134,7 +134,7 @@ class Workers:
                 error.status,
                 error.message,
             )
-        except Exception:  # the one broad one: a bug with one resource must not stop the others
+        except Exception:  # the one broad except: a bug with one resource must not stop the others
             self._metrics.reconciles.labels("error").inc()
             logger.exception("event=reconcile_crashed kind=%s key=%s", key.kind.kind, key)
         finally:

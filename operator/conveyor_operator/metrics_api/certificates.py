@@ -1,8 +1,8 @@
 """The metrics server's serving certificate: making one, judging the one that is there, and what to do next. Pure.
 
-Every certificate has an authority of its own, whose key is thrown away: there is nothing to steal and nothing to
-renew but the pair. Replacing one, for its age or for a fault (tried on a real API server): announce the new authority
-beside the old one in the APIServices' caBundle, then write the new leaf, then, an hour later, drop the old authority.
+Every certificate has its own authority, whose key is discarded at once, so only the pair is renewed. Replacing one, for
+its age or for a fault (tried on a real API server): announce the new authority beside the old one in the APIServices'
+caBundle, then write the new leaf, then, an hour later, drop the old authority.
 `ca.crt` of the Secret is that bundle, newest first, so the Secret alone says how far a rotation got.
 
 Used by `keeper` and `server`. The clock is the caller's.

@@ -113,7 +113,7 @@ class MetricsApiKeeper:
                 logger.warning("event=metrics_api_failed status=%s error=%s", error.status, error.message)
             await _wait(self._changed, delay)
             if failures:
-                await asyncio.sleep(backoff_seconds(1))  # what fails is not hurried by what it changes
+                await asyncio.sleep(backoff_seconds(1))  # its own changes have woken it already
 
     async def step(self) -> datetime:
         """Does what the state asks for, once all of it is known; returns when to look again."""
@@ -150,7 +150,7 @@ class MetricsApiKeeper:
             return until
         fault = "there is no certificate for it" if serving is None else await self._registrar.register(serving.bundle)
         self._tell(fault)
-        return self._now() + _PROBE_PERIOD if fault else self._now()  # to see what the API server makes of it
+        return self._now() + _PROBE_PERIOD if fault else self._now()  # until the API server has judged it
 
     def _tell(self, missing: str) -> None:
         """Sets `metrics_api`; `missing` says why nobody has the group, if nobody has."""

@@ -2,7 +2,7 @@
 
 The group has one owner: the HPA asks the version that the API server prefers, whoever serves it. So Conveyor registers
 both versions or none, only while nobody else has one, and only what answers: an APIService without a server blocks
-the deletion of every namespace. Why like this: docs/adr/0005. Used by `keeper` and `registrar`; the clock
+the deletion of every namespace. Why: docs/adr/0005. Used by `keeper` and `registrar`; the clock
 is the caller's.
 """
 
@@ -110,7 +110,7 @@ class Registration:
 
     def _plan_unregistered(self, seen: Seen, now: datetime) -> Register | Wait:
         if not _available_replicas(seen.deployment):
-            self._retry_at = None  # that is why; it can be used as soon as there is a pod
+            self._retry_at = None  # the missing pod is the reason; no pause is needed once there is one
             return Wait(f"Deployment {names.METRICS_SERVICE} has no available pod")
         if self._free_since is not None and now < self._free_since + SETTLE:
             return Wait("its last registration was removed a moment ago", self._free_since + SETTLE)

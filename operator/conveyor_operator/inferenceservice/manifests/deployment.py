@@ -62,7 +62,7 @@ def with_replicas(deployment: Object, replicas: int | None, held: str = "") -> O
 
 
 def hash_template(template: Object, image: str) -> str:
-    """Of what the spec asks of the pods, with the image that it names or none, and of the image that they got."""
+    """Hash of the template that the spec asks for, and of the image that was chosen for it."""
     return hash_of([template, image])
 
 
@@ -165,7 +165,7 @@ def _pod_security(spec: InferenceServiceSpec) -> Object:
         "seccompProfile": {"type": "RuntimeDefault"},
     }
     if not isinstance(spec.model.source, VolumeModel):
-        # The cache must be writable for us. A claim with somebody's models is never changed, not even its group.
+        # The group makes the cache writable. A user's own claim is never changed, not even its group.
         rules |= {"fsGroup": _USER_ID, "fsGroupChangePolicy": "OnRootMismatch"}
     return rules
 
