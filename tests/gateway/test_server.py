@@ -272,7 +272,7 @@ async def test_a_body_that_does_not_arrive_in_time_or_turns_to_nonsense_is_answe
         reader, writer = await asyncio.open_connection("127.0.0.1", ending.gateway.port)
         head = f"POST /{ending.key}/v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
         writer.write(head.encode() + b"2\r\n{}\r\n")
-        await asyncio.sleep(0.1)
+        await ending.wait(lambda: held_bytes(ending) == 2)
         writer.write(more)
         received = await asyncio.wait_for(reader.read(), 20)
         writer.close()

@@ -78,6 +78,8 @@ class ApiProxy:
         """Called for every call before it is passed on, in the proxy's thread; what it raises cuts the connection."""
         self.severed = False
         """While true, nobody gets through."""
+        self.num_cut = 0
+        """Requests that got no answer."""
         self._open: set[asyncio.Transport] = set()
         self.port = 0
 
@@ -193,6 +195,7 @@ class ApiProxy:
             return response
 
     def _cut(self, request: web.Request) -> web.Response:
+        self.num_cut += 1
         if request.transport is not None:
             request.transport.abort()
         return web.Response(status=502)

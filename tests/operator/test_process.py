@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -138,7 +137,7 @@ def test_without_an_api_server_the_operator_lives_and_begins_when_it_comes(stage
     life = stage.start()
     stage.proxy.severed = True
     stage.space.make_service()
-    time.sleep(2)
+    wait_until("tries", lambda: stage.proxy.num_cut > 3)
     stage.proxy.severed = False
     stage.space.wait_children("qwen", 60)
     life.stop()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any, cast
 
@@ -18,93 +19,116 @@ from tests.engine.processes import environment
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.loop.process import Channel, Disconnected, EngineLoop, Pulse
-from conveyor_engine.wire.messages import Abort, Add, Start, encode_frame
+from conveyor_engine.wire.messages import Abort, Add, FromEngine, Start, ToEngine, encode_frame
 from conveyor_engine.wire.request import EngineRequest, EngineStats, RequestOutput
 
 
-class SlowCore:
-    """Always in a step; `step` begins when one does."""
+class Core:
+    """One step ends everything that was added, when it may."""
 
     def __init__(self) -> None:
         self.stepping = threading.Event()
-        self.num_steps = 0
-        self.added: list[str] = []
+        self.may_end = threading.Event()
+        self.may_end.set()
+        self.num_open = 0
+        self.history: list[str] = []  # the ids that were added, "abort" before an id, and steps
         self.arrival_times: list[float] = []
-        self.aborted_at: dict[str, int] = {}  # request id -> steps begun before
 
     def add_request(self, request: EngineRequest) -> None:
-        self.added.append(request.request_id)
+        self.num_open += 1
+        self.history.append(request.request_id)
         self.arrival_times.append(request.arrival_time)
 
     def abort(self, request_id: str) -> None:
-        self.aborted_at[request_id] = self.num_steps
+        self.history.append(f"abort {request_id}")
 
     def has_unfinished(self) -> bool:
-        return bool(self.added)
+        return bool(self.num_open)
 
     def next_wakeup(self, now: float) -> float:
         return now
 
     def step(self, now: float) -> list[RequestOutput]:
-        self.num_steps += 1
         self.stepping.set()
-        time.sleep(0.2)
+        assert self.may_end.wait(60)
+        self.history.append("step")
+        self.num_open = 0
         return []
 
     def stats(self) -> EngineStats:
         return EngineStats()
 
 
-def run_loop(core: Any, connection: socket.socket) -> None:
+class Arrived:
+    """A channel whose messages have all arrived when a step ends."""
+
+    def __init__(self, *batches: list[ToEngine]) -> None:
+        self._batches = iter(batches)
+
+    def receive(self, timeout_seconds: float | None) -> list[ToEngine]:
+        try:
+            return next(self._batches)
+        except StopIteration:
+            raise Disconnected from None
+
+    def send(self, message: FromEngine) -> None:
+        pass
+
+
+def run_loop(core: Core, channel: Any) -> None:
     """Until the other end is closed, or what the loop raises."""
-    with connection:
-        channel = Channel(connection)
-        EngineLoop(cast(EngineCore, core), channel, cast(Pulse, nullcontext())).run()
+    EngineLoop(cast(EngineCore, core), channel, cast(Pulse, nullcontext())).run()
 
 
-def test_an_abort_behind_many_long_prompts_waits_for_no_more_than_two_steps() -> None:
-    core, (ours, theirs) = SlowCore(), socket.socketpair()
+def test_all_that_has_arrived_is_taken_before_the_next_step() -> None:
+    core = Core()
+    later = [Add.of([make_request(f"{n}")]) for n in range(3)]
+    with pytest.raises(Disconnected):
+        run_loop(core, Arrived([Add.of([make_request("first")])], [*later, Abort(["first"])]))
+    assert core.history == ["first", "step", "0", "1", "2", "abort first", "step"]
+
+
+def test_messages_are_read_while_a_step_runs() -> None:
+    """So that an abort behind many long prompts waits for no more than the step. Sockets hold less than these."""
+    core, (ours, theirs) = Core(), socket.socketpair()
+    core.may_end.clear()
     long_prompts = b"".join(encode_frame(Add.of([make_request(f"{n}", 60_000)])) for n in range(20))
-    steps_when_sent = []
 
     def send() -> None:
-        with ours:
-            ours.sendall(encode_frame(Add.of([make_request("first")])))
-            core.stepping.wait()
-            steps_when_sent.append(core.num_steps)
-            ours.sendall(long_prompts + encode_frame(Abort(["first"])))
-            ours.shutdown(socket.SHUT_WR)
-            while ours.recv(1 << 16):
-                pass
+        ours.sendall(encode_frame(Add.of([make_request("first")])))
+        core.stepping.wait()
+        ours.sendall(long_prompts + encode_frame(Abort(["first"])))
+        ours.shutdown(socket.SHUT_WR)
+        core.may_end.set()
 
-    sender = threading.Thread(target=send)
-    sender.start()
-    with pytest.raises(Disconnected):
-        run_loop(core, theirs)
-    sender.join()
-    assert len(core.added) == 21
-    assert core.aborted_at["first"] - steps_when_sent[0] < 3
+    with ours, theirs, ThreadPoolExecutor() as pool:
+        sending = pool.submit(send)
+        with pytest.raises(Disconnected):
+            run_loop(core, Channel(theirs))
+        sending.result()
+    assert core.history[:2] == ["first", "step"]
+    assert "abort first" in core.history
 
 
 def test_a_request_arrives_when_the_engine_has_it_not_when_its_first_byte_came() -> None:
     """So that a batch waits its window for company that can run, not for bodies and tokenizers."""
-    core, (ours, theirs) = SlowCore(), socket.socketpair()
+    core, (ours, theirs) = Core(), socket.socketpair()
     began = time.monotonic()
-    with ours:
+    with ours, theirs:
         ours.sendall(encode_frame(Add.of([make_request("a", arrival_time=began - 100)])))
         ours.shutdown(socket.SHUT_WR)
         with pytest.raises(Disconnected):
-            run_loop(core, theirs)
+            run_loop(core, Channel(theirs))
     assert core.arrival_times[0] >= began
 
 
 def test_a_message_that_cannot_be_read_ends_the_loop_after_those_before_it() -> None:
-    core, (ours, theirs) = SlowCore(), socket.socketpair()
-    with ours:
+    core, (ours, theirs) = Core(), socket.socketpair()
+    with ours, theirs:
         ours.sendall(encode_frame(Abort(["a"])) + struct.pack("!I", 1) + b"\xc1")
         with pytest.raises(msgspec.MsgspecError):
-            run_loop(core, theirs)
-    assert core.aborted_at == {"a": 0}
+            run_loop(core, Channel(theirs))
+    assert core.history == ["abort a"]
 
 
 BROKEN = """

@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -22,9 +23,16 @@ async def send_much(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": bytes(MUCH_BYTES)})
 
 
+@dataclass(frozen=True, slots=True)
+class Draining:
+    reader: asyncio.StreamReader  # of the client
+    stopping: module._Stopping
+    ending: asyncio.Task[None]
+
+
 @asynccontextmanager
-async def draining(*names: str) -> AsyncIterator[asyncio.StreamReader]:
-    """A client of a server whose engine is idle, and which has had these signals since the client began to read."""
+async def draining() -> AsyncIterator[Draining]:
+    """A server whose engine is idle has had a signal since its client began to read, and takes nobody any more."""
     config = uvicorn.Config(send_much, http="httptools", lifespan="off", log_config=None)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
@@ -36,21 +44,23 @@ async def draining(*names: str) -> AsyncIterator[asyncio.StreamReader]:
         await reader.readuntil(b"\r\n\r\n")
         engine = EngineClient(EngineConfig(model="none"))
         ending = asyncio.create_task(module._until_stopped(engine, server, served, stopping, 100))
-        for name in names:
-            stopping.ask(name)
-            await asyncio.sleep(0.5)
-        yield reader
+        stopping.ask("SIGTERM")
+        while not server.should_exit:  # noqa: ASYNC110  uvicorn has no event for it
+            await asyncio.sleep(0)
+        yield Draining(reader, stopping, ending)
         writer.close()
         await asyncio.gather(ending, serving)
 
 
 async def test_a_client_that_reads_slowly_has_the_whole_drain_for_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_FLUSH_SECONDS", 0.0)
-    async with draining("SIGTERM") as reader:
-        assert len(await reader.read(-1)) == MUCH_BYTES
+    async with draining() as drain:
+        assert len(await drain.reader.read(-1)) == MUCH_BYTES
 
 
 async def test_a_second_signal_cuts_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_FLUSH_SECONDS", 0.0)
-    async with draining("SIGTERM", "SIGTERM") as reader:
-        assert len(await reader.read(-1)) < MUCH_BYTES
+    async with draining() as drain:
+        drain.stopping.ask("SIGTERM")
+        await drain.ending
+        assert len(await drain.reader.read(-1)) < MUCH_BYTES

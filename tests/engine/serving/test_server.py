@@ -5,7 +5,6 @@ import os
 import signal
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -93,28 +92,13 @@ def stopped(pid: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_ends_its_request_within_a_step_streamed_or_not(
-    server: EngineServer, stream: bool
-) -> None:
-    num_left = server.log.count("event=client_left")
-    with ExitStack() as engine:
-        with open_connection(server, LONG | {"stream": stream, "n": 2}) as connection:
-            server.wait_load(running=2)
-            if stream:
-                assert connection.recv(1000).startswith(b"HTTP/1.1 200")
-            engine.enter_context(stopped(server.engine_pid))
-        wait_until(lambda: server.log.count("event=client_left") > num_left, "the client's end", server)
-        num_steps = server.metric("conveyor_engine_steps_total")
-    server.wait_load(running=0, waiting=0, kv_cache_usage=0.0)
-    # One step was running, and what the one before it gave may still have been on its way.
-    assert server.metric("conveyor_engine_steps_total") - num_steps <= 2
-
-
-def test_choices_whose_client_leaves_are_counted_as_aborted(server: EngineServer) -> None:
+def test_a_client_that_leaves_ends_its_choices_streamed_or_not(server: EngineServer, stream: bool) -> None:
     before = server.metric("vllm:request_success_total", finished_reason="abort")
-    with open_connection(server, LONG | {"n": 2}):
+    with open_connection(server, LONG | {"stream": stream, "n": 2}) as connection:
         server.wait_load(running=2)
-    server.wait_load(running=0)
+        if stream:
+            assert connection.recv(1000).startswith(b"HTTP/1.1 200")
+    server.wait_load(running=0, waiting=0, kv_cache_usage=0.0)
     assert server.metric("vllm:request_success_total", finished_reason="abort") - before == 2
 
 
@@ -151,8 +135,6 @@ def test_requests_whose_bodies_are_still_on_their_way_take_no_places(server: Eng
 
 def test_the_time_limit_begins_before_the_body_arrives(server: EngineServer) -> None:
     with open_connection(server, {"prompt": "a"}, "X-Request-Timeout-Seconds: 0.1", missing_bytes=1) as connection:
-        time.sleep(0.2)
-        connection.sendall(b"}")
         assert connection.recv(1000).startswith(b"HTTP/1.1 504")
 
 
@@ -174,20 +156,23 @@ def test_a_frozen_engine_is_not_alive_but_probes_answer(server: EngineServer) ->
     wait_until(lambda: server.get("/readyz").status_code == 200, "ready again", server)
 
 
-def test_sigterm_lets_running_requests_finish_and_refuses_new_ones(start: Start) -> None:
+def test_sigterm_lets_open_requests_finish_and_refuses_new_ones(start: Start) -> None:
     server = start()
-    body = LONG | {"max_tokens": 1500}
-    stream, whole = Call(server, body | {"stream": True}), Call(server, body)
-    server.wait_load(running=2)
-    server.terminate()
-    wait_until(lambda: server.get("/readyz").status_code == 503, "not ready", server)
-    assert server.get("/livez").status_code == 200
-    assert server.load()["draining"] is True
-    refused = server.post("/v1/completions", {"prompt": "a"})
-    assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
+    body = LONG | {"max_tokens": 300}
+    stream = Call(server, body | {"stream": True})
+    wait_until(lambda: stream.lines, "a first token", server)
+    with stopped(server.engine_pid):  # so that they are open as long as it takes to look
+        whole = Call(server, body)
+        server.wait_load(waiting=1)
+        server.terminate()
+        wait_until(lambda: server.get("/readyz").status_code == 503, "not ready", server)
+        assert server.get("/livez").status_code == 200
+        assert server.load()["draining"] is True
+        refused = server.post("/v1/completions", {"prompt": "a"})
+        assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
     assert stream.finish().last == "[DONE]"
     assert json.loads(stream.lines[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
-    assert whole.finish().last["usage"]["completion_tokens"] == 1500
+    assert whole.finish().last["usage"]["completion_tokens"] == 300
     assert server.wait_exit() == 0
     assert not server.termination_path.exists()
 
