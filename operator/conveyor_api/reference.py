@@ -3,6 +3,7 @@
 Called by `generate`. Pure. It reads the structural schema, so it says what the API server enforces.
 """
 
+import textwrap
 from collections.abc import Iterable, Iterator
 
 from conveyor_api import names
@@ -21,6 +22,7 @@ The API server fills the defaults and refuses what breaks a limit or a rule, wit
 also refuses unknown fields (`fieldValidation=Strict`, its default); other clients may have them dropped silently.
 `kubectl explain infsvc.spec --recursive` shows the same from the cluster."""
 
+_LINE_CHARACTERS = 160
 _LIMITS = {
     "minimum": "from {}",
     "maximum": "to {}",
@@ -126,7 +128,8 @@ def _conditions() -> str:
         shared = "; those of pods" if set(POD_FAILURES) <= set(reasons) else ""
         rows.append(f"| `{condition}` | {meaning} | {own}{shared} |")
     table = _table(("type", "meaning", "reasons of its own"), rows)
-    return f"{table}\n\nReasons of pods, the same in each condition that depends on them: {_words(POD_FAILURES)}."
+    pods = f"Reasons of pods, the same in each condition that depends on them: {_words(POD_FAILURES)}."
+    return f"{table}\n\n{textwrap.fill(pods, _LINE_CHARACTERS)}"
 
 
 def _words(reasons: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""Runs one step. When it raises: was the step too large, is one of its requests to blame, or is the device broken?
+"""Runs one step. When it raises: was the step too large, does one of its requests fail, or is the device broken?
 
 Used by `core`, and by `overlap` for steps that raised. Torch-free, so that the scheduler's property tests run steps
 that fail.
@@ -43,7 +43,7 @@ def _run(scheduler: Scheduler, executor: Executor, plan: StepPlan) -> bool:
     """False if the step raised. The error goes no further: its traceback holds tensors, and the retry needs memory."""
     try:
         result = executor.execute(plan)
-    except Exception as error:  # whatever a model, its kernels or the device raise: those who are not to blame go on
+    except Exception as error:  # whatever a model, its kernels or the device raise: the other requests go on
         log_failure(plan, error)
         return False
     scheduler.update(result)

@@ -69,7 +69,7 @@ def test_a_service_whose_pods_all_run_is_ready_in_every_respect() -> None:
     }
 
 
-def test_a_new_service_is_on_its_way_and_nobody_is_to_blame() -> None:
+def test_a_new_service_is_on_its_way_without_a_failure() -> None:
     found = judge(None)
     assert said(found["Ready"]) == ("False", "PodsStarting")
     assert said(found["Progressing"]) == ("True", "PodsStarting")
@@ -124,7 +124,7 @@ def test_a_pod_that_waits_for_the_gpu_of_one_that_leaves_has_not_failed() -> Non
     assert said(judge(deployment, waiting)["Ready"]) == ("False", "InsufficientGPU")
 
 
-def test_a_pod_that_was_replaced_is_not_blamed_while_its_replacement_starts() -> None:
+def test_a_pod_that_was_replaced_gives_no_reason_while_its_replacement_starts() -> None:
     evicted = make_pod("evicted", phase="Failed", reason="Evicted", message="low on memory")
     deployment = make_deployment(1, ready_replicas=0, available_replicas=0)
     assert said(judge(deployment, evicted)["WorkloadReady"]) == ("False", "Evicted")
@@ -192,7 +192,7 @@ def test_the_cause_in_a_pod_is_the_reason_of_the_service(status: dict, type: str
         assert said(found[dependent]) == ("False", reason), "they agree"
 
 
-def test_pods_of_a_former_spec_are_not_blamed_on_this_one() -> None:
+def test_pods_of_a_former_spec_give_this_one_no_reason() -> None:
     broken = make_pod("old", ended("boom"), config_hash="00000000")
     found = judge(make_deployment(1, updated_replicas=0), broken)
     assert said(found["WorkloadReady"]) == ("False", "PodsStarting")

@@ -144,7 +144,7 @@ def test_a_restarted_engine_failed_until_it_is_ready_again() -> None:
     assert find_last_failure([make_pod("pod", well, ready=True)]) is not None
 
 
-def test_pods_that_leave_or_are_ready_are_not_blamed() -> None:
+def test_pods_that_leave_or_are_ready_are_no_failures() -> None:
     broken = ended("boom")
     assert find_failures([make_pod("a", broken, leaving=True), make_pod("b", broken, ready=True)]) == []
     assert find_last_failure([make_pod("a", broken, leaving=True)]) is None
