@@ -12,20 +12,11 @@ import torch
 
 from conveyor_engine.execution.attention.backend import AttentionMetadata
 from conveyor_engine.execution.rows import Rows, to_device
+from conveyor_engine.execution.sampling.processor import Samples
 from conveyor_engine.wire.step import StepPlan
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
-
-
-@dataclass(slots=True)
-class Samples:
-    """Where a step samples: one entry for each row of logits, in the plan's order."""
-
-    rows: list[int]  # whose logits they are
-    positions: Int64  # of the tokens to be sampled
-    device_rows: torch.Tensor  # the same on the device, int64
-    device_positions: torch.Tensor
 
 
 @dataclass(slots=True)
@@ -59,7 +50,7 @@ def build_batch(plan: StepPlan, rows: Rows, block_size: int) -> Batch:
         input_ids=rows.token_ids[token_rows, position_ids].long()[None],
         position_ids=position_ids[None],
         logit_indices=to_device(logit_indices, device),
-        samples=_samples(np.repeat(row_ids, plan.num_logits), positions[logit_indices] + 1, device),
+        samples=Samples.of(np.repeat(row_ids, plan.num_logits), positions[logit_indices] + 1, device),
         metadata=AttentionMetadata(
             query_start_loc=to_device(starts, device),
             seq_lens=to_device(seq_lens, device),
@@ -78,7 +69,3 @@ def _logit_indices(starts: Int32, num_logits: Int64) -> Int64:
     """The last `num_logits` tokens of each row, as indices into the packed tokens."""
     ends = np.cumsum(num_logits)
     return np.arange(ends[-1]) + np.repeat(starts[1:] - ends, num_logits)
-
-
-def _samples(rows: Int64, positions: Int64, device: torch.device) -> Samples:
-    return Samples(rows.tolist(), positions, to_device(rows, device), to_device(positions, device))

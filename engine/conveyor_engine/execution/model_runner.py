@@ -25,9 +25,9 @@ from conveyor_engine.execution.models.loader import load_config, load_model
 from conveyor_engine.execution.models.packed_linear import PackedLinear
 from conveyor_engine.execution.models.probe import probe_layers
 from conveyor_engine.execution.rows import Rows
-from conveyor_engine.execution.sampler import Sampler, peak_bytes
+from conveyor_engine.execution.sampling.sampler import Sampler, peak_bytes
 from conveyor_engine.wire.request import ModelFacts
-from conveyor_engine.wire.step import StepPlan, StepResult
+from conveyor_engine.wire.step import RowSampling, StepPlan, StepResult
 
 # Tokens of one step: enough to saturate the device's matrix units, few enough that decodes do not wait long.
 DEFAULT_BATCHED_TOKENS = {"cpu": 1024, "cuda": 8192}
@@ -77,7 +77,7 @@ class ModelRunner:
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
         )
-        self._sampler = Sampler(self.device)
+        self._sampler = Sampler(max_num_seqs, vocab_size, self.device)
 
     def _load(
         self,
@@ -101,6 +101,9 @@ class ModelRunner:
         """One step: brings the plan's changes in, computes, samples, and keeps what it sampled for the next step."""
         with torch.inference_mode():
             self._rows.apply(plan)
+            for admitted in plan.admitted:
+                assert isinstance(admitted.output, RowSampling)
+                self._sampler.admit(admitted.row, admitted.output)
             batch = build_batch(plan, self._rows, self.facts.block_size)
             return self._compute(plan.number, batch)
 
@@ -108,7 +111,7 @@ class ModelRunner:
         paged = PagedStep(self.backend, batch.metadata)
         logits = self._forward(batch.input_ids, batch.position_ids, batch.logit_indices, paged)
         samples = batch.samples
-        sampled = self._sampler.sample(logits, [self._rows.sampling[row] for row in samples.rows], samples.positions)
+        sampled = self._sampler.sample(logits, samples)
         self._rows.append(samples.device_rows, samples.device_positions, sampled.token_ids)
         logprobs = None if sampled.logprobs is None else sampled.logprobs.tell(len(samples.rows))
         return StepResult(number, sampled.token_ids[:, None].tolist(), logprobs)

@@ -1,19 +1,17 @@
-"""What the device knows of each row between steps: its tokens, its block table, how it samples.
+"""What the device knows of each row between steps: its tokens and its block table.
 
 Used by `model_runner`, which brings each plan's changes in, and writes what a step samples back, so that the next step
 finds its inputs where they were made. Knows rows, not requests.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from conveyor_engine.wire.request import SamplingParams
-from conveyor_engine.wire.step import AdmittedRow, RowSampling, StepPlan
-
-_NOBODY = RowSampling(SamplingParams(), 0)
+from conveyor_engine.wire.step import AdmittedRow, StepPlan
 
 
 class Rows:
@@ -25,7 +23,6 @@ class Rows:
         # One more than the context: the token sampled after the last position has a place, though nobody computes it.
         self.token_ids = torch.zeros((max_num_seqs, max_model_len + 1), dtype=torch.int32, device=device)
         self.block_tables = torch.zeros((max_num_seqs, max_blocks), dtype=torch.int32, device=device)
-        self.sampling = [_NOBODY] * max_num_seqs
         self._num_blocks = [0] * max_num_seqs
 
     def apply(self, plan: StepPlan) -> None:
@@ -39,8 +36,6 @@ class Rows:
         row = admitted.row
         self.token_ids[row, : len(admitted.token_ids)] = self._to_device(admitted.token_ids)
         self.block_tables[row, : len(admitted.block_ids)] = self._to_device(admitted.block_ids)
-        assert isinstance(admitted.output, RowSampling)
-        self.sampling[row] = admitted.output
         self._num_blocks[row] = len(admitted.block_ids)
 
     def _append_blocks(self, new_blocks: Sequence[tuple[int, list[int]]]) -> None:
@@ -60,7 +55,7 @@ class Rows:
         return to_device(np.array(values, dtype=np.int32), self._device)
 
 
-def to_device(array: npt.NDArray[np.int32] | npt.NDArray[np.int64], device: torch.device) -> torch.Tensor:
+def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
     """The same numbers there, without waiting for the device."""
     tensor = torch.from_numpy(array)
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Log probabilities of chosen tokens and of the best ones beside them. Used by `sampler` and `model_runner`.
+"""Log probabilities of chosen tokens and of the best ones beside them. Used by `sampler`; `model_runner` takes them.
 
 Computed on the device with the sample, and made into what callers are told when the step's result is taken.
 """

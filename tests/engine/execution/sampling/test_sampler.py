@@ -10,15 +10,13 @@ import torch
 from tests.engine.builders import EOS, make_state
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from conveyor_engine.execution import sampler as sampler_module
-from conveyor_engine.execution.sampler import Sampler, uniform_numbers
+from conveyor_engine.execution.sampling import cuts
+from conveyor_engine.execution.sampling.draw import uniform_numbers
+from conveyor_engine.execution.sampling.processor import Samples
+from conveyor_engine.execution.sampling.sampler import Sampled, Sampler
 from conveyor_engine.wire.step import RowSampling
 
 PROBABILITIES = (0.4, 0.3, 0.15, 0.1, 0.05)
-
-
-def sampler() -> Sampler:
-    return Sampler(torch.device("cpu"))
 
 
 def row(**params: Any) -> RowSampling:
@@ -26,12 +24,29 @@ def row(**params: Any) -> RowSampling:
     return make_state(**params).sampling
 
 
+def admit(rows: list[RowSampling], vocab_size: int) -> Sampler:
+    """A sampler that has just these rows."""
+    sampler = Sampler(max(1, len(rows)), vocab_size, torch.device("cpu"))
+    for number, sampling in enumerate(rows):
+        sampler.admit(number, sampling)
+    return sampler
+
+
+def samples(num_rows: int, position: int = 4) -> Samples:
+    """One entry for each row, all at one position."""
+    return Samples.of(np.arange(num_rows), np.full(num_rows, position), torch.device("cpu"))
+
+
+def draw(logits: torch.Tensor, rows: list[RowSampling]) -> Sampled:
+    return admit(rows, logits.shape[1]).sample(logits, samples(len(rows)))
+
+
 def sample(
     logits: torch.Tensor, rows: list[RowSampling], position: int = 4, shared: Sampler | None = None
 ) -> list[int]:
-    """The tokens; `position` is that of all of them."""
-    positions = np.full(len(rows), position, dtype=np.int64)
-    tokens: list[int] = (shared or sampler()).sample(logits, rows, positions).token_ids.tolist()
+    """The tokens; `position` is that of all of them. `shared` has the rows already."""
+    sampler = shared or admit(rows, logits.shape[1])
+    tokens: list[int] = sampler.sample(logits, samples(len(rows), position)).token_ids.tolist()
     return tokens
 
 
@@ -61,6 +76,26 @@ def test_temperature_zero_takes_the_best_token() -> None:
 def test_parameters_too_small_for_float32_take_the_best_token(params: dict[str, Any], top_k: int) -> None:
     states = [row(seed=seed, top_k=top_k, **params) for seed in range(50)]
     assert sample(logits_of(0.2, 0.3, 0.5, 0.0, rows=50), states) == [2] * 50
+
+
+@pytest.mark.parametrize(
+    ("params", "tokens"),
+    [
+        ({"temperature": 0.0}, [640, 248, 848, 706, 698, 990, 397, 160]),
+        ({}, [320, 973, 443, 385, 563, 835, 936, 992]),
+        ({"temperature": 0.5}, [334, 965, 450, 367, 536, 845, 936, 992]),
+        ({"top_p": 0.8}, [334, 183, 649, 16, 325, 702, 294, 420]),
+        ({"top_k": 5}, [888, 669, 868, 200, 703, 962, 698, 70]),
+        ({"top_k": 400, "top_p": 0.95, "temperature": 1.5}, [316, 985, 448, 391, 565, 831, 936, 992]),
+    ],
+)
+def test_a_seed_gives_these_very_tokens(params: dict[str, Any], tokens: list[int]) -> None:
+    """Written down when top_k, top_p and temperature were first taken apart: an upgrade repeats old answers."""
+    angles = torch.arange(8 * 1000, dtype=torch.float64) ** 2 * 0.37
+    logits = 6 * angles.sin().float().view(8, 1000)
+    sampler = admit([row(seed=42, **params)] * 8, 1000)
+    entries = Samples.of(np.arange(8), np.arange(8), torch.device("cpu"))
+    assert sampler.sample(logits, entries).token_ids.tolist() == tokens
 
 
 @pytest.mark.parametrize("vocab_size", [128, 1024, 1000])
@@ -123,7 +158,7 @@ def test_each_row_has_its_own_parameters() -> None:
         row(top_p=0.3, seed=3),
     ]
     seen = [set[int]() for _ in rows]
-    shared = sampler()
+    shared = admit(rows, len(PROBABILITIES))
     for step in range(300):
         for index, token_id in enumerate(sample(logits_of(*PROBABILITIES, rows=4), rows, 4 + step, shared)):
             seen[index].add(token_id)
@@ -133,8 +168,8 @@ def test_each_row_has_its_own_parameters() -> None:
 def test_only_rows_that_choose_at_random_are_weighed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weighing is the costly part: exp over the vocabulary, in float32."""
     weighed: list[int] = []
-    draw = sampler_module._draw
-    monkeypatch.setattr(sampler_module, "_draw", lambda *a: (weighed.append(len(a[0])), draw(*a))[1])
+    exp = torch.Tensor.exp_
+    monkeypatch.setattr(torch.Tensor, "exp_", lambda x: (weighed.append(len(x)), exp(x))[1])
     rows = [row(temperature=0) for _ in range(9)] + [row(top_p=0.3), row(), row()]
     assert sample(logits_of(*PROBABILITIES, rows=12), rows)[:10] == [0] * 10
     assert weighed == [2, 1], "those that draw from all tokens, then those that draw from some"
@@ -144,16 +179,16 @@ def test_only_rows_that_choose_at_random_are_weighed(monkeypatch: pytest.MonkeyP
 def test_cuts_beyond_the_first_candidates_look_at_the_whole_vocabulary(
     monkeypatch: pytest.MonkeyPatch, candidates: int
 ) -> None:
-    monkeypatch.setattr(sampler_module, "CANDIDATES", candidates)
+    monkeypatch.setattr(cuts, "CANDIDATES", candidates)
     assert frequencies(top_p=0.86) == expected(0.4, 0.3, 0.15, 0.1, 0)
     assert frequencies(top_k=4, top_p=0.72) == expected(0.4, 0.3, 0, 0, 0), "of all tokens the first two are 0.7"
 
 
 def test_a_large_top_k_makes_nobody_else_look_at_more_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at: list[tuple[int, ...]] = []
-    topk, sort = torch.Tensor.topk, sampler_module._sort_descending
+    topk, sort = torch.Tensor.topk, cuts._sort_descending
     monkeypatch.setattr(torch.Tensor, "topk", lambda x, k, **by: (looked_at.append((len(x), k)), topk(x, k, **by))[1])
-    monkeypatch.setattr(sampler_module, "_sort_descending", lambda x: (looked_at.append(tuple(x.shape)), sort(x))[1])
+    monkeypatch.setattr(cuts, "_sort_descending", lambda x: (looked_at.append(tuple(x.shape)), sort(x))[1])
     rows = [row(top_k=5000), row(top_k=5), row(top_p=0.1), row()]
     sample(torch.randn(4, 6000) * 3, rows)
     assert looked_at == [(3, 256), (1, 6000)]
@@ -167,7 +202,7 @@ def test_a_seed_repeats_its_tokens_whatever_else_is_in_the_batch(params: dict[st
     torch.manual_seed(0)
     logits = (torch.randn(40, 32_000) * 3 * 16).round() / 16  # many equal ones, as in bfloat16
 
-    def draw(neighbours: int) -> list[int]:
+    def drawn_beside(neighbours: int) -> list[int]:
         tokens: list[int] = []
         for step in range(40):
             others = [row(seed=1000 + step, top_k=300 * i, top_p=0.5) for i in range(neighbours)]
@@ -175,8 +210,8 @@ def test_a_seed_repeats_its_tokens_whatever_else_is_in_the_batch(params: dict[st
             tokens.append(sample(batch, [row(seed=7, **params), *others], 4 + step)[0])
         return tokens
 
-    alone = draw(0)
-    assert draw(3) == alone
+    alone = drawn_beside(0)
+    assert drawn_beside(3) == alone
     assert len(set(alone)) > 10
 
 
@@ -188,10 +223,10 @@ def test_a_rows_sum_is_the_same_to_the_bit_whatever_else_is_in_the_batch(vocab_s
     try:
         for _ in range(10):
             weights = torch.rand(2, vocab_size)
-            assert torch.equal(sampler_module._sum(weights)[:1], sampler_module._sum(weights[:1]))
+            assert torch.equal(cuts._sum(weights)[:1], cuts._sum(weights[:1]))
     finally:
         torch.set_num_threads(threads)
-    assert sampler_module._sum(weights).squeeze(1).tolist() == pytest.approx(weights.double().sum(-1).tolist())
+    assert cuts._sum(weights).squeeze(1).tolist() == pytest.approx(weights.double().sum(-1).tolist())
 
 
 def test_without_a_seed_two_requests_differ() -> None:
@@ -234,25 +269,26 @@ def test_each_row_is_held_to_its_own_min_tokens() -> None:
     rows = [row(temperature=0, min_tokens=count, stop_token_ids=(token,)) for count, token in ((1, 4), (2, 5))]
     logits = torch.tensor([[0.0, 1.0, 9.0, 2.0, 8.0, 7.0]]).repeat(2, 1)
     logits[1, 5] = 8.5
-    shared = sampler()
+    shared = admit(rows, 6)
     seen = [sample(logits, rows, position, shared) for position in (4, 5, 6)]
     assert seen == [[5, 4], [EOS, 4], [EOS, EOS]]
 
 
-def test_what_the_rows_ask_for_is_brought_to_the_device_once_and_not_row_by_row() -> None:
+def test_what_the_rows_ask_for_is_done_at_once_and_not_row_by_row() -> None:
     class Operations(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             counted[func.overloadpacket.__name__] += 1
             return func(*args, **(kwargs or {}))
 
-    rows = [row(temperature=0, min_tokens=9, logprobs=1) for _ in range(4)]
-    shared, logits, positions = sampler(), torch.zeros(4, 8), np.full(4, 4)
-    sample(logits, rows, 4, shared)
-    counted: Counter[str] = Counter()
-    with Operations():
-        shared.sample(logits, rows, positions)
-    assert counted["index_put"] == 1
-    assert counted["lift_fresh"] == counted["_to_copy"] == 0, "tensors made of lists"
+    counts = []
+    for rows in (8, 64):
+        asked = [row(temperature=i % 2, min_tokens=9, logprobs=1, top_p=0.9, seed=i) for i in range(rows)]
+        shared, logits = admit(asked, 8), torch.zeros(rows, 8)
+        counted: Counter[str] = Counter()
+        with Operations():
+            shared.sample(logits, samples(rows))
+        counts.append(counted)
+    assert counts[0] == counts[1]
 
 
 def test_log_probabilities_are_the_models_own_and_only_for_those_who_ask() -> None:
@@ -260,7 +296,7 @@ def test_log_probabilities_are_the_models_own_and_only_for_those_who_ask() -> No
         return row(temperature=0.1, top_k=1, **params)
 
     rows = [greedy(logprobs=2), greedy(), greedy(logprobs=0)]
-    logprobs = sampler().sample(logits_of(0.1, 0.6, 0.3, rows=3), rows, np.full(3, 4)).logprobs
+    logprobs = draw(logits_of(0.1, 0.6, 0.3, rows=3), rows).logprobs
     assert logprobs is not None
     first, none, chosen_only = (entries and entries[0] for entries in logprobs.tell(3))
     assert first is not None
@@ -273,7 +309,7 @@ def test_log_probabilities_are_the_models_own_and_only_for_those_who_ask() -> No
 
 
 def test_nobody_asking_for_log_probabilities_gets_none_computed() -> None:
-    assert sampler().sample(logits_of(0.5, 0.5), [row()], np.full(1, 4)).logprobs is None
+    assert draw(logits_of(0.5, 0.5), [row()]).logprobs is None
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

@@ -1,0 +1,1 @@
+"""Chooses each row's next token from its logits."""

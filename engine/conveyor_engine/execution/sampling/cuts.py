@@ -1,0 +1,89 @@
+"""top_k and top_p: the best part of its distribution, from which a row draws.
+
+No processor of logits: it would have to bring the part back into the order of the vocabulary. The draw takes it as
+it is found, best first.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from conveyor_engine.execution.sampling.draw import BLOCK, Choices
+from conveyor_engine.execution.sampling.row_values import RowValues
+from conveyor_engine.wire.request import SamplingParams
+
+CANDIDATES = 256  # the best tokens, looked at first; the vocabulary is sorted only for rows that these do not serve
+SORTED_AT_ONCE = 32  # rows; sorting takes several times the memory of what is sorted
+_LEAST_TOP_P = 1e-6  # keeps the best token alone, as any smaller one does, and is not 0 in float32
+
+
+class Cuts:
+    """Keeps each row's top_k, the vocabulary's size where off, and top_p, 1 where off."""
+
+    def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        self._top_k = RowValues.full(max_num_seqs, vocab_size, np.int64, device)
+        self._top_p = RowValues.full(max_num_seqs, 1, np.float32, device)
+
+    def admit(self, row: int, params: SamplingParams) -> bool:
+        """Whether the row draws from a part only."""
+        top_k = params.top_k if 0 < params.top_k < self._vocab_size else self._vocab_size
+        self._top_k[row] = top_k
+        self._top_p[row] = max(params.top_p, _LEAST_TOP_P)
+        return params.top_p < 1 or top_k < self._vocab_size
+
+    def narrow(self, weights: torch.Tensor, rows: torch.Tensor) -> Iterator[Choices]:
+        """The parts of weights (n, vocabulary), float32, that rows, int64 (n,), draw from.
+
+        An entry that comes twice draws from the later one. Which way a row goes depends on its own parameters and
+        weights, never on the rest of the batch.
+        """
+        top_k, top_p = self._top_k[rows], self._top_p[rows]
+        best, enough = _among_the_best(weights, top_k, top_p)
+        yield best
+        if not bool(enough.all()):
+            for rest in torch.split((~enough).nonzero().squeeze(1), SORTED_AT_ONCE):
+                yield Choices(rest, _among_all(weights[rest], top_k[rest], top_p[rest]))
+
+
+def _among_the_best(weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> tuple[Choices, torch.Tensor]:
+    """Of all rows, and whether each row's cuts lie within the best tokens looked at: bool (rows,).
+
+    top_p is of what top_k has left. How many are looked at is the same for all rows: which of equal tokens `topk` finds
+    depends on it.
+    """
+    vocab_size = weights.shape[1]
+    num_candidates = min(CANDIDATES, vocab_size)
+    best, token_ids = weights.topk(num_candidates, dim=-1)
+    best.masked_fill_(torch.arange(num_candidates, device=weights.device) >= top_k, 0.0)
+    cumulative = best.cumsum(-1)
+    cut_by_k = top_k <= num_candidates
+    total = torch.where(cut_by_k, cumulative[:, -1:], _sum(weights))
+    enough = cut_by_k | (top_k == vocab_size) & (cumulative[:, -1:] >= top_p * total)
+    kept = best.masked_fill(cumulative - best >= top_p * total, 0.0)
+    return Choices(slice(None), kept, token_ids), enough.squeeze(1)
+
+
+def _sum(weights: torch.Tensor) -> torch.Tensor:
+    """Each row's sum, (rows, 1). Block by block: a long row that is alone is rounded otherwise by torch."""
+    num_blocks = weights.shape[1] // BLOCK
+    whole = num_blocks * BLOCK
+    sums = weights[:, :whole].view(len(weights), num_blocks, BLOCK).sum(-1)
+    return torch.cat([sums, weights[:, whole:]], 1).sum(-1, keepdim=True)
+
+
+def _among_all(weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """The weights, 0 where cut. Tokens that tie with the last one that the cuts keep are kept too."""
+    descending = _sort_descending(weights)
+    descending.masked_fill_(torch.arange(weights.shape[1], device=weights.device) >= top_k, 0.0)
+    cumulative = descending.cumsum(-1)
+    kept = cumulative - descending < top_p * cumulative[:, -1:]
+    last = descending.gather(1, kept.sum(-1, keepdim=True).clamp_min(1) - 1)
+    return weights.masked_fill(weights < last, 0.0)
+
+
+def _sort_descending(values: torch.Tensor) -> torch.Tensor:
+    if values.is_cuda:
+        return values.sort(-1, descending=True).values
+    return torch.from_numpy(np.sort(values.numpy(), axis=-1)).flip(-1)  # ten times as fast as torch's on a CPU

@@ -1,0 +1,140 @@
+"""Chooses a token for every row of logits. Vectorised over rows; what no row asks for is skipped.
+
+Used by `model_runner`, which tells it how each row samples when the row is admitted, and then step by step whose
+logits it is given. The order of everything that has a say is `logit_processors`, then `Sampler._draw`.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from conveyor_engine.execution.rows import to_device
+from conveyor_engine.execution.sampling.cuts import SORTED_AT_ONCE, Cuts
+from conveyor_engine.execution.sampling.draw import BLOCK, Choices, uniform_numbers
+from conveyor_engine.execution.sampling.logprobs import Logprobs, compute_logprobs
+from conveyor_engine.execution.sampling.min_tokens import MinTokens
+from conveyor_engine.execution.sampling.processor import Int64, LogitProcessor, Pipeline, Samples
+from conveyor_engine.execution.sampling.temperature import GREEDY_BELOW, Temperature
+from conveyor_engine.wire.step import RowSampling
+
+_GREEDY, _DRAWS_FROM_ALL, _DRAWS_FROM_PART = range(3)
+_NO_LOGPROBS = -1
+
+
+def logit_processors(max_num_seqs: int, device: torch.device) -> list[LogitProcessor]:
+    """In the order in which they act. After them come top_k and top_p, which `Cuts` makes part of the draw."""
+    return [
+        MinTokens(max_num_seqs, device),
+        # Whatever else may make another token the best goes here: bias, penalties, grammar masks.
+        Temperature(max_num_seqs, device),
+        # Whatever is said in terms of the probabilities goes here: min_p.
+    ]
+
+
+def peak_bytes(max_num_seqs: int, vocab_size: int) -> int:
+    """Memory that `Sampler.sample` takes at most beside the logits it is given, at its most demanding parameters."""
+    weighed = max_num_seqs * 3 * 4  # per token of the vocabulary: a copy for the processors, and two in float32
+    in_order = min(max_num_seqs, SORTED_AT_ONCE) * 11 * 4  # copy, sorted with indices and the sort's own, cumulated
+    return (weighed + in_order) * vocab_size
+
+
+@dataclass(slots=True)
+class Sampled:
+    """What was chosen, still on the device."""
+
+    token_ids: torch.Tensor  # int64 (entries,); -1 where the logits are not finite
+    logprobs: Logprobs | None
+
+
+class Sampler:
+    """Keeps of each row how it samples."""
+
+    def __init__(
+        self,
+        max_num_seqs: int,
+        vocab_size: int,
+        device: torch.device,
+        processors: Sequence[LogitProcessor] | None = None,
+    ) -> None:
+        """`processors` in place of `logit_processors`: first those that may change the best token."""
+        if processors is None:
+            processors = logit_processors(max_num_seqs, device)
+        self._device = device
+        self._of_all = Pipeline([p for p in processors if p.changes_best], max_num_seqs)
+        self._of_drawing = Pipeline([p for p in processors if not p.changes_best], max_num_seqs)
+        self._cuts = Cuts(max_num_seqs, vocab_size, device)
+        self._way = np.full(max_num_seqs, _GREEDY, dtype=np.int8)
+        self._seeds = np.zeros(max_num_seqs, dtype=np.uint64)
+        self._num_top_logprobs = np.full(max_num_seqs, _NO_LOGPROBS, dtype=np.int64)
+
+    def admit(self, row: int, sampling: RowSampling) -> None:
+        """From now on the row samples like this."""
+        params = sampling.params
+        self._of_all.admit(row, sampling)
+        self._of_drawing.admit(row, sampling)
+        is_cut = self._cuts.admit(row, params)
+        draws = params.temperature >= GREEDY_BELOW
+        self._way[row] = (_DRAWS_FROM_PART if is_cut else _DRAWS_FROM_ALL) if draws else _GREEDY
+        self._seeds[row] = sampling.seed
+        self._num_top_logprobs[row] = _NO_LOGPROBS if params.logprobs is None else params.logprobs
+
+    def sample(self, logits: torch.Tensor, samples: Samples) -> Sampled:
+        """logits (entries, vocabulary) in any float type, which are left as they are.
+
+        Log probabilities are the model's own, before any processor.
+        """
+        if not len(samples.rows):
+            return Sampled(torch.zeros(0, dtype=torch.int64, device=logits.device), None)
+        processed = self._of_all.apply(logits, samples, in_place=False)
+        best, tokens = _best(processed)
+        for way, entries in self._drawing(samples.rows):
+            index, some = samples.select(entries)
+            tokens[index] = self._draw(processed[index], best[index], some, way)
+        tokens = torch.where(torch.isfinite(best), tokens, -1)
+        return Sampled(tokens, self._logprobs(logits, tokens, samples.rows))
+
+    def _drawing(self, rows: Int64) -> Iterator[tuple[int, Int64]]:
+        """The entries that choose at random, apart by what they draw from. Cuts are costly: nobody else pays them."""
+        ways = self._way[rows]
+        if ways.any():
+            for way in (_DRAWS_FROM_ALL, _DRAWS_FROM_PART):
+                entries = (ways == way).nonzero()[0]
+                if len(entries):
+                    yield way, entries
+
+    def _draw(self, logits: torch.Tensor, best: torch.Tensor, samples: Samples, way: int) -> torch.Tensor:
+        """A random token for each entry, int64 (entries,): the processors that keep the best, the cuts, the draw."""
+        relative = logits.float() - best.float()[:, None]
+        weights = self._of_drawing.apply(relative, samples, in_place=True).exp_()  # the best token has 1
+        uniforms = self._uniforms(samples)
+        if way == _DRAWS_FROM_ALL:
+            return Choices(slice(None), weights).draw(uniforms)
+        tokens = torch.empty_like(samples.device_rows)
+        for choices in self._cuts.narrow(weights, samples.device_rows):
+            tokens[choices.entries] = choices.draw(uniforms[choices.entries])
+        return tokens
+
+    def _uniforms(self, samples: Samples) -> torch.Tensor:
+        """float32 (entries, 1)."""
+        uniforms = uniform_numbers(self._seeds[samples.rows], samples.positions.astype(np.uint64))
+        return to_device(uniforms.astype(np.float32), self._device)[:, None]
+
+    def _logprobs(self, logits: torch.Tensor, tokens: torch.Tensor, rows: Int64) -> Logprobs | None:
+        num_top = self._num_top_logprobs[rows]
+        asked = (num_top != _NO_LOGPROBS).nonzero()[0]
+        if not len(asked):
+            return None
+        num_top_of = dict(zip(asked.tolist(), num_top[asked].tolist(), strict=True))
+        return compute_logprobs(logits, tokens, to_device(asked, self._device), num_top_of)
+
+
+def _best(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Value and index of each row's largest logit. NaN counts as the largest."""
+    rows, vocab_size = logits.shape
+    if logits.is_cuda or vocab_size % BLOCK or not logits.is_contiguous():
+        return logits.max(-1)
+    blocks = logits.view(rows, -1, BLOCK)
+    value, block = blocks.amax(-1).max(-1)
+    return value, block * BLOCK + blocks[torch.arange(rows), block].argmax(-1)
