@@ -25,22 +25,26 @@ class ApiError(RuntimeError):
         self.code = code
 
 
+def read_kubeconfig(path: Path) -> tuple[str, ssl.SSLContext]:
+    """The API server's URL, and the TLS of its user."""
+    import yaml  # here, so that `tools` works before the virtual environment exists
+
+    config = yaml.safe_load(path.read_text())
+    cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
+    tls = ssl.create_default_context(cadata=base64.b64decode(cluster["certificate-authority-data"]).decode())
+    with tempfile.NamedTemporaryFile(suffix=".pem") as pair:
+        for field in ("client-certificate-data", "client-key-data"):
+            pair.write(base64.b64decode(user[field]))
+        pair.flush()
+        tls.load_cert_chain(pair.name)
+    return cluster["server"], tls
+
+
 class Api:
     """Calls as the user of a kubeconfig written by `certificates.write_kubeconfig` (or by kind: same form)."""
 
     def __init__(self, kubeconfig: Path) -> None:
-        import yaml  # here, so that `tools` works before the virtual environment exists
-
-        config = yaml.safe_load(kubeconfig.read_text())
-        cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
-        self._server: str = cluster["server"]
-        authority = base64.b64decode(cluster["certificate-authority-data"]).decode()
-        self._tls = ssl.create_default_context(cadata=authority)
-        with tempfile.NamedTemporaryFile(suffix=".pem") as pair:
-            for field in ("client-certificate-data", "client-key-data"):
-                pair.write(base64.b64decode(user[field]))
-            pair.flush()
-            self._tls.load_cert_chain(pair.name)
+        self._server, self._tls = read_kubeconfig(kubeconfig)
 
     def get(self, path: str) -> Json:
         return self.call("GET", path)

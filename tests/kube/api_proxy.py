@@ -1,34 +1,23 @@
 """A plain HTTP door to the API server that can lose events, end watches, and be shut."""
 
 import asyncio
-import base64
 import contextlib
 import json
-import ssl
-import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
-import yaml
 from aiohttp import web
 from tests.connector import ApiServerConnector
+
+from e2e.cluster.api import read_kubeconfig
 
 
 class ApiProxy:
     """Passes everything on until a test says otherwise. Counts the requests of each kind, and those that it refused."""
 
     def __init__(self, kubeconfig: Path) -> None:
-        config = yaml.safe_load(kubeconfig.read_text())
-        cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
-        self._server: str = cluster["server"]
-        authority = base64.b64decode(cluster["certificate-authority-data"]).decode()
-        self._tls = ssl.create_default_context(cadata=authority)
-        with tempfile.NamedTemporaryFile(suffix=".pem") as pair:
-            for field in ("client-certificate-data", "client-key-data"):
-                pair.write(base64.b64decode(user[field]))
-            pair.flush()
-            self._tls.load_cert_chain(pair.name)
+        self._server, self._tls = read_kubeconfig(kubeconfig)
         self.loses_events = False
         self.lost = b""  # the events that it has lost
         self.is_shut = False

@@ -6,9 +6,7 @@ included, in the words of RBAC.
 """
 
 import asyncio
-import base64
 import re
-import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +17,8 @@ from pathlib import Path
 import yaml
 from aiohttp import ClientSession, ClientTimeout, web
 from tests.connector import ApiServerConnector
+
+from e2e.cluster.api import read_kubeconfig
 
 _HOP_HEADERS = {"connection", "keep-alive", "transfer-encoding", "content-length", "content-encoding", "host"}
 _PATH = re.compile(
@@ -65,9 +65,7 @@ class ApiProxy:
     """`url` and `kubeconfig` are valid within `running`."""
 
     def __init__(self, kubeconfig: Path) -> None:
-        config = yaml.safe_load(kubeconfig.read_text())
-        self._server: str = config["clusters"][0]["cluster"]["server"]
-        self._tls = _client_tls(config, kubeconfig.parent)
+        self._server, self._tls = read_kubeconfig(kubeconfig)
         self._thread = threading.Thread(target=self._serve, name="api proxy", daemon=True)
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
@@ -218,12 +216,3 @@ def parse_call(request: web.Request) -> Call:
         verb, match["group"] or "", match["resource"], match["subresource"] or "", match["namespace"] or "",
         match["name"] or "",
     )  # fmt: skip
-
-
-def _client_tls(config: dict, folder: Path) -> ssl.SSLContext:
-    cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
-    context = ssl.create_default_context(cadata=base64.b64decode(cluster["certificate-authority-data"]).decode())
-    pair = folder / "proxy-client.pem"
-    pair.write_bytes(base64.b64decode(user["client-certificate-data"]) + base64.b64decode(user["client-key-data"]))
-    context.load_cert_chain(pair)
-    return context

@@ -112,6 +112,11 @@ class Space:
         selector = f"{names.INFERENCE_SERVICE_LABEL}={name}"
         return {(kind, o["metadata"]["name"]) for kind in CHILD_KINDS for o in self.list(kind, selector)}
 
+    def config_maps(self, name: str = "qwen") -> set[str]:
+        """The names of the service's."""
+        selector = f"{names.INFERENCE_SERVICE_LABEL}={name}"
+        return {o["metadata"]["name"] for o in self.list("ConfigMap", selector)}
+
     def wait_children(self, name: str, timeout: float = 30) -> set[tuple[str, str]]:
         """Until Deployment and PodDisruptionBudget, which is applied after it, are there."""
         wanted = {("Deployment", f"{name}-engine"), ("PodDisruptionBudget", f"{name}-engine")}
