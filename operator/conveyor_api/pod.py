@@ -14,7 +14,15 @@ Device = Literal["CUDA", "Auto"]
 Dtype = Literal["Auto", "Float32", "BFloat16", "Float16"]
 
 # The engine's settings that no field of the resource governs; the rest of its environment follows the spec.
-FREE_ENGINE_SETTINGS: Final = ("ATTENTION_BACKEND", "LOG_FORMAT", "NUM_THREADS", "PADDING", "PREFIX_CACHING", "WARMUP")
+FREE_ENGINE_SETTINGS: Final = (
+    "ATTENTION_BACKEND",
+    "LOG_FORMAT",
+    "NUM_THREADS",
+    "PADDING",
+    "PREFIX_CACHING",
+    "TASK",
+    "WARMUP",
+)
 
 _ENV_PATTERN: Final = "^[A-Za-z_][A-Za-z0-9_]*$"
 _RESERVED_PATTERN: Final = f"^{names.ENGINE_ENV_PREFIX}({'|'.join(FREE_ENGINE_SETTINGS)})$"

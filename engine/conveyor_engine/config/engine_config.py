@@ -26,6 +26,7 @@ Device = Literal["cuda", "cpu", "auto"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 BatchingMode = Literal["none", "static", "dynamic", "continuous"]
 Padding = Literal["none", "real"]
+TaskName = Literal["auto", "generate", "embed"]
 SamplingDefaultsSource = Literal["model", "openai"]
 AttentionBackendName = Literal["auto", "torch", "native", "triton"]
 
@@ -40,6 +41,12 @@ class EngineConfig:
     model: str = required("path of a model directory", WORDS)
     served_model_name: str | None = setting(
         None, "the name that requests use; default: the name of the model's directory", optional(WORDS)
+    )
+    task: TaskName = setting(
+        "auto",
+        "what the model does; auto = embed if its directory has modules.json, or if config.json names an encoder "
+        "(BertModel, BertForMaskedLM), else generate",
+        literal(TaskName),
     )
     device: Device = setting("cuda", "where to run; auto = cuda if there is one, else cpu", literal(Device))
     dtype: Dtype = setting(

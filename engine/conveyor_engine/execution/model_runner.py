@@ -5,7 +5,6 @@ KV caches and the rows; knows nothing of requests, queues or policies. A forward
 batches would go into `_forward`.
 """
 
-import os
 import time
 from collections.abc import Callable
 
@@ -13,13 +12,21 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from conveyor_engine.config.engine_config import EngineConfig
-from conveyor_engine.errors import ConfigError, ModelError
+from conveyor_engine.errors import ModelError
 from conveyor_engine.execution import machine
 from conveyor_engine.execution.attention.backend import LayerShape
 from conveyor_engine.execution.attention.interface import Paged, PagedStep, Probe
 from conveyor_engine.execution.attention.select import select_backend
 from conveyor_engine.execution.batch import Batch, build_batch
 from conveyor_engine.execution.kv_budget import plan_num_blocks
+from conveyor_engine.execution.limits import (
+    choose_batch_limits,
+    choose_max_model_len,
+    dtype_name,
+    find_context,
+    free_cached_memory,
+    set_num_threads,
+)
 from conveyor_engine.execution.models.fuse import fuse_model
 from conveyor_engine.execution.models.loader import load_config, load_model
 from conveyor_engine.execution.models.packed_linear import PackedLinear
@@ -29,9 +36,6 @@ from conveyor_engine.execution.sampling.sampler import Sampler, peak_bytes
 from conveyor_engine.wire.request import ModelFacts
 from conveyor_engine.wire.step import RowSampling, StepPlan, StepResult
 
-# Tokens of one step: enough to saturate the device's matrix units, few enough that decodes do not wait long.
-DEFAULT_BATCHED_TOKENS = {"cpu": 1024, "cuda": 8192}
-
 
 class ModelRunner:
     """One model on one device, ready to run after construction (but for warm-up, which is `loop.core`'s)."""
@@ -40,11 +44,11 @@ class ModelRunner:
         """Loads the model and makes the KV caches. Raises ConfigError or ModelError."""
         self.device = machine.choose_device(config.device)
         if self.device.type == "cpu":
-            _set_num_threads(config.num_threads)
+            set_num_threads(config.num_threads)
         model_config = load_config(config.model)
         dtype = machine.choose_dtype(config.dtype, self.device, model_config)
-        max_model_len = _choose_max_model_len(config, model_config)
-        max_num_seqs, max_num_batched_tokens = _choose_batch_limits(config, self.device)
+        max_model_len = choose_max_model_len(config, find_context(model_config))
+        max_num_seqs, max_num_batched_tokens = choose_batch_limits(config, self.device)
         self.model, layers = self._load(config, model_config, dtype, progress)
         self._rows = Rows(max_num_seqs, max_model_len, config.block_size, self.device)
         self.backend = select_backend(config.attention_backend, self.device, dtype, config.block_size)
@@ -69,7 +73,7 @@ class ModelRunner:
             max_model_len=max_model_len,
             vocab_size=vocab_size,
             eos_token_ids=_eos_token_ids(self.model, vocab_size),
-            dtype=_dtype_name(dtype),
+            dtype=dtype_name(dtype),
             device=str(self.device),
             attention_backend=self.backend.name,
             num_kv_blocks=num_blocks,
@@ -88,7 +92,7 @@ class ModelRunner:
     ) -> tuple[PreTrainedModel, list[LayerShape]]:
         """The model, with our own layers where they compute the same, and its layers' geometry."""
         started = time.monotonic()
-        progress(f"event=model_loading path={config.model} device={self.device} dtype={_dtype_name(dtype)}")
+        progress(f"event=model_loading path={config.model} device={self.device} dtype={dtype_name(dtype)}")
         model = load_model(config.model, model_config, dtype, self.device)
         layers = probe_layers(model, self.device)
         if config.attention_backend != "torch":  # torch = the plain reference throughout
@@ -123,9 +127,7 @@ class ModelRunner:
 
     def free_memory(self) -> None:
         """Gives cached memory back to the device after a step that failed. Raises if the device is broken."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-            torch.cuda.empty_cache()
+        free_cached_memory(self.device)
 
     def _forward(
         self, input_ids: torch.Tensor, position_ids: torch.Tensor, sample_rows: torch.Tensor, paged: Paged
@@ -155,45 +157,6 @@ class ModelRunner:
         peak = torch.cuda.max_memory_allocated(self.device) - before
         torch.cuda.empty_cache()
         return int(peak)
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _set_num_threads(num_threads: int | None) -> None:
-    """The CPU limit's worth of threads, unless told otherwise by the configuration or by OMP_NUM_THREADS."""
-    if num_threads is not None:
-        torch.set_num_threads(num_threads)
-    elif "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(machine.num_cpus())
-
-
-def _choose_max_model_len(config: EngineConfig, model_config: PretrainedConfig) -> int:
-    limit = getattr(model_config.get_text_config(), "max_position_embeddings", None)
-    if config.max_model_len is None:
-        if limit is None:
-            raise ConfigError("the model's config.json does not say how long its context may be; set `max_model_len`")
-        return int(limit)
-    if limit is not None and config.max_model_len > limit:
-        raise ConfigError(
-            f"`max_model_len` is {config.max_model_len}, but the model was made for at most {limit} tokens; lower it"
-        )
-    return config.max_model_len
-
-
-def _choose_batch_limits(config: EngineConfig, device: torch.device) -> tuple[int, int]:
-    """(max_num_seqs, max_num_batched_tokens)."""
-    max_num_seqs = 1 if config.batching_mode == "none" else config.max_num_seqs
-    tokens = config.max_num_batched_tokens
-    if tokens is None:
-        tokens = max(DEFAULT_BATCHED_TOKENS[device.type], max_num_seqs)
-    if tokens < max_num_seqs:
-        raise ConfigError(
-            f"`max_num_batched_tokens` is {tokens}, less than `max_num_seqs`, which is {max_num_seqs}: "
-            "a step must have room for one token of each request"
-        )
-    return max_num_seqs, tokens
 
 
 def _eos_token_ids(model: PreTrainedModel, vocab_size: int) -> tuple[int, ...]:

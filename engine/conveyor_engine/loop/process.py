@@ -19,7 +19,7 @@ from queue import Empty, SimpleQueue
 
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import InvalidRequest, Overloaded, StartError
-from conveyor_engine.execution.model_runner import ModelRunner
+from conveyor_engine.execution.build import build_runner
 from conveyor_engine.logs import configure_logging
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.text.tokenizer import Tokenizer
@@ -217,7 +217,7 @@ def _load(config: EngineConfig, channel: Channel) -> EngineCore:
     def progress(line: str) -> None:
         channel.send(Progress(line))
 
-    return EngineCore(config, ModelRunner(config, progress), progress, tokenizer)
+    return EngineCore(config, build_runner(config, progress), progress, tokenizer)
 
 
 def _reason(error: Exception) -> str:

@@ -31,6 +31,7 @@ class AttentionSpec:
     scaling: float
     sliding_window: int | None
     softcap: float | None
+    causal: bool = True  # else each token sees the whole sequence: `packed` alone computes that
 
 
 @dataclass(slots=True)

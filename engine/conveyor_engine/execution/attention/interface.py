@@ -7,7 +7,7 @@ No mask function is registered: the mask is None, causality comes from the metad
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from transformers import AttentionInterface
@@ -23,6 +23,11 @@ HARMLESS = frozenset({"position_ids", "use_cache", "output_router_logits", "outp
 class Paged(Protocol):
     """What travels as `paged`: takes one layer's packed tensors (T, heads, dim), gives (T, H, Dv)."""
 
+    @property
+    def runs_bidirectional(self) -> bool:
+        """Whether a layer that is not causal may ask."""
+        ...
+
     def attend(
         self, spec: AttentionSpec, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor: ...
@@ -34,6 +39,7 @@ class PagedStep:
 
     backend: AttentionBackend
     metadata: AttentionMetadata
+    runs_bidirectional: ClassVar[bool] = False
 
     def attend(self, spec: AttentionSpec, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         self.backend.write_kv(spec.layer, key, value, self.metadata)
@@ -44,11 +50,14 @@ class PagedStep:
 class Probe:
     """Records each layer's geometry, in place of attention. `calls` counts the calls per layer."""
 
+    runs_bidirectional: bool = False
     shapes: dict[int, LayerShape] = field(default_factory=dict)
     calls: dict[int, int] = field(default_factory=dict)
+    is_causal: bool = True  # in every layer
 
     def attend(self, spec: AttentionSpec, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         self.calls[spec.layer] = self.calls.get(spec.layer, 0) + 1
+        self.is_causal &= spec.causal
         self.shapes[spec.layer] = LayerShape(
             num_heads=query.shape[1], num_kv_heads=key.shape[1], head_dim=key.shape[2], value_dim=value.shape[2]
         )
@@ -75,7 +84,8 @@ def paged_attention(
     """
     if paged is None:
         raise ModelError(f"{type(module).__name__} does not hand keyword arguments through to its attention")
-    if attention_mask is not None or is_causal is False or not getattr(module, "is_causal", True):
+    causal = is_causal is not False and getattr(module, "is_causal", True)
+    if attention_mask is not None or not (causal or paged.runs_bidirectional):
         raise ModelError(f"{type(module).__name__} is not plainly causal: this engine runs causal attention only")
     for name, value_ in unknown.items():
         if value_ is not None and name not in HARMLESS:
@@ -84,7 +94,8 @@ def paged_attention(
             )
     layer = module.layer_idx
     assert isinstance(layer, int)
-    spec = AttentionSpec(layer, query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap)
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    spec = AttentionSpec(layer, scaling, sliding_window, softcap, causal)
     out = paged.attend(spec, *(x[0].transpose(0, 1) for x in (query, key, value)))
     return out.unsqueeze(0), None
 

@@ -37,11 +37,11 @@ class TorchPaged(SlotCaches):
             # The first query sees nothing before its window, and those after it even less.
             first = max(0, seq_len - (end - begin) + 1 - spec.sliding_window) if spec.sliding_window else 0
             slots = slots[first:]
-            out[begin:end] = _attend_one(query[begin:end], keys[slots], values[slots], spec)
+            out[begin:end] = attend_one(query[begin:end], keys[slots], values[slots], spec)
         return out
 
 
-def _attend_one(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
+def attend_one(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
     """query (n, H, D) at the last n of the L positions of key (L, Hkv, D), value (L, Hkv, Dv) -> (n, H, Dv)."""
     num_queries, num_heads, head_dim = query.shape
     num_keys, num_kv_heads, _ = key.shape

@@ -10,9 +10,10 @@ from typing import Any
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import PretrainedConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING
 
 from conveyor_engine.errors import ModelError
+from conveyor_engine.wire.request import Task
 
 # What transformers raises over a config.json or weights that do not make sense.
 TRANSFORMERS_ERRORS = (
@@ -29,14 +30,12 @@ def on_one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
-def check_config(config: PretrainedConfig) -> None:
+def check_config(config: PretrainedConfig, task: Task) -> None:
     """Refuses what the configuration alone gives away."""
     kind = config.model_type
     if getattr(config, "is_encoder_decoder", False):
-        raise ModelError(f"{kind} is an encoder-decoder; this engine runs decoder-only language models")
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise ModelError(f"{kind} has no causal language model in transformers; this engine runs only those")
-    model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+        raise ModelError(f"{kind} is an encoder-decoder; this engine runs decoder-only language models and encoders")
+    model_class = _model_class(config, task)
     if not model_class._can_set_attn_implementation():
         raise ModelError(
             f"{model_class.__name__} does not use transformers' attention interface, so this engine cannot run it"
@@ -53,6 +52,15 @@ def check_config(config: PretrainedConfig) -> None:
         raise ModelError(
             f"{kind} uses RoPE scaling of type {', '.join(refused)}, which depends on the batch and is not supported"
         )
+
+
+def _model_class(config: PretrainedConfig, task: Task) -> Any:
+    if task is Task.GENERATE and type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    if task is Task.EMBED and type(config) in MODEL_MAPPING and config is config.get_text_config():
+        return MODEL_MAPPING[type(config)]
+    what = "causal language model" if task is Task.GENERATE else "text encoder"
+    raise ModelError(f"{config.model_type} has no {what} in transformers; this engine runs only those to {task}")
 
 
 def _rope_types(config: PretrainedConfig) -> set[str]:

@@ -7,18 +7,20 @@ but answer wrongly is refused by `checks`.
 import logging
 import warnings
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from conveyor_engine.errors import ModelError
 from conveyor_engine.execution.attention import interface
 from conveyor_engine.execution.models import checks
+from conveyor_engine.wire.request import Task
 
 
-def load_config(path: str) -> PretrainedConfig:
-    """The configuration of the text model in directory `path`. Raises ModelError."""
+def load_config(path: str, task: Task = Task.GENERATE) -> PretrainedConfig:
+    """The configuration of the text model in directory `path`, if it has this task. Raises ModelError."""
     directory = Path(path)
     if not (directory / "config.json").is_file():
         message = f"{path} is not a model directory: it has no config.json"
@@ -27,12 +29,18 @@ def load_config(path: str) -> PretrainedConfig:
         config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except checks.TRANSFORMERS_ERRORS as error:
         raise ModelError(f"{path}/config.json cannot be used: {checks.on_one_line(error)}") from error
-    checks.check_config(config)
+    checks.check_config(config, task)
     return config
 
 
-def load_model(path: str, config: PretrainedConfig, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
-    """The model, in evaluation mode, on `device`, every weight from the checkpoint. Raises ModelError."""
+def load_model(
+    path: str, config: PretrainedConfig, dtype: torch.dtype, device: torch.device, task: Task = Task.GENERATE
+) -> PreTrainedModel:
+    """The model, in evaluation mode, on `device`, every weight from the checkpoint. Raises ModelError.
+
+    One that embeds has no head: its hidden states are what counts.
+    """
+    auto_class = AutoModelForCausalLM if task is Task.GENERATE else AutoModel
     _check_safetensors(Path(path))
     interface.register()
     transformers_logging.set_verbosity_error()  # what it would warn about is checked, and refused, here
@@ -41,7 +49,7 @@ def load_model(path: str, config: PretrainedConfig, dtype: torch.dtype, device: 
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module=r"transformers\..*")
-            model, info = AutoModelForCausalLM.from_pretrained(
+            model, info = auto_class.from_pretrained(
                 Path(path),
                 config=config,
                 dtype=dtype,
@@ -59,8 +67,17 @@ def load_model(path: str, config: PretrainedConfig, dtype: torch.dtype, device: 
         ) from error
     except checks.TRANSFORMERS_ERRORS as error:
         raise ModelError(f"the model in {path} cannot be loaded: {checks.on_one_line(error)}") from error
+    if task is Task.EMBED:
+        _drop_pooler(model, info)
     checks.check_weights(path, info)
     return model
+
+
+def _drop_pooler(model: PreTrainedModel, loading_info: dict[str, Any]) -> None:
+    """A dense layer over the first token, for classifiers: an embedding never uses it, and checkpoints may lack it."""
+    if getattr(model, "pooler", None) is not None:
+        model.pooler = None
+        loading_info["missing_keys"] = {k for k in loading_info["missing_keys"] if not k.startswith("pooler.")}
 
 
 def _check_safetensors(directory: Path) -> None:

@@ -14,8 +14,13 @@ from conveyor_engine.execution.models import checks
 
 def probe_layers(model: PreTrainedModel, device: torch.device) -> list[LayerShape]:
     """Geometry of layers 0..n-1. Raises ModelError if some layer does not call our attention exactly once."""
+    probe = run_probe(model, Probe(), device)
+    return [probe.shapes[layer] for layer in sorted(probe.shapes)]
+
+
+def run_probe(model: PreTrainedModel, probe: Probe, device: torch.device) -> Probe:
+    """What it saw. Raises ModelError if some layer does not call our attention exactly once."""
     name = type(model).__name__
-    probe = Probe()
     run_forward(model, torch.arange(2, device=device), probe)
     num_layers = model.config.get_text_config().num_hidden_layers
     expected = dict.fromkeys(range(num_layers), 1)
@@ -24,7 +29,7 @@ def probe_layers(model: PreTrainedModel, device: torch.device) -> list[LayerShap
             f"{name} has {num_layers} layers, but called paged attention in layers {sorted(probe.calls)}, "
             f"{sum(probe.calls.values())} times in all: this engine cannot run it"
         )
-    return [probe.shapes[layer] for layer in range(num_layers)]
+    return probe
 
 
 def run_forward(model: PreTrainedModel, positions: torch.Tensor, paged: Paged) -> None:
@@ -35,8 +40,8 @@ def run_forward(model: PreTrainedModel, positions: torch.Tensor, paged: Paged) -
                 input_ids=torch.zeros_like(positions)[None],
                 position_ids=positions[None],
                 use_cache=False,
-                logits_to_keep=positions.new_zeros(1),
                 paged=paged,
+                **({} if model.get_output_embeddings() is None else {"logits_to_keep": positions.new_zeros(1)}),
             )
     except checks.TRANSFORMERS_ERRORS as error:
         what = f"a forward of {len(positions)} tokens through {type(model).__name__}"

@@ -6,7 +6,7 @@ compared too, and a difference before it cannot be hidden behind it.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -48,6 +48,7 @@ class Recorder:
 
     scale: float
     calls: list[Attended] = field(default_factory=list)
+    runs_bidirectional: ClassVar[bool] = True  # whether it may has been seen before
 
     def attend(self, spec: AttentionSpec, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         self.calls.append(Attended(spec, query, key, value))

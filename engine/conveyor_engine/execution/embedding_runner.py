@@ -1,0 +1,152 @@
+"""Runs plans of a model that embeds: whole prompts, packed -> one forward -> a vector each.
+
+Built once by `loop.process`, in place of `model_runner`: the `loop.executor` of one device for the other task. Nothing
+is kept between steps: no KV cache, no rows. Eager torch on every device.
+"""
+
+import time
+from collections.abc import Callable
+from itertools import accumulate, chain
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+
+from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.errors import ConfigError
+from conveyor_engine.execution import machine
+from conveyor_engine.execution.attention.interface import Probe
+from conveyor_engine.execution.attention.packed import Packed
+from conveyor_engine.execution.limits import (
+    choose_batch_limits,
+    choose_max_model_len,
+    dtype_name,
+    find_context,
+    free_cached_memory,
+    set_num_threads,
+)
+from conveyor_engine.execution.models.fuse import fuse_model
+from conveyor_engine.execution.models.loader import load_config, load_model
+from conveyor_engine.execution.models.packing import find_first_position
+from conveyor_engine.execution.models.probe import run_probe
+from conveyor_engine.execution.models.sentence_files import read_pooling
+from conveyor_engine.execution.pooling import finish, pool
+from conveyor_engine.wire.request import EmbeddingFacts, ModelFacts, PoolingParams, Task
+from conveyor_engine.wire.step import AdmittedRow, StepPlan, StepResult
+
+_ATTENTION = "packed"
+
+
+class EmbeddingRunner:
+    """One model on one device, ready to run after construction."""
+
+    def __init__(self, config: EngineConfig, progress: Callable[[str], None] = lambda _: None) -> None:
+        """Loads the model. Raises ConfigError or ModelError."""
+        _check(config)
+        self.device = machine.choose_device(config.device)
+        if self.device.type == "cpu":
+            set_num_threads(config.num_threads)
+        model_config = load_config(config.model, Task.EMBED)
+        dtype = machine.choose_dtype(config.dtype, self.device, model_config)
+        self._pooling = read_pooling(Path(config.model))
+        max_num_seqs, max_num_batched_tokens = choose_batch_limits(config, self.device)
+        self.model = self._load(config, model_config, dtype, progress)
+        positions = find_context(model_config)
+        limit = None if positions is None else positions - self._first_position
+        if config.max_model_len is None and limit is not None and self._pooling.max_seq_length is not None:
+            limit = min(limit, self._pooling.max_seq_length)
+        self.facts = ModelFacts(
+            max_model_len=choose_max_model_len(config, limit),
+            vocab_size=self.model.get_input_embeddings().num_embeddings,
+            eos_token_ids=(),
+            dtype=dtype_name(dtype),
+            device=str(self.device),
+            attention_backend=_ATTENTION,
+            num_kv_blocks=0,
+            block_size=config.block_size,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            embedding=_describe(model_config, self._size),
+        )
+        progress(f"event=pooling_chosen mode={self._mode} normalizes={str(self._pooling.normalizes).lower()}")
+
+    def _load(
+        self,
+        config: EngineConfig,
+        model_config: PretrainedConfig,
+        dtype: torch.dtype,
+        progress: Callable[[str], None],
+    ) -> PreTrainedModel:
+        """The model, with our own layers where they compute the same, and what it tells of itself."""
+        started = time.monotonic()
+        progress(f"event=model_loading path={config.model} device={self.device} dtype={dtype_name(dtype)} task=embed")
+        model = load_model(config.model, model_config, dtype, self.device, Task.EMBED)
+        probe = run_probe(model, Probe(runs_bidirectional=True), self.device)
+        self._mode = self._pooling.mode or ("last" if probe.is_causal else "mean")
+        self._first_position = find_first_position(model)
+        if config.attention_backend != "torch":  # torch = transformers' own modules throughout
+            fused = fuse_model(model)
+            progress("event=model_fused " + " ".join(f"{kind}={count}" for kind, count in fused.items()))
+        self._size = int(model_config.hidden_size)
+        progress(f"event=model_loaded layers={len(probe.shapes)} seconds={time.monotonic() - started:.1f}")
+        return model
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """One step: each row's prompt, which the plan brings, is computed whole and forgotten."""
+        brought = {row.row: row for row in plan.admitted}
+        prompts = [brought[row] for row in plan.rows]
+        with torch.inference_mode():
+            pooled = self._pool([prompt.token_ids for prompt in prompts]).cpu().numpy()
+        return StepResult(plan.number, [], vectors=[self._finish(*pair) for pair in zip(pooled, prompts, strict=True)])
+
+    def _finish(self, vector: npt.NDArray[np.float32], prompt: AdmittedRow) -> bytes:
+        assert isinstance(prompt.output, PoolingParams)
+        return finish(vector, prompt.output.dimensions, normalizes=self._pooling.normalizes)
+
+    def _pool(self, prompts: list[list[int]]) -> torch.Tensor:
+        """-> float32 (prompts, hidden)."""
+        starts = [0, *accumulate(map(len, prompts))]
+        first = self._first_position
+        positions = chain.from_iterable(range(first, first + len(prompt)) for prompt in prompts)
+        hidden: torch.Tensor = self.model(
+            input_ids=torch.tensor([list(chain.from_iterable(prompts))], device=self.device),
+            position_ids=torch.tensor([list(positions)], device=self.device),
+            use_cache=False,
+            paged=Packed(starts),
+        ).last_hidden_state
+        return pool(hidden[0], starts, self._mode)
+
+    @property
+    def long_decode_tokens(self) -> int:
+        """The longest prompt: it may exceed the budget of a step, and then has one to itself."""
+        return self.facts.max_model_len
+
+    def free_memory(self) -> None:
+        """Gives cached memory back to the device after a step that failed. Raises if the device is broken."""
+        free_cached_memory(self.device)
+
+
+def _check(config: EngineConfig) -> None:
+    """Refuses what means something to the other task only."""
+    if config.attention_backend not in ("auto", "torch"):
+        raise ConfigError(
+            f"`attention_backend: {config.attention_backend}` reads a KV cache, and a model that embeds has none; "
+            "use `attention_backend: auto`"
+        )
+    if config.padding == "real":
+        raise ConfigError(
+            "`padding: real` is set, but a batch of prompts to embed is packed in every mode; leave it out"
+        )
+
+
+def _describe(model_config: PretrainedConfig, size: int) -> EmbeddingFacts:
+    """With the fields of config.json that vLLM reads: `is_matryoshka`, `matryoshka_dimensions`."""
+    named = getattr(model_config, "matryoshka_dimensions", None)
+    named = tuple(d for d in named if type(d) is int and 1 <= d <= size) if isinstance(named, list | tuple) else ()
+    return EmbeddingFacts(
+        size=size,
+        is_matryoshka=bool(named) or getattr(model_config, "is_matryoshka", False) is True,
+        matryoshka_dimensions=named,
+    )

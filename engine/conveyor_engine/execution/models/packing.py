@@ -1,0 +1,55 @@
+"""Whether a model computes packed sequences as it computes each alone; and from which position on it counts.
+
+Called by `embedding_runner` once, after loading and before `fuse`. Families differ in what they derive from a batch by
+themselves: masks, relative positions, and where positions begin (RoBERTa's at the padding token's id, plus one).
+"""
+
+from random import Random
+
+import torch
+from transformers import PreTrainedModel
+
+from conveyor_engine.errors import ModelError
+from conveyor_engine.execution.attention import interface
+from conveyor_engine.execution.attention.packed import Packed
+from conveyor_engine.execution.models import checks
+from conveyor_engine.execution.models.trial import same
+
+_LENGTHS = (3, 6)
+
+
+def find_first_position(model: PreTrainedModel) -> int:
+    """The position of a sequence's first token. Raises ModelError if packing changes what the model computes."""
+    padding = getattr(model.config, "pad_token_id", None)
+    random = Random(0)
+    token_ids = [token_id for token_id in range(model.get_input_embeddings().num_embeddings) if token_id != padding]
+    prompts = [torch.tensor(random.choices(token_ids, k=length), device=model.device) for length in _LENGTHS]
+    try:
+        with torch.inference_mode():
+            alone = torch.cat([_compute_alone(model, prompt) for prompt in prompts])
+            for first in (0, *([padding + 1] if isinstance(padding, int) and padding >= 0 else [])):
+                if same(alone, _compute_packed(model, prompts, first)):
+                    return first
+    except checks.TRANSFORMERS_ERRORS as error:
+        raise ModelError(f"{type(model).__name__} cannot be run packed: {checks.on_one_line(error)}") from error
+    raise ModelError(
+        f"{type(model).__name__} computes something else when sequences lie packed one after another: this engine "
+        "cannot run it"
+    )
+
+
+def _compute_alone(model: PreTrainedModel, prompt: torch.Tensor) -> torch.Tensor:
+    """(n,) -> (n, hidden), in transformers' own way."""
+    model.set_attn_implementation("eager")
+    hidden: torch.Tensor = model(input_ids=prompt[None], use_cache=False).last_hidden_state[0]
+    model.set_attn_implementation(interface.IMPLEMENTATION)
+    return hidden
+
+
+def _compute_packed(model: PreTrainedModel, prompts: list[torch.Tensor], first: int) -> torch.Tensor:
+    positions = torch.cat([torch.arange(first, first + len(prompt), device=model.device) for prompt in prompts])
+    starts = [0, len(prompts[0]), len(prompts[0]) + len(prompts[1])]
+    hidden: torch.Tensor = model(
+        input_ids=torch.cat(prompts)[None], position_ids=positions[None], use_cache=False, paged=Packed(starts)
+    ).last_hidden_state[0]
+    return hidden

@@ -1,0 +1,108 @@
+"""What the files in a model's directory say of its task, and of how it embeds. Read once, by `loop.process`.
+
+An embedding model comes with sentence-transformers' files beside config.json: `modules.json` names the steps from text
+to vector, `1_Pooling/config.json` says how hidden states become one. Where they are missing, see `Pooling`. What they
+ask beyond that is refused: it would be another vector. No torch.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.errors import ModelError
+from conveyor_engine.wire.request import Task
+
+PoolingMode = Literal["cls", "mean", "last"]
+MODULES_FILE = "modules.json"
+LIMITS_FILE = "sentence_bert_config.json"
+_FOLDER = re.compile(r"[\w-]+")
+# Both of sentence-transformers' words for each: the newer value, the older flag.
+_MODES: dict[str, PoolingMode] = {
+    "cls": "cls", "mean": "mean", "lasttoken": "last",
+    "pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean", "pooling_mode_lasttoken": "last",
+}  # fmt: skip
+_GENERATES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+_ENCODES = ("Model", "ForMaskedLM")
+
+
+@dataclass(frozen=True, slots=True)
+class Pooling:
+    """How hidden states become one vector.
+
+    The mode of a model that does not say is `mean`, or `last` if its attention is causal; its vectors are normalised,
+    as OpenAI's are.
+    """
+
+    mode: PoolingMode | None = None
+    normalizes: bool = True
+    max_seq_length: int | None = None  # tokens that it was trained with, if they are fewer than its positions
+
+
+def find_task(config: EngineConfig) -> Task:
+    """As configured; else what the model was made for. A model that says nothing generates."""
+    if config.task != "auto":
+        return Task(config.task)
+    directory = Path(config.model)
+    if (directory / MODULES_FILE).is_file():
+        return Task.EMBED
+    content = _read(directory / "config.json")
+    names = content.get("architectures") if isinstance(content, dict) else None
+    names = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+    encodes = [name.endswith(_ENCODES) and not name.endswith(_GENERATES) for name in names]
+    return Task.EMBED if encodes and all(encodes) else Task.GENERATE
+
+
+def read_pooling(directory: Path) -> Pooling:
+    """Raises ModelError for steps that this engine does not have."""
+    modules = _read(directory / MODULES_FILE)
+    if modules is None:
+        return Pooling()
+    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
+        raise ModelError(f"{MODULES_FILE} in {directory} is not a list of modules")
+    kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
+    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]) or modules[0].get("path"):
+        raise ModelError(
+            f"{MODULES_FILE} in {directory} has the steps {', '.join(kinds)}; this engine has Transformer (at the "
+            "root), Pooling and Normalize, in this order"
+        )
+    limits = _read(directory / LIMITS_FILE)
+    longest = limits.get("max_seq_length") if isinstance(limits, dict) else None
+    mode = _read_mode(directory, modules[1].get("path"))
+    return Pooling(mode, "Normalize" in kinds, longest if type(longest) is int and longest > 1 else None)
+
+
+def _read_mode(directory: Path, folder: object) -> PoolingMode:
+    path = directory / str(folder) / "config.json"
+    content = _read(path) if isinstance(folder, str) and _FOLDER.fullmatch(folder) else None
+    if not isinstance(content, dict):
+        raise ModelError(f"{path}, which {MODULES_FILE} names, is missing or is not a JSON object")
+    named = _modes(content)
+    if len(named) != 1 or named[0] not in _MODES:
+        raise ModelError(
+            f"{path} asks for the pooling {' and '.join(named) or 'of nothing'}; this engine has one of "
+            "the first token's, the last token's and the mean"
+        )
+    return _MODES[named[0]]
+
+
+def _modes(content: Mapping[str, Any]) -> list[str]:
+    mode = content.get("pooling_mode")
+    if isinstance(mode, str):
+        return [mode]
+    if isinstance(mode, list | tuple):
+        return list(map(str, mode))
+    return [name for name, value in content.items() if name.startswith("pooling_mode_") and value is True]
+
+
+def _read(path: Path) -> Any:
+    """None if there is no such file."""
+    if not path.is_file():
+        return None
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{path} cannot be read: {' '.join(str(error).split())}") from error

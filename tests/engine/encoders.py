@@ -1,0 +1,80 @@
+"""Tiny random models that embed, as their authors save them, and what transformers says of prompts one by one.
+
+The vectors are pooled here by hand, as sentence-transformers does it, from an unpadded batch of one.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional
+from transformers import AutoConfig, AutoModel, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+VOCAB_SIZE = 199
+CONTEXT_TOKENS = 64
+SIZE = 48
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": SIZE,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": CONTEXT_TOKENS,
+    "initializer_range": 0.3,
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+}
+_OWN: dict[str, dict[str, Any]] = {
+    "bert": {"type_vocab_size": 2},
+    "qwen3": {"num_key_value_heads": 2, "head_dim": 16},
+    "xlm-roberta": {"max_position_embeddings": CONTEXT_TOKENS + 2},
+    "mistral": {"num_key_value_heads": 2, "sliding_window": 5},
+}
+# What the files beside the weights say: pooling mode, whether there is a Normalize step.
+FILES: dict[str, tuple[str, bool]] = {
+    "bert": ("pooling_mode_mean_tokens", True),
+    "qwen3": ("pooling_mode_lasttoken", True),
+    "xlm-roberta": ("pooling_mode_cls_token", True),
+    "mistral": ("pooling_mode_lasttoken", False),
+}
+KINDS = tuple(FILES)
+
+
+def save_encoder(kind: str, directory: Path, **changes: Any) -> PreTrainedModel:
+    """Weights and config.json alone; returns the model in float32."""
+    transformers_logging.disable_progress_bar()
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, **(_COMMON | _OWN[kind] | changes))
+    model: PreTrainedModel = AutoModel.from_config(config, attn_implementation="eager").eval()
+    model.save_pretrained(directory)
+    return model
+
+
+def write_sentence_files(directory: Path, mode: str, *, normalizes: bool, max_seq_length: int | None = None) -> None:
+    """As sentence-transformers saves them."""
+    steps = [("", "Transformer"), ("1_Pooling", "Pooling"), *([("2_Normalize", "Normalize")] if normalizes else [])]
+    modules = [
+        {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for number, (path, kind) in enumerate(steps)
+    ]
+    (directory / "modules.json").write_text(json.dumps(modules))
+    (directory / "1_Pooling").mkdir(exist_ok=True)
+    flags = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
+    pooling: dict[str, Any] = {f"pooling_mode_{flag}": f"pooling_mode_{flag}" == mode for flag in flags}
+    (directory / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": SIZE, **pooling}))
+    limits = {"max_seq_length": max_seq_length, "do_lower_case": False}
+    (directory / "sentence_bert_config.json").write_text(json.dumps(limits))
+
+
+def embed(
+    model: PreTrainedModel, prompt: list[int], mode: str, *, normalizes: bool, dimensions: int | None = None
+) -> torch.Tensor:
+    """float32 (dimensions,)."""
+    with torch.inference_mode():
+        hidden = model(input_ids=torch.tensor([prompt]), use_cache=False).last_hidden_state[0]
+    pools = {"pooling_mode_mean_tokens": hidden.mean(0), "pooling_mode_lasttoken": hidden[-1]}
+    vector = pools.get(mode, hidden[0])[:dimensions]
+    return functional.normalize(vector, dim=0) if normalizes else vector

@@ -1,0 +1,391 @@
+"""Vectors equal transformers' within 1e-4, in float32, whatever they are batched with: in every mode, for each family.
+
+The mutation tests at the end show that the comparison can fail.
+"""
+
+import json
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from tests.engine.builders import Wired
+from tests.engine.encoders import CONTEXT_TOKENS, FILES, KINDS, SIZE, VOCAB_SIZE, embed, save_encoder
+from tests.engine.encoders import write_sentence_files as write_files
+
+from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.errors import ConfigError, ErrorCode, InvalidRequest, ModelError
+from conveyor_engine.execution import embedding_runner
+from conveyor_engine.execution.attention import packed
+from conveyor_engine.execution.build import build_runner
+from conveyor_engine.execution.embedding_runner import EmbeddingRunner
+from conveyor_engine.loop.core import EngineCore
+from conveyor_engine.wire.request import EngineRequest, FinishReason, PoolingParams, RequestOutput, SamplingParams
+
+MODES = ("none", "static", "dynamic", "continuous")
+LENGTHS = (1, 9, CONTEXT_TOKENS, 3, 3, 30, 17, 2, 25, 40)
+_random = Random(0)
+PROMPTS = [[_random.randrange(3, VOCAB_SIZE) for _ in range(length)] for length in LENGTHS]
+
+
+class Encoder:
+    """A tiny model with its files, and transformers' vectors of all prompts."""
+
+    def __init__(self, kind: str, directory: Path) -> None:
+        self.mode, self.normalizes = FILES[kind]
+        self.directory = directory
+        self.model = save_encoder(kind, directory)
+        write_files(directory, self.mode, normalizes=self.normalizes)
+        self.vectors = [embed(self.model, prompt, self.mode, normalizes=self.normalizes) for prompt in PROMPTS]
+
+    def make_core(self, *, overlap: bool = False, **changes: Any) -> EngineCore:
+        return make_core(self.directory, overlap=overlap, **changes)
+
+
+def make_core(directory: Path, *, overlap: bool = False, **changes: Any) -> EngineCore:
+    """Float32, four rows, a budget that the longest prompt exceeds."""
+    values: dict[str, Any] = {
+        "model": str(directory),
+        "device": "cpu",
+        "dtype": "float32",
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 50,
+        "warmup": False,
+        "batching_window_seconds": 0.0 if changes.get("batching_mode") in ("static", "dynamic") else None,
+    }
+    config = EngineConfig(**(values | changes))
+    return EngineCore(config, build_runner(config), overlap=overlap)
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Encoder]:
+    made: dict[str, Encoder] = {}
+
+    def get(kind: str) -> Encoder:
+        if kind not in made:
+            made[kind] = Encoder(kind, tmp_path_factory.mktemp(kind))
+        return made[kind]
+
+    return get
+
+
+GetEncoder = Callable[[str], Encoder]
+
+
+def add(core: EngineCore, name: str, prompt: list[int], arrival: float = 0.0, **params: Any) -> None:
+    core.add_request(
+        EngineRequest(request_id=name, prompt_token_ids=prompt, params=PoolingParams(**params), arrival_time=arrival)
+    )
+
+
+def run(core: EngineCore) -> dict[str, RequestOutput]:
+    outputs: dict[str, RequestOutput] = {}
+    while core.has_unfinished():
+        for output in core.step(0.0):
+            assert outputs.setdefault(output.request_id, output) is output, "one output each"
+    return outputs
+
+
+def answers(core: EngineCore, prompts: list[list[int]]) -> list[torch.Tensor]:
+    for number, prompt in enumerate(prompts):
+        add(core, str(number), prompt)
+    outputs = run(core)
+    return [vector_of(outputs[str(number)]) for number in range(len(prompts))]
+
+
+def vector_of(output: RequestOutput) -> torch.Tensor:
+    assert output.finish_reason is FinishReason.STOP
+    assert output.vector is not None
+    return torch.frombuffer(bytearray(output.vector), dtype=torch.float32)
+
+
+def distance(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:
+    """The largest of any component."""
+    return max(float((a - b).abs().max()) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_references_differ_from_each_other(encoder: GetEncoder, kind: str) -> None:
+    vectors = encoder(kind).vectors
+    assert min(float((a - b).abs().max()) for a, b in pairwise(vectors)) > 0.05
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_mode_gives_the_vectors_of_transformers(encoder: GetEncoder, kind: str, mode: str, backend: str) -> None:
+    ref = encoder(kind)
+    core = ref.make_core(batching_mode=mode, attention_backend=backend)
+    assert distance(answers(core, PROMPTS), ref.vectors) < 1e-4
+    stats = core.stats()
+    assert (stats.padding_tokens, stats.kv_cache_usage, stats.generation_tokens) == (0, 0.0, 0)
+    assert stats.prompt_tokens == sum(LENGTHS)
+
+
+@pytest.mark.parametrize("kind", ["bert", "qwen3"])
+def test_a_vector_is_the_same_alone_and_among_others(encoder: GetEncoder, kind: str) -> None:
+    ref = encoder(kind)
+    alone = answers(ref.make_core(batching_mode="none"), PROMPTS)
+    for max_num_seqs in (2, 7, 10):
+        core = ref.make_core(max_num_seqs=max_num_seqs, max_num_batched_tokens=1024)
+        assert distance(answers(core, PROMPTS), alone) < 1e-5
+
+
+def test_plans_and_vectors_travel_and_come_late(encoder: GetEncoder) -> None:
+    ref = encoder("bert")
+    core = ref.make_core(overlap=True, batching_mode="continuous")
+    assert core._overlap is not None
+    core._overlap._executor = Wired(core.executor)
+    assert distance(answers(core, PROMPTS), ref.vectors) < 1e-4
+
+
+def test_a_dynamic_batch_closes_when_it_is_full_and_is_one_packed_step(encoder: GetEncoder) -> None:
+    core = encoder("bert").make_core(batching_mode="dynamic", batching_window_seconds=5.0, max_num_batched_tokens=400)
+    for number in range(3):
+        add(core, str(number), PROMPTS[5], arrival=100.0)
+    assert core.step(100.0) == []
+    add(core, "3", PROMPTS[5], arrival=100.5)
+    assert {output.request_id for output in core.step(100.5)} == {"0", "1", "2", "3"}
+    stats = core.stats()
+    assert (stats.num_steps, stats.step_num_seqs, stats.step_num_tokens) == (1, 4, 4 * 30)
+    assert stats.batch_close_reasons == {"full": 1}
+
+
+def test_a_dynamic_batch_closes_at_the_end_of_its_window(encoder: GetEncoder) -> None:
+    ref = encoder("bert")
+    core = ref.make_core(batching_mode="dynamic", batching_window_seconds=5.0, max_num_batched_tokens=400)
+    for number, index in enumerate((6, 8)):  # 17 and 25 tokens: of one group
+        add(core, str(number), PROMPTS[index], arrival=100.0 + number)
+    assert core.step(104.9) == []
+    assert core.next_wakeup(104.9) == 105.0
+    outputs = {output.request_id: output for output in core.step(105.0)}
+    assert distance([vector_of(outputs["0"]), vector_of(outputs["1"])], [ref.vectors[6], ref.vectors[8]]) < 1e-4
+    assert core.stats().num_steps == 1
+    assert core.stats().batch_close_reasons == {"window": 1}
+
+
+def test_a_static_batch_is_answered_together_and_computes_no_padding(encoder: GetEncoder) -> None:
+    core = encoder("bert").make_core(batching_mode="static", max_num_batched_tokens=50)
+    for number, index in enumerate((5, 6, 8)):  # 30, 17 and 25 tokens: two steps
+        add(core, str(number), PROMPTS[index])
+    assert core.step(0.0) == []
+    assert {output.request_id for output in core.step(0.0)} == {"0", "1", "2"}
+    assert core.stats().num_steps == 2
+    assert core.stats().padding_tokens == 0
+
+
+def test_fewer_dimensions_are_the_first_ones_at_length_one_again(encoder: GetEncoder) -> None:
+    ref = encoder("bert")
+    core = ref.make_core()
+    add(core, "all", PROMPTS[1])
+    add(core, "some", PROMPTS[1], dimensions=8)
+    outputs = run(core)
+    expected = embed(ref.model, PROMPTS[1], ref.mode, normalizes=True, dimensions=8)
+    assert distance([vector_of(outputs["all"])], [ref.vectors[1]]) < 1e-4
+    assert distance([vector_of(outputs["some"])], [expected]) < 1e-4
+
+
+@pytest.mark.parametrize(("kind", "mode"), [("bert", "pooling_mode_mean_tokens"), ("qwen3", "pooling_mode_lasttoken")])
+def test_a_model_that_says_nothing_is_pooled_by_its_kind(tmp_path: Path, kind: str, mode: str) -> None:
+    model = save_encoder(kind, tmp_path)
+    core = make_core(tmp_path, task="embed")
+    expected = [embed(model, prompt, mode, normalizes=True) for prompt in PROMPTS]
+    assert distance(answers(core, PROMPTS), expected) < 1e-4
+
+
+@pytest.mark.parametrize("mode", ["pooling_mode_cls_token", "pooling_mode_lasttoken", "pooling_mode_mean_tokens"])
+def test_a_model_is_pooled_as_its_files_say(tmp_path: Path, mode: str) -> None:
+    model = save_encoder("bert", tmp_path)
+    write_files(tmp_path, mode, normalizes=False)
+    expected = [embed(model, prompt, mode, normalizes=False) for prompt in PROMPTS]
+    assert distance(answers(make_core(tmp_path), PROMPTS), expected) < 1e-4
+
+
+def test_the_facts_tell_what_the_model_is(tmp_path: Path) -> None:
+    save_encoder("xlm-roberta", tmp_path, matryoshka_dimensions=[8, 16])
+    facts = make_core(tmp_path).facts
+    assert (facts.task, facts.num_kv_blocks, facts.max_model_len) == ("embed", 0, CONTEXT_TOKENS)
+    assert facts.embedding is not None
+    assert facts.embedding.size == SIZE
+    assert [n for n in range(1, 100) if facts.embedding.allows(n)] == [8, 16, SIZE]
+    write_files(tmp_path, "pooling_mode_cls_token", normalizes=True, max_seq_length=32)
+    assert make_core(tmp_path).facts.max_model_len == 32
+    assert make_core(tmp_path, max_model_len=60).facts.max_model_len == 60
+    with pytest.raises(ConfigError, match="made for at most 64 tokens"):
+        make_core(tmp_path, max_model_len=65)
+
+
+def test_warm_up_computes_the_largest_batch_and_the_longest_prompt(encoder: GetEncoder) -> None:
+    core = encoder("bert").make_core(warmup=True)
+    assert core.longest_warmup_step_seconds > 0
+    assert core.stats().num_steps == 0
+    sizes: list[list[int]] = []
+    execute = core.executor.execute
+    core.executor.execute = lambda plan: (sizes.append(plan.num_tokens), execute(plan))[1]  # type: ignore[method-assign]
+    core._warm_up(EngineConfig(model="-"))
+    assert sizes == [[12] * 4, [CONTEXT_TOKENS]]
+
+
+def test_an_engine_takes_the_requests_of_its_task_only(encoder: GetEncoder) -> None:
+    core = encoder("bert").make_core()
+    with pytest.raises(InvalidRequest, match="generates no text") as caught:
+        core.add_request(EngineRequest(request_id="a", prompt_token_ids=[1], params=SamplingParams()))
+    assert caught.value.code is ErrorCode.WRONG_TASK
+    with pytest.raises(InvalidRequest, match="65 tokens are more than the context of 64") as caught:
+        add(core, "b", [5] * 65)
+    assert caught.value.code is ErrorCode.CONTEXT_LENGTH_EXCEEDED
+    with pytest.raises(InvalidRequest, match="a token of prompt"):
+        add(core, "c", [])
+    assert not core.has_unfinished()
+
+
+def test_a_vector_that_is_not_finite_is_an_error_of_its_request_alone(
+    encoder: GetEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = embedding_runner.pool
+
+    def damage(*arguments: Any) -> torch.Tensor:
+        pooled = pool(*arguments)
+        pooled[1, 7] = float("inf")
+        return pooled
+
+    monkeypatch.setattr(embedding_runner, "pool", damage)
+    core = encoder("bert").make_core(max_num_batched_tokens=400)
+    for number in range(3):
+        add(core, str(number), PROMPTS[number])
+    outputs = run(core)
+    assert [outputs[name].finish_reason for name in "012"] == ["stop", "error", "stop"]
+    assert "not finite" in (outputs["1"].message or "")
+
+
+def test_a_step_that_fails_ends_those_to_blame_and_no_other(
+    encoder: GetEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref = encoder("bert")
+    core = ref.make_core(max_num_batched_tokens=400)
+    assert isinstance(core.executor, EmbeddingRunner)
+    compute = core.executor._pool
+
+    def fail(prompts: list[list[int]]) -> torch.Tensor:
+        if PROMPTS[3] in prompts:
+            raise RuntimeError("out of memory")
+        return compute(prompts)
+
+    monkeypatch.setattr(core.executor, "_pool", fail)
+    for number in range(4):
+        add(core, str(number), PROMPTS[number])
+    outputs = run(core)
+    assert [outputs[name].finish_reason for name in "0123"] == ["stop", "stop", "error", "error"]
+    assert distance([vector_of(outputs["0"])], ref.vectors[:1]) < 1e-4
+    assert answers(core, PROMPTS[:1])
+
+
+@pytest.mark.parametrize(
+    ("architectures", "has_files", "task"),
+    [
+        (["BertModel"], False, "embed"),
+        (["BertForMaskedLM"], False, "embed"),
+        (["Qwen3ForCausalLM"], True, "embed"),
+        (["BertLMHeadModel"], False, "generate"),
+        (["Qwen3ForCausalLM"], False, "generate"),
+        (None, False, "generate"),
+        ("BertModel", False, "generate"),
+    ],
+)
+def test_the_models_files_say_what_its_task_is(tmp_path: Path, architectures: Any, has_files: bool, task: str) -> None:
+    from conveyor_engine.execution.models.sentence_files import find_task
+
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": architectures}))
+    if has_files:
+        write_files(tmp_path, "pooling_mode_lasttoken", normalizes=True)
+    assert find_task(EngineConfig(model=str(tmp_path))) == task
+    assert find_task(EngineConfig(model=str(tmp_path), task="embed")) == "embed"
+    assert find_task(EngineConfig(model=str(tmp_path), task="generate")) == "generate"
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "sentence"),
+    [
+        ("modules.json", [{"type": "a.Transformer"}, {"type": "a.Pooling", "path": "1_Pooling"}, {"type": "a.Dense"}],
+         "the steps Transformer, Pooling, Dense"),
+        ("modules.json", [{"type": "a.Transformer", "path": "0_T"}, {"type": "a.Pooling"}], "Transformer .at the root"),
+        ("modules.json", {}, "not a list of modules"),
+        ("modules.json", [{"type": "a.Transformer"}, {"type": "a.Pooling", "path": "../1_Pooling"}], "is missing"),
+        ("1_Pooling/config.json", {"pooling_mode_max_tokens": True}, "pooling pooling_mode_max_tokens"),
+        ("1_Pooling/config.json", {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}, "mean_tokens"),
+        ("1_Pooling/config.json", {"pooling_mode": "weightedmean"}, "pooling weightedmean"),
+        ("1_Pooling/config.json", {}, "pooling of nothing"),
+        ("1_Pooling/config.json", [], "not a JSON object"),
+    ],
+)  # fmt: skip
+def test_files_that_ask_for_another_vector_are_refused(tmp_path: Path, file: str, content: Any, sentence: str) -> None:
+    save_encoder("bert", tmp_path)
+    write_files(tmp_path, "pooling_mode_mean_tokens", normalizes=True)
+    (tmp_path / file).write_text(json.dumps(content))
+    with pytest.raises(ModelError, match=sentence) as caught:
+        make_core(tmp_path)
+    assert caught.value.reason == "UnsupportedModel"
+
+
+def test_the_newer_word_for_a_pooling_is_understood(tmp_path: Path) -> None:
+    model = save_encoder("bert", tmp_path)
+    write_files(tmp_path, "none", normalizes=True)
+    (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode": "lasttoken"}')
+    expected = embed(model, PROMPTS[1], "pooling_mode_lasttoken", normalizes=True)
+    assert distance(answers(make_core(tmp_path), PROMPTS[1:2]), [expected]) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [({"attention_backend": "native"}, "reads a KV cache"), ({"padding": "real"}, "packed in every mode")],
+)
+def test_settings_of_the_other_task_are_refused(encoder: GetEncoder, changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        encoder("bert").make_core(**changes)
+
+
+def test_a_model_that_packing_would_change_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_encoder("xlm-roberta", tmp_path, pad_token_id=None)  # so that nobody finds where positions begin
+    monkeypatch.setattr(packed.Packed, "attend", lambda self, spec, query, key, value: value)
+    with pytest.raises(ModelError, match="packed"):
+        make_core(tmp_path)
+
+
+def _all_together(starts: list[int]) -> packed.Packed:
+    return packed.Packed([0, starts[-1]])
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "mutant"),
+    [
+        ("bert", "Packed", _all_together),
+        ("qwen3", "Packed", _all_together),
+        ("bert", "pool", lambda hidden, starts, mode: hidden[torch.tensor(starts[:-1])]),
+        ("qwen3", "pool", lambda hidden, starts, mode: hidden[torch.tensor(starts[1:]) - 2]),
+        ("bert", "finish", lambda vector, dimensions, normalizes: vector.tobytes()),
+    ],
+)
+def test_a_mistake_is_found_out(
+    encoder: GetEncoder, monkeypatch: pytest.MonkeyPatch, kind: str, name: str, mutant: Callable[..., Any]
+) -> None:
+    ref = encoder(kind)
+    core = ref.make_core(max_num_batched_tokens=400)
+    monkeypatch.setattr(embedding_runner, name, mutant)
+    assert distance(answers(core, PROMPTS), ref.vectors) > 1e-2
+
+
+def test_wrong_positions_are_found_out(encoder: GetEncoder) -> None:
+    ref = encoder("bert")
+    core = ref.make_core()
+    assert isinstance(core.executor, EmbeddingRunner)
+    forward = core.executor.model.forward
+
+    def shift(position_ids: torch.Tensor, **others: Any) -> Any:
+        wrong = torch.arange(position_ids.shape[1])[None] % CONTEXT_TOKENS  # as if all were one sequence
+        return forward(position_ids=wrong, **others)
+
+    core.executor.model.forward = shift
+    assert distance(answers(core, PROMPTS), ref.vectors) > 1e-2
