@@ -1,10 +1,9 @@
 """The gateway: the OpenAI-compatible door, with a bounded queue per InferenceService and late binding to engines.
 
-One request, file by file: `listener` (HTTP) -> `app` -> `routing` (which service?) -> `gateway` (its life) -> `bodies`,
-`memory` -> `queues`, `admission` (its turn) -> `dispatch` (which engine?) -> `proxy`, `engine_connection` (bytes there
-and back) -> `relay` (to the client) -> `record`.
-One change in the cluster: `watch` -> `catalog`, `slices` -> `queues`. Around both: `settings`, `server`, `readiness`,
-`demand`, `metrics`, `answers`, `service_status`, `engine_pages`, `errors`.
+One request, room by room: `listening` (HTTP) -> `routing` (which service?) -> `relaying` (its life) -> `admission` (its
+turn, and on which engine) -> `engines` (bytes there and back) -> `relaying` (to the client) -> `recording`; what needs
+no engine's place goes from `routing` to `answering`.
+One change in the cluster: `watching` -> `admission`. Around both: `server`, `settings`, `answers`, `errors`.
 """
 
 __version__ = "0.1.0"  # the image has the package's files, not its metadata

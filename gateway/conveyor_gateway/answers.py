@@ -1,6 +1,6 @@
 """Answers that the gateway makes itself: JSON, errors in OpenAI's form, the list of models.
 
-Used by `app`, `gateway`, `relay` and `listener`. Knows no queues and no engines.
+Used by `listening`, `answering` and `relaying`. Knows no queues and no engines.
 """
 
 import json
@@ -8,9 +8,9 @@ from typing import Any, Literal, TypedDict
 
 from aiohttp.web import BaseRequest, Response
 
-from conveyor_gateway.catalog import Directory, Service
 from conveyor_gateway.errors import Code, GatewayError, Unavailable
 from conveyor_gateway.routing import model_id
+from conveyor_gateway.watching.catalog import Directory, Service
 from conveyor_process.request_headers import REQUEST_ID_HEADER, choose_request_id
 
 

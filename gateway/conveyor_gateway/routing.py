@@ -1,8 +1,8 @@
 """Which service a request is for: by its path, by its Host, or by the model it names. Pure.
 
-Called by `app` with what the request line and the headers say (`parse_route`), then, for requests on the root, with the
-model that the path names (`find_model`), or by `gateway` with that of the body. Knows names only: no HTTP library, no
-queues.
+Called by `listening` with what the request line and the headers say (`parse_route`), then, for requests on the root,
+with the model that the path names (`find_model`), or by `relaying` with that of the body. Knows names only: no HTTP
+library, no queues.
 
     /<namespace>/<name>/v1/...                                  the path names the service, whatever the Host
     /<namespace>/<name>/health                                  the same; also /ping and /version
@@ -20,8 +20,8 @@ from urllib.parse import unquote
 
 from conveyor_api.endpoints import ENDPOINTS, Task, find_endpoint
 from conveyor_api.names import GATEWAY_SERVICE
-from conveyor_gateway.catalog import LABEL, Directory, Service
 from conveyor_gateway.errors import Code, MethodNotAllowed, Misdirected, NotFound
+from conveyor_gateway.watching.catalog import LABEL, Directory, Service
 
 _BESIDE_V1: Final = [endpoint.path for endpoint in ENDPOINTS if not endpoint.path.startswith("/v1/")]
 _SERVICE_PATH = re.compile(rf"/({LABEL})/({LABEL})(/v1/.*|{'|'.join(map(re.escape, _BESIDE_V1))})")

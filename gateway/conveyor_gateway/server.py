@@ -15,18 +15,18 @@ import signal
 from collections.abc import Awaitable
 from dataclasses import dataclass
 
-from conveyor_gateway.app import PublicApp, build_admin_handler
-from conveyor_gateway.bodies import BodyReader
-from conveyor_gateway.gateway import Gateway
-from conveyor_gateway.listener import Listener
-from conveyor_gateway.memory import Memory
-from conveyor_gateway.metrics import Metrics, StateCollector
-from conveyor_gateway.proxy import EngineClient
-from conveyor_gateway.queues import Queues
-from conveyor_gateway.readiness import Readiness
-from conveyor_gateway.record import Recorder
+from conveyor_gateway.admission.memory import Memory
+from conveyor_gateway.admission.queues import Queues
+from conveyor_gateway.engines.client import EngineClient
+from conveyor_gateway.listening.app import PublicApp, build_admin_handler
+from conveyor_gateway.listening.listener import Listener
+from conveyor_gateway.recording.metrics import Metrics, StateCollector
+from conveyor_gateway.recording.record import Recorder
+from conveyor_gateway.relaying.bodies import BodyReader
+from conveyor_gateway.relaying.request_life import Gateway
 from conveyor_gateway.routing import OwnHosts
 from conveyor_gateway.settings import Settings
+from conveyor_gateway.watching.readiness import Readiness
 from conveyor_kube.http_server import allow_open_files
 from conveyor_kube.resources import service_collection, slice_collection
 from conveyor_kube.watch import Collection, Sink, WatchState, connect, watch_collection

@@ -1,7 +1,7 @@
 """List a collection, watch it, list again when the watch fails. Reads only.
 
 For the gateway and the metrics server these are the only calls to Kubernetes: `server` runs one `watch_collection` per
-resource and namespace, and what it reads goes to a sink of `catalog`. The operator follows the objects of the metrics
+resource and namespace, and what it reads goes to a sink of theirs. The operator follows the objects of the metrics
 API so; its resources are watched by Kopf (docs/adr/0016), with `read_lines`.
 A watch that ends at its time is resumed; any other end, 410 included, leads to a relist that replaces all. Memory is
 bounded whatever the objects hold: pages are small, an object's wanted members are all that is kept of it

@@ -12,10 +12,10 @@ from prometheus_client import REGISTRY, generate_latest
 
 import conveyor_metrics.server  # noqa: F401  fills REGISTRY
 from conveyor_engine.serving.metrics import EngineMetrics
-from conveyor_gateway.memory import Memory
-from conveyor_gateway.metrics import Metrics, StateCollector
-from conveyor_gateway.queues import Queues
-from conveyor_gateway.readiness import Readiness
+from conveyor_gateway.admission.memory import Memory
+from conveyor_gateway.admission.queues import Queues
+from conveyor_gateway.recording.metrics import Metrics, StateCollector
+from conveyor_gateway.watching.readiness import Readiness
 from conveyor_operator.metrics import Metrics as OperatorMetrics
 from e2e.cluster.paths import REPOSITORY
 

@@ -4,7 +4,7 @@ import pytest
 from aiohttp import web
 from multidict import CIMultiDict
 from tests.gateway.cluster import own_address
-from tests.gateway.engines import answering, running_engine
+from tests.gateway.engine_servers import answering, running_engine
 
 from conveyor_engine.errors import (
     ConveyorEngineError,
@@ -16,8 +16,8 @@ from conveyor_engine.errors import (
     Unavailable,
 )
 from conveyor_engine.serving.http.failures import failure_response
-from conveyor_gateway.memory import Holding, Memory
-from conveyor_gateway.proxy import Answer, EngineClient, EngineFull, EngineLost, EngineRefused, EngineRequest
+from conveyor_gateway.admission.memory import Holding, Memory
+from conveyor_gateway.engines.client import Answer, EngineClient, EngineFull, EngineLost, EngineRefused, EngineRequest
 
 
 async def ask(error: ConveyorEngineError) -> Answer:

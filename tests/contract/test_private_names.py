@@ -20,7 +20,7 @@ import uvicorn.server
 
 from conveyor_engine.serving import server
 from conveyor_engine.serving.http import connection
-from conveyor_gateway import engine_connection
+from conveyor_gateway.engines import connection as engine_connection
 from conveyor_kube import http_connection, http_server
 from e2e.cluster.paths import REPOSITORY
 

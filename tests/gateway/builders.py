@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from conveyor_gateway.admission import QueueLimits
-from conveyor_gateway.catalog import Directory, Service
+from conveyor_gateway.admission.service_queue import QueueLimits
+from conveyor_gateway.watching.catalog import Directory, Service
 
 
 def make_known_service(key: str, model: str = "", **changes: Any) -> Service:

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from aiohttp import web
 from tests.gateway.cluster import Cluster
-from tests.gateway.engines import running_engine
+from tests.gateway.engine_servers import running_engine
 from tests.gateway.process import GatewayProcess
 from tests.gateway.stack import Stack
 

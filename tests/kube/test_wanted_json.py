@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.gateway.cluster import make_endpoint, make_slice
 
 from conveyor_api.names import INFERENCE_SERVICE_LABEL
-from conveyor_gateway.slices import parse_slice
+from conveyor_gateway.watching.slices import parse_slice
 from conveyor_kube.resources import ServiceBody, SliceBody
 from conveyor_kube.wanted_json import Event, Named, Page, cut_depth, decode, decode_item
 

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from tests.gateway.engines import refusing_address, silent_address
+from tests.gateway.engine_servers import refusing_address, silent_address
 
 from conveyor_kube.unreadable import Unreadable
 from conveyor_kube.watch import MAX_SILENCE_SECONDS, WatchState

@@ -1,0 +1,1 @@
+"""What may come in: bounded queues, places on engines, bytes in memory."""

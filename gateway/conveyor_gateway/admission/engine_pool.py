@@ -1,0 +1,114 @@
+"""Which engine takes the next request: the one that has the fewest of this gateway's, below its place limit.
+
+Used by `service_queue` only. Pure bookkeeping on a clock that the caller reads: no I/O, no waiting.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+# An engine that refused or broke a connection is left out this long, doubled for each time in a row.
+LEFT_OUT_SECONDS: Final = 0.1
+MAX_LEFT_OUT_SECONDS: Final = 2.0
+# An engine that took no connection in time is probed with one request; the next follows its answer, or this time.
+PROBE_SECONDS: Final = 4.0
+
+
+def left_out_seconds(failures: int) -> float:
+    """The pause after so many failures in a row."""
+    return min(LEFT_OUT_SECONDS * 2.0 ** min(failures - 1, 10), MAX_LEFT_OUT_SECONDS)
+
+
+@dataclass(slots=True, eq=False)
+class Engine:
+    """One engine as this gateway sees it. `load` counts its places that are taken by requests of this gateway."""
+
+    address: str
+    load: int = 0
+    ready: bool = True
+    failures: int = 0  # in a row
+    left_out_until: float = 0.0
+    refusals: int = 0  # in a row, of requests that it had no room for
+    full_until: float = 0.0
+    last_chosen: int = 0
+    unreachable: bool = False  # the last request that it did not take could not connect in time
+
+    def rank(self, now_seconds: float) -> tuple[bool, int, int]:
+        """The lowest is chosen."""
+        return self.full_until > now_seconds, self.load, self.last_chosen
+
+
+class EnginePool:
+    """The engines of one service. Engines that are no longer ready stay until their last request has ended."""
+
+    def __init__(self) -> None:
+        self.place_limit = 1
+        self._engines: dict[str, Engine] = {}
+        self._choices = 0
+
+    @property
+    def num_ready(self) -> int:
+        return sum(engine.ready for engine in self._engines.values())
+
+    def set_ready(self, addresses: Iterable[str]) -> None:
+        """`addresses` are the engines that take new requests from now on."""
+        wanted = set(addresses)
+        for address in wanted:
+            self._engines.setdefault(address, Engine(address)).ready = True
+        for engine in list(self._engines.values()):
+            engine.ready = engine.address in wanted
+            self._forget_if_unused(engine)
+
+    def choose(self, now_seconds: float, but: Collection[Engine] = ()) -> Engine | None:
+        """A place on the least loaded engine (of several: the one chosen longest ago), or None if there is no place.
+
+        One that had no room lately comes after all others. `but` are engines that this one request does not go to.
+        """
+        places = [
+            engine for engine in self._engines.values() if self._has_place(engine, now_seconds) and engine not in but
+        ]
+        best = min(places, key=lambda engine: engine.rank(now_seconds), default=None)
+        if best is not None:
+            self._choices += 1
+            best.last_chosen = self._choices
+            best.load += 1
+            if best.unreachable:
+                best.left_out_until = now_seconds + PROBE_SECONDS
+        return best
+
+    def _has_place(self, engine: Engine, now_seconds: float) -> bool:
+        return engine.ready and engine.load < self.place_limit and engine.left_out_until <= now_seconds
+
+    def release(self, engine: Engine) -> None:
+        """Gives back one place that `choose` gave."""
+        assert engine.load > 0, "a place is given back once"
+        engine.load -= 1
+        self._forget_if_unused(engine)
+
+    def leave_out(self, engine: Engine, now_seconds: float, unreachable: bool = False) -> None:
+        """`engine` did not take a request: others are asked for a while. Failures of one moment count as one."""
+        engine.unreachable = unreachable
+        if engine.left_out_until > now_seconds:
+            return
+        engine.failures += 1
+        engine.left_out_until = now_seconds + left_out_seconds(engine.failures)
+
+    def note_full(self, engine: Engine, now_seconds: float) -> None:
+        """`engine` had no room for a request. It may have room for smaller ones, so it is chosen last."""
+        engine.refusals += 1
+        engine.full_until = now_seconds + left_out_seconds(engine.refusals)
+
+    def note_answer(self, engine: Engine) -> None:
+        """`engine` answered: its failures are forgotten, and a probe that is under way blocks no other request."""
+        if engine.unreachable:
+            engine.unreachable, engine.left_out_until = False, 0.0
+        engine.failures, engine.refusals, engine.full_until = 0, 0, 0.0
+
+    def next_return_seconds(self, now_seconds: float) -> float | None:
+        """When the first of the engines that are left out is back; None if none is."""
+        returns = [engine.left_out_until for engine in self._engines.values() if engine.left_out_until > now_seconds]
+        return min(returns, default=None)
+
+    def _forget_if_unused(self, engine: Engine) -> None:
+        if not engine.ready and engine.load == 0:
+            self._engines.pop(engine.address, None)

@@ -1,0 +1,192 @@
+"""`/openapi.json` of a service: what its engines say of their paths, and what the gateway answers before them.
+
+Called by `listening`. One ready engine is asked for its document; a service without one has none, and is not woken. The
+engine's image may be anybody's: what its document does not have in OpenAPI's form is left out.
+"""
+
+import contextlib
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, Final
+
+import msgspec
+from aiohttp.web import BaseRequest, Response, StreamResponse
+
+from conveyor_api.endpoints import ENDPOINTS, Endpoint, Task
+from conveyor_gateway import __version__
+from conveyor_gateway.admission.memory import Holding, Memory, build_memory_full
+from conveyor_gateway.answering.status import build_no_page
+from conveyor_gateway.answers import Model, ModelList, find_request_id
+from conveyor_gateway.engines.client import KEPT_BACK
+from conveyor_gateway.engines.pages import SharedPages
+from conveyor_gateway.errors import Code, ErrorAnswer
+from conveyor_gateway.watching.catalog import Service
+from conveyor_process.request_headers import REQUEST_ID_HEADER
+
+Json = dict[str, Any]
+
+MAX_BYTES: Final = 256 << 10  # of an engine's; ours have 50 KiB
+_ANY_PATH: Final = (
+    Code.MALFORMED_HTTP,
+    Code.SERVICE_NOT_FOUND,
+    Code.HEADERS_TOO_LARGE,
+    Code.INTERNAL_ERROR,
+    Code.NOT_SYNCED,
+    Code.TOO_MANY_CONNECTIONS,
+)
+_ENGINES_ANSWER: Final = (
+    Code.MALFORMED_BODY,
+    Code.INVALID_TIMEOUT,
+    Code.SERVICE_DELETED,
+    Code.BODY_TOO_SLOW,
+    Code.REQUEST_TOO_LARGE,
+    Code.QUEUE_FULL,
+    Code.ENGINE_LOST,
+    Code.ENGINE_BROKE,
+    Code.STOPPING,
+    Code.GATEWAY_MEMORY_FULL,
+    Code.QUEUE_TIMEOUT,
+    Code.DEADLINE_EXCEEDED,
+)
+_OF_TASK: Final[dict[Task, tuple[Code, ...]]] = {
+    Task.LIST_MODELS: (),
+    Task.GET_MODEL: (Code.MODEL_NOT_FOUND,),
+    Task.STATUS: (Code.NO_ENGINE, Code.ENGINES_NOT_READY),
+    Task.DESCRIBE: (Code.NO_ENGINE, Code.ENGINES_NOT_READY, Code.GATEWAY_MEMORY_FULL),
+}
+_KEPT_BACK: Final = {str(status) for status in KEPT_BACK}
+_NAME: Final = "Gateway{name}"
+_REFERENCE: Final = f"#/components/schemas/{_NAME}"
+_JSON: Final = "application/json"
+
+
+class _Components(msgspec.Struct):
+    schemas: Json = {}
+
+
+class _EngineDocument(msgspec.Struct):
+    openapi: str
+    paths: dict[str, Json]
+    components: _Components = msgspec.field(default_factory=_Components)
+
+
+async def send_document(
+    request: BaseRequest, path: str, service: Service, engines: Sequence[str], pages: SharedPages, memory: Memory
+) -> StreamResponse:
+    """Returns when the client has it, until when its bytes count as held. Raises Unavailable.
+
+    `engines` are the ready ones (`host:port`), `path` is the document's below the service's base.
+    """
+    with Holding(memory, service.key, request.remote or "") as holding:
+        if not holding.take(2 * MAX_BYTES):  # the engine's, and ours
+            raise build_memory_full()
+        page = await pages.find(path, service.key, engines, MAX_BYTES)
+        document = page and _write_document(page.body, service.key, request.rel_url.raw_path.removesuffix(path))
+        if document is None:
+            raise build_no_page(service, engines)
+        headers = {REQUEST_ID_HEADER: find_request_id(request), "Content-Type": _JSON}
+        answer = Response(body=document, headers=headers)
+        with contextlib.suppress(ConnectionError):
+            await answer.prepare(request)
+            await answer.write_eof()
+        return answer
+
+
+def _write_document(of_engine: bytes, service: str, base: str) -> bytes | None:
+    try:
+        return msgspec.json.encode(build_document(of_engine, service, base))
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+def build_document(of_engine: bytes, service: str, base: str) -> Json:
+    """`base`: the path at which the client has the service. Raises DecodeError or RecursionError for no document."""
+    engine = msgspec.json.decode(of_engine, type=_EngineDocument)
+    paths: dict[str, Json] = {}
+    for endpoint in ENDPOINTS:
+        path, method = _template(endpoint), endpoint.method.lower()
+        known = engine.paths.get(path, {}).get(method)
+        for operation in _describe(endpoint.task, known if isinstance(known, dict) else None):
+            paths.setdefault(path, {})[method] = operation
+    return {
+        "openapi": engine.openapi,
+        "info": {"title": service, "version": __version__},
+        "servers": [{"url": base or "/"}],
+        "paths": paths,
+        "components": {"schemas": engine.components.schemas | _SCHEMAS},
+    }
+
+
+def _template(endpoint: Endpoint) -> str:
+    return f"{endpoint.path}{{model}}" if endpoint.task is Task.GET_MODEL else endpoint.path
+
+
+def _describe(task: Task, known: Json | None) -> Iterator[Json]:
+    """The operation of a path, if there is one; `known` is the engine's."""
+    refusals = _build_refusals((*_ANY_PATH, *_OF_TASK.get(task, _ENGINES_ANSWER)))
+    match task:
+        case Task.LIST_MODELS:
+            yield _page("The model of this service.", _refer("ModelList"), refusals)
+        case Task.GET_MODEL:
+            model = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
+            yield {"parameters": [model], **_page("The model, if its id is this one.", _refer("Model"), refusals)}
+        case Task.DESCRIBE:
+            yield _page("This document.", {"type": "object"}, refusals)
+        case Task.STATUS:
+            told = _responses(known).get("200", {"description": "Yes."})
+            yield {"summary": "Whether requests are answered, and by what.", "responses": {"200": told} | refusals}
+        case _:
+            if known is not None:
+                yield known | {"responses": _join(_responses(known), refusals)}
+
+
+def _responses(operation: Json | None) -> Json:
+    return _object((operation or {}).get("responses"))
+
+
+def _object(value: object) -> Json:
+    return value if isinstance(value, dict) else {}
+
+
+def _page(summary: str, schema: Json, refusals: Json) -> Json:
+    whole = {"description": summary, "content": {_JSON: {"schema": schema}}}
+    return {"summary": summary, "responses": {"200": whole} | refusals}
+
+
+def _refer(name: str) -> Json:
+    return {"$ref": _REFERENCE.format(name=name)}
+
+
+def _build_refusals(codes: Collection[Code]) -> Json:
+    """By status."""
+    told = {}
+    for status in sorted({code.status for code in codes}):
+        cases = "; ".join(f"`{code}`: {code.meaning}" for code in codes if code.status == status)
+        told[str(status)] = {
+            "description": f"By the gateway: {cases}.",
+            "content": {_JSON: {"schema": _refer("ErrorAnswer")}},
+        }
+    return told
+
+
+def _join(engine: Json, gateway: Json) -> Json:
+    """The responses of two who may answer, by status."""
+    engine = {status: response for status, response in engine.items() if status not in _KEPT_BACK}
+    both = {status: _join_one(_object(engine[status]), gateway[status]) for status in engine.keys() & gateway.keys()}
+    return dict(sorted((engine | gateway | both).items()))
+
+
+def _join_one(engine: Json, gateway: Json) -> Json:
+    content = _object(engine.get("content"))
+    schemas = [_object(of.get(_JSON)).get("schema", {}) for of in (content, gateway["content"])]
+    return {
+        "description": f"By an engine: {engine.get('description', '')} {gateway['description']}",
+        "content": content | {_JSON: {"schema": {"anyOf": schemas}}},
+    }
+
+
+_SCHEMAS: Final = {
+    _NAME.format(name=name): schema
+    for name, schema in msgspec.json.schema_components((ErrorAnswer, Model, ModelList), ref_template=_REFERENCE)[
+        1
+    ].items()
+}

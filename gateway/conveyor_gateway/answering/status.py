@@ -1,0 +1,50 @@
+"""`/health`, `/ping` and `/version`, as vLLM means them: 200 when the service can answer.
+
+Called by `listening`, for the base of a service and for the root. One of the service's engines says it; without a ready
+one, and on the root, the gateway itself.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from aiohttp.web import Response
+
+from conveyor_gateway import __version__
+from conveyor_gateway.answers import build_json
+from conveyor_gateway.engines.pages import SharedPages
+from conveyor_gateway.errors import Code, Unavailable
+from conveyor_gateway.watching.catalog import Service
+from conveyor_gateway.watching.readiness import Readiness
+from conveyor_process.request_headers import REQUEST_ID_HEADER
+
+VERSION_PATH: Final = "/version"
+
+
+def build_own_status(path: str, readiness: Readiness, request_id: str) -> Response:
+    """The gateway's. Raises Unavailable."""
+    if path == VERSION_PATH:
+        return build_json({"version": __version__}, request_id)
+    if problems := readiness.problems():
+        raise Unavailable("; ".join(problems), Code.NOT_READY)
+    return build_json({"status": "ready"}, request_id)
+
+
+async def find_status(
+    pages: SharedPages, path: str, service: Service, engines: Sequence[str], request_id: str
+) -> Response:
+    """The service's, of the first of its engines (`host:port`) that can answer. Raises Unavailable."""
+    page = await pages.find(path, service.key, engines)
+    if page is not None:
+        headers = {"Content-Type": page.content_type, REQUEST_ID_HEADER: request_id}
+        return Response(body=page.body, headers=headers)
+    if path == VERSION_PATH:
+        return build_json({"version": __version__}, request_id)
+    raise build_no_page(service, engines)
+
+
+def build_no_page(service: Service, engines: Sequence[str]) -> Unavailable:
+    """Why none of the engines has a page."""
+    if engines:
+        return Unavailable(f"no engine of {service.key} says that it can answer", Code.ENGINES_NOT_READY)
+    seconds = service.queue_timeout_seconds
+    return Unavailable(f"no engine of {service.key} is ready; a request waits {seconds:g} s for one", Code.NO_ENGINE)

@@ -1,0 +1,249 @@
+"""Bytes to an engine and back: requests in their turn, answers as they come.
+
+Called by `relaying` with a request's bytes and an engine's address. Bodies pass as they are read: nothing here knows
+JSON, tokens or events. An answer is handed over when its first byte is there, so that until then the request can go
+to another engine; an answer that is no stream is handed over whole, if it is small and there is memory for it, so that
+a broken one becomes a 502 instead of half a document.
+"""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Final
+
+import aiohttp
+from multidict import CIMultiDict, CIMultiDictProxy
+from yarl import URL
+
+from conveyor_gateway.admission.memory import Holding
+from conveyor_gateway.engines.connection import PARSED_BYTES, Connector
+from conveyor_process.request_headers import REQUEST_ID_HEADER, REQUEST_TIMEOUT_HEADER
+
+# Answers that are no event stream are collected up to this size, then passed on as they come.
+MAX_COLLECTED_BYTES: Final = 1 << 20
+_FULL, _LOST, _REFUSED = 429, 502, 503
+KEPT_BACK: Final = frozenset((_FULL, _LOST, _REFUSED))  # statuses of engines' answers that no client sees
+_CONNECT_SECONDS: Final = 3.0  # or half of what the request has left: the rest is for another engine
+_MIN_CONNECT_SECONDS: Final = 0.25
+_PIECE_BYTES: Final = 256 << 10  # of a request
+# RFC 9110 section 7.6.1, and those that describe the connection to the gateway rather than the message.
+_HOP_BY_HOP: Final = frozenset(
+    [
+        "connection",
+        "keep-alive",
+        "proxy-connection",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    ]
+)
+# An engine runs a tenant's image, so it gets no credentials of clients.
+_CREDENTIALS: Final = {"authorization", "cookie"}
+_OWN_REQUEST_HEADERS: Final = (
+    _HOP_BY_HOP
+    | _CREDENTIALS
+    | {
+        "host",
+        "content-length",
+        "expect",
+        REQUEST_ID_HEADER.lower(),
+        REQUEST_TIMEOUT_HEADER.lower(),
+    }
+)
+# All services share one origin, so no engine may set headers that apply to the whole of it.
+_OF_THE_ORIGIN: Final = {
+    "alt-svc",
+    "clear-site-data",
+    "nel",
+    "report-to",
+    "reporting-endpoints",
+    "service-worker-allowed",
+    "set-cookie",
+    "set-cookie2",
+    "strict-transport-security",
+}
+_OWN_ANSWER_HEADERS: Final = _HOP_BY_HOP | _OF_THE_ORIGIN | {REQUEST_ID_HEADER.lower()}
+
+
+class EngineRefused(Exception):
+    """The engine did not take the request (no connection, or 503): another one may, without limit."""
+
+
+class EngineUnreachable(EngineRefused):
+    """The engine took no connection in time; trying it again may cost as much time."""
+
+
+class EngineFull(EngineRefused):
+    """The engine had no room for this request (429); it may have room for one that asks for fewer choices."""
+
+
+class EngineLost(Exception):
+    """The engine died before the answer's first byte (the connection broke, or 502): another may try, a few times."""
+
+
+class EngineBroke(Exception):
+    """The connection broke in the middle of the answer: nobody may try again."""
+
+
+@dataclass(slots=True)
+class EngineRequest:
+    """What goes to whichever engine takes the request."""
+
+    path: str  # with the query, as the client sent it
+    headers: CIMultiDict[str]
+    body: bytes
+    holding: Holding  # where the body is counted, and what is collected of the answer
+
+    def release_body(self) -> None:
+        """Once an answer has begun."""
+        self.holding.shrink(self.holding.size_bytes - len(self.body))
+        self.body = b""
+
+
+def build_engine_headers(headers: CIMultiDictProxy[str], request_id: str) -> CIMultiDict[str]:
+    """The client's end-to-end headers, and the request's id."""
+    kept = _end_to_end(headers, _OWN_REQUEST_HEADERS)
+    kept[REQUEST_ID_HEADER] = request_id
+    return kept
+
+
+def _end_to_end(headers: CIMultiDictProxy[str], dropped: frozenset[str]) -> CIMultiDict[str]:
+    for named in headers.getall("Connection", ()):
+        dropped = dropped | {name.strip().lower() for name in named.split(",")}
+    return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in dropped)
+
+
+class Answer:
+    """An engine's answer of which `first` has been read. Close it, whatever happens."""
+
+    def __init__(self, response: aiohttp.ClientResponse, first: bytes, is_whole: bool) -> None:
+        self._response = response
+        self.status = response.status
+        self.reason = response.reason
+        self.first = first
+        self.is_whole = is_whole
+        self.is_event_stream = _is_event_stream(response)
+        self.headers = _end_to_end(response.headers, _OWN_ANSWER_HEADERS)
+        if is_whole:
+            self.headers["Content-Length"] = str(len(first))
+
+    async def read(self) -> bytes:
+        """What comes next after `first`, as it is read; empty at the end. Raises EngineBroke."""
+        try:
+            return await self._response.content.readany()
+        except (aiohttp.ClientError, OSError) as error:
+            raise EngineBroke(_describe(error)) from error
+
+    def close(self) -> None:
+        """Ends the exchange; before the answer's end it breaks the connection, which aborts the request there."""
+        self._response.close()
+
+
+class EngineClient:
+    """Connections to all engines."""
+
+    def __init__(self) -> None:
+        self._session = aiohttp.ClientSession(
+            connector=Connector(),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
+            read_bufsize=PARSED_BYTES,
+        )
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def ask(self, address: str, request: EngineRequest, remaining_seconds: float) -> Answer:
+        """The answer of the engine at `address` (`host:port`), with its first byte; of what is no stream, all of it.
+
+        Raises EngineRefused (EngineUnreachable, EngineFull), EngineLost and EngineBroke. Waits as long as the caller
+        lets it; cancelling it aborts the request at the engine.
+        """
+        request.headers[REQUEST_TIMEOUT_HEADER] = f"{max(remaining_seconds, 0.001):.3f}"
+        connect_seconds = max(_MIN_CONNECT_SECONDS, min(_CONNECT_SECONDS, remaining_seconds / 2))
+        try:
+            response = await self._session.request(
+                "POST",
+                URL(f"http://{address}{request.path}", encoded=True),
+                headers=request.headers,
+                data=_payload(request),
+                allow_redirects=False,
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_seconds),
+            )
+        except aiohttp.ConnectionTimeoutError as error:
+            had_its_time = connect_seconds >= _CONNECT_SECONDS
+            raise (EngineUnreachable if had_its_time else EngineRefused)(_describe(error)) from error
+        except aiohttp.ClientConnectorError as error:
+            raise EngineRefused(_describe(error)) from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise EngineLost(_describe(error)) from error
+        held_bytes = request.holding.size_bytes
+        try:
+            return await _begin(response, request.holding)
+        except BaseException:
+            response.close()
+            request.holding.shrink(held_bytes)
+            raise
+
+
+async def _begin(response: aiohttp.ClientResponse, holding: Holding) -> Answer:
+    try:
+        if response.status in (_FULL, _REFUSED):
+            # The body is not read. If it came with the headers, the connection stays open.
+            raise (EngineFull if response.status == _FULL else EngineRefused)(f"it answered {response.status}")
+        if response.status == _LOST or not 200 <= response.status < 600:
+            raise EngineLost(f"it answered {response.status}")
+        if _is_event_stream(response):
+            first = await response.content.readany()
+            return Answer(response, first, is_whole=False)
+        return Answer(response, *await _collect(response.content, holding))
+    except (aiohttp.ClientError, OSError) as error:
+        raise EngineLost(_describe(error)) from error
+
+
+async def _collect(content: aiohttp.StreamReader, holding: Holding) -> tuple[bytes, bool]:
+    """The body, as far as the limit and the memory let it, and whether that is all."""
+    collected = bytearray()
+    while len(collected) < MAX_COLLECTED_BYTES:
+        try:
+            piece = await content.readany()
+        except (aiohttp.ClientError, OSError) as error:
+            raise (EngineBroke if collected else EngineLost)(_describe(error)) from error
+        if not piece:
+            return bytes(collected), True
+        collected += piece
+        if not holding.take(len(piece)):
+            break
+    return bytes(collected), False
+
+
+def _payload(request: EngineRequest) -> bytes | AsyncIterator[bytes]:
+    """A large body goes in pieces, so that other requests are served in between."""
+    if len(request.body) <= _PIECE_BYTES:
+        return request.body
+    request.headers["Content-Length"] = str(len(request.body))
+    return _pieces(request)
+
+
+async def _pieces(request: EngineRequest) -> AsyncIterator[bytes]:
+    for start in range(0, len(request.body), _PIECE_BYTES):
+        piece = request.body[start : start + _PIECE_BYTES]
+        if not piece:
+            raise ConnectionAbortedError("the engine answered before it had the whole request, which is not kept")
+        yield piece
+
+
+def _is_event_stream(response: aiohttp.ClientResponse) -> bool:
+    return response.headers.get("Content-Type", "").lower().startswith("text/event-stream")
+
+
+def _describe(error: BaseException) -> str:
+    return str(error) or type(error).__name__
+
+
+def ends_event(tail: bytes) -> bool:
+    """Whether an event stream whose last bytes are `tail` stands between two events."""
+    return tail.endswith((b"\n\n", b"\r\r", b"\r\n\r\n"))

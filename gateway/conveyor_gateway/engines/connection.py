@@ -1,0 +1,75 @@
+"""Connections to engines, as `client` opens them: bounded in what an engine may send before its answer, and in buffers.
+
+An engine runs its owner's image, so what it sends must not delay the answers of other engines.
+"""
+
+import asyncio
+import functools
+import socket
+from typing import Any, Final
+
+import aiohttp
+from aiohttp.client_proto import ResponseHandler
+
+BUFFER_BYTES: Final = 16 << 10  # of an answer whose client is slower than its engine; in the kernel too
+# aiohttp stops reading at twice as many bytes, or at a sixteenth as many chunks: what is parsed at a time.
+PARSED_BYTES: Final = 4 << 10
+_MAX_INTERIM: Final = 8  # answers with a status below 200 that may come before the real one
+_HEAD_PIECE_BYTES: Final = 1 << 10
+_IDLE_SECONDS: Final = 60.0  # below the engine's own 75 s: the gateway closes idle connections first
+
+
+class _Connection(ResponseHandler):
+    """aiohttp's, which would read interim answers without end."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop)
+        self._awaits_head = True
+        self._num_interim = 0
+
+    def set_response_params(self, **params: Any) -> None:
+        self._awaits_head, self._num_interim = True, 0
+        super().set_response_params(**params)
+
+    def data_received(self, data: bytes) -> None:
+        while self._awaits_head and len(data) > _HEAD_PIECE_BYTES:
+            super().data_received(data[:_HEAD_PIECE_BYTES])
+            data = data[_HEAD_PIECE_BYTES:]
+        super().data_received(data)
+
+    def feed_data(self, data: Any, size: int = 0) -> None:
+        """A message has been parsed."""
+        self._awaits_head = data[0].code < 200
+        self._num_interim += self._awaits_head
+        if self._num_interim <= _MAX_INTERIM:
+            super().feed_data(data, size)
+        elif self.transport is not None:
+            self.set_exception(aiohttp.ServerDisconnectedError("it sends interim answers without end"))
+            self.transport.abort()
+
+
+class Connector(aiohttp.TCPConnector):
+    """Has no limit of its own: the place limits of `admission` bound the number of connections."""
+
+    def __init__(self) -> None:
+        super().__init__(limit=0, keepalive_timeout=_IDLE_SECONDS, socket_factory=_open_socket)
+        self._factory = functools.partial[ResponseHandler](self._make_connection)
+
+    def _make_connection(self) -> ResponseHandler:
+        return _Connection(self._loop)
+
+
+def _open_socket(address: aiohttp.AddrInfoType) -> socket.socket:
+    """A socket that notices within half a minute that the engine's node is gone.
+
+    Keep-alive probes notice it while nothing is sent; TCP_USER_TIMEOUT notices it while data is unacknowledged, because
+    Linux then sends no probes.
+    """
+    opened = socket.socket(*address[:3])
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15)
+    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
+    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000)  # milliseconds
+    return opened

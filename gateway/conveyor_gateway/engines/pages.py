@@ -1,0 +1,102 @@
+"""Small pages of engines, fetched beside their requests and without a place in their queues.
+
+Used in `answering`: by `demand` (`/load`: what waits inside an engine), by `status` (`/health` and its like) and by
+`document` (`/openapi.json`). Engines are tenants' images: a page has a time and a size, and one that cannot be had is
+None.
+"""
+
+import asyncio
+import random
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+import aiohttp
+import msgspec
+from yarl import URL
+
+MAX_BYTES: Final = 64 << 10
+_MAX_AT_ONCE: Final = 100
+_NUM_ASKED: Final = 3  # engines, one after the other, until one can answer
+_SHARED_SECONDS: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """An engine's answer."""
+
+    status: int
+    content_type: str
+    body: bytes
+
+
+class _Load(msgspec.Struct):
+    waiting: Annotated[int, msgspec.Meta(ge=0)]
+
+
+async def fetch_waiting(addresses: Collection[str], timeout_seconds: float) -> dict[str, int | None]:
+    """How many requests wait inside each engine (`host:port`) for a place in its batch; None: it does not say."""
+    pages = await fetch(addresses, "/load", timeout_seconds)
+    return {address: _parse_waiting(page) for address, page in pages.items()}
+
+
+def _parse_waiting(page: Page | None) -> int | None:
+    try:
+        return None if page is None else msgspec.json.decode(page.body, type=_Load).waiting
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+class SharedPages:
+    """Pages that any engine of a service has. However many clients ask for one at once, one engine at a time is asked.
+
+    Costs no place on an engine and does not wait for one.
+    """
+
+    def __init__(self) -> None:
+        self._asking: dict[tuple[str, str], asyncio.Task[Page | None]] = {}
+
+    async def find(self, path: str, service: str, engines: Sequence[str], max_bytes: int = MAX_BYTES) -> Page | None:
+        """The page of the first of the engines (`host:port`) that has it; `service` is their `namespace/name`."""
+        asked = service, path
+        if asked not in self._asking:
+            self._asking[asked] = asyncio.create_task(_find(path, engines, max_bytes))
+            self._asking[asked].add_done_callback(lambda _: self._asking.pop(asked))
+        return await asyncio.shield(self._asking[asked])
+
+
+async def _find(path: str, engines: Sequence[str], max_bytes: int) -> Page | None:
+    for address in random.sample(engines, min(_NUM_ASKED, len(engines))):
+        page = (await fetch([address], path, _SHARED_SECONDS, max_bytes))[address]
+        if page is not None and page.status == 200:
+            return page
+    return None
+
+
+async def fetch(
+    addresses: Collection[str], path: str, timeout_seconds: float, max_bytes: int = MAX_BYTES
+) -> dict[str, Page | None]:
+    """The page of each engine (`host:port`), all asked at once."""
+    if not addresses:
+        return {}
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=_MAX_AT_ONCE),
+        timeout=aiohttp.ClientTimeout(total=timeout_seconds),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+    ) as session:
+        pages = await asyncio.gather(*(_fetch(session, address, path, max_bytes) for address in addresses))
+    return dict(zip(addresses, pages, strict=True))
+
+
+async def _fetch(session: aiohttp.ClientSession, address: str, path: str, max_bytes: int) -> Page | None:
+    body = bytearray()
+    try:
+        async with session.get(URL(f"http://{address}{path}", encoded=True), allow_redirects=False) as response:
+            async for piece in response.content.iter_any():
+                body += piece
+                if len(body) > max_bytes:
+                    return None
+    except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
+        return None
+    return Page(response.status, response.headers.get("Content-Type", "text/plain"), bytes(body))

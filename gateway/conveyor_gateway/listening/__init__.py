@@ -1,0 +1,1 @@
+"""The two ports, and which requests go where."""

@@ -1,0 +1,134 @@
+"""Every Prometheus metric of the gateway, once.
+
+Counted by `record` and `listening`; the gauges are read from the queues at scrape time. Labels name known services
+only, and those of a deleted service go with it, so the number of series is bounded by the cluster, not by what clients
+send.
+"""
+
+from collections.abc import Iterator
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    GCCollector,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from conveyor_gateway.admission.memory import Memory
+from conveyor_gateway.admission.queues import Queues
+from conveyor_gateway.watching.readiness import Readiness
+
+_SERVICE = ("namespace", "inference_service")
+_BUCKETS_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+
+
+class Metrics:
+    """One registry per process. `service` is always the `namespace/name` of a known service, or empty."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self._requests = Counter(
+            "conveyor_gateway_requests",
+            "Requests that have ended, by the status of their answer (499: the client went away).",
+            (*_SERVICE, "code"),
+            registry=registry,
+        )
+        self._dropped = Counter(
+            "conveyor_gateway_dropped_requests",
+            "Requests that no engine answered to the end, by reason.",
+            (*_SERVICE, "reason"),
+            registry=registry,
+        )
+        self._retries = Counter(
+            "conveyor_gateway_retries",
+            "Times that a request was sent to an engine again, by what the engine before did.",
+            (*_SERVICE, "reason"),
+            registry=registry,
+        )
+        self._queue_wait = Histogram(
+            "conveyor_gateway_queue_wait_seconds",
+            "Time in the queue, of requests that an engine answered.",
+            _SERVICE,
+            buckets=_BUCKETS_SECONDS,
+            registry=registry,
+        )
+        self._first_byte = Histogram(
+            "conveyor_gateway_time_to_first_byte_seconds",
+            "From a request's arrival to the first byte of the engine's answer.",
+            _SERVICE,
+            buckets=_BUCKETS_SECONDS,
+            registry=registry,
+        )
+        for collector in (ProcessCollector, PlatformCollector, GCCollector):
+            collector(registry=registry)
+
+    def count_request(self, service: str, code: int) -> None:
+        self._requests.labels(*_split(service), str(code)).inc()
+
+    def count_dropped(self, service: str, reason: str) -> None:
+        self._dropped.labels(*_split(service), reason).inc()
+
+    def count_retry(self, service: str, reason: str) -> None:
+        self._retries.labels(*_split(service), reason).inc()
+
+    def observe_answer(self, service: str, waited_seconds: float, first_byte_seconds: float) -> None:
+        labels = _split(service)
+        self._queue_wait.labels(*labels).observe(waited_seconds)
+        self._first_byte.labels(*labels).observe(first_byte_seconds)
+
+    def forget(self, service: str) -> None:
+        """Drops every series of a service that is gone."""
+        labels = dict(zip(_SERVICE, _split(service), strict=True))
+        for metric in (self._requests, self._dropped, self._retries, self._queue_wait, self._first_byte):
+            metric.remove_by_labels(labels)
+
+    def render(self) -> bytes:
+        """The exposition format that Prometheus reads."""
+        return generate_latest(self.registry)
+
+
+class StateCollector(Collector):
+    """What the gateway holds at the moment of the scrape. Register it with `Metrics.registry`."""
+
+    def __init__(self, queues: Queues, readiness: Readiness, memory: Memory) -> None:
+        self._queues = queues
+        self._readiness = readiness
+        self._memory = memory
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        queued = _gauge("queued_requests", "Requests that wait for an engine.", _SERVICE)
+        depth = _gauge("queue_depth", "Requests that wait at this gateway longer than the batching window.", _SERVICE)
+        dispatched = _gauge("dispatched_requests", "Requests that are at an engine.", _SERVICE)
+        engines = _gauge("engines", "Engines that take new requests.", _SERVICE)
+        for service, queue in self._queues.items():
+            labels = (service.namespace, service.name)
+            queued.add_metric(labels, queue.queued)
+            depth.add_metric(labels, queue.count_waiting_beyond(service.window_seconds))
+            dispatched.add_metric(labels, queue.dispatched)
+            engines.add_metric(labels, queue.num_engines)
+        yield from (queued, depth, dispatched, engines)
+        unreadable = _gauge("unreadable_objects", "Objects of the cluster that cannot be read.", ("resource",))
+        unreadable.add_metric(("inferenceservices",), len(self._queues.catalog.services.unreadable))
+        unreadable.add_metric(("endpointslices",), len(self._queues.catalog.slices.unreadable))
+        yield unreadable
+        silence = _gauge("watch_silence_seconds", "Time since the API server was last heard, per watch.", ("watch",))
+        for name, seconds in self._readiness.silences():
+            silence.add_metric((name,), seconds)
+        yield silence
+        held = _gauge("held_body_bytes", "Request bodies and collected answers in memory.", ())
+        held.add_metric((), self._memory.held_bytes)
+        yield held
+
+
+def _gauge(name: str, text: str, labels: tuple[str, ...]) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"conveyor_gateway_{name}", text, labels=labels)
+
+
+def _split(service: str) -> tuple[str, str]:
+    namespace, _, name = service.partition("/")
+    return namespace, name

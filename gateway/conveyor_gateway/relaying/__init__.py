@@ -1,0 +1,1 @@
+"""The life of a request for an engine: body, queue, engine, answer."""

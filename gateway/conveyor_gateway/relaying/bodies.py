@@ -1,0 +1,123 @@
+"""Request bodies: read whole, within limits, before a request is queued.
+
+A body is kept until an engine has answered, because one that refuses it must not lose it. So one body has a limit
+(413), a lower one if it has to be parsed to be routed; all together have one (503, kept by `memory`); and its arrival
+has a time and a least rate (408). Called by `request_life`.
+"""
+
+import asyncio
+from typing import Final
+
+import msgspec
+from aiohttp.web import BaseRequest, RequestPayloadError
+
+from conveyor_gateway.admission.memory import Holding, build_memory_full
+from conveyor_gateway.errors import Code, EncodedBody, InvalidRequest, RequestTooLarge, RequestTooSlow
+
+# On the root the model in the body names the service. To find it in 1 MiB takes 3 ms at most, to
+# replace it 15.
+MAX_ROUTED_BYTES: Final = 1 << 20
+# A body below this rate is refused after a grace period; one that is whole by then is fast enough.
+MIN_BYTES_PER_SECOND: Final = 16 << 10
+GRACE_SECONDS: Final = 10.0
+
+
+class BodyReader:
+    """Knows the limits of one body."""
+
+    def __init__(self, max_request_bytes: int, timeout_seconds: float) -> None:
+        self._max_request_bytes = max_request_bytes
+        self._timeout_seconds = timeout_seconds
+
+    async def read(self, request: BaseRequest, holding: Holding, is_routed: bool) -> bytes:
+        """The body as it was sent, counted in `holding`; `is_routed`: the body names the service.
+
+        Raises an error of the gateway's tree if it is refused.
+        """
+        max_bytes = min(MAX_ROUTED_BYTES, self._max_request_bytes) if is_routed else self._max_request_bytes
+        if (request.content_length or 0) > max_bytes:
+            raise self._too_large(max_bytes)
+        _invite(request)
+        received = bytearray()  # no list of pieces: they may be of one byte each
+        content, began = request.content, asyncio.get_running_loop().time()
+        is_here = content.is_eof()  # as most are with their headers: no timer for those
+        try:
+            async with asyncio.timeout_at(None if is_here else began + self._limit_seconds(0)) as limit:
+                # TimeoutError: aiohttp expects it, also where it reads what is left of a request.
+                with holding.arriving(stop=lambda: content.set_exception(TimeoutError())):
+                    while piece := await content.readany():
+                        if not holding.take(len(piece)):
+                            raise build_memory_full()
+                        if holding.size_bytes > max_bytes:
+                            raise self._too_large(max_bytes)
+                        received += piece
+                        if not is_here:
+                            limit.reschedule(began + self._limit_seconds(len(received)))
+        except RequestPayloadError as error:
+            raise InvalidRequest(f"the body cannot be read: {error}", Code.MALFORMED_BODY) from error
+        except TimeoutError:
+            raise build_memory_full() if holding.is_evicted else self._too_slow(began) from None
+        return bytes(received)
+
+    def _limit_seconds(self, num_received: int) -> float:
+        return min(self._timeout_seconds, GRACE_SECONDS + num_received / MIN_BYTES_PER_SECOND)
+
+    def _too_slow(self, began: float) -> RequestTooSlow:
+        seconds = asyncio.get_running_loop().time() - began
+        return RequestTooSlow(
+            f"the body was not there after {seconds:.1f} s: it may take {self._timeout_seconds:g} s, and after "
+            f"{GRACE_SECONDS:g} s it must have come at {MIN_BYTES_PER_SECOND} bytes a second",
+            Code.BODY_TOO_SLOW,
+        )
+
+    def _too_large(self, max_bytes: int) -> RequestTooLarge:
+        elsewhere = ""
+        if max_bytes < self._max_request_bytes:
+            elsewhere = f"; at /<namespace>/<name>/v1/... it may have {self._max_request_bytes}"
+        return RequestTooLarge(f"the body is longer than {max_bytes} bytes{elsewhere}", Code.REQUEST_TOO_LARGE)
+
+
+def _invite(request: BaseRequest) -> None:
+    """Answers `Expect: 100-continue`: without it curl waits a second before it sends a body above 1 MiB."""
+    expected = request.headers.get("Expect", "").lower() == "100-continue"
+    if expected and not request.content.is_eof() and request.transport is not None:
+        request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+
+class _Body(msgspec.Struct):
+    """What is read of a body; the rest is only checked to be JSON, without building any of it."""
+
+    model: msgspec.Raw = msgspec.Raw(b"null")
+
+
+_BODY: Final = msgspec.json.Decoder(_Body)
+_FIELDS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def read_model(body: bytes, content_encoding: str | None) -> str:
+    """The `model` of the JSON object in `body`, for requests that only the body routes.
+
+    Raises InvalidRequest or EncodedBody.
+    """
+    if content_encoding not in (None, "", "identity"):
+        raise EncodedBody(
+            f"a body with Content-Encoding {content_encoding!r} cannot be routed by its model; "
+            "send it uncompressed, or to /<namespace>/<name>/v1/...",
+            Code.ENCODED_BODY,
+        )
+    try:
+        model = _BODY.decode(body).model
+    except msgspec.ValidationError:
+        raise InvalidRequest("the body must be a JSON object", Code.INVALID_JSON) from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidRequest(f"the body is no JSON: {error}", Code.INVALID_JSON) from None
+    try:
+        return msgspec.json.decode(model, type=str)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        message = "model must be a string: it says which service the request is for"
+        raise InvalidRequest(message, Code.NO_MODEL, "model") from None
+
+
+def rename_model(body: bytes, model: str) -> bytes:
+    """The body with another model: a service does not know itself by the `namespace/name` that clients may write."""
+    return msgspec.json.encode({**_FIELDS.decode(body), "model": model})

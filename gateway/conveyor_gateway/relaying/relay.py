@@ -1,0 +1,144 @@
+"""An engine's answer on its way to the client: passed on as it comes, and ended so that the client knows if it breaks.
+
+Called by `request_life` once the answer's first byte is there; from here on nothing can be tried again.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from aiohttp.web import BaseRequest, Response, StreamResponse
+
+from conveyor_gateway.answers import build_error_event, build_stopping
+from conveyor_gateway.engines.client import Answer, EngineBroke, ends_event
+from conveyor_gateway.engines.connection import BUFFER_BYTES
+from conveyor_gateway.errors import Code, EngineFailed, GatewayError, TimedOut
+from conveyor_gateway.recording.record import Record
+
+# The engine ends answers that take too long, and says so; the gateway ends only those that go on past this grace.
+GRACE_SECONDS: Final = 3.0
+_LAST_WORDS_SECONDS: Final = 1.0
+# A write costs the same for one byte as for thousands. Small pieces that come faster than this, for longer than a
+# burst, are joined, a few milliseconds late; large pieces may come faster.
+_SMALL_SECONDS: Final = 1 / 200
+_LARGE_SECONDS: Final = 1 / 2000
+_BURST_SECONDS: Final = 0.25
+
+
+class _Pace:
+    """How fast the pieces of one answer may come."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._due = self._loop.time()
+
+    async def wait(self, num_bytes: int) -> None:
+        """Until the piece after one of `num_bytes` may be read."""
+        now = self._loop.time()
+        seconds = _SMALL_SECONDS if num_bytes < BUFFER_BYTES else _LARGE_SECONDS
+        self._due = max(self._due, now - _BURST_SECONDS) + seconds
+        if self._due > now:
+            await asyncio.sleep(self._due - now)
+
+
+class Relay:
+    """One answer to one client; a stream is ended soon after `deadline`, on the loop's clock.
+
+    The connection ends an answer that its client does not read. Without `keep_alive` the answer is the last one of its
+    connection, and says so.
+    """
+
+    def __init__(
+        self,
+        request: BaseRequest,
+        answer: Answer,
+        record: Record,
+        deadline: float,
+        is_stopping: Callable[[], bool],
+        keep_alive: bool,
+    ) -> None:
+        self._request = request
+        self._answer = answer
+        self._record = record
+        self._deadline = deadline
+        self._is_stopping = is_stopping
+        self._keep_alive = keep_alive
+        self._tail = b""
+
+    async def send_whole(self) -> StreamResponse:
+        """Headers and body in one write."""
+        answer = self._answer
+        response = Response(status=answer.status, reason=answer.reason, headers=answer.headers, body=answer.first)
+        try:
+            await self._begin(response)
+            await response.write_eof()
+            self._record.sent_bytes = len(answer.first)
+        except ConnectionError:
+            self._record.set_client_gone()
+        return response
+
+    async def send_stream(self) -> StreamResponse:
+        """Piece by piece."""
+        response = StreamResponse(status=self._answer.status, reason=self._answer.reason, headers=self._answer.headers)
+        try:
+            await self._pass_on(response)
+        except ConnectionError:
+            self._record.set_client_gone()
+        except EngineBroke as error:
+            failure = EngineFailed(f"the engine broke off in its answer: {error}", Code.ENGINE_BROKE)
+            await self._end(response, failure)
+        except TimeoutError:
+            await self._end(
+                response, TimedOut("the request's time ended before its answer did", Code.DEADLINE_EXCEEDED)
+            )
+        except asyncio.CancelledError:
+            if not self._is_stopping():
+                raise
+            clear_cancellation()
+            await self._end(response, build_stopping())
+        return response
+
+    async def _begin(self, response: StreamResponse) -> None:
+        if not self._keep_alive:
+            response.force_close()
+        await response.prepare(self._request)
+
+    async def _pass_on(self, response: StreamResponse) -> None:
+        pace = _Pace()
+        async with asyncio.timeout_at(self._deadline + GRACE_SECONDS):
+            await self._begin(response)
+            chunk = self._answer.first
+            while chunk:
+                await response.write(chunk)
+                if self._request.protocol.writing_paused:
+                    await self._request.writer.drain()
+                self._record.sent_bytes += len(chunk)
+                self._tail = chunk if len(chunk) >= 4 else (self._tail + chunk)[-4:]
+                await pace.wait(len(chunk))
+                chunk = await self._answer.read()
+            await response.write_eof()
+
+    async def _end(self, response: StreamResponse, failure: GatewayError) -> None:
+        """An event stream ends with an event that says why, any other answer with a break."""
+        self._record.reason = failure.code
+        if self._answer.is_event_stream:
+            glue = b"" if not self._tail or ends_event(self._tail) else b"\n\n"
+            try:
+                async with asyncio.timeout(_LAST_WORDS_SECONDS):
+                    await response.write(glue + build_error_event(failure))
+                    await response.write_eof()
+                    return
+            except (TimeoutError, ConnectionError):
+                pass
+        self._break_off()
+
+    def _break_off(self) -> None:
+        if self._request.transport is not None:
+            self._request.transport.abort()
+
+
+def clear_cancellation() -> None:
+    """Lets this task answer its client after the gateway, which stops, has cancelled it."""
+    task = asyncio.current_task()
+    assert task is not None, "aiohttp runs every handler in a task"
+    task.uncancel()

@@ -1,0 +1,221 @@
+"""The life of one request for an engine: body, service, queue, engine, answer; retried before its first byte.
+
+Called by `listening` with a request that `routing` has read. Every request ends in exactly one answer, one log line and
+one count, also when the client goes away (aiohttp cancels the task then) and when the gateway stops (`stop` cancels
+it).
+
+Time: the service's requestTimeoutSeconds (or what the client asked for, if that is less) bounds everything. The engine,
+which is told the time that is left, ends what takes too long; the gateway, after a short grace, what goes on then.
+"""
+
+import asyncio
+from typing import Final
+
+from aiohttp.web import BaseRequest, StreamResponse
+
+from conveyor_gateway.admission.memory import Holding, Memory
+from conveyor_gateway.admission.queues import Queues
+from conveyor_gateway.admission.service_queue import Ticket
+from conveyor_gateway.answers import build_error, build_stopping, find_request_id
+from conveyor_gateway.engines.client import (
+    Answer,
+    EngineBroke,
+    EngineClient,
+    EngineFull,
+    EngineLost,
+    EngineRefused,
+    EngineRequest,
+    EngineUnreachable,
+    build_engine_headers,
+)
+from conveyor_gateway.errors import Code, EngineFailed, GatewayError, InvalidRequest, NotFound, TimedOut
+from conveyor_gateway.recording.record import Record, Recorder
+from conveyor_gateway.relaying.bodies import BodyReader, read_model, rename_model
+from conveyor_gateway.relaying.relay import Relay, clear_cancellation
+from conveyor_gateway.routing import Route, find_model
+from conveyor_gateway.watching.catalog import Service
+from conveyor_gateway.watching.readiness import Readiness
+from conveyor_process.request_headers import REQUEST_ID_HEADER, REQUEST_TIMEOUT_HEADER, parse_timeout_seconds
+
+# A request whose engine dies is tried on one more engine only: it may be what ends them.
+MAX_LOST: Final = 2
+
+
+class Gateway:
+    """All requests for engines that this process holds."""
+
+    def __init__(
+        self,
+        queues: Queues,
+        engines: EngineClient,
+        bodies: BodyReader,
+        memory: Memory,
+        recorder: Recorder,
+        readiness: Readiness,
+    ) -> None:
+        self._queues = queues
+        self._engines = engines
+        self._bodies = bodies
+        self._memory = memory
+        self._recorder = recorder
+        self._readiness = readiness
+        self._running: set[asyncio.Task[object]] = set()
+        self._stopped = False
+
+    async def answer(self, request: BaseRequest, route: Route) -> StreamResponse:
+        """What the client gets; a stream has been sent when this returns."""
+        record = Record(find_request_id(request), route.path)
+        task = asyncio.current_task()
+        assert task is not None, "aiohttp runs every handler in a task"
+        self._running.add(task)
+        try:
+            if self._stopped:
+                raise build_stopping()
+            return await self._answer(request, route, record)
+        except GatewayError as error:
+            return self._refuse(error, record)
+        except asyncio.CancelledError:
+            if not self._stopped or request.writer.output_size > 0:
+                record.set_client_gone()
+                raise
+            clear_cancellation()
+            return self._refuse(build_stopping(), record)
+        finally:
+            self._running.discard(task)
+            self._recorder.finish(record)
+
+    def find_engines(self, service: str) -> tuple[str, ...]:
+        """The ready engines of `namespace/name`, as `host:port`."""
+        return self._queues.catalog.engines(service)
+
+    @property
+    def num_open(self) -> int:
+        """Requests that are held."""
+        return len(self._running)
+
+    async def wait_idle(self) -> None:
+        """Returns when no request is held."""
+        while self._running:
+            await asyncio.wait(set(self._running))
+
+    def stop(self) -> None:
+        """Ends every request that is still held, each with an answer."""
+        self._stopped = True
+        for task in self._running:
+            task.cancel()
+
+    def _refuse(self, error: GatewayError, record: Record) -> StreamResponse:
+        if isinstance(error, TimedOut) and record.service:
+            error = error.with_hint(record.service)
+        record.status, record.reason = error.status, error.code
+        return build_error(error, record.request_id)
+
+    async def _answer(self, request: BaseRequest, route: Route, record: Record) -> StreamResponse:
+        with Holding(self._memory, route.service or "", request.remote or "") as holding:
+            service, engine_request = await self._read(request, route, record, holding)
+            timeout_seconds = _timeout_seconds(request, service) - record.age_seconds()
+            ticket = self._queues[service.key].admit(asyncio.get_running_loop().time() + timeout_seconds)
+            try:
+                answer = await self._ask(engine_request, ticket, record)
+                engine_request.release_body()  # nothing is tried again any more
+                return await self._send(request, answer, ticket, record)
+            finally:
+                ticket.close()
+
+    async def _read(
+        self, request: BaseRequest, route: Route, record: Record, holding: Holding
+    ) -> tuple[Service, EngineRequest]:
+        body = await self._bodies.read(request, holding, is_routed=route.service is None)
+        service, body = self._find_service(request, route, body)
+        record.service = service.key
+        holding.assign(service.key, len(body))
+        query = request.rel_url.raw_query_string
+        path = f"{route.path}?{query}" if query else route.path
+        return service, EngineRequest(path, build_engine_headers(request.headers, record.request_id), body, holding)
+
+    def _find_service(self, request: BaseRequest, route: Route, body: bytes) -> tuple[Service, bytes]:
+        """The service, and the body as its engines understand it."""
+        directory = self._queues.catalog.directory
+        if route.service is not None:
+            service = directory.services.get(route.service)
+            if service is not None:
+                return service, body
+            raise NotFound(f"the InferenceService {route.service} was deleted", Code.SERVICE_DELETED)
+        model = read_model(body, request.headers.get("Content-Encoding"))
+        service = find_model(model, directory)
+        if model != service.model_name:
+            body = rename_model(body, service.model_name)
+        return service, body
+
+    async def _ask(self, request: EngineRequest, ticket: Ticket, record: Record) -> Answer:
+        """The first engine's answer that has a first byte."""
+        num_lost = 0
+        while True:
+            try:
+                engine = await ticket.place()
+            finally:
+                record.waited_seconds = ticket.waited_seconds
+            record.engine = engine.address
+            record.attempts += 1
+            try:
+                answer = await self._ask_one(engine.address, request, ticket.deadline)
+            except EngineFull as error:
+                self._recorder.retry(record, "refused", error)
+                ticket.note_full()
+            except EngineRefused as error:
+                self._recorder.retry(record, "refused", error)
+                ticket.note_failure(isinstance(error, EngineUnreachable))
+            except EngineLost as error:
+                num_lost += 1
+                ticket.note_failure()
+                if num_lost == MAX_LOST:
+                    raise EngineFailed(
+                        f"{num_lost} engines broke off before they answered", Code.ENGINE_LOST
+                    ) from error
+                self._recorder.retry(record, "lost", error)
+            except EngineBroke as error:
+                ticket.note_failure()
+                raise EngineFailed(f"the engine broke off in its answer: {error}", Code.ENGINE_BROKE) from error
+            else:
+                ticket.note_answer()
+                self._recorder.first_byte(record)
+                return answer
+            ticket.give_back()
+
+    async def _ask_one(self, address: str, request: EngineRequest, deadline: float) -> Answer:
+        try:
+            async with asyncio.timeout_at(deadline):
+                remaining_seconds = deadline - asyncio.get_running_loop().time()
+                return await self._engines.ask(address, request, remaining_seconds)
+        except TimeoutError:
+            raise TimedOut("the engine did not answer in the request's time", Code.DEADLINE_EXCEEDED) from None
+
+    async def _send(self, request: BaseRequest, answer: Answer, ticket: Ticket, record: Record) -> StreamResponse:
+        record.set_answered(answer.status)
+        answer.headers[REQUEST_ID_HEADER] = record.request_id
+        relay = Relay(
+            request,
+            answer,
+            record,
+            ticket.deadline,
+            is_stopping=lambda: self._stopped,
+            keep_alive=not self._readiness.draining,
+        )
+        try:
+            if answer.is_whole:
+                ticket.close()  # the engine's place is free, however slowly the client reads
+                return await relay.send_whole()
+            return await relay.send_stream()
+        finally:
+            answer.close()
+
+
+def _timeout_seconds(request: BaseRequest, service: Service) -> float:
+    """The service's limit, or what the client asks for if that is less."""
+    text = request.headers.get(REQUEST_TIMEOUT_HEADER)
+    if text is None:
+        return service.request_timeout_seconds
+    try:
+        return min(parse_timeout_seconds(text), service.request_timeout_seconds)
+    except ValueError as error:
+        raise InvalidRequest(str(error), Code.INVALID_TIMEOUT, REQUEST_TIMEOUT_HEADER) from None

@@ -1,0 +1,167 @@
+"""What the gateway knows of the cluster: the InferenceServices, and the engines of each that are ready.
+
+Filled by `conveyor_kube.watch` with bodies from the API server; read by `routing` and `relaying`; `queues` is told what
+changed. A service is known because its InferenceService exists, not because a pod was seen: one without engines queues.
+Knows the shape of an InferenceService, as `slices` knows that of an EndpointSlice; not how they are fetched.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from conveyor_api.resource import InferenceService
+from conveyor_gateway.watching.namespace_limits import NamespaceLimit
+from conveyor_gateway.watching.slices import SliceTable
+from conveyor_kube.unreadable import Unreadable
+from conveyor_kube.wanted_json import Json, find_key, keys_within
+
+LABEL: Final = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
+# Of one namespace. More than anybody runs; a tenant may create far more.
+MAX_SERVICES: Final = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What the gateway needs of one InferenceService."""
+
+    namespace: str
+    name: str
+    model_name: str
+    created_unix: int  # seconds
+    batch_size: int  # requests that one engine runs at once
+    place_limit: int  # requests that this gateway may have on one engine
+    window_seconds: float  # how long a request may wait for its batch before it counts as waiting
+    max_queued_requests: int
+    queue_timeout_seconds: float
+    request_timeout_seconds: float
+    max_model_len: int | None = None  # tokens of the longest request; None: not known yet
+
+    @property
+    def key(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+def parse_service(body: Mapping[str, Any]) -> Service:
+    """Raises InvalidResource."""
+    resource = InferenceService.parse(body)
+    created = resource.metadata.creation_timestamp
+    batching, endpoint = resource.spec.batching, resource.spec.endpoint
+    return Service(
+        namespace=resource.namespace,
+        name=resource.name,
+        model_name=resource.served_model_name,
+        created_unix=int(datetime.fromisoformat(created).timestamp()) if created else 0,
+        batch_size=batching.effective_batch_size,
+        place_limit=batching.engine_place_limit,
+        window_seconds=batching.window_seconds,
+        max_queued_requests=endpoint.max_queued_requests,
+        queue_timeout_seconds=endpoint.queue_timeout_seconds,
+        request_timeout_seconds=endpoint.request_timeout_seconds,
+        max_model_len=resource.spec.engine.max_model_len or _made_for(resource),
+    )
+
+
+def _made_for(resource: InferenceService) -> int | None:
+    """The model's own limit, if the status tells it of the model that the spec has now."""
+    model = resource.status.model
+    return model.context_length if model is not None and model.uri == resource.spec.model.uri else None
+
+
+# A model name of this form may be the `namespace/name` of some service, now or later.
+_KEY = re.compile(rf"({LABEL})/{LABEL}")
+
+
+class Directory:
+    """All services by `namespace/name`, and which of them a model name stands for on the root."""
+
+    def __init__(self) -> None:
+        self.services: dict[str, Service] = {}
+        self._claims: dict[str, set[str]] = {}  # by model name
+        self._holders: dict[str, str] = {}
+
+    def put(self, service: Service) -> None:
+        self.remove(service.key)
+        self.services[service.key] = service
+        if _may_claim(service):
+            self._claims.setdefault(service.model_name, set()).add(service.key)
+            holder = self._holders.setdefault(service.model_name, service.key)
+            self._holders[service.model_name] = min(holder, service.key, key=self._age)
+
+    def remove(self, key: str) -> None:
+        service = self.services.get(key)
+        if service is not None and key in (claims := self._claims.get(service.model_name, set())):
+            claims.discard(key)
+            if not claims:
+                del self._claims[service.model_name], self._holders[service.model_name]
+            elif self._holders[service.model_name] == key:
+                self._holders[service.model_name] = min(claims, key=self._age)
+        self.services.pop(key, None)
+
+    def find_model(self, model: str) -> Service | None:
+        """The service that `model` means: its `namespace/name`, or the name that it was the first to serve."""
+        return self.services.get(model) or self.services.get(self._holders.get(model, ""))
+
+    def _age(self, key: str) -> tuple[int, str]:
+        return self.services[key].created_unix, key
+
+
+def _may_claim(service: Service) -> bool:
+    """A name that may be another namespace's `namespace/name` is nobody's on the root."""
+    match = _KEY.fullmatch(service.model_name)
+    return match is None or match[1] == service.namespace
+
+
+class Catalog:
+    """Both resources, kept by `watch`. `on_service(key)` and `on_engines(key)` are called after each change."""
+
+    def __init__(self, on_service: Callable[[str], None], on_engines: Callable[[str], None]) -> None:
+        self.directory = Directory()
+        self.services = ServiceTable(self.directory, on_service)
+        self.slices = SliceTable(on_engines)
+
+    def engines(self, service: str) -> tuple[str, ...]:
+        """Addresses (`host:port`) of the ready engines, one per pod."""
+        return self.slices.engines(service)
+
+
+class ServiceTable:
+    """The InferenceServices, as a sink of `watch`."""
+
+    def __init__(self, directory: Directory, on_change: Callable[[str], None]) -> None:
+        self._directory = directory
+        self._on_change = on_change
+        self._limit = NamespaceLimit("InferenceServices", MAX_SERVICES)
+        self.unreadable = Unreadable("service")
+
+    def put(self, body: Json) -> str:
+        """Takes a new or changed resource; one that cannot be read keeps what was known of it."""
+        key = find_key(body)
+        service = self.unreadable.parse(key, self._parse, body)
+        if service is not None and self._directory.services.get(key) != service:
+            self._directory.put(service)
+            self._on_change(key)
+        return key
+
+    def delete(self, body: Json) -> None:
+        key = find_key(body)
+        self.unreadable.forget(key)
+        self._remove(key)
+
+    def keep_only(self, keys: set[str], namespace: str) -> None:
+        """As a sink of `watch`."""
+        self.unreadable.forget_others(keys, namespace)
+        for key in keys_within(namespace, self._directory.services) - keys:
+            self._remove(key)
+
+    def _parse(self, body: Json) -> Service:
+        service = parse_service(body)
+        self._limit.change(service.key, before=service.key in self._directory.services, after=True)
+        return service
+
+    def _remove(self, key: str) -> None:
+        if key in self._directory.services:
+            self._limit.change(key, before=True, after=False)
+            self._directory.remove(key)
+            self._on_change(key)

@@ -1,0 +1,224 @@
+"""The document at a service's /openapi.json says of answers what the gateway answers."""
+
+import asyncio
+import json
+import re
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+from aiohttp import web
+from jsonschema import Draft202012Validator
+from tests.gateway.engine_servers import Engine, answering, running_engine
+from tests.gateway.process import GatewayProcess
+from tests.gateway.stack import Stack
+
+from conveyor_api.endpoints import ENDPOINTS
+from conveyor_engine.serving.http.openapi import build_document as build_engine_document
+from conveyor_gateway.answering.document import MAX_BYTES, build_document
+from conveyor_gateway.errors import Code
+
+Json = dict[str, Any]
+OF_ENGINE = build_engine_document()
+DOCUMENT = build_document(json.dumps(OF_ENGINE).encode(), "default/qwen", "/default/qwen")
+COMPLETIONS = "/v1/completions"
+# Of requests that are not in the document of a service: other paths, other methods, and those of the root.
+ELSEWHERE = {
+    Code.INVALID_JSON,
+    Code.NO_MODEL,
+    Code.ENCODED_BODY,
+    Code.HOST_WITHOUT_NAMESPACE,
+    Code.PATH_NOT_FOUND,
+    Code.METHOD_NOT_ALLOWED,
+    Code.NOT_READY,
+}
+
+
+def find_responses(document: Json, path: str, method: str = "get") -> Json:
+    responses: Json = document["paths"][path][method]["responses"]
+    return responses
+
+
+def find_codes(response: Json) -> set[str]:
+    return set(re.findall(r"`([a-z_]+)`:", response["description"].partition("By the gateway")[2]))
+
+
+def find_references(value: object) -> Iterator[str]:
+    if isinstance(value, dict):
+        if isinstance(reference := value.get("$ref"), str):
+            yield reference
+        for each in value.values():
+            yield from find_references(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from find_references(each)
+
+
+def check(document: Json, path: str, status: int, body: Json, method: str = "get") -> None:
+    """That this answer is one of the document's, by its schema and, if it is the gateway's refusal, by its code."""
+    response = find_responses(document, path, method)[str(status)]
+    schema = response["content"]["application/json"]["schema"]
+    Draft202012Validator(schema | {"components": document["components"]}).validate(body)
+    if status != 200 and body["error"]["code"] in set(Code):
+        assert body["error"]["code"] in find_codes(response)
+
+
+def test_it_has_every_path_of_the_catalogue_and_every_answer_that_they_may_get() -> None:
+    told = {(method.upper(), path.replace("{model}", "")) for path, of in DOCUMENT["paths"].items() for method in of}
+    assert told == {(endpoint.method, endpoint.path) for endpoint in ENDPOINTS}
+    for schema in DOCUMENT["components"]["schemas"].values():
+        Draft202012Validator.check_schema(schema)
+    assert set(find_references(DOCUMENT)) <= {
+        f"#/components/schemas/{name}" for name in DOCUMENT["components"]["schemas"]
+    }
+    responses = [
+        (status, response)
+        for path, of in DOCUMENT["paths"].items()
+        for method in of
+        for status, response in find_responses(DOCUMENT, path, method).items()
+    ]
+    codes = {(status, code) for status, response in responses for code in find_codes(response)}
+    assert codes == {(str(code.status), str(code)) for code in set(Code) - ELSEWHERE}
+
+
+def test_what_the_gateway_keeps_back_of_an_engine_is_not_in_it() -> None:
+    told = find_responses(DOCUMENT, COMPLETIONS, "post")
+    assert "engine_dead" in find_responses(OF_ENGINE, COMPLETIONS, "post")["502"]["description"]
+    assert "engine_dead" not in told["502"]["description"]
+    assert "`generation_failed`" in told["500"]["description"]
+
+
+@pytest.mark.parametrize("page", ["", "[]", "{}", '{"openapi":"3.1.0","paths":[]}', '{"openapi":3}', "[" * 60_000])
+def test_what_is_no_document_is_refused(page: str) -> None:
+    with pytest.raises((msgspec.DecodeError, RecursionError)):
+        build_document(page.encode(), "default/qwen", "")
+
+
+def test_an_engine_that_says_little_or_nonsense_of_its_paths_has_what_the_gateway_says() -> None:
+    paths = {
+        COMPLETIONS: {"post": []},
+        "/v1/chat/completions": {"post": {"responses": {"500": 1, "404": {"content": []}}}},
+    }
+    document = build_document(json.dumps({"openapi": "3.0.2", "paths": paths}).encode(), "default/qwen", "")
+    assert COMPLETIONS not in document["paths"]
+    assert find_codes(find_responses(document, "/v1/chat/completions", "post")["404"]) >= {"service_not_found"}
+    assert document["servers"] == [{"url": "/"}]
+
+
+async def answer_pages_only(request: web.Request) -> web.StreamResponse:
+    if request.path == "/openapi.json":
+        return web.json_response(OF_ENGINE)
+    if request.method == "GET":
+        return web.json_response({"status": "ready"})
+    assert request.transport is not None
+    request.transport.abort()
+    raise ConnectionError
+
+
+async def ask(http: aiohttp.ClientSession, url: str, **options: Any) -> tuple[int, Json]:
+    async with http.request(options.pop("method", "GET"), url, **options) as answer:
+        return answer.status, json.loads(await answer.read())
+
+
+@pytest.fixture
+async def engine(stack: Stack) -> Any:
+    async with running_engine(answer_pages_only) as engine:
+        await stack.add_engine(engine.port)
+        yield engine
+
+
+async def test_its_base_is_that_by_which_the_client_came(
+    stack: Stack, engine: Engine, http: aiohttp.ClientSession
+) -> None:
+    status, document = await ask(http, f"{stack.gateway.url}/{stack.key}/openapi.json")
+    assert (status, document["info"]["title"]) == (200, stack.key)
+    assert document == DOCUMENT | {"info": document["info"], "servers": [{"url": f"/{stack.key}"}]}
+    by_host = {"Host": f"qwen.{stack.cluster.namespace}"}
+    _, document = await ask(http, f"{stack.gateway.url}/openapi.json", headers=by_host)
+    assert document["servers"] == [{"url": "/"}]
+    assert stack.demand()["in_flight"] == 0
+
+
+async def test_a_page_and_its_refusals_are_as_it_says(
+    stack: Stack, engine: Engine, http: aiohttp.ClientSession
+) -> None:
+    base = f"{stack.gateway.url}/{stack.key}"
+    for path in ("/v1/models", "/health", "/v1/ping", "/openapi.json"):
+        status, body = await ask(http, base + path)
+        assert status == 200
+        check(DOCUMENT, path, status, body)
+    check(DOCUMENT, "/v1/models/{model}", *await ask(http, f"{base}/v1/models/qwen"))
+    refused = await ask(http, f"{base}/v1/models/other")
+    assert refused[1]["error"]["code"] == "model_not_found"
+    check(DOCUMENT, "/v1/models/{model}", *refused)
+    check(DOCUMENT, "/v1/models", *await ask(http, f"{base}-none/v1/models"))
+
+
+async def test_a_service_without_a_ready_engine_has_none(stack: Stack, http: aiohttp.ClientSession) -> None:
+    for path in ("/openapi.json", "/health"):
+        status, body = await ask(http, f"{stack.gateway.url}/{stack.key}{path}")
+        assert (status, body["error"]["code"]) == (503, "no_engine")
+        check(DOCUMENT, path, status, body)
+    assert stack.demand()["in_flight"] == 0
+
+
+@pytest.mark.parametrize("text", ["{}", "x" * (MAX_BYTES + 1)])
+async def test_an_engine_without_one_is_as_an_engine_that_does_not_answer(
+    stack: Stack, http: aiohttp.ClientSession, text: str
+) -> None:
+    async with running_engine(answering(web.Response, text=text)) as engine:
+        await stack.add_engine(engine.port)
+        status, body = await ask(http, f"{stack.gateway.url}/{stack.key}/openapi.json")
+    assert (status, body["error"]["code"]) == (503, "engines_not_ready")
+    check(DOCUMENT, "/openapi.json", status, body)
+
+
+@pytest.mark.parametrize(
+    ("code", "options"),
+    [
+        (Code.INVALID_TIMEOUT, {"headers": {"X-Request-Timeout-Seconds": "soon"}}),
+        (Code.DEADLINE_EXCEEDED, {"headers": {"X-Request-Timeout-Seconds": "0.1"}}),
+        (Code.REQUEST_TOO_LARGE, {"headers": {"Content-Length": str(1 << 30)}, "data": b""}),
+        (Code.HEADERS_TOO_LARGE, {"headers": {"X-Long": "x" * 9_000}}),
+    ],
+    ids=str,
+)
+async def test_a_refusal_before_any_engine_is_as_it_says(
+    stack: Stack, http: aiohttp.ClientSession, code: Code, options: Json
+) -> None:
+    status, body = await ask(http, stack.completions, method="POST", **options)
+    assert (status, body["error"]["code"]) == (code.status, code)
+    check(DOCUMENT, COMPLETIONS, status, body, "post")
+
+
+async def test_a_full_queue_and_one_that_nobody_serves_are_as_it_says(
+    stack: Stack, http: aiohttp.ClientSession
+) -> None:
+    limits = {"maxQueuedRequests": 1, "queueTimeoutSeconds": 1}
+    await stack.apply_service(model={"uri": "hf://org/model", "name": "limited"}, endpoint=limits)
+    await stack.wait(lambda: b'"limited"' in urllib.request.urlopen(f"{stack.url}/models").read())
+    answers = await asyncio.gather(*(ask(http, stack.completions, method="POST") for _ in range(3)))
+    assert {body["error"]["code"] for _, body in answers} == {"queue_full", "queue_timeout"}
+    for status, body in answers:
+        check(DOCUMENT, COMPLETIONS, status, body, "post")
+
+
+async def test_engines_that_break_off_are_as_it_says(stack: Stack, engine: Engine, http: aiohttp.ClientSession) -> None:
+    status, body = await ask(http, stack.completions, method="POST")
+    assert (status, body["error"]["code"]) == (502, "engine_lost")
+    check(DOCUMENT, COMPLETIONS, status, body, "post")
+
+
+async def test_it_is_not_fetched_into_memory_that_there_is_not(
+    stack: Stack, engine: Engine, http: aiohttp.ClientSession, kubeconfig: Path
+) -> None:
+    with GatewayProcess(kubeconfig, "--max-held-bytes", "200000", "--max-request-bytes", "1000") as small:
+        await stack.wait(lambda: small.demand(stack.key) is not None)
+        status, body = await ask(http, f"{small.url}/{stack.key}/openapi.json")
+    assert (status, body["error"]["code"]) == (503, "gateway_memory_full")
+    check(DOCUMENT, "/openapi.json", status, body)
+    assert engine.requests == []

@@ -1,0 +1,298 @@
+"""Bytes to an engine and back, through a whole gateway."""
+
+import asyncio
+import gzip
+import io
+import socket
+from collections.abc import Sequence
+
+import aiohttp
+import pytest
+from aiohttp import web
+from multidict import CIMultiDict, CIMultiDictProxy
+from tests.gateway.engine_servers import answering, refusing_address, running_engine, running_raw_engine, silent_address
+from tests.gateway.process import GatewayProcess
+from tests.gateway.stack import Stack
+
+from conveyor_gateway.admission.memory import Holding, Memory
+from conveyor_gateway.engines import client as client_module
+from conveyor_gateway.engines import connection
+from conveyor_gateway.engines.client import (
+    EngineClient,
+    EngineRefused,
+    EngineRequest,
+    EngineUnreachable,
+    build_engine_headers,
+    ends_event,
+)
+
+EVENTS = 'data: {"text": "h\u00e9llo \U0001f600"}\n\n: comment\n\ndata: [DONE]\n\n'.encode()
+
+
+def chunked(*pieces: bytes) -> list[bytes]:
+    return [b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces] + [b"0\r\n\r\n"]
+
+
+async def ask_raw(
+    stack: Stack, http: aiohttp.ClientSession, head: bytes, writes: Sequence[bytes]
+) -> tuple[int, CIMultiDictProxy[str], bytes]:
+    """The client's view of an engine that writes `head`, then each of `writes` as a packet of its own."""
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for piece in (head, *writes):
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0.001)
+
+    async with running_raw_engine(talk) as port:
+        await stack.add_engine(port)
+        async with http.post(stack.completions, data=b"{}") as answer:
+            return answer.status, answer.headers, await answer.read()
+
+
+@pytest.mark.parametrize(
+    ("head", "writes", "body"),
+    [
+        pytest.param(
+            b"Content-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n",
+            chunked(*(EVENTS[i : i + 1] for i in range(len(EVENTS)))),
+            EVENTS,
+            id="events one byte at a time, cut inside characters",
+        ),
+        pytest.param(
+            b"Content-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n",
+            [b"".join(chunked(EVENTS, EVENTS))],
+            EVENTS * 2,
+            id="events in one packet",
+        ),
+        pytest.param(
+            b"Content-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n",
+            [b"00", b"3;name=value\r\n", b"d", b"at\r", b"\n0\r\n\r", b"\n"],
+            b"dat",
+            id="chunks with extensions, cut inside their frames",
+        ),
+        pytest.param(
+            b"Content-Type: text/event-stream\r\nConnection: close\r\n",
+            [EVENTS[:7], EVENTS[7:]],
+            EVENTS,
+            id="events until the connection closes",
+        ),
+        pytest.param(
+            b"Content-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n", chunked(), b"", id="no event at all"
+        ),
+        pytest.param(
+            b"Content-Type: application/json\r\nContent-Length: 12\r\n",
+            [b'{"a"', b': "\\n"}x'],
+            b'{"a": "\\n"}x',
+            id="JSON",
+        ),
+        pytest.param(
+            b"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n",
+            chunked(b"{", b"}"),
+            b"{}",
+            id="chunked JSON",
+        ),
+        pytest.param(
+            b"Content-Type: application/json\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n"
+            % len(gzip.compress(b"{}", mtime=0)),
+            [gzip.compress(b"{}", mtime=0)],
+            gzip.compress(b"{}", mtime=0),
+            id="compressed",
+        ),
+        pytest.param(b"Content-Length: 256\r\n", [bytes(range(256))], bytes(range(256)), id="binary without a type"),
+        pytest.param(b"Content-Length: 0\r\n", [], b"", id="empty"),
+    ],
+)
+async def test_an_answers_bytes_pass_exactly(
+    stack: Stack, http: aiohttp.ClientSession, head: bytes, writes: list[bytes], body: bytes
+) -> None:
+    assert (await ask_raw(stack, http, b"HTTP/1.1 200 OK\r\n" + head + b"\r\n", writes))[2] == body
+
+
+async def test_a_large_answer_that_is_no_stream_passes_exactly(stack: Stack, http: aiohttp.ClientSession) -> None:
+    body = bytes(range(256)) * (3 << 12)  # 3 MiB: more than the gateway collects
+    async with running_engine(answering(web.Response, body=body)) as engine:
+        await stack.add_engine(engine.port)
+        async with http.post(stack.completions, data=b"{}") as answer:
+            assert await answer.read() == body
+
+
+async def test_an_answer_too_large_to_be_collected_begins_before_it_ends(
+    stack: Stack, http: aiohttp.ClientSession
+) -> None:
+    seen = asyncio.Event()
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await answer.prepare(request)
+        await answer.write(b"1" * (2 << 20))
+        await seen.wait()
+        await answer.write(b"2")
+        return answer
+
+    async with running_engine(handle) as engine:
+        await stack.add_engine(engine.port)
+        async with http.post(stack.completions, data=b"{}") as answer:
+            assert set(await answer.content.readany()) == set(b"1")
+            seen.set()
+            assert (await answer.content.read()).endswith(b"12")
+
+
+async def test_status_and_end_to_end_headers_pass_and_hop_by_hop_ones_do_not(
+    stack: Stack, http: aiohttp.ClientSession
+) -> None:
+    head = (
+        b"HTTP/1.1 418 I'm a teapot\r\nContent-Length: 2\r\nX-Twice: 1\r\nX-Twice: 2\r\nRetry-After: 7\r\n"
+        b'X-Next: 1\r\nConnection: X-Next\r\nSet-Cookie: a=b\r\nAlt-Svc: h3=":443"\r\nSet-Cookie: c=d\r\n'
+        b"Connection: close, X-Hop\r\nX-Hop: 1\r\nKeep-Alive: timeout=5\r\nX-Request-Id: of-the-engine\r\n\r\n"
+    )
+    status, headers, _ = await ask_raw(stack, http, head, [b"{}"])
+    assert status == 418
+    assert headers.getall("X-Twice") == ["1", "2"]
+    assert headers["Retry-After"] == "7"
+    assert "X-Hop" not in headers
+    assert "X-Next" not in headers
+    assert "Keep-Alive" not in headers
+    assert "Set-Cookie" not in headers
+    assert "Alt-Svc" not in headers
+    assert len(headers.getall("X-Request-Id")) == 1
+    assert headers["X-Request-Id"] != "of-the-engine"
+
+
+@pytest.mark.parametrize("size", [0, 1, 300_000, 3 << 20])
+async def test_a_requests_bytes_path_and_query_pass_exactly(
+    stack: Stack, http: aiohttp.ClientSession, size: int
+) -> None:
+    body = (b"\x00\xff\r\n" * (size // 4 + 1))[:size]
+    async with running_engine(answering(web.Response, body=b"{}")) as engine:
+        await stack.add_engine(engine.port)
+        async with http.post(stack.completions + "?a=%20b&c", data=io.BytesIO(body)) as answer:
+            assert answer.status == 200
+    request, received = engine.requests[0]
+    assert received == body
+    assert request.raw_path == "/v1/completions?a=%20b&c"
+    assert request.headers["Content-Length"] == str(size)
+
+
+async def test_a_chunked_compressed_request_passes_as_it_is(stack: Stack, http: aiohttp.ClientSession) -> None:
+    packed = gzip.compress(b"{}")
+
+    async def pieces():  # type: ignore[no-untyped-def]
+        yield packed[:5]
+        yield packed[5:]
+
+    async with running_engine(answering(web.Response, body=b"{}")) as engine:
+        await stack.add_engine(engine.port)
+        headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
+        async with http.post(stack.completions, data=pieces(), headers=headers) as answer:
+            assert answer.status == 200
+    request, received = engine.requests[0]
+    assert received == packed
+    assert request.headers["Content-Encoding"] == "gzip"
+
+
+async def test_a_client_that_asks_first_is_told_to_send_its_body(stack: Stack, gateway: GatewayProcess) -> None:
+    async with running_engine(answering(web.Response, body=b"{}")) as engine:
+        await stack.add_engine(engine.port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        head = (
+            f"POST /{stack.key}/v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n"
+        )
+        writer.write(head.encode())
+        assert await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(b"{}")
+        assert (await asyncio.wait_for(reader.readline(), 20)).startswith(b"HTTP/1.1 200 ")
+        writer.close()
+    assert engine.requests[0][1] == b"{}"
+
+
+async def test_an_event_reaches_the_client_before_the_next_is_made(stack: Stack, http: aiohttp.ClientSession) -> None:
+    seen = asyncio.Event()
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await answer.prepare(request)
+        await answer.write(b"data: 1\n\n")
+        await seen.wait()
+        await answer.write(b"data: 2\n\n")
+        return answer
+
+    async with running_engine(handle) as engine:
+        await stack.add_engine(engine.port)
+        async with http.post(stack.completions, data=b"{}") as answer:
+            assert await answer.content.readany() == b"data: 1\n\n"
+            seen.set()
+            assert await answer.content.read() == b"data: 2\n\n"
+
+
+def test_an_engine_that_acknowledges_nothing_is_given_up_after_half_a_minute() -> None:
+    with connection._open_socket((socket.AF_INET, socket.SOCK_STREAM, 0, "", ("192.0.2.1", 8000))) as opened:
+        assert opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
+
+
+async def test_an_engine_that_takes_no_connection_in_time_is_told_from_one_that_refuses_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client_module, "_CONNECT_SECONDS", 0.2)
+    client = EngineClient()
+    request = EngineRequest("/v1/completions", CIMultiDict(), b"{}", Holding(Memory(1), ""))
+    try:
+        for absent, error in ((silent_address, EngineUnreachable), (refusing_address, EngineRefused)):
+            with absent() as (host, port), pytest.raises(EngineRefused) as raised:
+                await client.ask(f"{host}:{port}", request, remaining_seconds=60)
+            assert raised.type is error
+    finally:
+        await client.close()
+
+
+async def test_connecting_leaves_time_for_another_engine() -> None:
+    client = EngineClient()
+    request = EngineRequest("/v1/completions", CIMultiDict(), b"{}", Holding(Memory(1), ""))
+    try:
+        with silent_address() as (host, port), pytest.raises(EngineRefused) as raised:
+            async with asyncio.timeout(1):
+                await client.ask(f"{host}:{port}", request, remaining_seconds=1)
+        assert raised.type is EngineRefused  # in so short a time it is no judgement of the engine
+    finally:
+        await client.close()
+
+
+def test_the_engine_gets_the_clients_headers_but_neither_credentials_nor_those_of_the_connection() -> None:
+    headers = CIMultiDict(
+        [
+            ("Host", "qwen.default"),
+            ("Authorization", "Bearer x"),
+            ("Cookie", "session=1"),
+            ("cookie", "more=2"),
+            ("Connection", "keep-alive, X-Hop"),
+            ("X-Hop", "1"),
+            ("Connection", "X-Next"),
+            ("X-Next", "1"),
+            ("Transfer-Encoding", "chunked"),
+            ("Expect", "100-continue"),
+            ("Upgrade", "h2c"),
+            ("TE", "trailers"),
+            ("Content-Length", "5"),
+            ("x-request-id", "old"),
+            ("X-Request-Timeout-Seconds", "9999"),
+            ("Accept", "*/*"),
+        ]
+    )
+    kept = build_engine_headers(CIMultiDictProxy(headers), "new")
+    assert list(kept.items()) == [("Accept", "*/*"), ("X-Request-Id", "new")]
+
+
+@pytest.mark.parametrize(
+    ("tail", "is_end"),
+    [
+        (b"}\n\n", True),
+        (b"\r\n\r\n", True),
+        (b"\r\r", True),
+        (b"}\n", False),
+        (b"\r\n", False),
+        (b"x", False),
+        (b"", False),
+    ],
+)
+def test_an_event_ends_with_an_empty_line(tail: bytes, is_end: bool) -> None:
+    assert ends_event(tail) is is_end

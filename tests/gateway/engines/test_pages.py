@@ -1,0 +1,42 @@
+"""What engines say beside their answers, with engines that say too much, too late or nonsense."""
+
+import asyncio
+
+import pytest
+from aiohttp import web
+from tests.gateway.cluster import own_address
+from tests.gateway.engine_servers import answering, refusing_address, running_engine
+
+from conveyor_gateway.engines.pages import Page, fetch, fetch_waiting
+
+
+async def test_every_engine_is_asked_at_once_and_one_that_does_not_say_is_none() -> None:
+    async def never(request: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(3600)
+        raise AssertionError
+
+    with refusing_address() as (host, port):
+        async with (
+            running_engine(never) as slow,
+            running_engine(answering(web.json_response, data={"waiting": 3})) as good,
+        ):
+            gone = f"{host}:{port}"
+            addresses = [f"{own_address()}:{engine.port}" for engine in (slow, good)]
+            assert await fetch_waiting([gone, *addresses], 1) == {gone: None, addresses[0]: None, addresses[1]: 3}
+    assert await fetch_waiting([], 1) == {}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"waiting":-1}', '{"waiting":"3"}', '{"waiting":1e400}', "x" * 100_000, "[" * 60_000]
+)
+async def test_nonsense_is_no_number(text: str) -> None:
+    async with running_engine(answering(web.Response, text=text)) as engine:
+        address = f"{own_address()}:{engine.port}"
+        assert await fetch_waiting([address], 5) == {address: None}
+
+
+async def test_a_page_comes_as_it_is_and_leads_nowhere_else() -> None:
+    moved = {"status": 302, "headers": {"Location": "http://127.0.0.1:9/"}, "text": "moved"}
+    async with running_engine(answering(web.Response, **moved)) as engine:
+        address = f"{own_address()}:{engine.port}"
+        assert await fetch([address], "/health", 5) == {address: Page(302, "text/plain; charset=utf-8", b"moved")}

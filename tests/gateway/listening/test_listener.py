@@ -1,0 +1,144 @@
+"""What reaches the port and is no proper request."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+from aiohttp import web
+from tests.gateway.process import GatewayProcess
+
+from conveyor_gateway.listening.listener import Listener
+from conveyor_kube import http_connection
+
+COMPLETIONS = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+MANY_HEADERS = b"".join(b"X-%d: 1\r\n" % number for number in range(200))
+LONG_HEADERS = b"".join(b"X-%d: %s\r\n" % (number, b"a" * 7_000) for number in range(6))
+
+
+async def talk(gateway: GatewayProcess, sent: bytes) -> tuple[int, dict[str, str]]:
+    """Status and error of the answer to raw bytes; the connection is closed after it."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    try:
+        writer.write(sent)
+        received = await asyncio.wait_for(reader.read(), 20)
+    finally:
+        writer.close()
+    head, _, body = received.partition(b"\r\n\r\n")
+    return int(head.split(b" ")[1]), json.loads(body)["error"]
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "code"),
+    [
+        (b"nonsense\r\n\r\n", 400, "malformed_http"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400, "malformed_http"),
+        (b"GET /v1/models HTTP/9.9\r\n\r\n", 400, "malformed_http"),
+        (b"GET /v1/models HTTP/1.1\r\nHost: x\r\nBad Header: 1\r\n\r\n", 400, "malformed_http"),
+        (COMPLETIONS + b"Content-Length: x\r\n\r\n", 400, "malformed_http"),
+        (COMPLETIONS + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n", 400, "malformed_http"),
+        (COMPLETIONS + MANY_HEADERS + b"\r\n", 400, "malformed_http"),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400, "malformed_http"),
+        (b"GET /v1/models HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400, "malformed_http"),
+        (b"CONNECT x:443 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 404, "path_not_found"),
+        (b"OPTIONS * HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 404, "path_not_found"),
+        (b"GET /v1/models HTTP/1.1\r\nHost: \xff\r\nConnection: close\r\n\r\n", 421, "host_without_namespace"),
+        (COMPLETIONS + b"X-Long: " + b"a" * 20_000 + b"\r\n\r\n", 431, "headers_too_large"),
+        (COMPLETIONS + b"X-Long: " + b"a" * 9_000 + b"\r\n\r\n", 431, "headers_too_large"),
+        (b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\n\r\n", 431, "headers_too_large"),
+        (COMPLETIONS + LONG_HEADERS + b"\r\n", 431, "headers_too_large"),
+        (COMPLETIONS + LONG_HEADERS, 431, "headers_too_large"),  # and no end of them
+    ],
+    ids=lambda value: value[:40].decode("latin-1") if isinstance(value, bytes) else None,
+)
+async def test_what_is_malformed_is_answered_in_openais_form_and_the_connection_closed(
+    gateway: GatewayProcess, sent: bytes, status: int, code: str
+) -> None:
+    answered, error = await talk(gateway, sent)
+    assert (answered, error["code"]) == (status, code)
+
+
+@pytest.mark.parametrize("piece_bytes", [1_000, 40_000, 1_000_000])
+async def test_requests_behind_each_other_are_answered_in_order_however_they_are_cut(
+    gateway: GatewayProcess, piece_bytes: int
+) -> None:
+    """A body is no part of a head, and each head has its own limit."""
+    get = b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Pad: " + b"a" * 7_000 + b"\r\n\r\n"
+    post = b"POST /a/b/v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n" + b" " * 100_000
+    sent = get + post + get * 5 + post + get.replace(b"Host: x", b"Host: x\r\nConnection: close")
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    for start in range(0, len(sent), piece_bytes):
+        writer.write(sent[start : start + piece_bytes])
+        await writer.drain()
+        await asyncio.sleep(0)
+    received = await asyncio.wait_for(reader.read(), 20)
+    writer.close()
+    statuses = [int(part[:3]) for part in received.split(b"HTTP/1.1 ")[1:]]
+    assert statuses == [200, 404, 200, 200, 200, 200, 200, 404, 200]
+
+
+@contextlib.asynccontextmanager
+async def listening(max_connections: int = 10) -> AsyncIterator[Listener]:
+    """A port of this process that answers every request at once."""
+
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        return web.Response(text="ok")
+
+    opened = Listener(handle, "127.0.0.1", 0, max_connections)
+    await opened.open()
+    try:
+        yield opened
+    finally:
+        await opened.close()
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET / HTTP/1.1\r\nHo"])
+async def test_a_connection_whose_headers_do_not_come_is_closed_in_time(
+    begun: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_connection, "HEAD_SECONDS", 0.2)
+    async with listening() as opened:
+        for before in (b"", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", opened.port)
+            writer.write(before)
+            if before:
+                assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200 ")
+            writer.write(begun)
+            if before and not begun:  # between two requests there is time
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(reader.read(), 0.5)
+            else:
+                assert await asyncio.wait_for(reader.read(), 20) == b""
+            writer.close()
+
+
+async def test_a_connection_too_many_is_refused_in_openais_form_while_every_other_one_is_being_answered() -> None:
+    answering, go_on = asyncio.Event(), asyncio.Event()
+
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        answering.set()
+        await go_on.wait()
+        return web.Response(text="ok")
+
+    opened = Listener(handle, "127.0.0.1", 0, max_connections=1)
+    await opened.open()
+    held, held_writer = await asyncio.open_connection("127.0.0.1", opened.port)
+    held_writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    await answering.wait()
+    reader, writer = await asyncio.open_connection("127.0.0.1", opened.port)
+    head, _, body = (await asyncio.wait_for(reader.read(), 20)).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 503 ")
+    assert b"Connection: close" in head
+    assert json.loads(body)["error"]["code"] == "too_many_connections"
+    go_on.set()
+    assert (await asyncio.wait_for(held.readuntil(b"ok"), 20)).startswith(b"HTTP/1.1 200 ")
+    writer.close()
+    held_writer.close()
+    await opened.close()
+
+
+async def test_a_client_that_says_nothing_harms_nobody(gateway: GatewayProcess) -> None:
+    _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    writer.close()
+    assert (await asyncio.to_thread(gateway.admin, "/readyz"))[0] == 200

@@ -1,0 +1,239 @@
+"""What the gateway makes of InferenceServices and EndpointSlices."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from tests.gateway.cluster import make_endpoint, make_service, make_slice
+
+from conveyor_api.names import ENGINE_PORT_NAME
+from conveyor_gateway.watching.catalog import Catalog, Service, ServiceTable, parse_service
+from conveyor_gateway.watching.slices import SliceTable, parse_slice
+from conveyor_kube.resources import ServiceBody
+from conveyor_kube.wanted_json import decode_item
+
+CREATED = "2026-11-21T00:00:00Z"
+
+
+class Changes:
+    """A catalog and the keys that it told of."""
+
+    def __init__(self) -> None:
+        self.services: list[str] = []
+        self.engines: list[str] = []
+        self.catalog = Catalog(self.services.append, self.engines.append)
+
+
+def replace(table: ServiceTable | SliceTable, bodies: list[dict[str, Any]], namespace: str) -> None:
+    """As `watch` does with a list."""
+    table.keep_only({table.put(body) for body in bodies}, namespace)
+
+
+def test_a_service_carries_what_the_queue_needs() -> None:
+    body = make_service(
+        "qwen",
+        "default",
+        model={"uri": "hf://org/model", "name": "Qwen/Qwen3"},
+        batching={"mode": "Dynamic", "maxBatchSize": 32, "window": "50ms"},
+        endpoint={"maxQueuedRequests": 7, "queueTimeoutSeconds": 8, "requestTimeoutSeconds": 9},
+    )
+    body["metadata"]["creationTimestamp"] = CREATED
+    assert parse_service(body) == Service("default", "qwen", "Qwen/Qwen3", 1795219200, 32, 36, 0.05, 7, 8, 9)
+
+
+@pytest.mark.parametrize(
+    ("engine", "status", "known"),
+    [
+        ({}, None, None),
+        ({}, {}, None),
+        ({"maxModelLen": 512}, None, 512),
+        ({"maxModelLen": 512}, {"model": {"uri": "hf://org/model", "contextLength": 4096}}, 512),
+        ({}, {"model": {"uri": "hf://org/model", "contextLength": 4096}}, 4096),
+        ({}, {"model": {"uri": "hf://org/the-one-before", "contextLength": 4096}}, None),
+    ],
+)
+def test_the_longest_request_is_the_spec_s_or_what_the_model_was_made_for(
+    engine: dict[str, Any], status: dict[str, Any] | None, known: int | None
+) -> None:
+    body = make_service("qwen", "default", model={"uri": "hf://org/model"}, engine=engine)
+    if status is not None:
+        body["status"] = status
+    assert parse_service(decode_item(msgspec.Raw(msgspec.json.encode(body)), ServiceBody)).max_model_len == known
+
+
+@pytest.mark.parametrize(
+    ("batching", "place_limit"),
+    [({"mode": "None", "maxBatchSize": 32}, 2), ({"maxBatchSize": 1}, 2), ({"maxBatchSize": 64}, 72)],
+)
+def test_an_engine_has_places_for_its_batch_and_a_little_more(batching: dict[str, Any], place_limit: int) -> None:
+    assert parse_service(make_service("qwen", "default", batching=batching)).place_limit == place_limit
+
+
+@pytest.mark.parametrize(
+    ("conditions", "is_taken"),
+    [
+        ({}, True),
+        ({"ready": True, "serving": True, "terminating": False}, True),
+        ({"ready": None}, True),  # nil means ready
+        ({"ready": False}, False),
+        ({"ready": False, "serving": True, "terminating": True}, False),
+        ({"ready": True, "serving": True, "terminating": True}, False),
+    ],
+)
+def test_only_engines_that_are_ready_and_stay_take_requests(conditions: dict[str, Any], is_taken: bool) -> None:
+    endpoint = {"addresses": ["10.1.2.3"], "conditions": conditions}
+    piece = parse_slice(make_slice("s", "default", "qwen", 8000, endpoint))
+    assert piece.engines == ((("10.1.2.3:8000", "10.1.2.3:8000"),) if is_taken else ())
+
+
+def test_an_ipv6_address_gets_brackets() -> None:
+    body = make_slice("s", "default", "qwen", 8000, make_endpoint("fd00::1"), addressType="IPv6")
+    assert parse_slice(body).engines == (("[fd00::1]:8000", "[fd00::1]:8000"),)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"ports": [{"name": "metrics", "port": 1}]},
+        {"ports": [{"name": ENGINE_PORT_NAME}]},
+        {"ports": None},
+        {"addressType": "FQDN"},
+    ],
+)
+def test_a_slice_without_the_engines_port_or_with_names_has_no_engine(changes: dict[str, Any]) -> None:
+    assert parse_slice(make_slice("s", "default", "qwen", 8000, make_endpoint("x"), **changes)).engines == ()
+
+
+def test_a_pod_with_an_address_per_family_is_one_engine() -> None:
+    changes = Changes()
+    pod = {"targetRef": {"kind": "Pod", "uid": "pod-1"}}
+    changes.catalog.slices.put(make_slice("v4", "default", "qwen", 8000, make_endpoint("10.1.2.3") | pod))
+    changes.catalog.slices.put(
+        make_slice("v6", "default", "qwen", 8000, make_endpoint("fd00::1") | pod, addressType="IPv6")
+    )
+    assert changes.catalog.engines("default/qwen") == ("10.1.2.3:8000",)
+
+
+def test_the_slices_of_a_service_add_up_and_each_change_is_told_once() -> None:
+    changes = Changes()
+    first = make_slice("one", "default", "qwen", 8000, make_endpoint("10.0.0.1"))
+    changes.catalog.slices.put(first)
+    changes.catalog.slices.put(make_slice("two", "default", "qwen", 8000, make_endpoint("10.0.0.2")))
+    changes.catalog.slices.put(first)  # nothing new
+    assert changes.catalog.engines("default/qwen") == ("10.0.0.1:8000", "10.0.0.2:8000")
+    changes.catalog.slices.delete(first)
+    assert changes.catalog.engines("default/qwen") == ("10.0.0.2:8000",)
+    assert changes.engines == ["default/qwen"] * 3
+
+
+def test_a_slice_whose_label_is_edited_leaves_its_old_service() -> None:
+    changes = Changes()
+    changes.catalog.slices.put(make_slice("one", "default", "qwen", 8000, make_endpoint("10.0.0.1")))
+    changes.catalog.slices.put(make_slice("one", "default", "llama", 8000, make_endpoint("10.0.0.1")))
+    assert changes.catalog.engines("default/qwen") == ()
+    assert changes.catalog.engines("default/llama") == ("10.0.0.1:8000",)
+
+
+def test_a_list_replaces_everything_in_its_namespace_and_nothing_else() -> None:
+    changes = Changes()
+    for namespace, name in (("a", "old"), ("a", "kept"), ("b", "other")):
+        changes.catalog.services.put(make_service(name, namespace))
+        changes.catalog.slices.put(make_slice(name, namespace, name, 8000, make_endpoint("10.0.0.1")))
+    changes.services.clear()
+    replace(changes.catalog.services, [make_service("kept", "a"), make_service("new", "a")], "a")
+    replace(changes.catalog.slices, [], "a")
+    assert set(changes.catalog.directory.services) == {"a/kept", "a/new", "b/other"}
+    assert sorted(changes.services) == ["a/new", "a/old"]
+    assert (changes.catalog.engines("a/old"), changes.catalog.engines("b/other")) == ((), ("10.0.0.1:8000",))
+    replace(changes.catalog.services, [], "")
+    assert changes.catalog.directory.services == {}
+
+
+def test_a_service_that_cannot_be_read_keeps_its_last_readable_state(caplog: pytest.LogCaptureFixture) -> None:
+    changes = Changes()
+    changes.catalog.services.put(make_service("qwen", "default", endpoint={"maxQueuedRequests": 7}))
+    bad = make_service("qwen", "default", endpoint={"maxQueuedRequests": "many"})
+    replace(changes.catalog.services, [bad, make_service("worse", "default", batching={"maxBatchSize": "many"})], "")
+    assert set(changes.catalog.directory.services) == {"default/qwen"}
+    assert changes.catalog.directory.services["default/qwen"].max_queued_requests == 7
+    assert "key=default/worse " in caplog.text
+
+
+def test_what_cannot_be_read_is_told_once_and_counted_until_it_can_be_or_is_gone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    services = Changes().catalog.services
+    bad, worse = (make_service(name, "a", batching={"maxBatchSize": "many"}) for name in ("bad", "worse"))
+    nameless_spec = {"metadata": {"name": "empty", "namespace": "a"}}  # all that is left of one of another shape
+    for _ in range(3):
+        replace(services, [bad, worse, nameless_spec], "")
+        services.put(bad)
+    assert len(services.unreadable) == 3
+    assert [caplog.text.count(f"key=a/{name} ") for name in ("bad", "worse", "empty")] == [1, 1, 1]
+    services.put(make_service("bad", "a"))
+    services.delete(worse)
+    assert len(services.unreadable) == 1
+    replace(services, [], "b")
+    assert len(services.unreadable) == 1
+    replace(services, [], "a")
+    assert len(services.unreadable) == 0
+
+
+def test_a_namespace_with_more_than_its_share_keeps_what_is_known_and_harms_no_other(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("conveyor_gateway.watching.catalog.MAX_SERVICES", 2)
+    monkeypatch.setattr("conveyor_gateway.watching.slices.MAX_ENGINES", 3)
+    catalog = Changes().catalog
+    for name in ("a", "b", "c"):
+        catalog.services.put(make_service(name, "evil"))
+        endpoints = [make_endpoint(f"10.0.{ord(name)}.{number}") for number in range(2)]
+        catalog.slices.put(make_slice(name, "evil", name, 8000, *endpoints))
+    catalog.services.put(make_service("a", "evil", endpoint={"maxQueuedRequests": 7}))
+    catalog.services.put(make_service("good", "good"))
+    catalog.slices.put(make_slice("good", "good", "good", 8000, make_endpoint("10.0.0.1")))
+    assert set(catalog.directory.services) == {"evil/a", "evil/b", "good/good"}
+    assert catalog.directory.services["evil/a"].max_queued_requests == 7
+    assert [len(catalog.engines(f"evil/{name}")) for name in ("a", "b", "c")] == [2, 0, 0]
+    assert len(catalog.engines("good/good")) == 1
+    assert "kind=service key=evil/c " in caplog.text
+    assert "more than 2 InferenceServices" in caplog.text
+    catalog.services.delete(make_service("a", "evil"))
+    catalog.slices.delete(make_slice("a", "evil", "a", 8000))
+    catalog.services.put(make_service("c", "evil"))
+    catalog.slices.put(make_slice("c", "evil", "c", 8000, make_endpoint("10.0.0.3")))
+    assert "evil/c" in catalog.directory.services
+    assert catalog.engines("evil/c") == ("10.0.0.3:8000",)
+
+
+def test_a_parser_that_recurses_too_deep_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    deep: Any = 1
+    for _ in range(100_000):
+        deep = {"a": deep}
+    services = Changes().catalog.services
+    replace(services, [make_service("deep", "a", model=deep), make_service("good", "a")], "")
+    assert len(services.unreadable) == 1
+    while isinstance(deep, dict):  # taken apart from outside: to be forgotten at once would recurse as well
+        deep = deep.pop("a")
+
+
+@pytest.mark.parametrize("odd", [{"ports": [None]}, {"endpoints": [{}]}, {"endpoints": [{"addresses": []}]}])
+def test_a_slice_that_cannot_be_read_keeps_its_last_readable_state_and_harms_no_other(
+    odd: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    changes = Changes()
+    changes.catalog.slices.put(make_slice("one", "default", "qwen", 8000, make_endpoint("10.0.0.1")))
+    bad = make_slice("one", "default", "qwen", 8000, **odd)
+    replace(changes.catalog.slices, [bad, make_slice("two", "default", "qwen", 8000, make_endpoint("10.0.0.2"))], "")
+    assert changes.catalog.engines("default/qwen") == ("10.0.0.1:8000", "10.0.0.2:8000")
+    assert "kind=slice key=default/one " in caplog.text
+
+
+def test_a_changed_model_name_moves_the_service_in_the_index() -> None:
+    changes = Changes()
+    changes.catalog.services.put(make_service("qwen", "default"))
+    changes.catalog.services.put(make_service("qwen", "default", model={"uri": "hf://org/model", "name": "renamed"}))
+    directory = changes.catalog.directory
+    assert (directory.find_model("qwen"), directory.find_model("renamed")) == (None, directory.services["default/qwen"])
+    changes.catalog.services.delete(make_service("qwen", "default"))
+    assert directory.find_model("renamed") is None
