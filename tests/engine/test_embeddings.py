@@ -261,7 +261,7 @@ def test_a_vector_that_is_not_finite_is_an_error_of_its_request_alone(
     assert "not finite" in (outputs["1"].message or "")
 
 
-def test_a_step_that_fails_ends_those_to_blame_and_no_other(
+def test_a_step_that_fails_ends_the_requests_that_fail_and_no_other(
     encoder: GetEncoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ref = encoder("bert")
