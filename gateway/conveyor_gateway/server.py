@@ -18,12 +18,13 @@ from dataclasses import dataclass
 from conveyor_gateway.admission.memory import Memory
 from conveyor_gateway.admission.queues import Queues
 from conveyor_gateway.engines.client import EngineClient
-from conveyor_gateway.listening.app import PublicApp, build_admin_handler
+from conveyor_gateway.listening.admin import build_admin_handler
 from conveyor_gateway.listening.listener import Listener
+from conveyor_gateway.listening.public import PublicApp
 from conveyor_gateway.recording.metrics import Metrics, StateCollector
 from conveyor_gateway.recording.record import Recorder
 from conveyor_gateway.relaying.bodies import BodyReader
-from conveyor_gateway.relaying.request_life import Gateway
+from conveyor_gateway.relaying.request_life import OpenRequests
 from conveyor_gateway.routing import OwnHosts
 from conveyor_gateway.settings import Settings
 from conveyor_gateway.watching.readiness import Readiness
@@ -60,9 +61,9 @@ class Server:
         metrics.registry.register(StateCollector(queues, self._readiness, memory))
         self._engines = EngineClient()
         recorder = Recorder(metrics, directory)
-        self._gateway = Gateway(queues, self._engines, bodies, memory, recorder, self._readiness)
+        self._open_requests = OpenRequests(queues, self._engines, bodies, memory, recorder, self._readiness)
         own_hosts = OwnHosts(settings.system_namespace, settings.public_hosts)
-        public = PublicApp(self._gateway, directory, self._readiness, metrics, own_hosts, memory)
+        public = PublicApp(self._open_requests, queues.catalog, self._readiness, metrics, own_hosts, memory)
         self._public = Listener(public.handle, settings.host, settings.port, settings.max_connections)
         admin = build_admin_handler(queues, self._readiness, metrics)
         self._admin = Listener(admin, settings.host, settings.admin_port, _MAX_ADMIN_CONNECTIONS)
@@ -94,17 +95,17 @@ class Server:
         logger.info("event=draining delay_seconds=%g timeout_seconds=%g", *_drain_times(settings))
         await _wait_at_most(settings.drain_delay_seconds, end_now.wait())
         await self._public.stop_accepting()
-        ended = asyncio.create_task(self._gateway.wait_idle())
+        ended = asyncio.create_task(self._open_requests.wait_idle())
         ending_now = asyncio.create_task(end_now.wait())
         await asyncio.wait(
             (ended, ending_now), timeout=settings.drain_timeout_seconds, return_when=asyncio.FIRST_COMPLETED
         )
         ending_now.cancel()
         if not ended.done():
-            logger.warning("event=drain_ended_early open=%d", self._gateway.num_open)
+            logger.warning("event=drain_ended_early open=%d", self._open_requests.num_open)
             ended.cancel()
-        self._gateway.stop()  # also for what an open connection brings before it is closed
-        await _wait_at_most(_LAST_ANSWERS_SECONDS, self._gateway.wait_idle())
+        self._open_requests.stop()  # also for what an open connection brings before it is closed
+        await _wait_at_most(_LAST_ANSWERS_SECONDS, self._open_requests.wait_idle())
 
     async def _log_staleness(self) -> None:
         while True:

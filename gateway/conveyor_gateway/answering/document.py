@@ -14,8 +14,9 @@ from aiohttp.web import BaseRequest, Response, StreamResponse
 from conveyor_api.endpoints import ENDPOINTS, Endpoint, Task
 from conveyor_gateway import __version__
 from conveyor_gateway.admission.memory import Holding, Memory, build_memory_full
+from conveyor_gateway.answering.models import Model, ModelList
 from conveyor_gateway.answering.status import build_no_page
-from conveyor_gateway.answers import Model, ModelList, find_request_id
+from conveyor_gateway.answers import find_request_id
 from conveyor_gateway.engines.client import KEPT_BACK
 from conveyor_gateway.engines.pages import SharedPages
 from conveyor_gateway.errors import Code, ErrorAnswer

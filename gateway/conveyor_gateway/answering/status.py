@@ -1,14 +1,15 @@
-"""`/health`, `/ping` and `/version`, as vLLM means them: 200 when the service can answer.
+"""Who can answer: the probes of this gateway, and `/health`, `/ping` and `/version` as vLLM means them.
 
-Called by `listening`, for the base of a service and for the root. One of the service's engines says it; without a ready
-one, and on the root, the gateway itself.
+Called by `listening`, for the base of a service and for the root. Of a service one of its engines says it; without a
+ready one, and on the root, the gateway itself.
 """
 
 from collections.abc import Sequence
 from typing import Final
 
-from aiohttp.web import Response
+from aiohttp.web import BaseRequest, Response
 
+from conveyor_api.names import GATEWAY_HEALTH_PATH
 from conveyor_gateway import __version__
 from conveyor_gateway.answers import build_json
 from conveyor_gateway.engines.pages import SharedPages
@@ -18,6 +19,16 @@ from conveyor_gateway.watching.readiness import Readiness
 from conveyor_process.request_headers import REQUEST_ID_HEADER
 
 VERSION_PATH: Final = "/version"
+
+
+def build_probe(request: BaseRequest, readiness: Readiness) -> Response:
+    """/healthz: the event loop runs. /readyz: whether requests should come here, and what else is wrong."""
+    is_health = request.rel_url.raw_path == GATEWAY_HEALTH_PATH
+    problems = [] if is_health else readiness.problems()
+    lines = problems or ["ok"]
+    if not is_health:
+        lines = lines + readiness.warnings()
+    return Response(status=503 if problems else 200, text="\n".join(lines) + "\n")
 
 
 def build_own_status(path: str, readiness: Readiness, request_id: str) -> Response:

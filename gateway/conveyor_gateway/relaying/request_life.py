@@ -41,7 +41,7 @@ from conveyor_process.request_headers import REQUEST_ID_HEADER, REQUEST_TIMEOUT_
 MAX_LOST: Final = 2
 
 
-class Gateway:
+class OpenRequests:
     """All requests for engines that this process holds."""
 
     def __init__(
@@ -83,10 +83,6 @@ class Gateway:
         finally:
             self._running.discard(task)
             self._recorder.finish(record)
-
-    def find_engines(self, service: str) -> tuple[str, ...]:
-        """The ready engines of `namespace/name`, as `host:port`."""
-        return self._queues.catalog.engines(service)
 
     @property
     def num_open(self) -> int:

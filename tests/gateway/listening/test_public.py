@@ -13,7 +13,7 @@ from tests.gateway.process import GatewayProcess
 from tests.gateway.stack import Stack
 
 from conveyor_gateway import __version__
-from conveyor_gateway.answers import build_model_list
+from conveyor_gateway.answering.models import build_model_list
 
 
 async def get(http: aiohttp.ClientSession, url: str) -> tuple[int, Any]:

@@ -1,0 +1,51 @@
+"""The admin port: probes, metrics and demand. A plain function from a request to an answer, run by `listener`."""
+
+from collections.abc import Awaitable, Callable, Mapping
+
+from aiohttp.web import BaseRequest, Response, StreamResponse
+
+from conveyor_api.names import DEMAND_PATH, GATEWAY_HEALTH_PATH, PROMETHEUS_PATH, READINESS_PATH
+from conveyor_gateway.admission.queues import Queues
+from conveyor_gateway.answering.demand import read_demand
+from conveyor_gateway.answering.status import build_probe
+from conveyor_gateway.answers import build_error, build_json, find_request_id
+from conveyor_gateway.errors import Code, GatewayError, MethodNotAllowed, NotFound, Unavailable
+from conveyor_gateway.recording.metrics import Metrics
+from conveyor_gateway.watching.readiness import Readiness
+
+
+def build_admin_handler(
+    queues: Queues, readiness: Readiness, metrics: Metrics
+) -> Callable[[BaseRequest], Awaitable[StreamResponse]]:
+    """Port 8081."""
+
+    async def demand(request: BaseRequest) -> Response:
+        if not readiness.synced:
+            raise Unavailable("; ".join(readiness.problems()), Code.NOT_SYNCED)
+        return build_json(await read_demand(queues, request.query.get("service")), find_request_id(request))
+
+    async def render_metrics(request: BaseRequest) -> Response:
+        return Response(body=metrics.render(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+    async def probe(request: BaseRequest) -> Response:
+        return build_probe(request, readiness)
+
+    pages: Mapping[str, Callable[[BaseRequest], Awaitable[Response]]] = {
+        DEMAND_PATH: demand,
+        PROMETHEUS_PATH: render_metrics,
+        GATEWAY_HEALTH_PATH: probe,
+        READINESS_PATH: probe,
+    }
+
+    async def handle(request: BaseRequest) -> StreamResponse:
+        path = request.rel_url.raw_path
+        try:
+            if path not in pages:
+                raise NotFound(f"no such path: {path}; there are {', '.join(pages)}", Code.PATH_NOT_FOUND)
+            if request.method not in ("GET", "HEAD"):
+                raise MethodNotAllowed(f"{path} takes GET, not {request.method}", "GET, HEAD")
+            return await pages[path](request)
+        except GatewayError as error:
+            return build_error(error, find_request_id(request))
+
+    return handle

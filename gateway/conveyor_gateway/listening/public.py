@@ -1,0 +1,89 @@
+"""The public port, for clients: finds the route, and who answers. A plain function from a request to an answer.
+
+Run by `listener`. What needs a place on an engine goes to `relaying`, the rest to `answering`.
+"""
+
+from dataclasses import dataclass, field
+from http import HTTPStatus
+
+from aiohttp.web import BaseRequest, Response, StreamResponse
+
+from conveyor_api.endpoints import Task
+from conveyor_api.names import GATEWAY_HEALTH_PATH, READINESS_PATH
+from conveyor_gateway.admission.memory import Memory
+from conveyor_gateway.answering.document import send_document
+from conveyor_gateway.answering.models import build_model_list, find_model_page
+from conveyor_gateway.answering.status import build_own_status, build_probe, find_status
+from conveyor_gateway.answers import build_error, build_json, find_request_id
+from conveyor_gateway.engines.pages import SharedPages
+from conveyor_gateway.errors import Code, GatewayError, Unavailable
+from conveyor_gateway.recording.metrics import Metrics
+from conveyor_gateway.relaying.request_life import OpenRequests
+from conveyor_gateway.routing import OwnHosts, Route, parse_route
+from conveyor_gateway.watching.catalog import Catalog
+from conveyor_gateway.watching.readiness import Readiness
+
+
+@dataclass(frozen=True, slots=True)
+class PublicApp:
+    """Port 8080."""
+
+    open_requests: OpenRequests
+    catalog: Catalog
+    readiness: Readiness
+    metrics: Metrics
+    own_hosts: OwnHosts
+    memory: Memory
+    pages: SharedPages = field(default_factory=SharedPages)
+
+    async def handle(self, request: BaseRequest) -> StreamResponse:
+        path = request.rel_url.raw_path
+        if path in (GATEWAY_HEALTH_PATH, READINESS_PATH):
+            answer: StreamResponse = build_probe(request, self.readiness)
+        else:
+            try:
+                answer = await self._answer(request, path)
+            except GatewayError as error:
+                self.metrics.count_request("", error.status)
+                answer = build_error(error, find_request_id(request))
+        if self.readiness.draining and not answer.prepared:  # one that has promised to keep the connection keeps it
+            answer.force_close()
+        return answer
+
+    async def _answer(self, request: BaseRequest, path: str) -> StreamResponse:
+        if not self.readiness.synced:
+            raise Unavailable("the gateway has not read the InferenceServices yet; try again", Code.NOT_SYNCED)
+        route = parse_route(request.method, path, _find_host(request), self.own_hosts, self.catalog.directory)
+        request_id = find_request_id(request)
+        match route.task:
+            case Task.LIST_MODELS:
+                answer: StreamResponse = build_json(build_model_list(route.service, self.catalog.directory), request_id)
+            case Task.GET_MODEL:
+                answer = build_json(find_model_page(route, self.catalog.directory), request_id)
+            case Task.STATUS:
+                answer = await self._find_status(route, request_id)
+            case Task.DESCRIBE:
+                answer = await self._send_document(request, route)
+            case _:
+                return await self.open_requests.answer(request, route)
+        self.metrics.count_request(route.service or "", HTTPStatus.OK)
+        return answer
+
+    async def _find_status(self, route: Route, request_id: str) -> Response:
+        if route.service is None:
+            return build_own_status(route.path, self.readiness, request_id)
+        service, engines = self.catalog.directory.services[route.service], self.catalog.engines(route.service)
+        return await find_status(self.pages, route.path, service, engines, request_id)
+
+    async def _send_document(self, request: BaseRequest, route: Route) -> StreamResponse:
+        assert route.service is not None, "only services have a document"
+        service, engines = self.catalog.directory.services[route.service], self.catalog.engines(route.service)
+        return await send_document(request, route.path, service, engines, self.pages, self.memory)
+
+
+def _find_host(request: BaseRequest) -> str:
+    """A target with a host of its own, as proxies are sent, counts before the Host header (RFC 9112, section 3.2.2)."""
+    if "Host" not in request.headers:  # aiohttp would ask the DNS for this machine's name
+        return ""
+    host = request.host
+    return f"[{host}]" if host.count(":") > 1 and "[" not in host else host
