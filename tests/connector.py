@@ -1,4 +1,4 @@
-"""Connections to the API server of a test's own proxies, gone before their event loop is."""
+"""Connections of a test's own proxies to the API server, closed before their event loop ends."""
 
 import asyncio
 import socket

@@ -1,4 +1,4 @@
-"""Everything that an InferenceService may not say, with the words that refuse it.
+"""Every InferenceService that is refused, with the words of the refusal.
 
 Read by two tests: the API server must refuse each with its sentence, and so must the parser, in its own words where
 the limit is the schema's rather than a rule's.

@@ -1,4 +1,4 @@
-"""The parser and the API server agree also on resources that nobody thought of: wrong types, missing members."""
+"""The parser and the API server agree on random resources too: wrong types, missing members."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""Objects that are deep and wide."""
+"""Objects that are deep and wide, by docs/benchmarks.md's command."""
 
 import pytest
 from tests.bench.commands import run

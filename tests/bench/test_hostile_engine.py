@@ -1,4 +1,4 @@
-"""A hostile client of an engine."""
+"""A hostile client of an engine, by docs/benchmarks.md's command."""
 
 import json
 

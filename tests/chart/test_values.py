@@ -1,4 +1,4 @@
-"""What the chart takes: its version, its defaults, and a sentence for every value that is none."""
+"""What the chart takes: its version, its defaults, and a sentence for every wrong value."""
 
 import re
 import tomllib

@@ -1,4 +1,4 @@
-"""The parent of the local cluster's processes, below a parent that waits for nobody, as many containers' first one."""
+"""The parent of the local cluster's processes, below a first process that reaps no child, as in many containers."""
 
 import ctypes
 import os

@@ -1,4 +1,4 @@
-"""How other people's programs are had: from one place, asked before they run; what lacks is told in a line."""
+"""Where other programs come from: one place, asked before they run; a missing one is named in a line."""
 
 import ast
 import os

@@ -1,4 +1,4 @@
-"""Every process writes its log alike, in both forms, so that one reader takes them all and orders them by time."""
+"""Every process writes its log in the same two forms, so that one reader can merge them by time."""
 
 import ast
 import os

@@ -1,6 +1,6 @@
 """What our protocols use of aiohttp's and uvicorn's insides is there; both are pinned to the release that was read.
 
-A test that fails here says which name a new release lacks: read its changes, then mend the class and the pin.
+A test that fails here says which name a new release lacks: read its changes, then adapt the class and the pin.
 """
 
 import ast

@@ -1,4 +1,4 @@
-"""All programs are told the same things by the same words, and refuse what they cannot use in one way."""
+"""Settings of one meaning have one name in all programs, and are refused in one form."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What the demo shows of a burst: the rows that matter, whatever else there is, and words that fit."""
+"""What the demo shows of a burst: the rows that matter, and words that fit."""
 
 import io
 import sys

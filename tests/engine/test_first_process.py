@@ -1,4 +1,4 @@
-"""The engine as the first process of a container, which the kernel sends only the signals that it handles."""
+"""The engine as the first process of a container, which gets only the signals that it handles."""
 
 import os
 import signal

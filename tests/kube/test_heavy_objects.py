@@ -1,4 +1,4 @@
-"""Objects as deep and as wide as a real API server takes them harm nobody who watches their collection.
+"""Watches survive objects as deep and as wide as a real API server takes them.
 
 Of a resource of the tests' own, which may hold anything: that of ours is typed, but objects of any kind may be heavy.
 """

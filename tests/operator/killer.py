@@ -1,4 +1,4 @@
-"""Operators that each die at a write of theirs, until the last one has nothing left to do."""
+"""Operators that are each killed at one of their writes, until the last one has nothing left to do."""
 
 import threading
 

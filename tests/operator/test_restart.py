@@ -1,4 +1,4 @@
-"""An operator that dies anywhere, and the next one, end where one that lives would have ended."""
+"""An operator that is killed anywhere, and the next one, reach the same state as one that runs through."""
 
 import copy
 

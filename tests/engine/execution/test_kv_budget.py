@@ -1,4 +1,4 @@
-"""How many KV blocks there are, and what is said when there cannot be enough."""
+"""How many KV blocks there are, and the error when there cannot be enough."""
 
 from typing import Any
 

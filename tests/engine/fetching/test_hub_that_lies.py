@@ -1,4 +1,4 @@
-"""`fetch` against a hub that does not keep what it promised, or promises what cannot be."""
+"""`fetch` against a hub that sends other bytes than it announced, or announces impossible ones."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The engine as its process drives it: what it says of itself, what it refuses, what one step does."""
+"""The engine core as its process drives it: its facts, what it refuses, what one step does."""
 
 import math
 import shutil

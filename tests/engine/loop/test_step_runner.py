@@ -1,4 +1,4 @@
-"""A step that raises: who goes on, who ends, and when the engine does."""
+"""A step that raises: which requests go on, which end, and when the engine ends."""
 
 import pytest
 from tests.engine.builders import PretendedModel, make_request, make_scheduler, next_token

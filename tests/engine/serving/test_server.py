@@ -1,4 +1,4 @@
-"""The life of a `serve` process: what ends requests, what ends it, and what it says then."""
+"""The life of a `serve` process: what ends its requests, what ends it, and its last messages."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Whose bytes have room, and who gives way."""
+"""Which bytes have room, and which holding gives way."""
 
 from conveyor_gateway.admission.memory import Holding, Memory
 

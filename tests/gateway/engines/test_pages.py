@@ -1,4 +1,4 @@
-"""What engines say beside their answers, with engines that say too much, too late or nonsense."""
+"""The small pages of engines, with pages that are too large, too late or malformed."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Engines that refuse, die, stand still or talk nonsense, seen through a whole gateway."""
+"""Engines that refuse, end, hang or answer malformed HTTP, seen through a whole gateway."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What a user reads: conditions and status on a real API server, with pods in every kind of trouble."""
+"""What a user reads: conditions and status on a real API server, with pods in every kind of failure."""
 
 import pytest
 from tests.operator import kubelet

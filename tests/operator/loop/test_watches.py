@@ -1,4 +1,4 @@
-"""What watches bring: deletions that were not told, and objects that tenants wrote to harm others."""
+"""What watches bring: deletions that were not reported, and objects that tenants wrote to do damage."""
 
 import asyncio
 import contextlib

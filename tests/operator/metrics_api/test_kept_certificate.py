@@ -1,4 +1,4 @@
-"""The certificate on a real API server: filled in, rotated by a clock of ours without a loss of trust, mended."""
+"""The certificate on a real API server: filled in, rotated by a clock of ours without a loss of trust, repaired."""
 
 import asyncio
 import base64

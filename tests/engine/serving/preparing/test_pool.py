@@ -1,4 +1,4 @@
-"""Bodies that cost much, against a real server: they are refused, and everybody else goes on."""
+"""Costly bodies against a real server: they are refused, and all other requests go on."""
 
 import os
 from collections.abc import Iterator
