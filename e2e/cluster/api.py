@@ -4,15 +4,16 @@ Used by this package and its fixtures. Not a client library: no retries, no watc
 """
 
 import base64
+import http.client
 import json
 import ssl
 import tempfile
+import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 Json = dict[str, Any]
 
@@ -40,11 +41,33 @@ def read_kubeconfig(path: Path) -> tuple[str, ssl.SSLContext]:
     return cluster["server"], tls
 
 
+class _Connection(http.client.HTTPSConnection):
+    """Kept open, and closed with whoever has it. Uses no proxy: an API server here is always on this machine."""
+
+    def exchange(self, verb: str, path: str, body: bytes | None, headers: dict[str, str]) -> tuple[int, bytes]:
+        """Status and content of the answer. The server may have closed the connection meanwhile: then on a new one."""
+        is_kept = self.sock is not None
+        try:
+            self.request(verb, path, body, headers)
+            with self.getresponse() as response:
+                return response.status, response.read()
+        except BaseException as error:
+            self.close()
+            if is_kept and isinstance(error, ConnectionError | ssl.SSLError):
+                return self.exchange(verb, path, body, headers)
+            raise
+
+    def __del__(self) -> None:
+        self.close()
+
+
 class Api:
     """Calls as the user of a kubeconfig written by `certificates.write_kubeconfig` (or by kind: same form)."""
 
     def __init__(self, kubeconfig: Path) -> None:
-        self._server, self._tls = read_kubeconfig(kubeconfig)
+        server, self._tls = read_kubeconfig(kubeconfig)
+        self._address = urlsplit(server).netloc
+        self._kept = threading.local()
 
     def get(self, path: str) -> Json:
         return self.call("GET", path)
@@ -69,23 +92,18 @@ class Api:
 
     def send(self, verb: str, path: str, body: bytes | None = None, content_type: str = "application/json") -> bytes:
         """As `call`, with bodies as text, which no JSON library reads or writes here."""
-        request = urllib.request.Request(
-            self._server + path,
-            method=verb,
-            data=body,
-            headers={"Content-Type": content_type, "Accept": "application/json"},
-        )
-        # No proxy: an API server here is always on this machine.
-        opener = urllib.request.build_opener(
-            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=self._tls)
-        )
-        try:
-            with opener.open(request, timeout=30) as response:
-                content: bytes = response.read()
-        except urllib.error.HTTPError as error:
-            with error:
-                raise ApiError(error.code, error.read().decode(errors="replace")) from None
+        headers = {"Content-Type": content_type, "Accept": "application/json"}
+        status, content = self._connection().exchange(verb, path, body, headers)
+        if status >= 300:
+            raise ApiError(status, content.decode(errors="replace"))
         return content
+
+    def _connection(self) -> _Connection:
+        """The thread's own: a handshake costs more than most calls."""
+        if not hasattr(self._kept, "connection"):
+            self._kept.connection = _Connection(self._address, timeout=30, context=self._tls)
+        connection: _Connection = self._kept.connection
+        return connection
 
     def reachable(self, path: str) -> bool:
         """Whether a GET of `path` is answered with success."""
