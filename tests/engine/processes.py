@@ -108,6 +108,10 @@ class EngineServer:
         return message
 
 
+def children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 def wait_until(check: Any, what: str, server: EngineServer | None = None) -> Any:
     """The first true value of `check()`."""
     end = time.monotonic() + READY_SECONDS_MAX

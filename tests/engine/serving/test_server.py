@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.engine.processes import EngineServer, wait_until
+from tests.engine.processes import EngineServer, children, wait_until
 
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.serving import server as module
@@ -148,14 +148,6 @@ def test_a_request_is_taken_whole_or_not_at_all(server: EngineServer) -> None:
     assert server.post("/v1/completions", LONG | {"n": 5}).status_code == 400  # it could never be taken
 
 
-def test_a_frozen_engine_is_not_alive_but_probes_answer(server: EngineServer) -> None:
-    with stopped(server.engine_pid):
-        assert server.get("/livez").status_code == 200  # a heartbeat a little late is no reason
-        wait_until(lambda: server.get("/livez").status_code == 503, "not alive", server)
-        assert server.get("/readyz").json() == {"status": "stuck"}
-    wait_until(lambda: server.get("/readyz").status_code == 200, "ready again", server)
-
-
 def test_sigterm_lets_open_requests_finish_and_refuses_new_ones(start: Start) -> None:
     server = start()
     body = LONG | {"max_tokens": 300}
@@ -226,14 +218,17 @@ def test_when_the_engine_is_killed_every_request_is_answered_and_the_server_exit
     assert server.termination() == {"reason": "EngineError", "message": "the engine process was ended by SIGKILL"}
 
 
-def test_when_the_server_is_killed_the_engine_leaves(start: Start) -> None:
+def test_when_the_server_is_killed_its_processes_leave(start: Start) -> None:
     server = start()
-    engine_pid = server.engine_pid
+    nursery = next(pid for pid in children(server.process.pid) if pid != server.engine_pid)
+    workers = children(nursery)
+    assert len(workers) == 3
     with open_connection(server, LONG):
         server.wait_load(running=1)
         server.process.kill()
         server.wait_exit()
-    wait_until(lambda: not Path(f"/proc/{engine_pid}").exists(), "the engine's end")
+    for pid in (server.engine_pid, nursery, *workers):
+        wait_until(lambda: not Path(f"/proc/{pid}").exists(), "the end of all")  # noqa: B023
 
 
 def test_probes_answer_while_the_engine_loads(chat_model: Path, tmp_path: Path) -> None:

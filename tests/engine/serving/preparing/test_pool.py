@@ -3,11 +3,10 @@
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from tests.engine.chat_model import CHAT_TEMPLATE, write_chat_model
-from tests.engine.processes import EngineServer, wait_until
+from tests.engine.processes import EngineServer, children, wait_until
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 HOSTILE = {
@@ -27,15 +26,22 @@ def say(text: str) -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
-    """A server whose model's template does something bad when it is told to."""
+    """A server whose model's template does something bad when it is told to, as on a node of 192 CPUs."""
     folder = tmp_path_factory.mktemp("hostile")
     model = write_chat_model(folder / "model")
     ifs = "".join(
         f"{{% if messages[0].content == '{name}' %}}{source}{{% endif %}}" for name, source in HOSTILE.items()
     )
     (model / "chat_template.jinja").write_text(ifs + CHAT_TEMPLATE)
-    with EngineServer(folder / "server", model, max_num_queued_requests=100) as server:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAYON_NUM_THREADS", "192")  # what tokenizers would use there
+        server = EngineServer(folder / "server", model, max_num_queued_requests=100)
+    with server:
         yield server.wait_ready()
+
+
+def test_a_tokenizer_on_a_node_of_many_cpus_fits_into_a_job_s_memory(hostile: EngineServer) -> None:
+    assert hostile.post(COMPLETION, {"prompt": "a", "max_tokens": 1}).status_code == 200
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -73,14 +79,6 @@ def test_four_mebibytes_of_wrong_messages_leave_the_others_their_turns(hostile: 
         assert {future.result().status_code for future in wrong} == {400}
 
 
-def test_a_tokenizer_on_a_node_of_many_cpus_fits_into_a_job_s_memory(
-    hostile: EngineServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RAYON_NUM_THREADS", "192")  # what tokenizers would use there
-    with EngineServer(tmp_path, hostile_model(hostile)) as server:
-        assert server.wait_ready().post(COMPLETION, {"prompt": "a", "max_tokens": 1}).status_code == 200
-
-
 def test_a_worker_that_is_killed_is_replaced(hostile: EngineServer) -> None:
     workers = children(children(hostile.process.pid)[0])
     for pid in workers:
@@ -88,20 +86,3 @@ def test_a_worker_that_is_killed_is_replaced(hostile: EngineServer) -> None:
     answers = [hostile.post(CHAT, say("hello")).status_code for _ in range(2 * len(workers))]
     assert answers[-1] == 200
     wait_until(lambda: len(children(children(hostile.process.pid)[0])) == len(workers), "new workers", hostile)
-
-
-def test_workers_end_with_their_server(hostile: EngineServer, tmp_path: Path) -> None:
-    with EngineServer(tmp_path, hostile_model(hostile)) as server:
-        nursery = wait_until(lambda: server.log and children(server.process.pid), "a nursery", server)[0]
-        workers = wait_until(lambda: len(found := children(nursery)) == 3 and found, "workers", server)
-        server.process.kill()
-        server.process.wait()
-    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in (nursery, *workers)), "the end of all")
-
-
-def children(pid: int) -> list[int]:
-    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def hostile_model(server: EngineServer) -> Path:
-    return server.log_path.parent.parent / "model"
