@@ -1,4 +1,4 @@
-"""What somebody else gets of the gateway while a client or an engine is hostile; a process of its own.
+"""What other clients get of the gateway while a client or an engine is hostile; a process of its own.
 
 `hostile` starts it, so that neither attackers nor engines share its event loop, and reads it through `Others`. It
 asks one service all the time, reads a stream of it, and asks the probes and the HPA's question, on new connections.

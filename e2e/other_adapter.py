@@ -1,4 +1,4 @@
-"""Somebody else's metrics adapter: serves custom.metrics.k8s.io/v1beta1 with one metric of Deployments.
+"""Another owner's metrics adapter: serves custom.metrics.k8s.io/v1beta1 with one metric of Deployments.
 
 As prometheus-adapter would: aggregated over TLS, with discovery and a value that HPAs scale by. Standard library only,
 so that a pod runs it as a file of a ConfigMap (`python other_adapter.py PORT CERTIFICATE KEY`); the operator's tests

@@ -1,4 +1,4 @@
-"""The mistakes of docs/troubleshooting.md, made on the cluster: what is told, and after how many seconds."""
+"""The mistakes of docs/troubleshooting.md, made on the cluster: what is reported, and after how many seconds."""
 
 import json
 import shutil

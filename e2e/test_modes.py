@@ -10,7 +10,7 @@ from e2e import kube
 from e2e.gateway import service_url
 from e2e.services import service
 
-# A batch of two is full, and starts; nobody waits for the window's end.
+# A batch of two is full and starts at once, without waiting for the window's end.
 MODES = {
     "None": {"mode": "None"},
     "Static": {"mode": "Static", "maxBatchSize": 2, "window": "30s"},

@@ -40,7 +40,7 @@ def launch(module: str) -> bool:
             kept.wait()
             raise
     if said == _STARTED:
-        kept.returncode = 0  # it runs on: nobody here waits for it
+        kept.returncode = 0  # it keeps running; this process does not wait for it
         return True
     kept.wait()
     return False

@@ -100,7 +100,7 @@ class Node:
             "containerRuntimeEndpoint": f"unix://{self.containerd_socket}",
             "cgroupDriver": "cgroupfs",
             "cgroupRoot": f"/{cgroups.NAME}",
-            "makeIPTablesUtilChains": False,  # nobody here uses them, and they would stay
+            "makeIPTablesUtilChains": False,  # unused here, and they would stay
             "failCgroupV1": False,
             "failSwapOn": False,
             "clusterDNS": [network.NODE_ADDRESS],

@@ -1,7 +1,7 @@
 """Starts processes, remembers them in a file, and stops exactly those.
 
 Used by the control plane and the local cluster. A process is known by its id and its start time, so an id that the
-kernel gave to somebody else meanwhile is never touched. Knows nothing of what the processes do.
+kernel has given to another process is never touched. Knows nothing of what the processes do.
 """
 
 import contextlib

@@ -33,7 +33,7 @@ def noted(folder: Path) -> dict[str, str]:
 
 
 def restore(folder: Path) -> None:
-    """Puts back what was noted; what somebody else has set since stays."""
+    """Puts back what was noted; values that were changed since by others stay."""
     for name, before in noted(folder).items():
         if _read(name) == _OURS[name]:
             (_TREE / name).write_text(before)

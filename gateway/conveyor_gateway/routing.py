@@ -117,7 +117,7 @@ def _known(service: str, directory: Directory) -> str:
 def find_model(model: str, directory: Directory) -> Service:
     """The service that `model` means on the root: `namespace/name` always, a served name that of the oldest service.
 
-    So nobody takes a name that is in use; whoever gives one up by deleting its service gives it to the next oldest.
+    So no new service takes a name that is in use; when its holder is deleted, the next oldest has it.
     """
     if (service := directory.find_model(model)) is not None:
         return service

@@ -52,7 +52,7 @@ class Certificates:
         self._trust_changed.set()
 
     async def follow(self) -> AsyncIterator[Serving]:
-        """What to serve with: once both sides are there, and after every change of one of them, for ever.
+        """What to serve with: once both sides are there, and after every change of one of them, until cancelled.
 
         Looks at the files once a second: a mounted Secret changes by a moved link, which no file event shows.
         """

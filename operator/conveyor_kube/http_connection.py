@@ -192,7 +192,7 @@ class Connection(web.RequestHandler):
                 self._expect_head()
             self._head_bytes += len(data)
         elif not is_head and self._last_body.is_eof() and not self._is_answering:
-            self._read(b"")  # the end of a body that nobody waited for; the parser has stopped behind it
+            self._read(b"")  # the end of an unread body; the parser has stopped behind it
 
     def _keep(self, data: bytes) -> None:
         """Without room the request being answered is the last one; its client sends the others again, as HTTP says."""

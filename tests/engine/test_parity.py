@@ -1,4 +1,4 @@
-"""Greedy tokens equal transformers' `generate` (fp32, batch 1, eager), in every mode and whatever happens beside.
+"""Greedy tokens equal those of transformers (`generate`, fp32, batch 1, eager) in every mode, preempted or not.
 
 What holds for every kind of model, whatever computes it, is in test_kinds.
 

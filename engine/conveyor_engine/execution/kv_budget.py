@@ -5,7 +5,7 @@ from conveyor_engine.errors import ConfigError
 
 LARGEST_MEMORY_FRACTION = 0.95  # for num_kv_blocks: allocators and the driver need some of the rest
 CPU_DEFAULT_BYTES = 4 * 2**30  # a CPU's memory is shared with others: take no more unless told to
-CACHE_BLOCKS_MAX = 2**20  # more than the requests fill and than this cost the host more memory than prefixes are worth
+CACHE_BLOCKS_MAX = 2**20  # beyond it and beyond what requests fill, blocks cost more than prefixes are worth
 
 
 def plan_num_blocks(

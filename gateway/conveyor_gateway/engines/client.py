@@ -80,11 +80,11 @@ class EngineFull(EngineRefused):
 
 
 class EngineLost(Exception):
-    """The engine died before the answer's first byte (the connection broke, or 502): another may try, a few times."""
+    """The engine ended before the answer's first byte (the connection broke, or 502): one more engine may be tried."""
 
 
 class EngineBroke(Exception):
-    """The connection broke in the middle of the answer: nobody may try again."""
+    """The connection broke in the middle of the answer: no other engine may be tried."""
 
 
 @dataclass(slots=True)

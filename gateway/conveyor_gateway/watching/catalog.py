@@ -108,7 +108,7 @@ class Directory:
 
 
 def _may_claim(service: Service) -> bool:
-    """A name that may be another namespace's `namespace/name` is nobody's on the root."""
+    """A name that may be another namespace's `namespace/name` has no meaning on the root."""
     match = _KEY.fullmatch(service.model_name)
     return match is None or match[1] == service.namespace
 

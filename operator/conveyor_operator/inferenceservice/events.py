@@ -13,7 +13,7 @@ from conveyor_operator.loop.events import News
 
 Object = Mapping[str, Any]
 
-# The conditions that sum up; what the others say is the cause of these, or their effect.
+# The conditions that are reported; the others are causes of these, or their effects.
 _TOLD = (ConditionType.READY, ConditionType.PROGRESSING, ConditionType.SCALING_READY)
 
 # What to change instead of a child of each kind.
@@ -40,7 +40,7 @@ def _find_scaling(before: Object, after: Object) -> Iterator[News]:
 
 
 def _find_turned(before: Object, after: Object) -> Iterator[News]:
-    """A first condition that is not True is no news, unless somebody has to act; Unknown never is news."""
+    """A new condition that is not True is news only if it needs action; Unknown is never news."""
     old = {c["type"]: (c["status"], c["reason"]) for c in before.get("conditions") or ()}
     known = {old[type][1] for type in _TOLD if type in old}
     for condition in after.get("conditions") or ():
@@ -51,7 +51,7 @@ def _find_turned(before: Object, after: Object) -> Iterator[News]:
         warning = _is_warning(type, status, reason)
         stopped = type == ConditionType.READY and was is not None and was[0] != status
         if warning and reason in known and not stopped:
-            continue  # the cause was told when another condition turned for it
+            continue  # reported already, when another condition changed for it
         if warning or _is_good_news(type, status, reason, was):
             yield News(reason, str(condition.get("message", "")), warning)
 
@@ -63,7 +63,7 @@ def _is_warning(type: str, status: str, reason: str) -> bool:
 
 
 def _is_good_news(type: str, status: str, reason: str, was: tuple[str, str] | None) -> bool:
-    if type == ConditionType.PROGRESSING:  # the first pods are told by Ready
+    if type == ConditionType.PROGRESSING:  # Ready reports the first pods
         return reason == Reason.ROLLING_OUT or (was is not None and was[1] == Reason.ROLLING_OUT)
     if type == ConditionType.SCALING_READY:
         return was is not None and was[0] == "False"
@@ -73,7 +73,7 @@ def _is_good_news(type: str, status: str, reason: str, was: tuple[str, str] | No
 
 
 def restored(kind: str, name: str, deleted: bool) -> News:
-    """Somebody changed a child by hand, and it is again as the spec wants it."""
+    """The Event for a child that was changed by hand and is restored."""
     done = "deleted and is back" if deleted else "edited and is restored"
     field = _FIELDS.get(kind, "the spec")
     return News("Restored", f"{kind} {name} was {done}; change {field} of the InferenceService instead")

@@ -128,7 +128,7 @@ def observe(store: Store, key: Key) -> Observed:
     for kind in CHILDREN:
         for child, state in store.values(kind, key):
             children[child.kind, child.name] = child
-            if child.name == names.engine_name(key.name):  # not a copy that somebody made with our label
+            if child.name == names.engine_name(key.name):  # not another object with our label
                 states[kind] = state
     pods: list[PodState] = sorted(store.values(POD, key), key=lambda pod: pod.name)
     ready_endpoints = sum(store.values(ENDPOINT_SLICE, key))

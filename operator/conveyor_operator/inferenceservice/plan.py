@@ -94,7 +94,7 @@ def _plan_removals(desired: Desired, observed: Observed) -> list[Step]:
 
 
 def _plan_requeue(desired: Desired, observed: Observed, memory: ServiceMemory, now: datetime) -> list[Step]:
-    """No watch tells when somebody else's object is gone: look again, less and less often."""
+    """Asks for another reconcile: no watch reports when another owner's object is deleted."""
     if len(find_all_obstacles(desired, observed, memory)) == len(memory.refused):
         return []  # failed calls are tried again with a backoff
     shortest, longest = _REQUEUE

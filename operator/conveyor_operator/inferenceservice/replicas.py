@@ -5,8 +5,8 @@ it, and the operator never sends it.
 
 Handing over (tried on a real 1.37.1, docs/adr/0002): leaving out a field that only we own removes it, and the
 Deployment falls to its default of 1. So a second field manager, `conveyor-replicas`, applies the live number first;
-then the Deployment goes without. The live object's managedFields say how far that got, so an operator that dies in
-between goes on where it stopped.
+then the Deployment goes without. The live object's managedFields say how far that got, so an operator that is killed in
+between resumes where it stopped.
 
 Handing back: the HPA goes first, then the number is ours again. If more pods run than `spec.replicas` asks for, the
 live number is held until somebody changes `spec.replicas`; an annotation of the Deployment remembers it.

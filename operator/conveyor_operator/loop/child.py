@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-# Written by Kubernetes' own controllers; not a change anybody made.
+# Written by Kubernetes' own controllers, so no edit.
 _CONTROLLER_ANNOTATIONS = ("deployment.kubernetes.io/revision", "pv.kubernetes.io/", "volume.kubernetes.io/")
 
 ChildId = tuple[str, str]
@@ -24,7 +24,7 @@ class Child:
     name: str
     uid: str
     fingerprint: str
-    """Hash of all that is neither status nor written by the API server: unchanged means nobody touched it."""
+    """Hash of all that is neither status nor written by the API server; it changes with every edit."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """Of those that every child of its owner has."""
     controller: str = ""

@@ -60,7 +60,7 @@ def build_resource_handler(kind: Kind, store: Store, workers: Workers) -> _Handl
         if event["type"] == "DELETED" and store.uid(key) is None:
             workers.cancel(key)
             return
-        # Another one may have come under a deleted one's name already: Kopf's order is that of one uid.
+        # A new object may already have a deleted one's name: Kopf orders the events of one uid only.
         workers.mark(key, generation=int(event["meta"].get("generation", 0)))
 
     return mark

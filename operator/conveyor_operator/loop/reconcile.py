@@ -1,8 +1,8 @@
-"""One resource, brought to what its spec says: the operator's one straight line.
+"""Brings one resource to what its spec says: the conductor of the operator.
 
 get -> begin (parse, observe, build) -> plan, execute, observe, until nothing is left -> status, Events. Called by
 `workers` with a key, never with an event: it looks at what is there and does what is missing, so it may be called at
-any time, and stopped at any point. What a resource is, only its room knows (`resource`).
+any time, and stopped at any point. Only a resource's room knows what it is (`resource`).
 """
 
 import contextlib

@@ -70,7 +70,7 @@ class Resource(Protocol):
         ...
 
     def restored(self, child: ChildId, deleted: bool) -> News:
-        """What to tell somebody who changed a child by hand."""
+        """The Event after a hand edit of a child was undone."""
         ...
 
 

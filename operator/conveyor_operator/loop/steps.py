@@ -64,7 +64,7 @@ class Obstacle:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What we sent last and what the API server made of it, both as hashes."""
+    """Hashes of what we applied last, and of what the API server stored."""
 
     sent: str
     fingerprint: str
@@ -72,7 +72,7 @@ class Applied:
 
 @dataclass(slots=True)
 class Memory:
-    """What is remembered of one resource, as long as it has this uid. It saves calls; nothing needs it to be right."""
+    """What is remembered of one resource, as long as it has this uid. It only saves calls."""
 
     uid: str
     applied: dict[ChildId, Applied] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class Memory:
     refused: dict[ChildId, Obstacle] = field(default_factory=dict)
     """Calls that failed."""
     restored: dict[ChildId, bool] = field(default_factory=dict)
-    """Children that somebody had changed by hand; True: deleted."""
+    """Children that were edited by hand; True: deleted."""
 
     def begin(self) -> None:
         """Another reconcile."""

@@ -1,7 +1,7 @@
 """What is known of the cluster, read by key.
 
 `watches` puts in what the API server tells, as a resource projects it; a resource reads it when it observes. Objects
-are told apart by uid: for a moment there may be two of one name, of which the later known one counts.
+are kept by uid: for a moment there may be two of one name, of which the later one counts.
 """
 
 from collections import defaultdict

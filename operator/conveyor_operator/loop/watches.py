@@ -31,7 +31,7 @@ Object = Mapping[str, Any]
 
 
 class Watches:
-    """`mark` is called with the key of a resource that lost an object to another one, or to nobody."""
+    """`mark` is called with the key of a resource whose object now belongs to another one, or to none."""
 
     def __init__(
         self, resources: Sequence[Resource], store: Store, metrics: Metrics, mark: Callable[[Key], None]

@@ -1,4 +1,4 @@
-"""One worker per dirty key, at most so many at once, with exponential backoff and jitter, or again at a time.
+"""One worker per dirty key, up to a limit, with exponential backoff and jitter, or a repetition at a given time.
 
 `handlers` marks keys, `reconcile` does the work. A key is worked on by one task at a time; what marks it meanwhile
 leads to one more round. A key that is clean and waits for no time costs nothing. Knows nothing of Kubernetes.

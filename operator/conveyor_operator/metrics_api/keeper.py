@@ -153,7 +153,7 @@ class MetricsApiKeeper:
         return self._now() + _PROBE_PERIOD if fault else self._now()  # until the API server has judged it
 
     def _tell(self, missing: str) -> None:
-        """Sets `metrics_api`; `missing` says why nobody has the group, if nobody has."""
+        """Sets `metrics_api`; `missing` says why the group has no server, if it has none."""
         told = MetricsApi(missing=missing, registered=not missing)
         for name, found in self._look().foreign.items():
             told = MetricsApi(describe_owner(found), name)
@@ -199,7 +199,7 @@ class MetricsApiKeeper:
 
     async def _write_secret(self, secret: Object, data: dict[str, bytes]) -> None:
         patch = {
-            # Somebody else's change in between makes it fail, and the next look starts from there.
+            # A concurrent change makes this fail with a Conflict; the next step starts from the new state.
             "metadata": {"resourceVersion": secret["metadata"]["resourceVersion"]},
             "data": {key: base64.b64encode(value).decode() for key, value in data.items()},
         }

@@ -70,7 +70,7 @@ class Registrar:
             logger.info("event=api_service_written name=%s", name)
             if found is not None:
                 wanted["metadata"]["resourceVersion"] = found["metadata"]["resourceVersion"]
-            # Without force, one that somebody else has made meanwhile is left to them.
+            # Without force, an APIService that another owner has made meanwhile is left alone.
             self._api_services[name] = await self._cluster.apply(
                 API_SERVICE, wanted, names.FIELD_MANAGER, force=found is not None
             )
@@ -85,7 +85,7 @@ class Registrar:
                 self._api_services[name] = None
 
     async def release(self) -> None:
-        """Takes our owner off what somebody took over, or our uninstall would take it away from them."""
+        """Removes our owner from an APIService that another one took over, or our uninstall would delete it."""
         for name, found in self._api_services.items():
             if found is None or is_ours(found, self._namespace):
                 continue

@@ -21,7 +21,7 @@ Object = dict[str, Any]
 API_SERVICES = tuple(f"{version}.{names.METRICS_GROUP}" for version in names.METRICS_VERSIONS)
 
 SETTLE = timedelta(seconds=30)
-"""How long the group is left free after somebody took an APIService away: they may be about to make their own."""
+"""How long the group is left free after an APIService was removed: its new owner may be about to make its own."""
 PATIENCE = timedelta(seconds=60)
 """How long the API server may call ours unavailable before they are withdrawn."""
 _FIRST_RETRY, _LAST_RETRY = timedelta(minutes=1), timedelta(minutes=30)
@@ -192,7 +192,7 @@ def differs(found: Object, wanted: Object) -> bool:
 
 
 def build_release(found: Object) -> Object | None:
-    """Takes our owner off an APIService that somebody took over: our uninstall would delete it. None: it has none."""
+    """The APIService of another owner without ours, or our uninstall would delete it. None: it has none of ours."""
     owners = found["metadata"].get("ownerReferences") or []
     left = [owner for owner in owners if (owner["kind"], owner["name"]) != (CLUSTER_ROLE.kind, names.METRICS_API_ROLE)]
     if left == owners:

@@ -46,7 +46,7 @@ class EngineConfig:
 
 
 def build_engine_config(owner: Owner, spec: InferenceServiceSpec) -> EngineConfig:
-    """What the engines of this service are told."""
+    """The engine configuration of this service."""
     batching, cache = spec.batching, spec.kv_cache
     fields: dict[str, Any] = {
         "model": spec.model.source.directory,

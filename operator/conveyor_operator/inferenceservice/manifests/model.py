@@ -12,7 +12,7 @@ _EMPTY_DIR_SIZE = "200Gi"  # more than any model that one device holds; without 
 
 
 def build_model_mount(spec: InferenceServiceSpec) -> Object:
-    """Writable only where a download goes: a claim with somebody's models is never written to."""
+    """Writable only where a download goes: a user's own claim is mounted read-only."""
     if isinstance(spec.model.source, VolumeModel):
         return {"name": MODEL_VOLUME, "mountPath": names.VOLUME_MODELS_PATH, "readOnly": True}
     return {"name": MODEL_VOLUME, "mountPath": names.MODELS_PATH}

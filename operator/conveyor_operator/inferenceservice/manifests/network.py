@@ -17,7 +17,7 @@ class Network:
 
 
 def build_network_policy(owner: Owner, network: Network) -> Object:
-    """An engine knows no callers and no queue: the gateways admit. What pods may reach is left to the cluster."""
+    """Lets only gateways in, since an engine authenticates nobody. Egress is left to the cluster."""
     gateways = {**_select(network.system_namespace), "podSelector": {"matchLabels": names.GATEWAY_POD_LABELS}}
     peers = [gateways, *(_select(namespace) for namespace in network.prometheus_namespaces)]
     return {

@@ -28,7 +28,7 @@ def build_engine_service(owner: Owner) -> Object:
 
 
 def build_public_service(owner: Owner, gateway_host: str) -> Object:
-    """A DNS name only: the gateway routes by the Host, `<name>.<namespace>`."""
+    """An alias of the gateway, which routes by the Host `<name>.<namespace>`."""
     port = {"name": names.ENGINE_PORT_NAME, "port": names.GATEWAY_SERVICE_PORT, "protocol": "TCP"}
     return {
         "apiVersion": "v1",
