@@ -2,8 +2,8 @@
 
     ConveyorEngineError
     ├── StartError            the process cannot start; `reason` goes into the termination message
-    │   ├── ConfigError           InvalidConfig, NoDevice, KVBudgetTooLarge, KVBudgetTooSmall
-    │   └── ModelError            ModelNotFound, ModelDownloadFailed, ChecksumMismatch, UnsupportedModel, OutOfMemory
+    │   ├── ConfigError           the configuration asks for what cannot be
+    │   └── ModelError            the model cannot be had, or cannot be run
     ├── RequestError          one request is refused; the engine goes on
     │   ├── InvalidRequest        the client's fault (`param` names the field)
     │   │   ├── UnknownModel
@@ -16,7 +16,7 @@
     │   └── DeadlineExceeded
     └── EngineDead            the engine loop ended while it worked on this request
 
-What of it a client reads has an `ErrorCode`.
+What of it a client reads has an `ErrorCode`, why an engine ends a `FailureReason`.
 
 A StartError's sentence has the names of settings in backticks, `device` or `device: auto`, and nothing else: whoever
 shows it to people who know other names for them, as Conveyor's operator does, can put those in their place.
@@ -26,6 +26,7 @@ Raised by core, models and the HTTP edge; `__main__` turns StartErrors into exit
 """
 
 from conveyor_process.answer_codes import AnswerCode
+from conveyor_process.failure_reasons import FailureReason
 
 
 class ErrorCode(AnswerCode):
@@ -82,11 +83,11 @@ class ConveyorEngineError(Exception):
 
 
 class StartError(ConveyorEngineError):
-    """The engine cannot start. `reason` is one CamelCase word of the termination contract."""
+    """The engine cannot start. `reason` and message are its termination message."""
 
-    reason: str
+    reason: FailureReason
 
-    def __init__(self, message: str, *, reason: str) -> None:
+    def __init__(self, message: str, *, reason: FailureReason) -> None:
         super().__init__(message)
         self.reason = reason
 
@@ -94,14 +95,14 @@ class StartError(ConveyorEngineError):
 class ConfigError(StartError):
     """The configuration asks for what cannot be."""
 
-    def __init__(self, message: str, *, reason: str = "InvalidConfig") -> None:
+    def __init__(self, message: str, *, reason: FailureReason = FailureReason.INVALID_CONFIG) -> None:
         super().__init__(message, reason=reason)
 
 
 class ModelError(StartError):
     """The model cannot be had, or cannot be run by this engine."""
 
-    def __init__(self, message: str, *, reason: str = "UnsupportedModel") -> None:
+    def __init__(self, message: str, *, reason: FailureReason = FailureReason.UNSUPPORTED_MODEL) -> None:
         super().__init__(message, reason=reason)
 
 

@@ -1,7 +1,7 @@
 """The termination message: how this process ended, for whoever reads the container's status. Called by `__main__`.
 
-One JSON object in the file that the environment's TERMINATION_LOG names: {"reason": CamelCase, "message": sentence}, or
-after a fetch {"contextLength": tokens}, what the model's config.json says of it.
+One JSON object in the file that the environment's TERMINATION_LOG names: {"reason": FailureReason, "message":
+sentence}, or after a fetch {"contextLength": tokens}, what the model's config.json says of it.
 """
 
 import json
@@ -10,11 +10,13 @@ import os
 from pathlib import Path
 from typing import Any
 
+from conveyor_process.failure_reasons import FailureReason
+
 MESSAGE_CHARACTERS_MAX = 2000  # Kubernetes keeps 4,096 bytes
 _log = logging.getLogger(__name__)
 
 
-def write_termination_message(reason: str, message: str) -> None:
+def write_termination_message(reason: FailureReason, message: str) -> None:
     """Does nothing without TERMINATION_LOG; a file that cannot be written is only logged."""
     _write({"reason": reason, "message": message[:MESSAGE_CHARACTERS_MAX]})
 

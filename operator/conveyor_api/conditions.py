@@ -7,6 +7,8 @@ said here once; when a reason applies is the operator's knowledge.
 from enum import StrEnum
 from typing import Final
 
+from conveyor_process.failure_reasons import OF_THE_MODEL, FailureReason
+
 
 class ConditionType(StrEnum):
     """What a condition is about. `Ready` sums up the others."""
@@ -63,21 +65,21 @@ class Reason(StrEnum):
     CLAIM_NOT_FOUND = "ClaimNotFound"
     SECRET_NOT_FOUND = "SecretNotFound"
     # The model is missing or cannot be used; the engine reports it.
-    MODEL_NOT_FOUND = "ModelNotFound"
-    MODEL_DOWNLOAD_FAILED = "ModelDownloadFailed"
-    CHECKSUM_MISMATCH = "ChecksumMismatch"
-    UNSUPPORTED_MODEL = "UnsupportedModel"
+    MODEL_NOT_FOUND = FailureReason.MODEL_NOT_FOUND.value
+    MODEL_DOWNLOAD_FAILED = FailureReason.MODEL_DOWNLOAD_FAILED.value
+    CHECKSUM_MISMATCH = FailureReason.CHECKSUM_MISMATCH.value
+    UNSUPPORTED_MODEL = FailureReason.UNSUPPORTED_MODEL.value
     # The engine cannot run; it reports the reason itself.
-    INVALID_CONFIG = "InvalidConfig"
-    NO_DEVICE = "NoDevice"
-    KV_BUDGET_TOO_LARGE = "KVBudgetTooLarge"
-    KV_BUDGET_TOO_SMALL = "KVBudgetTooSmall"
-    OUT_OF_MEMORY = "OutOfMemory"
-    ENGINE_ERROR = "EngineError"
+    INVALID_CONFIG = FailureReason.INVALID_CONFIG.value
+    NO_DEVICE = FailureReason.NO_DEVICE.value
+    KV_BUDGET_TOO_LARGE = FailureReason.KV_BUDGET_TOO_LARGE.value
+    KV_BUDGET_TOO_SMALL = FailureReason.KV_BUDGET_TOO_SMALL.value
+    OUT_OF_MEMORY = FailureReason.OUT_OF_MEMORY.value
+    ENGINE_ERROR = FailureReason.ENGINE_ERROR.value
     # The pod cannot run; Kubernetes reports it.
     IMAGE_PULL_FAILED = "ImagePullFailed"
     CONTAINER_CONFIG_INVALID = "ContainerConfigInvalid"
-    OOM_KILLED = "OOMKilled"
+    OOM_KILLED = FailureReason.OOM_KILLED.value
     CRASH_LOOP = "CrashLoop"
     INSUFFICIENT_GPU = "InsufficientGPU"
     UNSCHEDULABLE = "Unschedulable"
@@ -134,20 +136,8 @@ REASON_MEANINGS: Final[dict[Reason, str]] = {
 }
 
 # Reasons that an engine or a model download may write into its termination message, by the condition they falsify.
-MODEL_FAILURES: Final = frozenset(
-    {Reason.MODEL_NOT_FOUND, Reason.MODEL_DOWNLOAD_FAILED, Reason.CHECKSUM_MISMATCH, Reason.UNSUPPORTED_MODEL}
-)
-ENGINE_FAILURES: Final = frozenset(
-    {
-        Reason.INVALID_CONFIG,
-        Reason.NO_DEVICE,
-        Reason.KV_BUDGET_TOO_LARGE,
-        Reason.KV_BUDGET_TOO_SMALL,
-        Reason.OUT_OF_MEMORY,
-        Reason.OOM_KILLED,
-        Reason.ENGINE_ERROR,
-    }
-)
+MODEL_FAILURES: Final = frozenset(map(Reason, OF_THE_MODEL))
+ENGINE_FAILURES: Final = frozenset(map(Reason, FailureReason)) - MODEL_FAILURES
 
 # Reasons that keep pods from running or from being ready. All conditions that depend on the pods carry the same one.
 POD_FAILURES: Final = (

@@ -2,6 +2,7 @@
 
 from conveyor_engine.config.engine_config import DEFAULT_MEMORY_FRACTION, EngineConfig
 from conveyor_engine.errors import ConfigError
+from conveyor_process.failure_reasons import FailureReason
 
 LARGEST_MEMORY_FRACTION = 0.95  # for num_kv_blocks: allocators and the driver need some of the rest
 CPU_DEFAULT_BYTES = 4 * 2**30  # a CPU's memory is shared with others: take no more unless told to
@@ -28,7 +29,7 @@ def plan_num_blocks(
             f"{source} gives {num_blocks} KV blocks of {config.block_size} tokens, but one request of {max_model_len} "
             f"tokens needs {needed} ({_mib(needed * block_bytes)}); set `max_model_len` to "
             f"{num_blocks * config.block_size} or less, or give the KV cache more room",
-            reason="KVBudgetTooSmall",
+            reason=FailureReason.KV_BUDGET_TOO_SMALL,
         )
     return num_blocks
 
@@ -40,7 +41,7 @@ def _check_free(num_blocks: int, block_bytes: int, free_bytes: int) -> None:
             f"{num_blocks} KV blocks take {_mib(num_blocks * block_bytes)}, but only {_mib(free_bytes)} are free "
             f"beside the model and its largest step, of which the KV cache may have {LARGEST_MEMORY_FRACTION:.0%}; "
             f"lower `num_kv_blocks` to {most} or less",
-            reason="KVBudgetTooLarge",
+            reason=FailureReason.KV_BUDGET_TOO_LARGE,
         )
 
 

@@ -11,6 +11,7 @@ from transformers import PretrainedConfig
 
 from conveyor_engine.config.engine_config import Device, Dtype
 from conveyor_engine.errors import ConfigError
+from conveyor_process.failure_reasons import FailureReason
 
 _CGROUP = Path("/sys/fs/cgroup")
 _CPUINFO = Path("/proc/cpuinfo")
@@ -37,7 +38,7 @@ def choose_device(device: Device) -> torch.device:
     raise ConfigError(
         "`device: cuda` is set, but no CUDA device is visible here; ask for a GPU (resources.limits: "
         "nvidia.com/gpu: 1), or set `device: auto` to run on the CPU",
-        reason="NoDevice",
+        reason=FailureReason.NO_DEVICE,
     )
 
 

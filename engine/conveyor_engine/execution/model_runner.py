@@ -35,6 +35,7 @@ from conveyor_engine.execution.rows import Rows
 from conveyor_engine.execution.sampling.sampler import Sampler, peak_bytes
 from conveyor_engine.wire.request import ModelFacts
 from conveyor_engine.wire.step import RowSampling, StepPlan, StepResult
+from conveyor_process.failure_reasons import FailureReason
 
 
 class ModelRunner:
@@ -153,7 +154,7 @@ class ModelRunner:
                 self._forward(torch.zeros_like(positions), positions, positions.new_zeros(max_num_seqs), Probe())
         except torch.OutOfMemoryError as error:
             message = f"a step of {num_tokens} tokens does not fit beside the weights; lower `max_num_batched_tokens`"
-            raise ModelError(message, reason="OutOfMemory") from error
+            raise ModelError(message, reason=FailureReason.OUT_OF_MEMORY) from error
         peak = torch.cuda.max_memory_allocated(self.device) - before
         torch.cuda.empty_cache()
         return int(peak)

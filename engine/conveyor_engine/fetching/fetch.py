@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 from conveyor_engine.errors import ConfigError, ModelError
 from conveyor_engine.fetching.hub import HubFile, HubModel, describe_model, download
+from conveyor_process.failure_reasons import FailureReason
 
 MARKER = ".conveyor-complete.json"
 # What the API of the resource takes, and no more: tests/contract/test_spec_reaches_engine.py.
@@ -66,13 +67,15 @@ def check_model_directory(uri: str, directory: Path) -> None:
         names = sorted(entry.name for entry in directory.iterdir())
         is_model = (directory / "config.json").is_file()
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise ModelError(f"{uri}: there is no directory {directory}", reason="ModelNotFound") from error
+        raise ModelError(f"{uri}: there is no directory {directory}", reason=FailureReason.MODEL_NOT_FOUND) from error
     except OSError as error:
         message = f"{uri}: user {os.getuid()} cannot read {directory}: {error.strerror or error}"
-        raise ModelError(message, reason="ModelNotFound") from error
+        raise ModelError(message, reason=FailureReason.MODEL_NOT_FOUND) from error
     if not is_model:
         found = f"it holds {', '.join(names[:10])}" if names else "it is empty"
-        raise ModelError(f"{uri}: {directory} has no config.json, so it is no model; {found}", reason="ModelNotFound")
+        raise ModelError(
+            f"{uri}: {directory} has no config.json, so it is no model; {found}", reason=FailureReason.MODEL_NOT_FOUND
+        )
     _log.info("event=model_found uri=%s directory=%s", uri, directory)
 
 
@@ -196,7 +199,7 @@ def _fetch_file(model: HubModel, file: HubFile, partial: Path) -> None:
         raise ModelError(
             f"{file.name} of {model} has {size} bytes and digest {digest}, but the hub promised {file.size} bytes and "
             f"{file.digest}; the file is deleted",
-            reason="ChecksumMismatch",
+            reason=FailureReason.CHECKSUM_MISMATCH,
         )
     unfinished.rename(partial / file.name)
 
@@ -235,4 +238,4 @@ def _write_marker(partial: Path, uri: str, model: HubModel, files: list[HubFile]
 
 
 def _refuse(message: str) -> NoReturn:
-    raise ModelError(message, reason="ModelDownloadFailed")
+    raise ModelError(message, reason=FailureReason.MODEL_DOWNLOAD_FAILED)

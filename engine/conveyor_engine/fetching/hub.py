@@ -23,6 +23,7 @@ from huggingface_hub.file_download import http_get
 from huggingface_hub.utils import build_hf_headers, disable_progress_bars  # type: ignore[attr-defined]
 
 from conveyor_engine.errors import ModelError
+from conveyor_process.failure_reasons import FailureReason
 from conveyor_process.log import without_secrets
 
 # It has its own handler, which writes to stderr in another form.
@@ -114,7 +115,7 @@ class _ProgressFile(io.FileIO):
         if self.tell() + len(data) > self._file.size:
             self.truncate(0)
             message = f"{self._file.name} has more than the {self._file.size} bytes the hub promised; it is deleted"
-            raise ModelError(message, reason="ChecksumMismatch")
+            raise ModelError(message, reason=FailureReason.CHECKSUM_MISMATCH)
         written = 0
         while written < len(data):  # a disk that becomes full takes a part first, and refuses the rest
             written += super().write(data[written:])
@@ -137,9 +138,11 @@ def _errors_explained(repository: str, revision: str) -> Iterator[None]:
         raise _failed(f"{repository} {where} is gated: accept its terms there and give a token (HF_TOKEN)") from error
     except RepositoryNotFoundError as error:
         message = f"{repository} does not exist {where}, or is private and needs another token (HF_TOKEN)"
-        raise ModelError(message, reason="ModelNotFound") from error
+        raise ModelError(message, reason=FailureReason.MODEL_NOT_FOUND) from error
     except RevisionNotFoundError as error:
-        raise ModelError(f"{repository} {where} has no revision {revision}", reason="ModelNotFound") from error
+        raise ModelError(
+            f"{repository} {where} has no revision {revision}", reason=FailureReason.MODEL_NOT_FOUND
+        ) from error
     except HfHubHTTPError as error:
         message = f"{repository} {where} cannot be fetched: status {error.response.status_code}"
         raise _failed(message) from error
@@ -171,4 +174,4 @@ def _token() -> str | bool:
 
 
 def _failed(message: str) -> ModelError:
-    return ModelError(message, reason="ModelDownloadFailed")
+    return ModelError(message, reason=FailureReason.MODEL_DOWNLOAD_FAILED)

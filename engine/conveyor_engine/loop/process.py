@@ -41,6 +41,7 @@ from conveyor_engine.wire.messages import (
     to_engine_decoder,
 )
 from conveyor_engine.wire.request import EngineRequest
+from conveyor_process.failure_reasons import FailureReason
 
 HEARTBEAT_SECONDS = 1.0
 _READ_BYTES = 1 << 20
@@ -220,10 +221,10 @@ def _load(config: EngineConfig, channel: Channel) -> EngineCore:
     return EngineCore(config, build_runner(config, progress), progress, tokenizer)
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception) -> FailureReason:
     """The termination reason of what nobody expected."""
     out_of_memory = isinstance(error, MemoryError) or "out of memory" in str(error).lower()
-    return "OutOfMemory" if out_of_memory else "EngineError"
+    return FailureReason.OUT_OF_MEMORY if out_of_memory else FailureReason.ENGINE_ERROR
 
 
 def main(load: Load = _load) -> int:

@@ -40,6 +40,7 @@ from conveyor_engine.wire.messages import (
     from_engine_decoder,
 )
 from conveyor_engine.wire.request import EngineStats, ModelFacts
+from conveyor_process.failure_reasons import FailureReason
 
 ENGINE_PROGRAM = "conveyor_engine.loop.process"
 HEARTBEAT_LATE_SECONDS = 20.0  # heartbeats come every second, from a thread that needs no device
@@ -63,7 +64,7 @@ class State(StrEnum):
 class Death:
     """Why the engine is dead: the two halves of the termination message."""
 
-    reason: str
+    reason: FailureReason
     message: str
 
 
@@ -251,7 +252,9 @@ class EngineClient:
             pass  # a reset is an end
         except Exception as error:
             _log.exception("event=engine_not_understood")
-            self.death = Death("EngineError", f"the engine was not understood: {type(error).__name__}: {error}")
+            self.death = Death(
+                FailureReason.ENGINE_ERROR, f"the engine was not understood: {type(error).__name__}: {error}"
+            )
         self.state = State.DEAD
         self._die(await self._reap())
 
@@ -313,8 +316,8 @@ class EngineClient:
     def _explain(self, exit_code: int) -> Death:
         """What an end without a word means."""
         if exit_code >= 0:
-            return Death("EngineError", f"the engine process exited with code {exit_code}")
+            return Death(FailureReason.ENGINE_ERROR, f"the engine process exited with code {exit_code}")
         if exit_code == -signal.SIGKILL and count_oom_kills() > self._oom_kills_before:
-            return Death("OOMKilled", OOM_KILLED)
+            return Death(FailureReason.OOM_KILLED, OOM_KILLED)
         name = signal.Signals(-exit_code).name
-        return Death("EngineError", f"the engine process was ended by {name}")
+        return Death(FailureReason.ENGINE_ERROR, f"the engine process was ended by {name}")

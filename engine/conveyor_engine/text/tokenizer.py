@@ -14,6 +14,7 @@ from tokenizers import Tokenizer as _FastTokenizer
 
 from conveyor_engine.errors import ErrorCode, InvalidRequest, ModelError
 from conveyor_engine.text.chat_template import ChatTemplate
+from conveyor_process.failure_reasons import FailureReason
 
 _CHARACTERS_PER_TOKEN = 4  # about as many as natural language has
 _CUT_TOKENS_MAX = 100  # ample for what a beginning has in tokens, being cut anywhere, that the whole has not
@@ -28,7 +29,9 @@ class Tokenizer:
     def __init__(self, directory: Path) -> None:
         """Raises ModelError if the directory, its tokenizer.json or its chat template cannot be read."""
         if not directory.is_dir():
-            raise ModelError(f"{directory} is not a directory: there is no model there", reason="ModelNotFound")
+            raise ModelError(
+                f"{directory} is not a directory: there is no model there", reason=FailureReason.MODEL_NOT_FOUND
+            )
         path = directory / "tokenizer.json"
         if not path.is_file():
             raise ModelError(f"{directory} has no tokenizer.json; save the tokenizer in the fast (tokenizers) format")

@@ -15,6 +15,7 @@ import msgspec
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import ErrorCode
 from conveyor_engine.wire.request import EngineRequest, EngineStats, ModelFacts, Params, RequestOutput
+from conveyor_process.failure_reasons import FailureReason
 
 _LENGTH = struct.Struct("!I")
 
@@ -105,7 +106,7 @@ class Ready(_Message):
 class StartFailed(_Message):
     """The engine cannot start; it exits after this."""
 
-    reason: str
+    reason: FailureReason
     message: str
 
 
@@ -136,7 +137,7 @@ class Heartbeat(_Message):
 class Failed(_Message):
     """The engine loop broke; the process exits after this."""
 
-    reason: str
+    reason: FailureReason
     message: str
 
 

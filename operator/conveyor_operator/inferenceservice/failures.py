@@ -11,10 +11,11 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from conveyor_api.conditions import ENGINE_FAILURES, MODEL_FAILURES, Reason
+from conveyor_api.conditions import Reason
 from conveyor_api.status import clip
 from conveyor_operator.inferenceservice.pods import ContainerState, PodState
 from conveyor_operator.inferenceservice.wording import say_in_fields
+from conveyor_process.failure_reasons import FailureReason
 
 _IMAGE_REASONS = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError",
@@ -28,7 +29,6 @@ _BACK_OFF = re.compile(r'^Back-off pulling image "[^"]*"(?:: \w+: |$)')
 _GPU = re.compile(r"Insufficient \S*gpu", re.IGNORECASE)
 _NO_CLAIM = re.compile(r'persistentvolumeclaim "([^"]*)" not found', re.IGNORECASE)
 _NO_SECRET = re.compile(r"secret \"[^\"]*\" not found|couldn't find key .* in Secret", re.IGNORECASE)
-_TOLD_REASONS = MODEL_FAILURES | ENGINE_FAILURES
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,9 @@ def _container_failure(pod: PodState, container: ContainerState, also_past: bool
 
 
 def _judge_ending(container: ContainerState) -> tuple[Reason, str]:
-    if container.ended_reason == "OOMKilled":  # first: an engine whose child was killed writes a message too
+    if (
+        container.ended_reason == FailureReason.OOM_KILLED
+    ):  # first: an engine whose child was killed writes a message too
         return Reason.OOM_KILLED, (
             f"container {container.name} used more than its memory limit and was killed; "
             "raise resources.limits.memory, or ask for less with engine.maxModelLen or kvCache"
@@ -123,7 +125,7 @@ def _parse_told(message: str) -> tuple[Reason, str] | None:
     if not isinstance(told, dict) or not isinstance(told.get("message"), str):
         return None
     reason, said = told.get("reason"), say_in_fields(told["message"])
-    if isinstance(reason, str) and reason in _TOLD_REASONS:
+    if isinstance(reason, str) and reason in set(FailureReason):
         return Reason(reason), said
     return Reason.ENGINE_ERROR, f"{reason}: {said}"  # an engine of another version
 

@@ -26,6 +26,7 @@ from conveyor_engine.wire.messages import (
     to_engine_decoder,
 )
 from conveyor_engine.wire.request import EngineRequest, EngineStats, RequestOutput, TokenLogprobs
+from conveyor_process.failure_reasons import FailureReason
 
 TO_ENGINE: list[ToEngine] = [
     Start(EngineConfig(model="/m", kv_memory_fraction=0.5)),
@@ -36,7 +37,7 @@ TO_ENGINE: list[ToEngine] = [
 FROM_ENGINE: list[FromEngine] = [
     Progress("event=x"),
     Ready(make_facts(), 0.5),
-    StartFailed("NoDevice", "none"),
+    StartFailed(FailureReason.NO_DEVICE, "none"),
     Refused(["a"], "full", overloaded=True),
     Refused(["a"], "bad", overloaded=False, param="prompt", code=ErrorCode.INVALID_VALUE),
     Step(
@@ -45,7 +46,7 @@ FROM_ENGINE: list[FromEngine] = [
         3,
     ),
     Heartbeat(0.5),
-    Failed("EngineError", "x"),
+    Failed(FailureReason.ENGINE_ERROR, "x"),
 ]
 
 

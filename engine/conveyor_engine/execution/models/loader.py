@@ -17,6 +17,7 @@ from conveyor_engine.errors import ModelError
 from conveyor_engine.execution.attention import interface
 from conveyor_engine.execution.models import checks
 from conveyor_engine.wire.request import Task
+from conveyor_process.failure_reasons import FailureReason
 
 
 def load_config(path: str, task: Task = Task.GENERATE) -> PretrainedConfig:
@@ -24,7 +25,7 @@ def load_config(path: str, task: Task = Task.GENERATE) -> PretrainedConfig:
     directory = Path(path)
     if not (directory / "config.json").is_file():
         message = f"{path} is not a model directory: it has no config.json"
-        raise ModelError(message, reason="ModelNotFound")
+        raise ModelError(message, reason=FailureReason.MODEL_NOT_FOUND)
     try:
         config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except checks.TRANSFORMERS_ERRORS as error:
@@ -63,7 +64,7 @@ def load_model(
             model = model.to(device).eval().requires_grad_(False)
     except torch.OutOfMemoryError as error:
         raise ModelError(
-            f"the weights do not fit into the memory of {device}: {error}", reason="OutOfMemory"
+            f"the weights do not fit into the memory of {device}: {error}", reason=FailureReason.OUT_OF_MEMORY
         ) from error
     except checks.TRANSFORMERS_ERRORS as error:
         raise ModelError(f"the model in {path} cannot be loaded: {checks.on_one_line(error)}") from error
