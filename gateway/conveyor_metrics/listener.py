@@ -17,6 +17,7 @@ from conveyor_kube.http_server import AppRunner
 from conveyor_metrics.app import refuse_outside
 from conveyor_metrics.auth import Trust
 from conveyor_metrics.certificates import Serving
+from conveyor_process.listening import BACKLOG
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +99,11 @@ class Listener:
         await runner.setup()
         assert runner.server is not None, "the runner is set up"
         accepting = await asyncio.get_running_loop().create_server(
-            runner.server, sock=listening.dup(), ssl=serving.context, ssl_handshake_timeout=_HANDSHAKE_SECONDS
+            runner.server,
+            sock=listening.dup(),
+            ssl=serving.context,
+            ssl_handshake_timeout=_HANDSHAKE_SECONDS,
+            backlog=BACKLOG,
         )
         if self.port is None:
             self.port = listening.getsockname()[1]
@@ -109,5 +114,5 @@ class Listener:
 def _bind(host: str, port: int) -> socket.socket:
     if host or not socket.has_dualstack_ipv6():
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family)
-    return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG)

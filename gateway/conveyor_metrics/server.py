@@ -9,10 +9,9 @@ import logging
 import signal
 
 import aiohttp
-from aiohttp import web
 from kubernetes.aio.client import ApiClient
 
-from conveyor_kube.http_server import AppRunner, allow_open_files
+from conveyor_kube.http_server import AppRunner, allow_open_files, open_port
 from conveyor_kube.resources import slice_collection
 from conveyor_kube.wanted_json import Json
 from conveyor_kube.watch import Collection, WatchState, connect, watch_collection
@@ -53,7 +52,7 @@ class MetricsServer:
             health = AppRunner(build_health_app(self._missing), _MAX_ADMIN_CONNECTIONS)
             await health.setup()
             try:
-                await web.TCPSite(health, settings.host or None, settings.admin_port).start()
+                await open_port(health, settings.host, settings.admin_port)
                 await self._work(client, stop)
             finally:
                 await health.cleanup()

@@ -14,6 +14,7 @@ from typing import Any, Final, cast
 from aiohttp import web
 
 from conveyor_kube.http_connection import Connection
+from conveyor_process.listening import BACKLOG
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +82,13 @@ class AppRunner(web.AppRunner):
         return Server(
             made.request_handler, self._max_connections, self._connection_class, request_factory=made.request_factory
         )
+
+
+async def open_port(runner: web.BaseRunner, host: str, port: int) -> web.TCPSite:
+    """Listens for a runner that is set up. An empty `host` is every address; port 0 takes any free one."""
+    site = web.TCPSite(runner, host or None, port, backlog=BACKLOG)
+    await site.start()
+    return site
 
 
 def allow_open_files() -> None:

@@ -11,7 +11,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from conveyor_api import names
-from conveyor_kube.http_server import AppRunner
+from conveyor_kube.http_server import AppRunner, open_port
 from conveyor_operator.metrics import Metrics
 
 logger = logging.getLogger(__name__)
@@ -51,8 +51,7 @@ class HealthServer:
 
     async def start(self) -> None:
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self._host or None, self.port)
-        await site.start()
+        await open_port(self._runner, self._host, self.port)
         self.port = self._runner.addresses[0][1]
         logger.info("event=serving admin_port=%d", self.port)
 

@@ -24,6 +24,7 @@ from conveyor_engine.serving.http.memory import Memory
 from conveyor_engine.serving.metrics import EngineMetrics
 from conveyor_engine.serving.preparing.pool import Preparers
 from conveyor_engine.serving.preparing.process import Nursery
+from conveyor_process.listening import BACKLOG
 
 _FLUSH_SECONDS = 5.0  # for last words to reach their clients
 _log = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ async def serve(config: EngineConfig, nursery: Nursery, engine_program: str = EN
     server = _Server(
         uvicorn.Config(
             build_app(edge), http=Connection, loop="uvloop", lifespan="off", log_config=None, access_log=False,
-            server_header=False, timeout_keep_alive=75,
+            server_header=False, timeout_keep_alive=75, backlog=BACKLOG,
         )
     )  # fmt: skip
     stopping = _catch_signals()
@@ -73,7 +74,7 @@ async def serve(config: EngineConfig, nursery: Nursery, engine_program: str = EN
 def _listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, port), family=family, backlog=2048)
+        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
         raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}") from error
     listener.setblocking(False)

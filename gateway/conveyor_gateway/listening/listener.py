@@ -14,7 +14,7 @@ from aiohttp.http_exceptions import LineTooLong
 from conveyor_gateway.answers import build_error, find_request_id
 from conveyor_gateway.errors import Code, GatewayError, HeadersTooLarge, InternalError, InvalidRequest, Unavailable
 from conveyor_kube.http_connection import MAX_HEAD_BYTES, MAX_LINE_BYTES, Connection
-from conveyor_kube.http_server import Server
+from conveyor_kube.http_server import Server, open_port
 
 logger = logging.getLogger(__name__)
 
@@ -77,8 +77,7 @@ class Listener:
         server = Server(self._handler, self._max_connections, _Connection, handler_cancellation=True)
         self._runner = web.ServerRunner(server, shutdown_timeout=1.0)
         await self._runner.setup()
-        self._site = web.TCPSite(self._runner, self._host or None, self._asked_port, backlog=1024)
-        await self._site.start()
+        self._site = await open_port(self._runner, self._host, self._asked_port)
         self.port = self._runner.addresses[0][1]
 
     async def stop_accepting(self) -> None:
