@@ -7,7 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from conveyor_engine.serving.preparing.fields import TABLE, Place
-from conveyor_engine.serving.preparing.schemas import ChatMessage, ChatRequest, CompletionRequest, StreamOptions
+from conveyor_engine.serving.preparing.schemas import (
+    ChatMessage,
+    ChatRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    StreamOptions,
+)
 
 _HEAD = """\
 # Fields of requests
@@ -17,7 +23,8 @@ Written by `make generate` from the table that the engine validates by; do not e
 A field is in one of these tables or refused with its name (400, `unknown_field`). Null is the same as leaving it out.
 """
 _ACTING = {
-    Place.CHAT: ChatRequest, Place.COMPLETIONS: CompletionRequest, Place.STREAM_OPTIONS: StreamOptions,
+    Place.CHAT: ChatRequest, Place.COMPLETIONS: CompletionRequest, Place.EMBEDDINGS: EmbeddingRequest,
+    Place.STREAM_OPTIONS: StreamOptions,
     Place.MESSAGE: ChatMessage,
 }  # fmt: skip
 _HIGHEST = 2**31  # a bound from here on is that of a machine word

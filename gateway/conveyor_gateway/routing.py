@@ -76,7 +76,7 @@ def _parse_task(method: str, path: str, service: str | None) -> Route:
     if method != endpoint.method:
         raise MethodNotAllowed(f"{path} takes {endpoint.method}, not {method}", endpoint.method)
     match endpoint.task:
-        case Task.GENERATE:
+        case Task.GENERATE | Task.EMBED:
             return Route(endpoint.task, service, path)
         case Task.STATUS:
             return Route(endpoint.task, service, path.removeprefix("/v1"))

@@ -13,6 +13,7 @@ class Task(StrEnum):
     """What a client asks for."""
 
     GENERATE = "generate"  # of an engine, for a place in its queue
+    EMBED = "embed"  # the same
     LIST_MODELS = "list_models"
     GET_MODEL = "get_model"
     STATUS = "status"  # whether requests are answered, and by which version
@@ -35,6 +36,7 @@ class Endpoint:
 ENDPOINTS: Final = (
     Endpoint("POST", "/v1/completions", Task.GENERATE),
     Endpoint("POST", "/v1/chat/completions", Task.GENERATE),
+    Endpoint("POST", "/v1/embeddings", Task.EMBED),
     Endpoint("GET", "/v1/models", Task.LIST_MODELS),
     Endpoint("GET", "/v1/models/", Task.GET_MODEL),
     *(Endpoint("GET", f"{base}/{page}", Task.STATUS) for base in ("", "/v1") for page in ("health", "ping", "version")),

@@ -78,3 +78,22 @@ def embed(
     pools = {"pooling_mode_mean_tokens": hidden.mean(0), "pooling_mode_lasttoken": hidden[-1]}
     vector = pools.get(mode, hidden[0])[:dimensions]
     return functional.normalize(vector, dim=0) if normalizes else vector
+
+
+def write_served_encoder(kind: str, directory: Path, **changes: Any) -> PreTrainedModel:
+    """A whole directory to serve: the model, its files, and a tokenizer that puts special tokens around a text."""
+    from tests.engine.chat_model import END, USER, VOCABULARY, write_tokenizer
+    from tokenizers import Tokenizer, processors
+
+    directory.mkdir(parents=True, exist_ok=True)
+    write_tokenizer(directory)
+    path = str(directory / "tokenizer.json")
+    tokenizer = Tokenizer.from_file(path)
+    template = f"{USER} $A {END}" if kind == "bert" else f"$A {END}"
+    special_tokens = [(token, tokenizer.token_to_id(token)) for token in (USER, END)]
+    tokenizer.post_processor = processors.TemplateProcessing(single=template, special_tokens=special_tokens)
+    tokenizer.save(path)
+    model = save_encoder(kind, directory, **({"vocab_size": VOCABULARY, "max_position_embeddings": 512} | changes))
+    mode, normalizes = FILES[kind]
+    write_sentence_files(directory, mode, normalizes=normalizes)
+    return model

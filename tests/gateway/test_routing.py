@@ -53,6 +53,7 @@ def test_the_path_or_else_the_host_names_the_service(path: str, host: str, servi
     [
         ("POST", "/v1/completions", Route(Task.GENERATE, None, "/v1/completions")),
         ("POST", "/default/qwen/v1/chat/completions", Route(Task.GENERATE, "default/qwen", CHAT)),
+        ("POST", "/default/qwen/v1/embeddings", Route(Task.EMBED, "default/qwen", "/v1/embeddings")),
         ("GET", "/health", Route(Task.STATUS, None, "/health")),
         ("GET", "/v1/version", Route(Task.STATUS, None, "/version")),
         ("GET", "/default/qwen/ping", Route(Task.STATUS, "default/qwen", "/ping")),
@@ -77,7 +78,7 @@ def test_a_route_says_what_to_do(method: str, path: str, expected: Route) -> Non
         ("POST", "/default/qwen", "", NotFound, "/<namespace>/<name>/v1/"),
         ("POST", "/Default/qwen/v1/completions", "", NotFound, "no such path"),
         ("POST", "/a/b/c/v1/completions", "", NotFound, "no such path"),
-        ("POST", "/default/qwen/v1/embeddings", "", NotFound, "/v1/chat/completions"),
+        ("POST", "/default/qwen/v1/rerank", "", NotFound, "/v1/chat/completions"),
         ("POST", "/v1/completions/", "", NotFound, "no such path"),
         ("POST", "//v1/completions", "", NotFound, "no such path"),
         ("POST", "/default/llama/v1/completions", "", NotFound, "kubectl get inferenceservices -n default"),

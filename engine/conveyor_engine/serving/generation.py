@@ -143,4 +143,4 @@ def _weight(output: RequestOutput) -> int:
 
 def _held_bytes(output: RequestOutput) -> int:
     """About as much as it takes in memory."""
-    return 200 + 40 * len(output.new_token_ids) + 500 * len(output.logprobs or ())
+    return 200 + 40 * len(output.new_token_ids) + 500 * len(output.logprobs or ()) + len(output.vector or b"")

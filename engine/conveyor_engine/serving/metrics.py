@@ -105,10 +105,11 @@ class EngineMetrics:
             self._step_tokens.observe(step.stats.step_num_tokens)
             self._step_seqs.observe(step.stats.step_num_seqs)
 
-    def observe_prompt(self, num_tokens: int, max_tokens: int) -> None:
-        """When a request was admitted."""
+    def observe_prompt(self, num_tokens: int, max_tokens: int | None = None) -> None:
+        """When a request was admitted; one to embed asks for no tokens."""
         self._prompt_tokens.observe(num_tokens)
-        self._max_tokens.observe(max_tokens)
+        if max_tokens is not None:
+            self._max_tokens.observe(max_tokens)
 
     def observe_first_token(self, seconds: float) -> None:
         """Since the request's arrival."""

@@ -146,10 +146,11 @@ class TextStream:
 
 
 def too_long(num_tokens: int | str, max_model_len: int, param: str) -> InvalidRequest:
-    """The error for a prompt, sent in the field `param`, that leaves no room for an answer."""
+    """The error for a prompt, sent in the field `param`, that leaves no room for an answer; an `input` needs none."""
+    answer = "" if param == "input" else ", at least one of them for the answer"
     return InvalidRequest(
-        f"the prompt has {num_tokens} tokens, but this model's context is {max_model_len} tokens, at least one of "
-        "them for the answer; shorten the prompt",
+        f"the prompt has {num_tokens} tokens, but this model's context is {max_model_len} tokens{answer}; "
+        "shorten the prompt",
         param=param,
         code=ErrorCode.CONTEXT_LENGTH_EXCEEDED,
     )

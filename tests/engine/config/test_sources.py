@@ -33,9 +33,8 @@ def test_flags_win_over_environment_over_file_over_defaults(tmp_path: Path) -> N
 
 def test_every_field_can_be_a_flag_a_variable_and_a_key(tmp_path: Path) -> None:
     values: dict[str, Any] = {
-        "model": "/m", "served_model_name": "s", "device": "auto", "dtype": "bfloat16", "max_model_len": 99,
-        "sampling_defaults": "openai",
-        "task": "embed",
+        "model": "/m", "served_model_name": "s", "task": "embed", "device": "auto", "dtype": "bfloat16",
+        "max_model_len": 99, "sampling_defaults": "openai",
         "batching_mode": "static", "max_num_seqs": 3, "batching_window_seconds": 0.5, "max_num_batched_tokens": 64,
         "max_num_queued_requests": 7, "num_kv_blocks": 11, "kv_memory_fraction": None, "block_size": 32,
         "prefix_caching": False, "attention_backend": "torch", "request_timeout_seconds": 5.0,

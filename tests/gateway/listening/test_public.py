@@ -56,7 +56,7 @@ def test_the_model_list_names_each_service_so_that_the_root_finds_it() -> None:
     ("method", "path", "status", "code"),
     [
         ("GET", "/", 404, "path_not_found"),
-        ("POST", "/v1/embeddings", 404, "path_not_found"),
+        ("POST", "/v1/rerank", 404, "path_not_found"),
         ("POST", "/nowhere/nobody/v1/completions", 404, "service_not_found"),
         ("GET", "/v1/completions", 405, "method_not_allowed"),
         ("OPTIONS", "/v1/models", 405, "method_not_allowed"),

@@ -14,6 +14,7 @@ from conveyor_engine.serving.http import status
 from conveyor_engine.serving.http.chat import create_chat_completion
 from conveyor_engine.serving.http.completions import create_completion
 from conveyor_engine.serving.http.edge import Edge, edge_of
+from conveyor_engine.serving.http.embeddings import create_embeddings
 from conveyor_engine.serving.http.failures import error_body, failure_response
 from conveyor_engine.serving.http.openapi import build_document
 from conveyor_engine.serving.metrics import EngineMetrics
@@ -25,6 +26,7 @@ _log = logging.getLogger(__name__)
 ROUTES: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {
     ("POST", "/v1/completions"): create_completion,
     ("POST", "/v1/chat/completions"): create_chat_completion,
+    ("POST", "/v1/embeddings"): create_embeddings,
     ("GET", "/v1/models"): status.list_models,
     ("GET", "/v1/models/{model:path}"): status.get_model,
     **{("GET", f"{base}/{name}"): status.get_readyz for base in ("", "/v1") for name in ("health", "ping")},

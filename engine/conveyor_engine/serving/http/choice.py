@@ -6,7 +6,7 @@ Used by `generated`, one per engine request. Knows neither HTTP nor the JSON it 
 import time
 from dataclasses import dataclass, field
 
-from conveyor_engine.errors import DeadlineExceeded, GenerationFailed
+from conveyor_engine.serving.http.failures import find_failure
 from conveyor_engine.serving.metrics import EngineMetrics
 from conveyor_engine.serving.preparing.prepare import PreparedChoice
 from conveyor_engine.text.detokenizer import Detokenizer, Piece
@@ -90,14 +90,10 @@ class Choice:
         return Delta(self.index, piece.text, tokens, self.finish_reason, self.num_tokens)
 
     def _refuse_no_answer(self, output: RequestOutput) -> None:
-        reason = output.finish_reason
-        if reason in (FinishReason.STOP, FinishReason.STOP_STRING, FinishReason.LENGTH):
-            return
-        assert reason is not None
-        self._end(reason)
-        if reason is FinishReason.DEADLINE:
-            raise DeadlineExceeded("the request's time ran out before its answer was complete")
-        raise GenerationFailed(output.message or "the engine could not go on with this request")
+        if (failure := find_failure(output)) is not None:
+            assert output.finish_reason is not None
+            self._end(output.finish_reason)
+            raise failure
 
 
 @dataclass(slots=True)

@@ -18,6 +18,7 @@ from conveyor_engine.errors import (
     UnknownModel,
 )
 from conveyor_engine.serving.http.answers import ErrorAnswer, ErrorDetails
+from conveyor_engine.wire.request import FinishReason, RequestOutput
 
 RETRY_AFTER_SECONDS = 1
 MESSAGE_CHARACTERS_MAX = 1000  # messages quote what a client or a model's template wrote, whatever its length
@@ -59,6 +60,16 @@ def failure_response(error: ConveyorEngineError) -> Response:
     status = _find_code(error).status
     headers = {"Retry-After": str(RETRY_AFTER_SECONDS)} if status in (429, 503) else {}
     return Response(failure_body(error), status, headers, media_type="application/json")
+
+
+def find_failure(output: RequestOutput) -> DeadlineExceeded | GenerationFailed | None:
+    """What a request's last output means if that is no answer."""
+    reason = output.finish_reason
+    if reason in (FinishReason.STOP, FinishReason.STOP_STRING, FinishReason.LENGTH):
+        return None
+    if reason is FinishReason.DEADLINE:
+        return DeadlineExceeded("the request's time ran out before its answer was complete")
+    return GenerationFailed(output.message or "the engine could not go on with this request")
 
 
 def _find_code(error: ConveyorEngineError) -> ErrorCode:

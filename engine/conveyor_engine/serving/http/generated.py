@@ -1,29 +1,24 @@
-"""A generating request from its arrival to its answer, whole or as server-sent events.
+"""A generating request's answer, whole or as server-sent events.
 
-Used by `completions` and `chat`, which make engine requests of a body and JSON of what comes back. Whatever happens,
-exactly one answer ends: a whole body, a stream that closes with [DONE], an error status, or an error event in a stream
-that had begun. A client that leaves ends its request in the engine, streamed or not.
+Used by `completions` and `chat`, which make JSON of what comes back. Whatever happens, exactly one answer ends: a
+whole body, a stream that closes with [DONE], an error status, or an error event in a stream that had begun.
 """
 
-import asyncio
-import contextlib
 import logging
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Send
 
-from conveyor_engine.errors import ConveyorEngineError, DeadlineExceeded, Overloaded
-from conveyor_engine.serving.generation import Generation
+from conveyor_engine.errors import ConveyorEngineError
 from conveyor_engine.serving.http.choice import Choice, Delta
-from conveyor_engine.serving.http.edge import Edge, body_bytes_max, edge_of, model_facts, read_body, timeout_seconds
+from conveyor_engine.serving.http.edge import Edge
+from conveyor_engine.serving.http.engine_response import EngineResponse, Opened, open_request
 from conveyor_engine.serving.http.failures import failure_body
 from conveyor_engine.serving.http.formats import Answer, Format, Usage, encode
-from conveyor_engine.serving.preparing.prepare import Job, Kind, Prepared
+from conveyor_engine.serving.preparing.prepare import Kind, Prepared
 from conveyor_engine.text.stop_strings import StopStrings
-from conveyor_engine.wire.request import RequestOutput
+from conveyor_engine.wire.request import RequestOutput, Task
 
 _log = logging.getLogger(__name__)
 _SSE_HEADERS = [
@@ -32,81 +27,33 @@ _SSE_HEADERS = [
     (b"x-accel-buffering", b"no"),
 ]
 _LINE_ENDS = tuple((end.encode(), f"\\u{ord(end):04x}".encode()) for end in "\u0085\u2028\u2029")
-_READING_SECONDS = 5.0  # that a reader has after the end of its request's time
-_PIECE_BYTES = 32 * 2**10
 
 
 async def generate(
     request: Request, kind: Kind, make_format: Callable[[Edge, Prepared], Format]
 ) -> "GeneratedResponse":
-    """Hands the request to the engine. From its head on its time runs; from the end of its body on it holds a place."""
-    arrival = time.monotonic()
-    edge = edge_of(request)
-    facts = model_facts(edge)
-    timeout = timeout_seconds(request, edge.config.request_timeout_seconds)
-    async with edge.memory.hold(timeout) as held:
-        body = await read_body(request, body_bytes_max(facts.max_model_len), held)
-        with edge.engine.hold_place():
-            job = Job(kind, facts, edge.engine.num_requests_max, arrival, body)
-            prepared = await edge.preparers.prepare(job)
-            request_ids = [choice.request_id for choice in prepared.choices]
-            seconds_left = arrival + timeout - time.monotonic()
-            generation = edge.engine.open_generation(request_ids, prepared.add, seconds_left)
-    return GeneratedResponse(edge, prepared, make_format(edge, prepared), generation, seconds_left)
+    """Hands the request to the engine."""
+    opened = await open_request(request, kind, Task.GENERATE)
+    assert isinstance(opened.prepared, Prepared)
+    return GeneratedResponse(opened, opened.prepared, make_format(opened.edge, opened.prepared))
 
 
-class GeneratedResponse(Response):
-    """An answer that is made while it is sent."""
+class GeneratedResponse(EngineResponse):
+    """Text, whole or as a stream."""
 
-    def __init__(
-        self, edge: Edge, prepared: Prepared, answer_format: Format, generation: Generation, seconds: float
-    ) -> None:
-        """`seconds`: how long its reader may take."""
-        super().__init__()
-        self._held = edge.memory.hold(seconds + _READING_SECONDS)
-        self._started = False
-        self._edge = edge
+    def __init__(self, opened: Opened, prepared: Prepared, answer_format: Format) -> None:
+        super().__init__(opened)
         self._prepared = prepared
         self._format = answer_format
-        self._generation = generation
         stop = StopStrings(prepared.stop)
+        edge = opened.edge
         self._choices = [
             Choice(index, choice, stop, edge.tokenizer, edge.metrics) for index, choice in enumerate(prepared.choices)
         ]
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Errors before the first byte are raised, for the app's handlers to answer."""
-
-        async def send_and_see(message: Message) -> None:
-            self._started = True
-            await send(message)
-
-        try:
-            async with self._generation, self._held:
-                self._generation.on_held = self._held.grow
-                await self._answer_or_leave(receive, send_and_see)
-        except (Overloaded, DeadlineExceeded) as error:
-            if not self._started:
-                raise
-            _log.info("event=reader_too_slow id=%s error=%s", self._prepared.id, type(error).__name__)
-            # It is left without an end: the server closes the connection.
-
-    async def _answer_or_leave(self, receive: Receive, send: Send) -> None:
-        work = asyncio.create_task(self._answer(send))
-        watch = asyncio.create_task(_client_left(receive))
-        try:
-            await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                work.result()
-            else:
-                _log.info("event=client_left id=%s", self._prepared.id)
-                for choice in self._choices:
-                    choice.leave()
-        finally:
-            for task in (work, watch):
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError, ConveyorEngineError):
-                    await task
+    def _leave(self) -> None:
+        for choice in self._choices:
+            choice.leave()
 
     async def _answer(self, send: Send) -> None:
         for choice in self._prepared.choices:
@@ -143,19 +90,7 @@ class GeneratedResponse(Response):
         answers = [Answer(choice.index) for choice in self._choices]
         async for deltas in batches:
             self._held.grow(sum(answers[delta.choice].add(delta) for delta in deltas))
-        body, headers = b"", [(b"content-type", b"application/json")]
-        for piece in self._whole(answers):
-            body += piece
-            if len(body) >= _PIECE_BYTES:
-                if not self._started:
-                    await send({"type": "http.response.start", "status": 200, "headers": headers})
-                await send({"type": "http.response.body", "body": body, "more_body": True})
-                body = b""
-                await self._generation.turns.take()
-        if not self._started:
-            headers.append((b"content-length", b"%d" % len(body)))
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        await self._send_json(self._whole(answers), send)
 
     def _whole(self, answers: list[Answer]) -> Iterator[bytes]:
         begin, end = encode(self._format.whole(self._usage())).split(b'"choices":[]')
@@ -210,9 +145,3 @@ def event(data: bytes) -> bytes:
     for line_end, escaped in _LINE_ENDS:
         data = data.replace(line_end, escaped)
     return b"data: " + data + b"\n\n"
-
-
-async def _client_left(receive: Receive) -> None:
-    """Returns when the connection is gone."""
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -17,14 +17,21 @@ from conveyor_engine.errors import ErrorCode
 from conveyor_engine.serving.http.answers import ErrorAnswer, Load, Model, ModelList, Status, Version
 from conveyor_engine.serving.http.chat import ChatChunk, ChatCompletion
 from conveyor_engine.serving.http.completions import Completion
+from conveyor_engine.serving.http.embeddings import EmbeddingList
 from conveyor_engine.serving.preparing.fields import ROWS
-from conveyor_engine.serving.preparing.schemas import ChatMessage, ChatRequest, CompletionRequest, StreamOptions
+from conveyor_engine.serving.preparing.schemas import (
+    ChatMessage,
+    ChatRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    StreamOptions,
+)
 
 Json = dict[str, Any]
 
 _REFERENCE = "#/components/schemas/{name}"
-_REQUESTS: tuple[type[BaseModel], ...] = (ChatRequest, CompletionRequest, ChatMessage, StreamOptions)
-_ANSWERS = (ChatCompletion, ChatChunk, Completion, ErrorAnswer, ModelList, Model, Status, Version, Load)
+_REQUESTS: tuple[type[BaseModel], ...] = (ChatRequest, CompletionRequest, EmbeddingRequest, ChatMessage, StreamOptions)
+_ANSWERS = (ChatCompletion, ChatChunk, Completion, EmbeddingList, ErrorAnswer, ModelList, Model, Status, Version, Load)
 _HEADERS = [
     {"name": "X-Request-Id", "in": "header", "schema": {"type": "string", "pattern": r"^[\x21-\x7e]{1,128}$"}},
     {"name": "X-Request-Timeout-Seconds", "in": "header", "schema": {"type": "number", "exclusiveMinimum": 0}},
@@ -44,6 +51,7 @@ def build_document() -> Json:
 def _operations() -> Iterator[tuple[str, str, Json]]:
     yield "/v1/chat/completions", "post", _generation("Answers a conversation.", ChatRequest, ChatCompletion, ChatChunk)
     yield "/v1/completions", "post", _generation("Continues prompts.", CompletionRequest, Completion, Completion)
+    yield "/v1/embeddings", "post", _asking("Makes a vector of each input.", EmbeddingRequest, _content(EmbeddingList))
     yield "/v1/models", "get", _page("Lists the model.", ModelList)
     one = _page("Describes the model, if its id is this one; ids may have slashes.", Model, (404,))
     one["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]
@@ -64,12 +72,17 @@ def _generation(summary: str, request: type, answer: type, chunk: type) -> Json:
     # OpenAPI 3.1 has no word for the schema of an event.
     events = {"text/event-stream": {"schema": {"type": "string"}, "x-event-schema": _reference(chunk)}}
     told = f"Whole, or with `stream` server-sent events, each `data: ` and a {chunk.__name__}, the last `data: [DONE]`."
+    return _asking(summary, request, whole | events, told)
+
+
+def _asking(summary: str, request: type, content: Json, told: str = "Whole.") -> Json:
+    """What the engine itself answers. With the other task it is 400 `wrong_task`."""
     statuses = {code.status for code in ErrorCode}
     return {
         "summary": summary,
         "parameters": _HEADERS,
         "requestBody": {"required": True, "content": _content(request)},
-        "responses": {"200": {"description": told, "content": whole | events}, **_refusals(statuses)},
+        "responses": {"200": {"description": told, "content": content}, **_refusals(statuses)},
     }
 
 

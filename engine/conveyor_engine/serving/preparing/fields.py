@@ -16,6 +16,7 @@ class Place(StrEnum):
 
     CHAT = "chat"
     COMPLETIONS = "completions"
+    EMBEDDINGS = "embeddings"
     STREAM_OPTIONS = "`stream_options`"
     MESSAGE = "a message"
     TEXT_PART = "a text part"
@@ -90,17 +91,19 @@ _ALL = (OPENAI, VLLM, SGLANG)
 _ENGINES = (VLLM, SGLANG)
 _CHAT = (Place.CHAT,)
 _COMPLETIONS = (Place.COMPLETIONS,)
+_EMBEDDINGS = (Place.EMBEDDINGS,)
+_EVERYWHERE = (*BOTH, Place.EMBEDDINGS)
 
 TABLE: tuple[Row, ...] = (
-    *_ignored(_LABEL, str, _ALL, "user"),
+    *_ignored(_LABEL, str, _ALL, "user", on=_EVERYWHERE),
     *_ignored(_LABEL, str, [OPENAI], "safety_identifier"),
     *_ignored(_LABEL, dict, [OPENAI], "metadata"),
-    *_ignored(_LABEL, str, [VLLM], "request_id"),
+    *_ignored(_LABEL, str, [VLLM], "request_id", on=_EVERYWHERE),
     *_ignored(_LABEL, str, _ENGINES, "session_id"),
-    *_ignored(_LABEL, (str, list), [SGLANG], "rid"),
+    *_ignored(_LABEL, (str, list), [SGLANG], "rid", on=_EVERYWHERE),
     *_ignored(_LABEL, dict, [SGLANG], "custom_labels"),
     *_ignored(_PLACE, str, [OPENAI], "service_tier"),
-    *_ignored(_PLACE, int, _ENGINES, "priority"),
+    *_ignored(_PLACE, int, _ENGINES, "priority", on=_EVERYWHERE),
     *_ignored(_PLACE, dict, [OPENAI], "prediction", on=_CHAT),
     *_ignored(_PLACE, int, [VLLM], "stream_interval"),
     *_ignored(_PLACE, int, [SGLANG], "routed_dp_rank", "disagg_prefill_dp_rank", "data_parallel_rank"),
@@ -136,9 +139,9 @@ TABLE: tuple[Row, ...] = (
     *_only((), [VLLM], "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
     *_only((), [SGLANG], "json_schema", "regex", "ebnf"),
     # what the prompt is
-    *_only((), [VLLM], "truncate_prompt_tokens"),
+    *_only((), [VLLM], "truncate_prompt_tokens", on=_EVERYWHERE),
     *_only((False,), [VLLM], "add_special_tokens", "echo", on=_CHAT),
-    *_only((True,), [VLLM], "add_special_tokens", on=_COMPLETIONS),
+    *_only((True,), [VLLM], "add_special_tokens", on=(*_COMPLETIONS, *_EMBEDDINGS)),
     *_only((), [VLLM], "prompt_embeds", on=_COMPLETIONS),
     *_only((False,), _ALL, "echo", on=_COMPLETIONS),
     *_only(("",), _ALL, "suffix", on=_COMPLETIONS),
@@ -148,6 +151,10 @@ TABLE: tuple[Row, ...] = (
     *_only((), [VLLM], "chat_template", on=_CHAT),
     *_only(({},), _ENGINES, "chat_template_kwargs", on=_CHAT),
     *_only((), [SGLANG], "input_ids", "task", on=_CHAT),
+    # what its vector is
+    *_only(("float32",), [VLLM], "embed_dtype", on=_EMBEDDINGS),
+    *_only(("native", "little"), [VLLM], "endianness", on=_EMBEDDINGS),
+    *_only((), [VLLM], "normalize", "use_activation", on=_EMBEDDINGS),
     # when it ends, and what is told of it
     *_only((False,), [VLLM], "include_stop_str_in_output"),
     *_only((False,), [SGLANG], "no_stop_trim"),

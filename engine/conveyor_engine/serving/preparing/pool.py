@@ -13,7 +13,9 @@ import struct
 from dataclasses import dataclass
 
 from conveyor_engine.serving.preparing.prepare import Job, Kind, Prepared
+from conveyor_engine.serving.preparing.prepare_embeddings import PreparedEmbeddings
 from conveyor_engine.serving.preparing.process import (
+    AnyPrepared,
     Bug,
     Failure,
     Nursery,
@@ -70,7 +72,7 @@ class Preparers:
         for worker in self._workers:
             worker.writer.close()
 
-    async def prepare(self, job: Job) -> Prepared:
+    async def prepare(self, job: Job) -> AnyPrepared:
         """Raises what the job failed with. When it is cancelled, its worker goes on to the end of the job."""
         async with contextlib.AsyncExitStack() as stack:
             if len(job.body) > _LONG_BYTES:
@@ -89,7 +91,7 @@ class Preparers:
                 raise failure.error()
             case Reply(Bug(what)):
                 raise RuntimeError(f"a worker failed: {what}")
-            case Reply(Prepared() as prepared):
+            case Reply(Prepared() | PreparedEmbeddings() as prepared):
                 return prepared
         raise AssertionError(reply)
 

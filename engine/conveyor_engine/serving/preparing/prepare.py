@@ -13,15 +13,15 @@ from pydantic import ValidationError
 from conveyor_engine.errors import ErrorCode, InvalidRequest, UnknownModel
 from conveyor_engine.serving.preparing.refusals import invalid_request
 from conveyor_engine.serving.preparing.sampling_defaults import SamplingDefaults
-from conveyor_engine.serving.preparing.schemas import ChatRequest, CompletionRequest, SamplingFields
+from conveyor_engine.serving.preparing.schemas import ChatRequest, CompletionRequest, ModelFields, SamplingFields
 from conveyor_engine.text.tokenizer import PROMPT_TAIL_TOKENS, Tokenizer, too_long
 from conveyor_engine.wire.messages import Add, encode_frame
 from conveyor_engine.wire.request import EngineRequest, ModelFacts, SamplingParams
 
-Fields = TypeVar("Fields", bound=SamplingFields)
+Fields = TypeVar("Fields", bound=ModelFields)
 
 
-Kind = Literal["completion", "chat"]
+Kind = Literal["completion", "chat", "embedding"]
 LOGPROBS_MAX = 4_000_000  # of one request: each takes 12 bytes until its answer is sent, and 60 in the answer
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default
 
@@ -71,6 +71,11 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     tells_cached_tokens: bool
     add: bytes  # the message for the engine, encoded: the API process never handles the tokens
 
+    @property
+    def request_ids(self) -> list[str]:
+        """Of its engine requests."""
+        return [choice.request_id for choice in self.choices]
+
 
 def prepare(model: ServedModel, job: Job) -> Prepared:
     """Raises InvalidRequest or UnknownModel."""
@@ -78,11 +83,10 @@ def prepare(model: ServedModel, job: Job) -> Prepared:
 
 
 def _prepare_completion(model: ServedModel, job: Job) -> Prepared:
-    fields = _parse_body(model, CompletionRequest, job.body)
+    fields = parse_body(model, CompletionRequest, job.body)
     num_requests = len(fields.prompt) * fields.choices_per_prompt()
     if num_requests > job.num_requests_max:
-        most = f"more than the {job.num_requests_max} this engine ever takes at once"
-        raise InvalidRequest(f"prompts x n is {num_requests}, {most}", param="n")
+        raise too_many("prompts x n", num_requests, job, "n")
     longest = job.facts.max_model_len
     prompts = [model.tokenizer.encode(p, longest) if isinstance(p, str) else p for p in fields.prompt]
     max_tokens = fields.max_tokens or COMPLETION_MAX_TOKENS
@@ -90,14 +94,15 @@ def _prepare_completion(model: ServedModel, job: Job) -> Prepared:
 
 
 def _prepare_chat(model: ServedModel, job: Job) -> Prepared:
-    fields = _parse_body(model, ChatRequest, job.body)
+    fields = parse_body(model, ChatRequest, job.body)
     messages = [message.for_template() for message in fields.messages]
     prompt = model.tokenizer.encode_chat(messages, job.facts.max_model_len)
     max_tokens = fields.max_completion_tokens or fields.max_tokens
     return _prepared(model, fields, [prompt], max_tokens, fields.top_logprobs_wanted(), job, "chatcmpl")
 
 
-def _parse_body(model: ServedModel, schema: type[Fields], body: bytes) -> Fields:
+def parse_body(model: ServedModel, schema: type[Fields], body: bytes) -> Fields:
+    """Raises InvalidRequest or UnknownModel."""
     try:
         fields = schema.model_validate_json(body)
     except ValidationError as error:
@@ -105,6 +110,12 @@ def _parse_body(model: ServedModel, schema: type[Fields], body: bytes) -> Fields
     if fields.model is not None:
         check_model(model.name, fields.model)
     return fields
+
+
+def too_many(what: str, num_requests: int, job: Job, param: str) -> InvalidRequest:
+    """The error for a body that means more requests than there will ever be room for."""
+    most = f"more than the {job.num_requests_max} this engine ever takes at once"
+    return InvalidRequest(f"{what} is {num_requests}, {most}", param=param)
 
 
 def check_model(served: str, asked: str) -> None:
@@ -192,10 +203,7 @@ def _sampling_params(
 
 
 def _check_prompt(fields: SamplingFields, prompt: list[int], params: SamplingParams, facts: ModelFacts) -> None:
-    if not prompt:
-        raise InvalidRequest("the prompt is empty; send at least one token", param=fields.prompt_field)
-    if max(prompt) >= facts.vocab_size:
-        raise InvalidRequest(f"prompt token ids must be in 0..{facts.vocab_size - 1}", param=fields.prompt_field)
+    check_token_ids(prompt, facts, fields.prompt_field)
     if any(token_id >= facts.vocab_size for token_id in params.stop_token_ids):
         raise InvalidRequest(f"stop_token_ids must be in 0..{facts.vocab_size - 1}", param="stop_token_ids")
     total = len(prompt) + params.max_tokens
@@ -207,6 +215,14 @@ def _check_prompt(fields: SamplingFields, prompt: list[int], params: SamplingPar
             param=limit,
             code=ErrorCode.CONTEXT_LENGTH_EXCEEDED,
         )
+
+
+def check_token_ids(prompt: list[int], facts: ModelFacts, param: str) -> None:
+    """Raises InvalidRequest if there are none, or one that the model does not have."""
+    if not prompt:
+        raise InvalidRequest("the prompt is empty; send at least one token", param=param)
+    if max(prompt) >= facts.vocab_size:
+        raise InvalidRequest(f"prompt token ids must be in 0..{facts.vocab_size - 1}", param=param)
 
 
 def _check_logprobs(fields: SamplingFields, params: list[SamplingParams]) -> None:

@@ -21,6 +21,7 @@ import msgspec
 
 from conveyor_engine.errors import ConveyorEngineError, ErrorCode, InvalidRequest, Overloaded, Unavailable, UnknownModel
 from conveyor_engine.serving.preparing.prepare import Job, Prepared, ServedModel, prepare
+from conveyor_engine.serving.preparing.prepare_embeddings import PreparedEmbeddings, prepare_embeddings
 
 CPU_SECONDS = 1.0  # of one job ...
 CPU_SECONDS_PER_MIB = 1.0  # ... and for each MiB of its body: several times what any takes
@@ -61,10 +62,13 @@ class Bug(msgspec.Struct, tag=True):
     what: str
 
 
+AnyPrepared = Prepared | PreparedEmbeddings
+
+
 class Reply(msgspec.Struct, array_like=True):
     """What became of a job; `retires`: the worker takes no other."""
 
-    result: Prepared | Failure | Bug
+    result: AnyPrepared | Failure | Bug
     retires: bool = False
 
 
@@ -166,7 +170,7 @@ def _raise_out_of_time(_: int, __: FrameType | None) -> None:
     raise _OutOfTime
 
 
-def _prepare_within_limits(payload: bytes, model: ServedModel) -> Prepared | Failure | Bug:
+def _prepare_within_limits(payload: bytes, model: ServedModel) -> AnyPrepared | Failure | Bug:
     """The signal ends what Python runs; the system's own limit, two seconds later, what it does not."""
     job = _job_decoder.decode(payload)
     seconds = CPU_SECONDS + CPU_SECONDS_PER_MIB * len(job.body) / 2**20
@@ -188,9 +192,9 @@ def _limit(what: int, most: int) -> None:
     resource.setrlimit(what, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
-def _prepare(job: Job, model: ServedModel) -> Prepared | Failure | Bug:
+def _prepare(job: Job, model: ServedModel) -> AnyPrepared | Failure | Bug:
     try:
-        return prepare(model, job)
+        return prepare_embeddings(model, job) if job.kind == "embedding" else prepare(model, job)
     except ConveyorEngineError as error:
         return Failure.of(error)
     except MemoryError:

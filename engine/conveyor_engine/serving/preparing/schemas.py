@@ -108,13 +108,31 @@ class StreamOptions(_Object):
         return at_end, at_end and each
 
 
-class SamplingFields(_Object):
+class ModelFields(_Object):
+    """What every request has."""
+
+    model: str | None = None
+    """The served name."""
+
+
+class EmbeddingRequest(ModelFields):
+    """POST /v1/embeddings."""
+
+    place = Place.EMBEDDINGS
+
+    input: Prompts
+    """A text, token ids, or a list of either: each is embedded by itself."""
+    encoding_format: Literal["float", "base64"] | None = "float"
+    """Numbers, or the bytes of float32, little-endian, in base64."""
+    dimensions: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    """Only so many dimensions, the first ones, of a model that was trained for it."""
+
+
+class SamplingFields(ModelFields):
     """What completions and chat have in common."""
 
     prompt_field: ClassVar[str]  # the field that holds the prompt, whatever its form
 
-    model: str | None = None
-    """The served name."""
     stream: bool | None = False
     """The answer as server-sent events."""
     stream_options: StreamOptions | None = None

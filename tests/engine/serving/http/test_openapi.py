@@ -12,14 +12,16 @@ from tests.engine.processes import EngineServer
 from conveyor_engine.serving.http.app import ROUTES
 from conveyor_engine.serving.http.openapi import build_document
 from conveyor_engine.serving.preparing.fields import ROWS, Place
-from conveyor_engine.serving.preparing.schemas import ChatRequest, CompletionRequest
+from conveyor_engine.serving.preparing.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
 
 DOCUMENT = build_document()
 CHAT = {"messages": [{"role": "user", "content": "a"}]}
 COMPLETION = {"prompt": "a"}
+EMBEDDING = {"input": "a"}
 REQUESTS: tuple[tuple[type[BaseModel], dict[str, Any], Place], ...] = (
     (ChatRequest, CHAT, Place.CHAT),
     (CompletionRequest, COMPLETION, Place.COMPLETIONS),
+    (EmbeddingRequest, EMBEDDING, Place.EMBEDDINGS),
 )
 VALUES: tuple[object, ...] = (
     None, True, False, 0, 1, -1, 2, 129, 0.5, 1.5, 2.5, -0.5, 2**31, 2**63, "", "a", "text", "none", "medium",

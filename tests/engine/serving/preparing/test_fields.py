@@ -11,6 +11,7 @@ from openai.types.chat import (
     completion_create_params,
 )
 from openai.types.completion_create_params import CompletionCreateParamsBase
+from openai.types.embedding_create_params import EmbeddingCreateParams
 from pydantic import ValidationError
 from tests.engine.processes import EngineServer
 
@@ -21,7 +22,8 @@ from conveyor_engine.serving.preparing.schemas import (
     ChatMessage,
     ChatRequest,
     CompletionRequest,
-    SamplingFields,
+    EmbeddingRequest,
+    ModelFields,
     StreamOptions,
 )
 
@@ -29,12 +31,14 @@ SAMPLES: dict[type, Any] = {bool: True, int: 3, str: "x", list: ["x"], dict: {"a
 CASES = [pytest.param(place, row, id=f"{place.name}-{row.name}") for place in Place for row in ROWS[place].values()]
 
 
-def place_fields(place: Place, fields: dict[str, Any]) -> tuple[type[SamplingFields], dict[str, Any]]:
+def place_fields(place: Place, fields: dict[str, Any]) -> tuple[type[ModelFields], dict[str, Any]]:
     """A valid request with these fields in that place of it."""
     message: dict[str, Any] = {"role": "assistant", "content": "a"}
     match place:
         case Place.COMPLETIONS:
             return CompletionRequest, {"prompt": "a", **fields}
+        case Place.EMBEDDINGS:
+            return EmbeddingRequest, {"input": "a", **fields}
         case Place.STREAM_OPTIONS:
             return CompletionRequest, {"prompt": "a", "stream": True, "stream_options": fields}
         case Place.CHAT:
@@ -72,7 +76,7 @@ def test_another_value_is_refused_with_its_name(place: Place, row: Row) -> None:
         with pytest.raises(InvalidRequest) as caught:
             parse(place, {row.name: value})
         assert row.name in str(caught.value) or place is Place.TEXT_PART
-        if place in (Place.CHAT, Place.COMPLETIONS):
+        if place in (Place.CHAT, Place.COMPLETIONS, Place.EMBEDDINGS):
             assert caught.value.param == row.name
             assert caught.value.code == (None if row.kinds else "unsupported_value")
 
@@ -86,7 +90,8 @@ def test_a_field_that_nobody_defines_is_refused_with_its_name(place: Place) -> N
 
 def test_no_field_is_in_the_table_twice_or_acts_besides() -> None:
     acting = {
-        Place.CHAT: ChatRequest, Place.COMPLETIONS: CompletionRequest, Place.STREAM_OPTIONS: StreamOptions,
+        Place.CHAT: ChatRequest, Place.COMPLETIONS: CompletionRequest, Place.EMBEDDINGS: EmbeddingRequest,
+        Place.STREAM_OPTIONS: StreamOptions,
         Place.MESSAGE: ChatMessage,
     }  # fmt: skip
     assert sum(len(row.places) for row in TABLE) == sum(len(rows) for rows in ROWS.values())
@@ -97,6 +102,7 @@ def test_no_field_is_in_the_table_twice_or_acts_besides() -> None:
 OPENAIS: dict[Place, tuple[set[str], type]] = {
     Place.CHAT: (set(ChatRequest.model_fields), completion_create_params.CompletionCreateParamsBase),
     Place.COMPLETIONS: (set(CompletionRequest.model_fields), CompletionCreateParamsBase),
+    Place.EMBEDDINGS: (set(EmbeddingRequest.model_fields), EmbeddingCreateParams),
     Place.STREAM_OPTIONS: (set(StreamOptions.model_fields), ChatCompletionStreamOptionsParam),
     Place.MESSAGE: (set(ChatMessage.model_fields), ChatCompletionAssistantMessageParam),
     Place.TEXT_PART: ({"type", "text"}, ChatCompletionContentPartTextParam),

@@ -1,0 +1,96 @@
+"""POST /v1/embeddings."""
+
+import base64
+import time
+from array import array
+from collections.abc import Iterator
+
+import msgspec
+from starlette.requests import Request
+from starlette.types import Send
+
+from conveyor_engine.serving.http.engine_response import EngineResponse, Opened, open_request
+from conveyor_engine.serving.http.failures import find_failure
+from conveyor_engine.serving.http.formats import encode
+from conveyor_engine.serving.preparing.prepare_embeddings import PreparedEmbeddings
+from conveyor_engine.wire.request import FinishReason, RequestOutput, Task
+
+
+class Embedding(msgspec.Struct):
+    """The vector of one input: numbers, or their float32 bytes (little-endian) in base64."""
+
+    index: int
+    embedding: list[float] | str
+    object: str = "embedding"
+
+
+class EmbeddingUsage(msgspec.Struct):
+    """Tokens of all inputs."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(msgspec.Struct):
+    """The whole answer, in the inputs' order."""
+
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+    object: str = "list"
+
+
+async def create_embeddings(request: Request) -> "EmbeddingsResponse":
+    """A vector of each input; each is a request of its own to the engine, so they share batches with others'."""
+    opened = await open_request(request, "embedding", Task.EMBED)
+    assert isinstance(opened.prepared, PreparedEmbeddings)
+    return EmbeddingsResponse(opened, opened.prepared)
+
+
+class EmbeddingsResponse(EngineResponse):
+    """All vectors, or one error."""
+
+    def __init__(self, opened: Opened, prepared: PreparedEmbeddings) -> None:
+        super().__init__(opened)
+        self._prepared = prepared
+        self._vectors: dict[str, bytes] = {}
+        self._open = set(prepared.request_ids)
+
+    async def _answer(self, send: Send) -> None:
+        for num_tokens in self._prepared.nums_prompt_tokens:
+            self._edge.metrics.observe_prompt(num_tokens)
+        async for outputs in self._generation.batches():
+            for output in outputs:
+                self._take(output)
+        await self._send_json(self._pieces(), send)
+
+    def _take(self, output: RequestOutput) -> None:
+        """Raises DeadlineExceeded or GenerationFailed."""
+        assert output.finish_reason is not None
+        self._end(output.request_id, output.finish_reason)
+        if (failure := find_failure(output)) is not None:
+            raise failure
+        assert output.vector is not None
+        self._vectors[output.request_id] = output.vector
+        self._held.grow(len(output.vector))
+
+    def _leave(self) -> None:
+        for request_id in list(self._open):
+            self._end(request_id, FinishReason.ABORT)
+
+    def _end(self, request_id: str, reason: FinishReason) -> None:
+        self._open.discard(request_id)
+        self._edge.metrics.observe_end(reason.value, 0, time.monotonic() - self._prepared.arrival_time, 0.0)
+
+    def _pieces(self) -> Iterator[bytes]:
+        """The JSON of an EmbeddingList."""
+        num_tokens = sum(self._prepared.nums_prompt_tokens)
+        whole = EmbeddingList([], self._edge.model_name, EmbeddingUsage(num_tokens, num_tokens))
+        begin, end = encode(whole).split(b'"data":[]')
+        yield begin + b'"data":['
+        for index, request_id in enumerate(self._prepared.request_ids):
+            yield (b"," if index else b"") + encode(Embedding(index, self._show(self._vectors[request_id])))
+        yield b"]" + end
+
+    def _show(self, vector: bytes) -> list[float] | str:
+        return base64.b64encode(vector).decode() if self._prepared.as_base64 else array("f", vector).tolist()

@@ -1,0 +1,139 @@
+"""A request for the engine from its arrival to its answer, whatever the task.
+
+Used by `generated` and `embeddings`, which make an answer of what comes back. A client that leaves ends its requests in
+the engine.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from conveyor_engine.errors import ConveyorEngineError, DeadlineExceeded, ErrorCode, InvalidRequest, Overloaded
+from conveyor_engine.serving.generation import Generation
+from conveyor_engine.serving.http.edge import Edge, body_bytes_max, edge_of, model_facts, read_body, timeout_seconds
+from conveyor_engine.serving.preparing.prepare import Job, Kind
+from conveyor_engine.serving.preparing.process import AnyPrepared
+from conveyor_engine.wire.request import ModelFacts, Task
+
+_log = logging.getLogger(__name__)
+_READING_SECONDS = 5.0  # that a reader has after the end of its request's time
+_PIECE_BYTES = 32 * 2**10
+_OTHER_TASK = {
+    Task.GENERATE: "this engine's model makes embeddings and generates no text; it answers /v1/embeddings",
+    Task.EMBED: "this engine's model generates text and makes no embeddings; it answers /v1/completions",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A request that the engine has."""
+
+    edge: Edge
+    prepared: AnyPrepared
+    generation: Generation
+    seconds: float  # that its answer may take
+
+
+async def open_request(request: Request, kind: Kind, task: Task) -> Opened:
+    """Hands the request to the engine. From its head on its time runs; from the end of its body on it holds a place."""
+    arrival = time.monotonic()
+    edge = edge_of(request)
+    facts = model_facts(edge)
+    _check_task(facts, task)
+    timeout = timeout_seconds(request, edge.config.request_timeout_seconds)
+    async with edge.memory.hold(timeout) as held:
+        body = await read_body(request, body_bytes_max(facts.max_model_len), held)
+        with edge.engine.hold_place():
+            job = Job(kind, facts, edge.engine.num_requests_max, arrival, body)
+            prepared = await edge.preparers.prepare(job)
+            seconds_left = arrival + timeout - time.monotonic()
+            generation = edge.engine.open_generation(prepared.request_ids, prepared.add, seconds_left)
+    return Opened(edge, prepared, generation, seconds_left)
+
+
+def _check_task(facts: ModelFacts, task: Task) -> None:
+    if facts.task is not task:
+        raise InvalidRequest(_OTHER_TASK[task], code=ErrorCode.WRONG_TASK)
+
+
+class EngineResponse(Response):
+    """An answer that is made while it is sent."""
+
+    def __init__(self, opened: Opened) -> None:
+        super().__init__()
+        self._edge = opened.edge
+        self._id = opened.prepared.id
+        self._generation = opened.generation
+        self._held = opened.edge.memory.hold(opened.seconds + _READING_SECONDS)
+        self._started = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Errors before the first byte are raised, for the app's handlers to answer."""
+
+        async def send_and_see(message: Message) -> None:
+            self._started = True
+            await send(message)
+
+        try:
+            async with self._generation, self._held:
+                self._generation.on_held = self._held.grow
+                await self._answer_or_leave(receive, send_and_see)
+        except (Overloaded, DeadlineExceeded) as error:
+            if not self._started:
+                raise
+            _log.info("event=reader_too_slow id=%s error=%s", self._id, type(error).__name__)
+            # It is left without an end: the server closes the connection.
+
+    @abstractmethod
+    async def _answer(self, send: Send) -> None:
+        """Sends all of it."""
+
+    @abstractmethod
+    def _leave(self) -> None:
+        """The client has gone: what is not finished ends here."""
+
+    async def _answer_or_leave(self, receive: Receive, send: Send) -> None:
+        work = asyncio.create_task(self._answer(send))
+        watch = asyncio.create_task(_client_left(receive))
+        try:
+            await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                work.result()
+            else:
+                _log.info("event=client_left id=%s", self._id)
+                self._leave()
+        finally:
+            for task in (work, watch):
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError, ConveyorEngineError):
+                    await task
+
+    async def _send_json(self, pieces: Iterator[bytes], send: Send) -> None:
+        """A short body has its length; a long one is made while it is read, so that its JSON never lies here whole."""
+        body, headers = b"", [(b"content-type", b"application/json")]
+        for piece in pieces:
+            body += piece
+            if len(body) >= _PIECE_BYTES:
+                if not self._started:
+                    await send({"type": "http.response.start", "status": 200, "headers": headers})
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+                body = b""
+                await self._generation.turns.take()
+        if not self._started:
+            headers.append((b"content-length", b"%d" % len(body)))
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+async def _client_left(receive: Receive) -> None:
+    """Returns when the connection is gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

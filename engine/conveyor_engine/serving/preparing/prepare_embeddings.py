@@ -1,0 +1,75 @@
+"""From the body of /v1/embeddings to engine requests, one for each input. As `prepare`, whose words it uses."""
+
+import uuid
+
+import msgspec
+
+from conveyor_engine.errors import InvalidRequest
+from conveyor_engine.serving.preparing.prepare import Job, ServedModel, check_token_ids, parse_body, too_many
+from conveyor_engine.serving.preparing.schemas import EmbeddingRequest
+from conveyor_engine.text.tokenizer import too_long
+from conveyor_engine.wire.messages import Add, encode_frame
+from conveyor_engine.wire.request import EngineRequest, ModelFacts, PoolingParams
+
+_PARAM = "input"
+
+
+class PreparedEmbeddings(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """An admissible request, in the inputs' order."""
+
+    id: str
+    request_ids: list[str]
+    nums_prompt_tokens: list[int]
+    arrival_time: float
+    as_base64: bool
+    add: bytes  # the message for the engine, encoded
+
+
+def prepare_embeddings(model: ServedModel, job: Job) -> PreparedEmbeddings:
+    """Raises InvalidRequest or UnknownModel."""
+    fields = parse_body(model, EmbeddingRequest, job.body)
+    if len(fields.input) > job.num_requests_max:
+        raise too_many("the number of inputs", len(fields.input), job, _PARAM)
+    _check_dimensions(fields.dimensions, job.facts)
+    prompts = [_read_input(model, text, job.facts) for text in fields.input]
+    request_id = f"embd-{uuid.uuid4().hex}"
+    requests = [
+        EngineRequest(
+            request_id=f"{request_id}-{number}",
+            prompt_token_ids=prompt,
+            params=PoolingParams(dimensions=fields.dimensions),
+            arrival_time=job.arrival_time,
+        )
+        for number, prompt in enumerate(prompts)
+    ]
+    return PreparedEmbeddings(
+        id=request_id,
+        request_ids=[request.request_id for request in requests],
+        nums_prompt_tokens=list(map(len, prompts)),
+        arrival_time=job.arrival_time,
+        as_base64=fields.encoding_format == "base64",
+        add=encode_frame(Add.of(requests)),
+    )
+
+
+def _read_input(model: ServedModel, text: str | list[int], facts: ModelFacts) -> list[int]:
+    """Its tokens; of a text with those that the model's tokenizer puts around it."""
+    longest = facts.max_model_len
+    prompt = model.tokenizer.encode(text, longest, param=_PARAM) if isinstance(text, str) else text
+    check_token_ids(prompt, facts, _PARAM)
+    if len(prompt) > longest:
+        raise too_long(len(prompt), longest, _PARAM)
+    return prompt
+
+
+def _check_dimensions(dimensions: int | None, facts: ModelFacts) -> None:
+    embedding = facts.embedding
+    if embedding is None or dimensions is None or embedding.allows(dimensions):
+        return
+    if not embedding.is_matryoshka:
+        allowed = f"its config.json does not say that it was trained for fewer (is_matryoshka) than {embedding.size}"
+    elif embedding.matryoshka_dimensions:
+        allowed = f"it was trained for {', '.join(map(str, embedding.matryoshka_dimensions))} and {embedding.size}"
+    else:
+        allowed = f"it has {embedding.size}"
+    raise InvalidRequest(f"dimensions is {dimensions}, which this model does not have: {allowed}", param="dimensions")

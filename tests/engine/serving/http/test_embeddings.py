@@ -1,0 +1,219 @@
+"""/v1/embeddings on real servers, through the openai client where it can say it."""
+
+import base64
+import json
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from openai import BadRequestError, OpenAI
+from tests.engine.encoders import FILES, SIZE, embed, write_served_encoder
+from tests.engine.processes import EngineServer, wait_until
+from tokenizers import Tokenizer
+
+CONTEXT_TOKENS = 512
+TEXTS = ["the fox", "naïve café", "", "the quick brown fox jumps over the lazy dog", "the fox"]
+
+
+class Served:
+    """A server of a tiny model that embeds, and what transformers says."""
+
+    def __init__(self, kind: str, folder: Path, **fields: object) -> None:
+        self.kind, self.directory = kind, folder / "tiny"
+        self.model = write_served_encoder(kind, self.directory, matryoshka_dimensions=[8, 16])
+        self.tokenizer = Tokenizer.from_file(str(self.directory / "tokenizer.json"))
+        self.server = EngineServer(folder / "server", self.directory, **fields)
+
+    def token_ids(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer.encode(text).ids
+        return ids
+
+    def expect(self, token_ids: list[int], dimensions: int | None = None) -> torch.Tensor:
+        mode, normalizes = FILES[self.kind]
+        return embed(self.model, token_ids, mode, normalizes=normalizes, dimensions=dimensions)
+
+
+@pytest.fixture(scope="module", params=["bert", "qwen3"])
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Dynamic batches of four, with a short window."""
+    folder = tmp_path_factory.mktemp(request.param)
+    one = Served(request.param, folder, batching_mode="dynamic", max_num_seqs=4, batching_window_seconds=0.05)
+    with one.server as server:
+        server.wait_ready()
+        yield one
+
+
+@pytest.fixture
+def waiting(tmp_path: Path) -> Iterator[Served]:
+    """Batches of two that wait for ever, and two more places."""
+    one = Served(
+        "bert",
+        tmp_path,
+        batching_mode="static",
+        max_num_seqs=2,
+        batching_window_seconds=3600,
+        max_num_queued_requests=2,
+    )
+    with one.server as server:
+        server.wait_ready()
+        yield one
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[OpenAI]:
+    with OpenAI(base_url=served.server.url + "/v1", api_key="none", max_retries=0) as opened:
+        yield opened
+
+
+def distance(vector: list[float], expected: torch.Tensor) -> float:
+    return float((torch.tensor(vector) - expected).abs().max())
+
+
+def test_texts_become_the_vectors_of_transformers(served: Served, client: OpenAI) -> None:
+    answer = client.embeddings.create(model="tiny", input=TEXTS)  # which asks for base64, and decodes it
+    expected = [served.expect(served.token_ids(text)) for text in TEXTS]
+    assert [one.index for one in answer.data] == list(range(len(TEXTS)))
+    assert max(distance(one.embedding, vector) for one, vector in zip(answer.data, expected, strict=True)) < 1e-4
+    num_tokens = sum(len(served.token_ids(text)) for text in TEXTS)
+    assert (answer.usage.prompt_tokens, answer.usage.total_tokens) == (num_tokens, num_tokens)
+    assert (answer.object, answer.model, answer.data[0].object) == ("list", "tiny", "embedding")
+
+
+def test_the_tokenizer_s_own_tokens_are_around_a_text(served: Served, client: OpenAI) -> None:
+    end = served.tokenizer.token_to_id("<|end|>")
+    assert served.token_ids("")[-1] == end
+    assert client.embeddings.create(model="tiny", input="").usage.prompt_tokens == (2 if served.kind == "bert" else 1)
+
+
+def test_every_form_of_input_gives_the_same(served: Served, client: OpenAI) -> None:
+    ids = served.token_ids("the fox")
+    forms: list[Any] = ["the fox", ["the fox"], ids, [ids]]
+    vectors = [client.embeddings.create(model="tiny", input=form).data[0].embedding for form in forms]
+    assert all(distance(vector, torch.tensor(vectors[0])) < 1e-6 for vector in vectors)
+
+
+def test_floats_and_base64_are_the_same_numbers(served: Served) -> None:
+    body = {"input": "the fox"}
+    floats = served.server.post("/v1/embeddings", body | {"encoding_format": "float"}).json()["data"][0]["embedding"]
+    packed = served.server.post("/v1/embeddings", body | {"encoding_format": "base64"}).json()["data"][0]["embedding"]
+    assert list(struct.unpack(f"<{SIZE}f", base64.b64decode(packed))) == pytest.approx(floats, abs=1e-6)
+
+
+def test_dimensions_are_those_that_the_model_was_trained_for(served: Served, client: OpenAI) -> None:
+    answer = client.embeddings.create(model="tiny", input="the fox", dimensions=16)
+    assert distance(answer.data[0].embedding, served.expect(served.token_ids("the fox"), 16)) < 1e-4
+    with pytest.raises(BadRequestError, match="trained for 8, 16 and 48") as caught:
+        client.embeddings.create(model="tiny", input="the fox", dimensions=9)
+    assert caught.value.param == "dimensions"
+
+
+def test_inputs_of_one_request_share_a_batch(served: Served) -> None:
+    server = served.server
+    full = 'conveyor_engine_batch_close_total{model_name="tiny",reason="full"}'
+
+    def count() -> float:
+        lines = [line for line in server.get("/metrics").text.splitlines() if line.startswith(full)]
+        return float(lines[0].split()[-1]) if lines else 0.0
+
+    steps, batches = server.metric("conveyor_engine_steps_total"), count()
+    assert server.post("/v1/embeddings", {"input": ["the fox"] * 4}).status_code == 200
+    wait_until(lambda: count() == batches + 1, "the batch counted")
+    assert server.metric("conveyor_engine_steps_total") == steps + 1
+    assert server.metric("vllm:request_success_total", finished_reason="stop") >= 4
+    assert server.metric("vllm:generation_tokens_total") == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "param"),
+    [
+        ({}, "invalid_value", "input"),
+        ({"input": []}, "invalid_value", "input"),
+        ({"input": [[]]}, "invalid_value", "input"),
+        ({"input": ["a", 1]}, "invalid_value", "input"),
+        ({"input": [-1]}, "invalid_value", "input"),
+        ({"input": [384]}, "invalid_value", "input"),
+        ({"input": [7] * (CONTEXT_TOKENS + 1)}, "context_length_exceeded", "input"),
+        ({"input": "fox " * 5000}, "context_length_exceeded", "input"),
+        ({"input": ["a"] * 261}, "invalid_value", "input"),
+        ({"input": "a", "encoding_format": "hex"}, "invalid_value", "encoding_format"),
+        ({"input": "a", "dimensions": 0}, "invalid_value", "dimensions"),
+        ({"input": "a", "dimensions": 10**30}, "invalid_value", "dimensions"),
+        ({"input": "a", "temperature": 1}, "unknown_field", "temperature"),
+        ({"input": "a", "normalize": True}, "unsupported_value", "normalize"),
+        ({"input": "a", "model": "other"}, "model_not_found", "model"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_cannot_be_embedded_is_refused_by_name(
+    served: Served, body: dict[str, Any], code: str, param: str
+) -> None:
+    answer = served.server.post("/v1/embeddings", body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (
+        404 if code == "model_not_found" else 400,
+        code,
+        param,
+    )
+    assert len(answer.content) < 2000
+    assert code != "context_length_exceeded" or "shorten the prompt" in error["message"], "the edge's own words"
+
+
+def test_bodies_are_bounded(served: Served) -> None:
+    long = json.dumps({"input": "a" * 2**20}).encode()
+    assert served.server.post("/v1/embeddings", long).status_code == 413
+    deep = b'{"input":' + b"[" * 500_000
+    assert served.server.post("/v1/embeddings", deep).json()["error"]["code"] == "invalid_json"
+    assert served.server.post("/v1/embeddings", {"input": "a"}).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+def test_an_engine_that_embeds_generates_no_text(served: Served, path: str) -> None:
+    answer = served.server.post(f"/v1/{path}", {"prompt": "a"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "wrong_task")
+    assert "/v1/embeddings" in answer.json()["error"]["message"]
+
+
+def test_an_engine_that_generates_makes_no_embeddings(server: EngineServer) -> None:
+    answer = server.post("/v1/embeddings", {"input": "a"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "wrong_task")
+    assert "generates text" in answer.json()["error"]["message"]
+
+
+def test_the_other_pages_are_as_true(served: Served) -> None:
+    model = served.server.get("/v1/models").json()["data"][0]
+    assert (model["id"], model["max_model_len"]) == ("tiny", CONTEXT_TOKENS)
+    assert served.server.load()["kv_cache_usage"] == 0
+    assert "/v1/embeddings" in served.server.get("/openapi.json").json()["paths"]
+    assert 'num_gpu_blocks="0"' in served.server.get("/metrics").text
+
+
+def test_clients_that_leave_run_out_of_time_or_are_too_many_cost_nothing(waiting: Served) -> None:
+    server = waiting.server
+    one = {"input": "the fox"}
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(server.url + "/v1/embeddings", json=one, timeout=1.0)
+    server.wait_load(waiting=0, running=0)
+    assert server.metric("vllm:request_success_total", finished_reason="abort") == 1
+    late = server.post("/v1/embeddings", one, **{"X-Request-Timeout-Seconds": "0.5"})
+    assert (late.status_code, late.json()["error"]["code"]) == (504, "deadline_exceeded")
+    server.wait_load(waiting=0, running=0)
+    many = server.post("/v1/embeddings", {"input": ["the fox"] * 5})
+    assert (many.status_code, many.json()["error"]["param"]) == (400, "input")
+
+
+def test_a_drain_answers_those_who_wait_for_their_batch(waiting: Served) -> None:
+    server, answers = waiting.server, []
+    asking = threading.Thread(target=lambda: answers.append(server.post("/v1/embeddings", {"input": "the fox"})))
+    asking.start()
+    server.wait_load(waiting=1)
+    server.terminate()
+    asking.join(60)
+    assert [answer.status_code for answer in answers] == [200]
+    vector = answers[0].json()["data"][0]["embedding"]
+    assert distance(vector, waiting.expect(waiting.token_ids("the fox"))) < 1e-4
+    assert server.wait_exit() == 0
