@@ -153,11 +153,10 @@ def find(objects: list[Json], kind: str, name: str) -> Json:
     return next(item for item in objects if (item["kind"], item["metadata"]["name"]) == (kind, name))
 
 
-def pods_of(objects: list[Json]) -> Iterator[tuple[str, Json]]:
-    """(name, pod spec) of every workload."""
-    for item in objects:
-        if template := item.get("spec", {}).get("template"):
-            yield item["metadata"]["name"], template["spec"]
+def pods_of(objects: list[Json]) -> dict[str, Json]:
+    """The pod spec of every workload, by name."""
+    workloads = [item for item in objects if "template" in item.get("spec", {})]
+    return {item["metadata"]["name"]: item["spec"]["template"]["spec"] for item in workloads}
 
 
 def path_of(api: Api, item: Json) -> str:

@@ -236,11 +236,11 @@ def test_the_right_to_register_is_bound_to_two_names(release: Release, tmp_path:
 
 
 def test_no_role_has_a_wildcard_and_none_reads_secrets_but_its_own(rendered: list[Json]) -> None:
-    for role in rendered:
-        for rule in role.get("rules", ()):
-            assert "*" not in (*rule["apiGroups"], *rule["resources"], *rule["verbs"])
-            if "secrets" in rule["resources"]:
-                assert rule["resourceNames"] == [METRICS_TLS_SECRET]
+    rules = [rule for role in rendered for rule in role.get("rules", ())]
+    assert not [rule for rule in rules if "*" in (*rule["apiGroups"], *rule["resources"], *rule["verbs"])]
+    of_secrets = [rule.get("resourceNames") for rule in rules if "secrets" in rule["resources"]]
+    assert of_secrets
+    assert of_secrets == [[METRICS_TLS_SECRET]] * len(of_secrets)
 
 
 def test_with_named_namespaces_no_role_for_services_reaches_beyond_them() -> None:

@@ -53,7 +53,7 @@ def test_the_api_server_takes_every_object(api: Api, values: tuple[str, ...]) ->
 
 @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
 def test_every_pod_fits_the_restricted_level(api: Api, values: tuple[str, ...]) -> None:
-    pods = dict(pods_of(render(*values)))
+    pods = pods_of(render(*values))
     processes = [process for process in PROCESSES if process != "metrics" or "metrics.enabled=false" not in values]
     assert pods.keys() == {f"conveyor-{process}" for process in processes}
     for name, spec in pods.items():
@@ -63,7 +63,7 @@ def test_every_pod_fits_the_restricted_level(api: Api, values: tuple[str, ...]) 
 @pytest.mark.parametrize("field", ["runAsNonRoot", "seccompProfile"])
 def test_a_pod_that_does_not_fit_would_be_refused(api: Api, rendered: list[Json], field: str) -> None:
     """So that the test above means something."""
-    name, spec = next(pods_of(rendered))
+    name, spec = next(iter(pods_of(rendered).items()))
     context = {key: value for key, value in spec["securityContext"].items() if key != field}
     with pytest.raises(ApiError, match="violates PodSecurity"):
         create_pod(api, name, {**spec, "securityContext": context})
@@ -78,7 +78,7 @@ def create_pod(api: Api, name: str, spec: Json) -> None:
 
 
 def test_no_control_container_can_write_to_its_image(rendered: list[Json]) -> None:
-    for _, spec in pods_of(rendered):
+    for spec in pods_of(rendered).values():
         for container in spec["containers"]:
             assert container["securityContext"]["readOnlyRootFilesystem"] is True
             assert "limits" in container["resources"]
@@ -120,8 +120,9 @@ def run_kubeconform(objects: list[Json], schemas: Path) -> Any:
 
 @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
 def test_every_process_understands_its_flags(values: tuple[str, ...]) -> None:
-    objects = render(*values)
-    for name, spec in pods_of(objects):
+    pods = pods_of(render(*values))
+    assert {"conveyor-operator", "conveyor-gateway"} <= pods.keys() <= PARSERS.keys()
+    for name, spec in pods.items():
         (container,) = spec["containers"]
         assert container["command"] == ["python", "-m", name.replace("-", "_")]
         PARSERS[name](container["args"], {})
@@ -131,7 +132,7 @@ def test_values_reach_the_processes() -> None:
     objects = render(*FULL, "watchNamespaces={a,b}", "clusterDomain=example.org", "gateway.drainTimeoutSeconds=30")
     args = {
         name: dict(arg.removeprefix("--").split("=", 1) for arg in spec["containers"][0]["args"])
-        for name, spec in pods_of(objects)
+        for name, spec in pods_of(objects).items()
     }
     operator, gateway = args["conveyor-operator"], args["conveyor-gateway"]
     assert operator["engine-image"] == "conveyor/engine:v9"
@@ -139,7 +140,7 @@ def test_values_reach_the_processes() -> None:
     assert operator["cluster-domain"] == "example.org"
     assert operator["gateway-url"] == "https://inference.example.com"
     assert gateway["public-hosts"] == "inference.example"
-    spec = dict(pods_of(objects))["conveyor-gateway"]
+    spec = pods_of(objects)["conveyor-gateway"]
     settings = conveyor_gateway.settings.parse_settings(spec["containers"][0]["args"], {})
     assert settings.drain_timeout_seconds == 30
     assert spec["terminationGracePeriodSeconds"] > settings.drain_delay_seconds + settings.drain_timeout_seconds
@@ -173,7 +174,7 @@ PROBES = {
 
 
 def test_probes_ask_the_paths_that_each_process_serves_on_its_admin_port(rendered: list[Json]) -> None:
-    for name, spec in pods_of(rendered):
+    for name, spec in pods_of(rendered).items():
         (container,) = spec["containers"]
         port, *paths = PROBES[name]
         assert {"name": ADMIN_PORT_NAME, "containerPort": port} in container["ports"]
@@ -183,14 +184,15 @@ def test_probes_ask_the_paths_that_each_process_serves_on_its_admin_port(rendere
 
 def test_no_service_of_the_namespace_sets_a_variable_of_a_pod(rendered: list[Json]) -> None:
     """Service conveyor-gateway would set CONVEYOR_GATEWAY_PORT to tcp://..., and the gateway would not start."""
-    assert all(spec["enableServiceLinks"] is False for _, spec in pods_of(rendered))
+    assert all(spec["enableServiceLinks"] is False for spec in pods_of(rendered).values())
 
 
 def test_no_version_rolls_a_pod(rendered: list[Json]) -> None:
-    for item in rendered:
-        if item["kind"] == "Deployment":
-            labels = item["spec"]["template"]["metadata"]["labels"]
-            assert not {"app.kubernetes.io/version", "helm.sh/chart"} & labels.keys()
+    deployments = [item for item in rendered if item["kind"] == "Deployment"]
+    assert len(deployments) == len(PARSERS)
+    for item in deployments:
+        labels = item["spec"]["template"]["metadata"]["labels"]
+        assert not {"app.kubernetes.io/version", "helm.sh/chart"} & labels.keys()
 
 
 def test_gateway_and_metrics_have_two_pods_of_which_one_at_a_time_may_be_evicted(rendered: list[Json]) -> None:
@@ -203,7 +205,7 @@ def test_turned_off_parts_are_not_rendered() -> None:
     objects = render("crds.create=false", "metrics.enabled=false", "networkPolicies.create=false")
     assert not {"CustomResourceDefinition", "NetworkPolicy", "Secret"} & {item["kind"] for item in objects}
     assert not any("metrics" in item["metadata"]["name"] for item in objects)
-    arguments = dict(pods_of(objects))["conveyor-operator"]["containers"][0]["args"]
+    arguments = pods_of(objects)["conveyor-operator"]["containers"][0]["args"]
     assert {"--metrics-api=false", "--network-policies=false"} <= set(arguments)
     names_of_roles = {item["metadata"]["name"] for item in render("userRoles.create=false")}
     assert not any("inferenceservice-" in name for name in names_of_roles)

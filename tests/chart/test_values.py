@@ -81,7 +81,7 @@ def test_a_wrong_value_is_refused_with_its_place_and_what_it_may_be(value: str, 
 def test_the_largest_values_reach_programs_that_take_them() -> None:
     namespace, secret = "a" * 63, "registry.example.com-" + "a" * 232
     values = (f"watchNamespaces[0]={namespace}", f"imagePullSecrets[0].name={secret}")
-    for name, spec in pods_of(render("gateway.drainTimeoutSeconds=86400", *values)):
+    for name, spec in pods_of(render("gateway.drainTimeoutSeconds=86400", *values)).items():
         assert spec["imagePullSecrets"] == [{"name": secret}]
         PARSERS[name](spec["containers"][0]["args"], {})
 
@@ -89,7 +89,7 @@ def test_the_largest_values_reach_programs_that_take_them() -> None:
 def test_the_quickstart_s_registry_reaches_the_pods_and_the_engines() -> None:
     given = re.search("`--set (image.repository=[^`]*)`", (REPOSITORY / "docs/quickstart.md").read_text())
     assert given
-    pods = dict(pods_of(render(given[1])))
+    pods = pods_of(render(given[1]))
     images = {spec["containers"][0]["image"].rpartition(":")[0] for spec in pods.values()}
     assert images == {"registry.example.com/conveyor/control"}
     engine = [arg for arg in pods["conveyor-operator"]["containers"][0]["args"] if arg.startswith("--engine-image=")]

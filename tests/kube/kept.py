@@ -1,6 +1,7 @@
 """A sink that keeps the bodies which a watch gives it, and a wait for what it should keep."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -31,3 +32,12 @@ async def until(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < deadline
         await asyncio.sleep(0.01)
+
+
+async def end(tasks: list[asyncio.Task[None]]) -> None:
+    """Cancels them; raises what one of them had ended with by itself."""
+    for task in tasks:
+        task.cancel()
+    for task in tasks:
+        with contextlib.suppress(asyncio.CancelledError):
+            await task

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from kubernetes.aio.client import ApiClient, Configuration
 from tests.kube.api_proxy import ApiProxy
-from tests.kube.kept import until
+from tests.kube.kept import end, until
 
 from conveyor_kube.watch import Collection, WatchState, watch_collection
 from conveyor_metrics.watched_list import WatchedList
@@ -76,10 +76,7 @@ async def follow(kubeconfig: Path, namespace: str) -> AsyncIterator[Callable[[],
             return following
 
         yield begin
-        for task in tasks:
-            task.cancel()
-        ended = await asyncio.gather(*tasks, return_exceptions=True)
-        assert all(isinstance(error, asyncio.CancelledError) for error in ended), ended
+        await end(tasks)
 
 
 def deep(depth: int) -> str:

@@ -10,7 +10,7 @@ import yaml
 from kubernetes.aio.client import ApiClient, Configuration
 from tests.gateway.cluster import Cluster, make_service
 from tests.kube.api_proxy import ApiProxy
-from tests.kube.kept import Kept, until
+from tests.kube.kept import Kept, end, until
 
 from conveyor_api.names import PLURAL
 from conveyor_kube.resources import service_collection, slice_collection
@@ -43,10 +43,7 @@ async def followed(cluster: Cluster, kubeconfig: Path) -> AsyncIterator[Followed
         tasks = [asyncio.create_task(watch_collection(client, *each)) for each in watched]
         await until(lambda: followed.proxy.watches == 2)
         yield followed
-        for task in tasks:
-            task.cancel()
-        ended = await asyncio.gather(*tasks, return_exceptions=True)
-        assert all(isinstance(error, asyncio.CancelledError) for error in ended), ended
+        await end(tasks)
 
 
 async def test_what_is_created_changed_and_deleted_is_followed(followed: Followed) -> None:

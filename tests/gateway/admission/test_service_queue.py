@@ -8,7 +8,14 @@ import pytest
 import uvloop
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from tests.gateway.builders import make_limits
 
 from conveyor_gateway.admission.service_queue import ServiceQueue, Ticket, TicketState
@@ -378,5 +385,6 @@ class AnySequenceOfEvents(RuleBasedStateMachine):
                 assert self.queue.pool.choose(now, ticket.full_engines(now)) is None
 
 
-TestAnySequenceOfEvents = AnySequenceOfEvents.TestCase
-TestAnySequenceOfEvents.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+def test_any_sequence_of_events_keeps_counts_and_order() -> None:
+    limits = settings(max_examples=60, stateful_step_count=30, deadline=None)
+    run_state_machine_as_test(AnySequenceOfEvents, settings=limits)  # type: ignore[no-untyped-call]
