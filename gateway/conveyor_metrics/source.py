@@ -19,6 +19,7 @@ from prometheus_client import Counter, Gauge
 from pydantic import ValidationError
 
 from conveyor_api.names import DEMAND_PATH
+from conveyor_kube.answers import AnswerTooLong, read_answer
 from conveyor_kube.unreadable import Unreadable
 from conveyor_kube.wanted_json import Json
 from conveyor_kube.watch import MAX_SILENCE_SECONDS, WatchState
@@ -28,6 +29,7 @@ from conveyor_metrics.errors import NotKnown
 logger = logging.getLogger(__name__)
 
 ADMIN_PORT_NAME = "admin"
+_MAX_BYTES: Final = 1 << 20  # of one service's demand; an address may have gone to another pod, which may send anything
 
 # No process is there, or its node is gone. What fails on our own side (no file descriptor left, say) is not among them.
 _NOBODY_THERE: Final = {errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT}
@@ -158,7 +160,7 @@ class GatewaySource:
         options: Json = {"params": {"service": service}, "timeout": self._timeout, "allow_redirects": False}
         try:
             async with self._session.get(gateway.url, **options) as response:
-                body = await response.read()
+                body = bytes(await read_answer(response.content, _MAX_BYTES))
             if response.status == 200:
                 return Demand.model_validate_json(body)
             if _says_not_synced(response.status, body):
@@ -172,7 +174,7 @@ class GatewaySource:
             raise _Unreadable(f"{gateway.url}: {error}") from error
         except TimeoutError as error:
             raise _Unreadable(f"{gateway.url} does not answer within {self._timeout.total} s") from error
-        except (aiohttp.ClientError, ValidationError) as error:
+        except (AnswerTooLong, aiohttp.ClientError, ValidationError) as error:
             raise _Unreadable(f"{gateway.url}: {error}") from error
 
 

@@ -23,6 +23,7 @@ import aiohttp
 import msgspec
 from kubernetes.aio.client import ApiClient
 
+from conveyor_kube.answers import AnswerTooLong, read_answer
 from conveyor_kube.kubeconfig import load_configuration
 from conveyor_kube.wanted_json import Bookmark, Event, Json, Named, Page, Status, decode, decode_item
 
@@ -162,7 +163,7 @@ class _Watch:
         query = {**self._collection.selector, "limit": str(_PAGE_ITEMS)}
         while True:
             async with _get(self._client, self._collection.path, query, _LIST_TIMEOUT) as response:
-                page = await decode(await _read_whole(response.content), Page)
+                page = await decode(await _read_page(response.content), Page)
             self._heard()
             for item in page.items or ():
                 keys.add(self._sink.put(decode_item(item, self._collection.shape)))
@@ -192,12 +193,11 @@ class _Watch:
         self._state.heard_at = time.monotonic()
 
 
-async def _read_whole(content: aiohttp.StreamReader) -> bytearray:
-    text = bytearray()
-    async for chunk in content.iter_any():
-        text += chunk
-        _check_size(text)
-    return text
+async def _read_page(content: aiohttp.StreamReader) -> bytearray:
+    try:
+        return await read_answer(content, _MAX_TEXT_BYTES)
+    except AnswerTooLong as error:
+        raise _too_long() from error
 
 
 async def read_lines(content: aiohttp.StreamReader) -> AsyncIterator[bytearray]:
@@ -216,7 +216,11 @@ async def read_lines(content: aiohttp.StreamReader) -> AsyncIterator[bytearray]:
 
 def _check_size(text: bytearray) -> None:
     if len(text) > _MAX_TEXT_BYTES:
-        raise WatchFailed(f"the API server sends a text of more than {_MAX_TEXT_BYTES} bytes")
+        raise _too_long()
+
+
+def _too_long() -> WatchFailed:
+    return WatchFailed(f"the API server sends a text of more than {_MAX_TEXT_BYTES} bytes")
 
 
 @asynccontextmanager

@@ -15,6 +15,8 @@ import aiohttp
 import msgspec
 from yarl import URL
 
+from conveyor_kube.answers import AnswerTooLong, read_answer
+
 MAX_BYTES: Final = 64 << 10
 _MAX_AT_ONCE: Final = 100
 _NUM_ASKED: Final = 3  # engines, one after the other, until one can answer
@@ -90,13 +92,9 @@ async def fetch(
 
 
 async def _fetch(session: aiohttp.ClientSession, address: str, path: str, max_bytes: int) -> Page | None:
-    body = bytearray()
     try:
         async with session.get(URL(f"http://{address}{path}", encoded=True), allow_redirects=False) as response:
-            async for piece in response.content.iter_any():
-                body += piece
-                if len(body) > max_bytes:
-                    return None
-    except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
+            body = await read_answer(response.content, max_bytes)
+    except (AnswerTooLong, aiohttp.ClientError, OSError, TimeoutError, ValueError):
         return None
     return Page(response.status, response.headers.get("Content-Type", "text/plain"), bytes(body))
