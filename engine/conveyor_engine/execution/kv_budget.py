@@ -48,7 +48,7 @@ def _check_free(num_blocks: int, block_bytes: int, free_bytes: int) -> None:
 def _blocks_of(
     config: EngineConfig, needed: int, max_num_seqs: int, block_bytes: int, free_bytes: int, is_cpu: bool
 ) -> int:
-    """As many as the share of the memory holds, and can be of use: blocks that no request fills are prefix cache."""
+    """As many as the share of the memory holds, up to what is useful: blocks that no request fills are prefix cache."""
     budget = int(free_bytes * (config.kv_memory_fraction or DEFAULT_MEMORY_FRACTION))
     most = needed * max_num_seqs
     if is_cpu and config.kv_memory_fraction is None:

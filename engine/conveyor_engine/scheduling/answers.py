@@ -17,7 +17,7 @@ _ESTIMATE_WEIGHT = 1 / 32  # ... and how much each one that ends counts
 
 
 class Answers:
-    """The requests that have not had their last output, and the outputs that nobody has taken yet."""
+    """The requests that have not had their last output, and the outputs that were not taken yet."""
 
     def __init__(self, policy: Policy, facts: ModelFacts, batch: RunningBatch, counters: Counters) -> None:
         self._policy = policy
@@ -103,7 +103,7 @@ class Answers:
             request.rewind(request.num_computed_tokens - 1)
 
     def release_batch(self) -> None:
-        """Answers a batch that keeps together if nobody of it runs any more."""
+        """Answers a batch that keeps together once none of its requests runs any more."""
         if all(r.finished is not None and r.padded_from is None for r in self._batch.requests):
             for request in self._batch.requests:
                 assert request.finished is not None

@@ -24,7 +24,7 @@ class BlockManager:
 
     @property
     def num_free(self) -> int:
-        """Blocks that nobody holds."""
+        """Blocks without a holder."""
         return len(self._free)
 
     def match(self, hashes: Iterable[bytes]) -> list[int]:
@@ -75,7 +75,7 @@ class BlockManager:
             self._hash_of[block] = prefix_hash
 
     def unregister(self, block: int) -> None:
-        """Forgets what the block holds, if it is known for anything."""
+        """Makes the block unfindable, if it is findable."""
         prefix_hash = self._hash_of[block]
         if prefix_hash is not None:
             del self._block_of[prefix_hash]

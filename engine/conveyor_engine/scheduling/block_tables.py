@@ -73,7 +73,7 @@ class BlockTables:
         request.num_registered_blocks = num_full
 
     def unschedule(self, request: RequestState, num_tokens: int) -> set[int]:
-        """Its blocks that are not full of its first `num_tokens` tokens: nobody finds them any more."""
+        """Makes unfindable, and returns, its blocks that are not full of its first `num_tokens` tokens."""
         num_full = num_tokens // self._block_size
         for block in request.block_table[num_full : request.num_registered_blocks]:
             self._blocks.unregister(block)
@@ -81,11 +81,11 @@ class BlockTables:
         return set(request.block_table[num_full:])
 
     def computed_blocks(self, request: RequestState) -> list[int]:
-        """Those that are full of computed tokens, its own or others'."""
+        """Its blocks that are full of computed tokens, shared ones included."""
         return request.block_table[: request.num_computed_tokens // self._block_size]
 
     def forget(self, request: RequestState) -> None:
-        """Nobody finds its blocks any more: they may hold NaN, which would spread to all who attend over them."""
+        """Makes its blocks unfindable: they may hold NaN, which would spread to all that attend over them."""
         for block in request.block_table:
             self._blocks.unregister(block)
 

@@ -14,7 +14,7 @@ from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.scheduling.request_state import RequestState
 
 STATIC_WINDOW_SECONDS = 1.0  # offline work: worth waiting for a full batch
-DYNAMIC_WINDOW_SECONDS = 0.010  # a person is waiting; the default of Ray Serve
+DYNAMIC_WINDOW_SECONDS = 0.010  # for interactive clients; the default of Ray Serve
 
 
 class Candidates(NamedTuple):
@@ -39,7 +39,7 @@ class Policy(Protocol):
         ...
 
     def due_at(self, waiting: Collection[RequestState]) -> float:
-        """When `candidates` will name somebody, if none arrives before. `waiting` is not empty."""
+        """When `candidates` will return a request, if none arrives before. `waiting` is not empty."""
         ...
 
 
@@ -72,7 +72,7 @@ class NoBatching:
 
 
 class Static:
-    """Waits for a full batch or the time-out since the first request; everybody leaves together."""
+    """Waits for a full batch or the time-out since the first request; all answers leave together."""
 
     joins = False
     keeps_together = True

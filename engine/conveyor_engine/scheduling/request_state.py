@@ -24,7 +24,7 @@ _NO_OUTPUT_TOKENS = SamplingParams(max_tokens=0)
 
 
 def _cache_root(salt: str | None) -> bytes:
-    """Personalized, so that no salt can be made whose root is the hash of somebody's block."""
+    """Personalized, so that no salt's root can equal the hash of a block."""
     return b"" if salt is None else blake2b(salt.encode(), digest_size=16, person=b"cache_salt").digest()
 
 
@@ -37,7 +37,7 @@ def _row_sampling(params: SamplingParams, num_prompt_tokens: int, stop_ids: froz
 class RequestState:
     """Progress of one request. `num_computed_tokens` of its tokens have their keys and values cached;
     `num_scheduled_tokens` too, or a step that is not over computes them. Behind its `token_ids` there are
-    `num_awaited_tokens` that such steps sample: nobody knows them yet.
+    `num_awaited_tokens` that such steps sample, with values not known yet.
 
     A request is computing its prompt (or recomputing after preemption) while more than one token
     is pending, and decoding when exactly one is: there are no phases beyond that. The padding of a padded batch is
@@ -108,7 +108,7 @@ class RequestState:
         self.num_registered_blocks = 0
         self.was_admitted = False
         self.preempted = False  # waits to come back
-        self.stop_strings: Detokenizer | None = None  # where nobody outside finds them in time
+        self.stop_strings: Detokenizer | None = None  # where only the engine can find them in time
         self.finished: FinishReason | None = None
         self.held_output: RequestOutput | None = None  # what has been kept back so far
 

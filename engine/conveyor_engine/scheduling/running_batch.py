@@ -51,7 +51,7 @@ class RunningBatch:
         self._long_prompt_budget = self._plan_long_prompts(waiting)
         self.feed_all(step)
         preempted = len(self.requests) < num_requests
-        if preempted and not step.num_tokens:  # those who had to be first have lost their places
+        if preempted and not step.num_tokens:  # older requests have lost their places
             self.feed_all(step)
         return preempted
 
@@ -146,14 +146,14 @@ class RunningBatch:
         self.release(request)
 
     def release(self, request: RequestState) -> None:
-        """Row and blocks are free. Steps that are not over may still write the blocks, before anybody else does."""
+        """Frees row and blocks. Steps that are not over may still write the blocks, before their next holder does."""
         unwritten = self.tables.unschedule(request, request.num_computed_tokens)
         for step in self.steps.values():
             step.orphaned |= unwritten
         self.tables.release(request)
 
     def preempt(self, request: RequestState) -> None:
-        """Out of the batch; what it computed is computed again, or found in the prefix cache."""
+        """Takes the request out of the batch; its tokens are computed again, or found in the prefix cache."""
         self.requests.remove(request)
         request.unpad()
         request.num_padding_tokens = 0
@@ -181,8 +181,9 @@ class RunningBatch:
         return self._watermark_blocks if any(request.row >= 0 for request in self.requests) else 0
 
     def preempt_readers(self, unwritten: set[int]) -> None:
-        """Who counts on one of these blocks starts anew. Whoever shares what a step was to write was admitted in that
-        step or later: so all that were admitted later go with the first. Finished ones keep their answers.
+        """Preempts the requests that read one of these blocks. A request that shares what a step was to write was
+        admitted in that step or later, so all that were admitted after the first reader go too. Finished ones keep
+        their answers.
         """
         for index, request in enumerate(self.requests):
             if not unwritten.isdisjoint(self.tables.computed_blocks(request)):

@@ -167,7 +167,7 @@ class Scheduler:
         return list(takewhile(lambda request: request.preempted, self.waiting.values()))
 
     def _candidates(self, now: float) -> Candidates:
-        """Who may be admitted. Those preempted from a closed batch come back before it is over; nobody joins it."""
+        """Who may be admitted. Those preempted from a closed batch come back before it is over; no other joins it."""
         if not self._policy.joins:
             if preempted := self._preempted():
                 return Candidates(preempted, None)
@@ -226,24 +226,24 @@ class Scheduler:
         self._release_batch()
 
     def _release_batch(self) -> None:
-        """Answers a batch that keeps together once nobody of it runs any more, or waits to come back."""
+        """Answers a batch that keeps together once none of its requests runs or waits to come back."""
         if self._policy.keeps_together and not self._preempted():
             self._answers.release_batch()
 
     def withdraw(self, plan: StepPlan) -> None:
-        """The newest step will not be computed: those who count on keys that it was to write start anew."""
+        """The newest step will not be computed: requests that read keys which it was to write are preempted."""
         step = self._batch.steps.pop(plan.number)
         self._batch.preempt_readers(self._unschedule(step))
 
     def _unschedule(self, step: Step) -> set[int]:
-        """The blocks that it does not write, and no step before it; nobody finds them any more."""
+        """Returns the blocks that neither it nor a step before it writes, and makes them unfindable."""
         requests = [work.request for work in step.undo()]
         return step.orphaned.union(*(self._tables.unschedule(r, r.num_scheduled_tokens) for r in requests))
 
     def halve(self, plan: StepPlan) -> Iterator[StepPlan]:
         """In place of the only step, which could not be computed: the older half of its requests, and then the newer.
 
-        Whoever has left the batch meanwhile is in neither half.
+        A request that has left the batch meanwhile is in neither half.
         """
         step = self._batch.steps.pop(plan.number)
         wanted = step.undo()
@@ -259,7 +259,7 @@ class Scheduler:
     def fail(self, plan: StepPlan, message: str) -> None:
         """The only step could not be computed: its requests end, but finished rows keep their answers.
 
-        Whoever counts on keys that they did not write starts anew.
+        Requests that read keys which they did not write are preempted.
         """
         step = self._batch.steps.pop(plan.number)
         unwritten = self._unschedule(step)
@@ -273,7 +273,7 @@ class Scheduler:
 
     @contextmanager
     def lend(self) -> Iterator[StepPlan]:
-        """A plan of one harmless token, on a row and a block that nobody has. After `fail`, so that there are some."""
+        """A plan of one harmless token, on a free row and a free block. After `fail`, so that there are some."""
         params = self._task.harmless_params
         request = RequestState(EngineRequest(request_id="", prompt_token_ids=[0], params=params), ())
         with self._batch.lend(request):

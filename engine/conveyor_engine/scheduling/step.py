@@ -33,7 +33,7 @@ class Step:
     decodes: list[RequestState] = field(default_factory=list)
     prefills: list[tuple[RequestState, int]] = field(default_factory=list)  # and how many tokens
     num_tokens: int = 0
-    num_padding_tokens: int = 0  # of these, dummies: computed like the others, and seen by nobody
+    num_padding_tokens: int = 0  # of these, dummies: computed like the others, and never shown
     work: list[Work] = field(default_factory=list)  # once it is planned, in the plan's order
     orphaned: set[int] = field(default_factory=set)  # blocks that it writes for requests that have left since
 
@@ -72,7 +72,7 @@ class Step:
         for request, num_tokens, num_logits, _ in wanted:
             request.num_scheduled_tokens -= num_tokens
             request.num_awaited_tokens -= num_logits
-            request.num_sent_blocks = -1  # nobody knows how far the executor came
+            request.num_sent_blocks = -1  # it is unknown how far the executor came
         return wanted
 
 
@@ -84,7 +84,7 @@ def halves(work: list[Work]) -> Iterator[list[Work]]:
 
 
 def _changes(works: list[Work]) -> tuple[list[AdmittedRow], list[tuple[int, list[int]]]]:
-    """What the executor does not know of these rows. Those that it does not know as they are, it is told whole."""
+    """What the executor does not know of these rows; a row that it does not know as it is goes whole."""
     admitted: list[AdmittedRow] = []
     new_blocks: list[tuple[int, list[int]]] = []
     for work in works:

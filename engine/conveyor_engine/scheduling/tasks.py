@@ -22,7 +22,7 @@ class Task(Protocol):
 
     @property
     def whole_prompts(self) -> bool:
-        """Whether a prompt is computed in one step; then it is never padded either."""
+        """Whether a prompt is computed in one step, and so is never padded."""
         ...
 
     @property

@@ -16,7 +16,7 @@ _COUNTERS = (Path("/sys/fs/cgroup/memory.events"), Path("/sys/fs/cgroup/memory/m
 
 
 def count_oom_kills(counters: tuple[Path, ...] = _COUNTERS) -> int:
-    """Processes of this container that the kernel has killed for want of memory; 0 where it does not say."""
+    """Processes of this container that the kernel has killed for lack of memory; 0 where it does not count them."""
     for file in counters:
         try:
             lines = file.read_text().splitlines()

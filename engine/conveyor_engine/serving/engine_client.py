@@ -146,7 +146,7 @@ class EngineClient:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the loop process lives and moves. True while the model loads."""
+        """Whether the loop process beats and its step is not stuck. True while the model loads."""
         beating = time.monotonic() - self._last_heartbeat < HEARTBEAT_LATE_SECONDS
         return self.state is not State.DEAD and beating and self._step_seconds < self._stuck_seconds
 
@@ -241,11 +241,11 @@ class EngineClient:
 
     def _write(self, frame: bytes) -> None:
         assert self._writer is not None
-        if not self._writer.is_closing():  # else it is dying, and everybody will hear of it
+        if not self._writer.is_closing():  # else the process is ending, and `_die` will fail all requests
             self._writer.write(frame)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        """Takes in what the engine says. However that ends, the engine is dead then."""
+        """Reads the engine's messages. When that ends, for whatever reason, the engine is dead."""
         try:
             await self._take_all(reader)
         except OSError:
@@ -314,7 +314,7 @@ class EngineClient:
         self.dead.set()
 
     def _explain(self, exit_code: int) -> Death:
-        """What an end without a word means."""
+        """What an end without a message means."""
         if exit_code >= 0:
             return Death(FailureReason.ENGINE_ERROR, f"the engine process exited with code {exit_code}")
         if exit_code == -signal.SIGKILL and count_oom_kills() > self._oom_kills_before:

@@ -82,7 +82,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 class _Stopping:
-    """How often somebody has asked this process to end."""
+    """The signals that ask this process to end: the first one drains, the second one insists."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
@@ -103,7 +103,7 @@ def _catch_signals() -> _Stopping:
 async def _until_stopped(
     engine: EngineClient, server: _Server, served: asyncio.Event, stopping: _Stopping, drain_seconds: float
 ) -> None:
-    """Returns when the server has ended, or will: open requests have had their last word, and no client is left."""
+    """Returns when the server has ended, or will: open requests have had their last bytes, and no client is left."""
     if await _first(stopping.asked, engine.dead, served) is stopping.asked:
         await _drain(engine, server, served, stopping, drain_seconds)
     server.should_exit = True

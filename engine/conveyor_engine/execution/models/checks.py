@@ -1,7 +1,7 @@
 """What this engine cannot run, refused with a reason before the first request.
 
-Many models load and run here but answer garbage, because they need something that our attention or the
-packed batch does not give them. `loader` and `probe` call these. Raises ModelError throughout.
+Many models load and run here but answer wrongly, because they need something that our attention or the packed batch
+does not give them. `loader` and `probe` call these. Raises ModelError throughout.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ def on_one_line(error: Exception) -> str:
 
 
 def check_config(config: PretrainedConfig, task: Task) -> None:
-    """Refuses what the configuration alone gives away."""
+    """Refuses what the configuration alone shows."""
     kind = config.model_type
     if getattr(config, "is_encoder_decoder", False):
         raise ModelError(f"{kind} is an encoder-decoder; this engine runs decoder-only language models and encoders")
@@ -75,7 +75,7 @@ def _rope_types(config: PretrainedConfig) -> set[str]:
 
 
 def check_weights(path: str, loading_info: Mapping[str, Any]) -> None:
-    """Refuses a checkpoint that leaves weights to chance."""
+    """Refuses a checkpoint with missing weights, which would be random."""
     for problem in ("missing_keys", "mismatched_keys", "error_msgs"):
         if found := sorted(map(str, loading_info.get(problem) or ())):
             kind = problem.replace("_", " ")

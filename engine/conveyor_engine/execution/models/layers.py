@@ -94,7 +94,7 @@ class LayerNorms:
 
 
 class DecoderLayer(nn.Module):
-    """x + after(attention(norm(x))), and the same with the MLP. One native call may stand here one day."""
+    """x + after(attention(norm(x))), and the same with the MLP. A single native call could replace it."""
 
     def __init__(self, norms: LayerNorms, attention: Attention, mlp: GatedMlp) -> None:
         super().__init__()

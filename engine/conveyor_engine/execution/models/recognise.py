@@ -99,7 +99,7 @@ def linear_of(linear: nn.Module) -> Linear | None:
 
 
 def is_hooked(module: nn.Module) -> bool:
-    """Whether somebody wants to know of the module's or a part's calls, which would then no longer happen."""
+    """Whether a hook is on the module or a part, whose calls would no longer happen."""
     return any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
 
 

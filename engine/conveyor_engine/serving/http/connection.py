@@ -121,7 +121,7 @@ class Connection(HttpToolsProtocol):
         return True
 
     def _probe(self) -> None:
-        """Who has left resets the connection at what we send, and the next write sees it: an interim answer will do.
+        """Sends an interim answer: a client that has left resets the connection, and the next write fails.
 
         Once the answer has begun, its own pieces do the same.
         """
@@ -130,7 +130,7 @@ class Connection(HttpToolsProtocol):
             self._probe_timer.start(PROBE_SECONDS, self._probe)
 
     def pause_writing(self) -> None:
-        """Much lies unread."""
+        """Starts to watch how fast the client reads, as too much is unread."""
         super().pause_writing()
         self._expect_reading()
 
@@ -151,7 +151,7 @@ class Connection(HttpToolsProtocol):
             self._head_timer.start(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def _expect_reading(self, num_unread_before: int | None = None) -> None:
-        """Ends the connection if too little was read since the last look. Without it answers would pile up here."""
+        """Ends the connection if too little was read since the last look, so that answers do not pile up here."""
         num_unread = self.transport.get_write_buffer_size()
         if num_unread_before is not None and num_unread > num_unread_before - READ_BYTES_MIN:
             self.transport.abort()

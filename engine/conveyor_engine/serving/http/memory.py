@@ -1,6 +1,6 @@
 """What this process holds for its clients, bodies and answers together, is bounded. Used by `edge` and `generated`.
 
-When there is too much, somebody gives way: whoever has held the most for the longest, so that a client that sends or
+When there is too much, the holder that has held the most for the longest gives way, so that a client that sends or
 reads slowly on purpose never costs another one its place.
 """
 
@@ -16,7 +16,7 @@ _FREE_BYTES = 64 * 2**10  # of each holder's are not counted: their number is bo
 
 
 class Memory:
-    """The bound, and all who hold something."""
+    """The bound, and all holders."""
 
     def __init__(self, max_bytes: int = HELD_BYTES_MAX) -> None:
         self._max_bytes = max_bytes

@@ -33,7 +33,7 @@ def _model(edge: Edge) -> Model:
 
 
 async def get_livez(request: Request) -> Response:
-    """200 while the engine process lives and moves, also while it loads; else 503: restart this container."""
+    """200 while the engine process is alive and not stuck, also while it loads; else 503: restart this container."""
     engine = edge_of(request).engine
     return _json(Status(engine.state.value), 200 if engine.is_alive else 503)
 
@@ -51,7 +51,7 @@ async def get_version(_: Request) -> Response:
 
 
 async def get_load(request: Request) -> Response:
-    """GET /load: who runs, who waits, and whether new requests are welcome."""
+    """GET /load: how many requests run and wait, and whether new ones are taken."""
     edge = edge_of(request)
     engine = edge.engine
     load = Load(
