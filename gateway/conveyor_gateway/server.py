@@ -57,7 +57,7 @@ class Server:
         memory = Memory(settings.max_held_bytes)
         bodies = BodyReader(settings.max_request_bytes, settings.body_timeout_seconds)
         self._watches = _plan_watches(settings.watch_namespaces, queues)
-        self._readiness = Readiness([watch.state for watch in self._watches], settings.stale_after_seconds)
+        self._readiness = Readiness([watch.state for watch in self._watches])
         metrics.registry.register(StateCollector(queues, self._readiness, memory))
         self._engines = EngineClient()
         recorder = Recorder(metrics, directory)

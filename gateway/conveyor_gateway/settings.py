@@ -64,11 +64,6 @@ class Settings:
     drain_timeout_seconds: float = setting(
         600.0, "after that: how long requests that are queued or running may take to end", seconds()
     )
-    stale_after_seconds: float = setting(
-        150.0,
-        "silence of the API server after which /readyz says so (it sends a bookmark every minute)",
-        seconds(),
-    )
     log_level: str = setting("INFO", "least level of the log", LOG_LEVEL)
     log_format: LogFormat = setting("logfmt", "form of each line of the log", LOG_FORMAT)
 

@@ -11,6 +11,7 @@ import signal
 import aiohttp
 from kubernetes.aio.client import ApiClient
 
+from conveyor_api.names import GATEWAY_ADMIN_SERVICE
 from conveyor_kube.http_server import AppRunner, allow_open_files, open_port
 from conveyor_kube.resources import slice_collection
 from conveyor_kube.wanted_json import Json
@@ -35,7 +36,7 @@ class MetricsServer:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._stopping = False
-        selector = f"kubernetes.io/service-name={settings.gateway_service}"
+        selector = f"kubernetes.io/service-name={GATEWAY_ADMIN_SERVICE}"
         self._slices = slice_collection(settings.system_namespace, selector)
         self._slices_watch = WatchState(self._slices.name)
 

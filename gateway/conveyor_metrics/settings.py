@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from conveyor_api.names import GATEWAY_ADMIN_SERVICE, METRICS_ADMIN_PORT, METRICS_PORT, SYSTEM_NAMESPACE
+from conveyor_api.names import METRICS_ADMIN_PORT, METRICS_PORT, SYSTEM_NAMESPACE
 from conveyor_kube.kubeconfig import KUBECONFIG_MEANING
 from conveyor_process.kinds import LOG_FORMAT, LOG_LEVEL, PATH, PORT, TEXT, seconds
 from conveyor_process.log import LogFormat
@@ -16,9 +16,6 @@ class Settings:
     """Every setting has the flag `--field-name` and the variable CONVEYOR_METRICS_FIELD_NAME."""
 
     system_namespace: str = setting(SYSTEM_NAMESPACE, "namespace of the gateways", TEXT)
-    gateway_service: str = setting(
-        GATEWAY_ADMIN_SERVICE, "headless Service whose EndpointSlices name the gateways' admin ports", TEXT
-    )
     # The API server gives up after 30 s, so the largest useful value is below that.
     gateway_timeout_seconds: float = setting(
         1.0, "how long all gateways together may take to answer", seconds(20, least=0.001)

@@ -40,7 +40,7 @@ def test_empty_lists_are_all_and_none() -> None:
             "`drain_delay_seconds` must be a number of seconds from 0 to 86400",
         ),
         (["--drain-timeout-seconds=nan"], "not 'nan'"),
-        (["--stale-after-seconds=-1"], "not '-1'"),
+        (["--drain-timeout-seconds=-1"], "not '-1'"),
         (["--log-level=loud"], "`log_level` must be DEBUG, INFO, WARNING or ERROR, not 'loud'"),
         (["--watch-namespaces=team-a,team_b"], "must be names of namespaces with commas between, not 'team_b'"),
         (["--watch-namespaces=team.a"], "not 'team.a'"),

@@ -10,7 +10,7 @@ control plane would become one of the service. It says so in the body of /readyz
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from conveyor_kube.watch import WatchState
+from conveyor_kube.watch import MAX_SILENCE_SECONDS, WatchState
 
 
 class Readiness:
@@ -19,11 +19,9 @@ class Readiness:
     def __init__(
         self,
         watches: Sequence[WatchState],
-        stale_after_seconds: float,
         now_seconds: Callable[[], float] = time.monotonic,
     ) -> None:
         self._watches = watches
-        self._stale_after_seconds = stale_after_seconds
         self._now_seconds = now_seconds
         self.draining = False
 
@@ -42,7 +40,7 @@ class Readiness:
         return [
             f"stale: {name}: the API server is silent for {seconds:.0f} s; serving with what was known then"
             for name, seconds in self.silences()
-            if seconds > self._stale_after_seconds
+            if seconds > MAX_SILENCE_SECONDS
         ]
 
     def silences(self) -> Iterator[tuple[str, float]]:

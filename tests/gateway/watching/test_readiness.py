@@ -4,31 +4,31 @@ from conveyor_gateway.watching.readiness import Readiness
 from conveyor_kube.watch import WatchState
 
 
-def make_readiness(*watches: WatchState, now: float = 100.0) -> Readiness:
-    return Readiness(watches, stale_after_seconds=30.0, now_seconds=lambda: now)
+def make_readiness(*watches: WatchState, now: float = 200.0) -> Readiness:
+    return Readiness(watches, now_seconds=lambda: now)
 
 
 def test_not_ready_until_every_watch_has_listed_once() -> None:
-    readiness = make_readiness(WatchState("services", synced=True, heard_at=100), WatchState("slices"))
+    readiness = make_readiness(WatchState("services", synced=True, heard_at=200), WatchState("slices"))
     assert readiness.problems() == ["not synced: slices"]
     assert not readiness.synced
 
 
 def test_ready_when_all_have() -> None:
-    readiness = make_readiness(WatchState("services", synced=True, heard_at=99))
+    readiness = make_readiness(WatchState("services", synced=True, heard_at=199))
     assert (readiness.synced, readiness.problems(), readiness.warnings()) == (True, [], [])
 
 
 def test_a_silent_api_server_is_a_warning_and_no_reason_to_leave() -> None:
-    readiness = make_readiness(WatchState("services", synced=True, heard_at=60))
+    readiness = make_readiness(WatchState("services", synced=True, heard_at=80))
     assert readiness.problems() == []
     assert readiness.warnings() == [
-        "stale: services: the API server is silent for 40 s; serving with what was known then"
+        "stale: services: the API server is silent for 120 s; serving with what was known then"
     ]
 
 
 def test_draining_is_not_ready_at_once() -> None:
-    readiness = make_readiness(WatchState("services", synced=True, heard_at=100))
+    readiness = make_readiness(WatchState("services", synced=True, heard_at=200))
     readiness.draining = True
     assert readiness.problems() == ["draining"]
     assert readiness.synced
