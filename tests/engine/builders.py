@@ -1,6 +1,7 @@
 """Requests, facts and a pretended model for the tests of the torch-free half of the engine."""
 
 import zlib
+from collections.abc import Callable
 from concurrent.futures import Executor as Pool
 from concurrent.futures import Future
 from typing import Any
@@ -82,7 +83,11 @@ class PretendedModel:
     def free_memory(self) -> None:
         pass
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
+        result = self._compute(plan)
+        return lambda: result
+
+    def _compute(self, plan: StepPlan) -> StepResult:
         self._apply(plan)
         work = list(zip(plan.rows, plan.num_computed_tokens, plan.num_tokens, strict=True))
         if self.poison.intersection(self._seeds[row] for row in plan.rows) or sum(plan.num_tokens) > self.memory_tokens:
@@ -139,10 +144,10 @@ class Wired:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._executor, name)
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
         arrived = msgspec.msgpack.decode(msgspec.msgpack.encode(plan), type=StepPlan)
-        result = self._executor.execute(arrived)
-        return msgspec.msgpack.decode(msgspec.msgpack.encode(result), type=StepResult)
+        result = self._executor.begin(arrived)
+        return lambda: msgspec.msgpack.decode(msgspec.msgpack.encode(result()), type=StepResult)
 
 
 class AtOnce(Pool):

@@ -223,8 +223,8 @@ def test_warm_up_computes_the_largest_batch_and_the_longest_prompt(encoder: GetE
     assert core.longest_warmup_step_seconds > 0
     assert core.stats().num_steps == 0
     sizes: list[list[int]] = []
-    execute = core.executor.execute
-    core.executor.execute = lambda plan: (sizes.append(plan.num_tokens), execute(plan))[1]  # type: ignore[method-assign]
+    begin = core.executor.begin
+    core.executor.begin = lambda plan: (sizes.append(plan.num_tokens), begin(plan))[1]  # type: ignore[method-assign]
     core._warm_up(EngineConfig(model="-"))
     assert sizes == [[12] * 4, [CONTEXT_TOKENS]]
 

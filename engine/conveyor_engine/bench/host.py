@@ -64,7 +64,7 @@ def _time_step(core: EngineCore, connection: socket.socket, rows: int) -> tuple[
     plan = core.scheduler.schedule(marks[0])
     marks.append(time.perf_counter())
     assert plan is not None
-    result = core.executor.execute(plan)
+    result = core.executor.begin(plan)()
     marks.append(time.perf_counter())
     core.scheduler.update(result)
     outputs = core.scheduler.take_outputs()

@@ -6,6 +6,7 @@ gives every row the same token instead of computing one. `python -m conveyor_eng
 
 import os
 import sys
+from collections.abc import Callable
 
 import torch
 
@@ -43,13 +44,13 @@ class IdleExecutor:
         )
         self._rows = Rows(config.max_num_seqs, config.max_model_len, config.block_size, torch.device("cpu"))
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
         with torch.inference_mode():
             self._rows.apply(plan)
             samples = build_batch(plan, self._rows, self.facts.block_size).samples
             token_ids = torch.full_like(samples.device_rows, TOKEN)
             self._rows.append(samples.device_rows, samples.device_positions, token_ids)
-            return StepResult(plan.number, token_ids[:, None].tolist())
+        return lambda: StepResult(plan.number, token_ids[:, None].tolist())
 
     def free_memory(self) -> None:
         pass

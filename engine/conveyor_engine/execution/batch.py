@@ -11,8 +11,9 @@ import numpy.typing as npt
 import torch
 
 from conveyor_engine.execution.attention.backend import AttentionMetadata
-from conveyor_engine.execution.rows import Rows, to_device
+from conveyor_engine.execution.rows import Rows
 from conveyor_engine.execution.sampling.processor import Samples
+from conveyor_engine.execution.transfer import to_device
 from conveyor_engine.wire.step import StepPlan
 
 Int32 = npt.NDArray[np.int32]

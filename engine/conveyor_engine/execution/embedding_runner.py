@@ -33,6 +33,7 @@ from conveyor_engine.execution.models.packing import find_first_position
 from conveyor_engine.execution.models.probe import run_probe
 from conveyor_engine.execution.models.sentence_files import read_pooling
 from conveyor_engine.execution.pooling import finish, pool
+from conveyor_engine.execution.transfer import HostCopy
 from conveyor_engine.wire.request import EmbeddingFacts, ModelFacts, PoolingParams, Task
 from conveyor_engine.wire.step import AdmittedRow, StepPlan, StepResult
 
@@ -93,13 +94,18 @@ class EmbeddingRunner:
         progress(f"event=model_loaded layers={len(probe.shapes)} seconds={time.monotonic() - started:.1f}")
         return model
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
         """One step: each row's prompt, which the plan brings, is computed whole and forgotten."""
         brought = {row.row: row for row in plan.admitted}
         prompts = [brought[row] for row in plan.rows]
         with torch.inference_mode():
-            pooled = self._pool([prompt.token_ids for prompt in prompts]).cpu().numpy()
-        return StepResult(plan.number, [], vectors=[self._finish(*pair) for pair in zip(pooled, prompts, strict=True)])
+            copy = HostCopy(self._pool([prompt.token_ids for prompt in prompts]))
+
+        def read() -> StepResult:
+            pairs = zip(copy.wait()[0].numpy(), prompts, strict=True)
+            return StepResult(plan.number, [], vectors=[self._finish(*pair) for pair in pairs])
+
+        return read
 
     def _finish(self, vector: npt.NDArray[np.float32], prompt: AdmittedRow) -> bytes:
         assert isinstance(prompt.output, PoolingParams)

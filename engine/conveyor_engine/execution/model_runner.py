@@ -32,7 +32,9 @@ from conveyor_engine.execution.models.loader import load_config, load_model
 from conveyor_engine.execution.models.packed_linear import PackedLinear
 from conveyor_engine.execution.models.probe import probe_layers
 from conveyor_engine.execution.rows import Rows
-from conveyor_engine.execution.sampling.sampler import Sampler, peak_bytes
+from conveyor_engine.execution.sampling.logprobs import Logprobs
+from conveyor_engine.execution.sampling.sampler import Sampled, Sampler, peak_bytes
+from conveyor_engine.execution.transfer import HostCopy
 from conveyor_engine.wire.request import ModelFacts
 from conveyor_engine.wire.step import RowSampling, StepPlan, StepResult
 from conveyor_process.failure_reasons import FailureReason
@@ -102,24 +104,27 @@ class ModelRunner:
         progress(f"event=model_loaded layers={len(layers)} seconds={time.monotonic() - started:.1f}")
         return model, layers
 
-    def execute(self, plan: StepPlan) -> StepResult:
-        """One step: brings the plan's changes in, computes, samples, and keeps what it sampled for the next step."""
+    def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
+        """One step: brings the plan's changes in, computes, samples, and keeps what it sampled for the next step.
+
+        A GPU is given all of it and not waited for, unless a row has top_k or top_p (`sampling.cuts`). So the next
+        step can be given to it, whose inputs are these tokens, before they have come to the host.
+        """
         with torch.inference_mode():
             self._rows.apply(plan)
             for admitted in plan.admitted:
                 assert isinstance(admitted.output, RowSampling)
                 self._sampler.admit(admitted.row, admitted.output)
             batch = build_batch(plan, self._rows, self.facts.block_size)
-            return self._compute(plan.number, batch)
+            return self._launch(plan.number, batch)
 
-    def _compute(self, number: int, batch: Batch) -> StepResult:
+    def _launch(self, number: int, batch: Batch) -> Callable[[], StepResult]:
         paged = PagedStep(self.backend, batch.metadata)
         logits = self._forward(batch.input_ids, batch.position_ids, batch.logit_indices, paged)
         samples = batch.samples
         sampled = self._sampler.sample(logits, samples)
         self._rows.append(samples.device_rows, samples.device_positions, sampled.token_ids)
-        logprobs = None if sampled.logprobs is None else sampled.logprobs.tell(len(samples.rows))
-        return StepResult(number, sampled.token_ids[:, None].tolist(), logprobs)
+        return _reading(number, sampled)
 
     @property
     def long_decode_tokens(self) -> int:
@@ -158,6 +163,19 @@ class ModelRunner:
         peak = torch.cuda.max_memory_allocated(self.device) - before
         torch.cuda.empty_cache()
         return int(peak)
+
+
+def _reading(number: int, sampled: Sampled) -> Callable[[], StepResult]:
+    """Sends it to the host; what is returned waits for it to arrive."""
+    asked = sampled.logprobs
+    copy = HostCopy(sampled.token_ids, *(asked.tensors() if asked else ()))
+
+    def read() -> StepResult:
+        token_ids, *told = copy.wait()
+        logprobs = Logprobs(asked.num_top, *told).tell(len(token_ids)) if asked else None
+        return StepResult(number, token_ids[:, None].tolist(), logprobs)
+
+    return read
 
 
 def _eos_token_ids(model: PreTrainedModel, vocab_size: int) -> tuple[int, ...]:

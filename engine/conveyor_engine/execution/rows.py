@@ -5,12 +5,11 @@ finds its inputs where they were made. Knows rows, not requests.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from conveyor_engine.execution.transfer import to_device
 from conveyor_engine.wire.step import AdmittedRow, StepPlan
 
 
@@ -53,9 +52,3 @@ class Rows:
 
     def _to_device(self, values: Sequence[int] | Sequence[tuple[int, ...]]) -> torch.Tensor:
         return to_device(np.array(values, dtype=np.int32), self._device)
-
-
-def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
-    """The same numbers there, without waiting for the device."""
-    tensor = torch.from_numpy(array)
-    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)

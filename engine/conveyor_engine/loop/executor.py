@@ -4,6 +4,7 @@ Called by `core` and `step_runner`. `execution.model_runner` is the one for one 
 numbers (`wire.step`), no requests; it keeps the rows' state between steps. Torch-free.
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
 from conveyor_engine.wire.request import ModelFacts
@@ -11,7 +12,7 @@ from conveyor_engine.wire.step import StepPlan, StepResult
 
 
 class Executor(Protocol):
-    """Steps run one at a time, in the order in which they come."""
+    """Steps run one at a time, in the order in which they are begun."""
 
     @property
     def facts(self) -> ModelFacts:
@@ -23,8 +24,12 @@ class Executor(Protocol):
         """A lone request of so many tokens runs what no other step does, for warm-up; 0: none."""
         ...
 
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Raises whatever the model, its kernels or the device raise; then the plan's rows may hold anything."""
+    def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
+        """Gives the step to the device. What is returned, called once, waits for the result.
+
+        The next step may be begun before that: it finds what this one samples in its rows. Both raise whatever the
+        model, its kernels or the device raise; then the plan's rows may hold anything.
+        """
         ...
 
     def free_memory(self) -> None:

@@ -1,15 +1,18 @@
-"""Steps run ahead: the next one is planned while the executor still computes those before it.
+"""Steps run ahead: the next one is planned and begun while the device still computes those before it.
 
-Used by `core` where it is told to overlap. The executor has a thread of its own, which runs the steps in their order;
-results are taken a step late. Torch-free.
+Used by `core` where it is told to overlap. The executor has a thread of its own, which begins the steps in their order
+and waits for none; results are read here, a step late. So a device has its next step before this one's tokens have
+come to the host. A CPU computes in that thread, and so beside what is planned here. Torch-free.
 """
 
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Executor as Pool
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 from conveyor_engine.loop.executor import Executor
-from conveyor_engine.loop.step_runner import log_failure, recover
+from conveyor_engine.loop.step_runner import conclude, recover
 from conveyor_engine.scheduling.scheduler import Scheduler
 from conveyor_engine.wire.step import StepPlan, StepResult
 
@@ -27,7 +30,7 @@ class Overlap:
         self._executor = executor
         self._pool = pool or ThreadPoolExecutor(max_workers=1, thread_name_prefix="executor")
         self._num_ahead = num_ahead
-        self._begun: deque[tuple[StepPlan, Future[StepResult]]] = deque()
+        self._begun: deque[tuple[StepPlan, Future[Callable[[], StepResult]]]] = deque()
         self._failed = False  # set by the executor's thread, cleared when nothing is begun
 
     def step(self, scheduler: Scheduler, plan: StepPlan | None) -> None:
@@ -36,29 +39,32 @@ class Overlap:
         Raises what a step of one harmless token raises, if it comes to that: then the device is broken.
         """
         if plan is not None:
-            self._begun.append((plan, self._pool.submit(self._execute, plan)))
+            self._begun.append((plan, self._pool.submit(self._begin, plan)))
         if self._begun and (plan is None or len(self._begun) > self._num_ahead):
             self._end_oldest(scheduler)
 
-    def _execute(self, plan: StepPlan) -> StepResult:
+    def _begin(self, plan: StepPlan) -> Callable[[], StepResult]:
         if self._failed:
             raise _StepBeforeFailed
         try:
-            return self._executor.execute(plan)
+            return self._executor.begin(plan)
         except BaseException:
             self._failed = True
             raise
 
     def _end_oldest(self, scheduler: Scheduler) -> None:
         plan, future = self._begun.popleft()
-        if future.exception() is None:
-            scheduler.update(future.result())
+        if conclude(scheduler, plan, partial(_wait, future)):
             return
-        log_failure(plan, future.exception())
         del future  # its traceback holds tensors, and the retry needs memory
         while self._begun:
-            newer, never_begun = self._begun.pop()
-            never_begun.exception()  # the executor is idle when the last of them has been refused
+            newer, not_wanted = self._begun.pop()
+            not_wanted.exception()  # the executor's thread is idle when the last of them is begun or refused
             scheduler.withdraw(newer)
         self._failed = False
         recover(scheduler, self._executor, plan)
+
+
+def _wait(begun: Future[Callable[[], StepResult]]) -> StepResult:
+    """Until it is begun, then for its result."""
+    return begun.result()()

@@ -212,13 +212,17 @@ def run(channel: Channel, load: Load) -> int:
 
 
 def _load(config: EngineConfig, channel: Channel) -> EngineCore:
-    """Where answers are held back until a whole batch is done, only this process sees their stop strings in time."""
+    """Where answers are held back until a whole batch is done, only this process sees their stop strings in time.
+
+    Steps run ahead where the device works beside the host. On a CPU they gain nothing (docs/benchmarks.md).
+    """
     tokenizer = Tokenizer(Path(config.model)) if config.batching_mode == "static" else None
 
     def progress(line: str) -> None:
         channel.send(Progress(line))
 
-    return EngineCore(config, build_runner(config, progress), progress, tokenizer)
+    runner = build_runner(config, progress)
+    return EngineCore(config, runner, progress, tokenizer, overlap=runner.facts.device != "cpu")
 
 
 def _reason(error: Exception) -> FailureReason:

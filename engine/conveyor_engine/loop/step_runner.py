@@ -5,10 +5,11 @@ that fail.
 """
 
 import logging
+from collections.abc import Callable
 
 from conveyor_engine.loop.executor import Executor
 from conveyor_engine.scheduling.scheduler import Scheduler
-from conveyor_engine.wire.step import StepPlan
+from conveyor_engine.wire.step import StepPlan, StepResult
 
 FAILED = "the engine could not compute this request: the step with it failed, and once more in a smaller batch"
 _log = logging.getLogger(__name__)
@@ -16,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 def run_step(scheduler: Scheduler, executor: Executor, plan: StepPlan) -> None:
     """Computes the plan and tells the scheduler. Raises what `recover` raises."""
-    if not _run(scheduler, executor, plan):
+    if not conclude(scheduler, plan, lambda: executor.begin(plan)()):
         recover(scheduler, executor, plan)
 
 
@@ -31,27 +32,25 @@ def recover(scheduler: Scheduler, executor: Executor, plan: StepPlan) -> None:
     failed = [half for half in scheduler.halve(plan) if not _run_or_fail(scheduler, executor, half)]
     if failed:
         with scheduler.lend() as harmless:
-            executor.execute(harmless)
+            executor.begin(harmless)()
 
 
-def log_failure(plan: StepPlan, error: BaseException | None) -> None:
-    """One line of the log, with the traceback."""
-    _log.error("event=step_failed requests=%d tokens=%d", len(plan.rows), sum(plan.num_tokens), exc_info=error)
+def conclude(scheduler: Scheduler, plan: StepPlan, result: Callable[[], StepResult]) -> bool:
+    """Tells the scheduler the result. False if the step raised, which is logged with its traceback.
 
-
-def _run(scheduler: Scheduler, executor: Executor, plan: StepPlan) -> bool:
-    """False if the step raised. The error goes no further: its traceback holds tensors, and the retry needs memory."""
+    The error goes no further: its traceback holds tensors, and the retry needs memory.
+    """
     try:
-        result = executor.execute(plan)
-    except Exception as error:  # whatever a model, its kernels or the device raise: the other requests go on
-        log_failure(plan, error)
+        told = result()
+    except Exception:  # whatever a model, its kernels or the device raise: the other requests go on
+        _log.exception("event=step_failed requests=%d tokens=%d", len(plan.rows), sum(plan.num_tokens))
         return False
-    scheduler.update(result)
+    scheduler.update(told)
     return True
 
 
 def _run_or_fail(scheduler: Scheduler, executor: Executor, plan: StepPlan) -> bool:
-    if _run(scheduler, executor, plan):
+    if conclude(scheduler, plan, lambda: executor.begin(plan)()):
         return True
     scheduler.fail(plan, FAILED)
     executor.free_memory()

@@ -23,10 +23,10 @@ class Recorder:
         self.long_decode_tokens = executor.long_decode_tokens
         self._steps: list[tuple[StepPlan, StepResult]] = []
 
-    def execute(self, plan: StepPlan) -> StepResult:
-        result = self._executor.execute(plan)
+    def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
+        result = self._executor.begin(plan)()
         self._steps.append((plan, result))
-        return result
+        return lambda: result
 
     def free_memory(self) -> None:
         self._executor.free_memory()
@@ -44,10 +44,10 @@ class Replay:
         self.facts = facts
         self._steps = iter(msgspec.msgpack.decode(trace, type=list[tuple[StepPlan, StepResult]]))
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
         recorded, result = next(self._steps)
         assert plan == recorded
-        return result
+        return lambda: result
 
     def free_memory(self) -> None:
         raise AssertionError("no step of a trace raises")

@@ -2,14 +2,20 @@
 
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
+from tests.engine.builders import AtOnce, make_facts, make_request, result_of
 from tests.engine.loop.test_plain_steps import MODES, ask_for_everything, run_out_of_memory
-from tests.engine.references import Reference, add, run, tokens_of
+from tests.engine.references import MAX_TOKENS, Reference, add, run, tokens_of
 
+from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.loop import process
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.loop.executor import Executor
+from conveyor_engine.loop.process import Disconnected, EngineLoop
+from conveyor_engine.wire.messages import Add, Step
 from conveyor_engine.wire.request import FinishReason
 from conveyor_engine.wire.step import StepPlan, StepResult
 
@@ -43,9 +49,9 @@ class Waits:
         self.free_memory = executor.free_memory
         self.may_end = threading.Event()
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
         assert self.may_end.wait(60)
-        return self._executor.execute(plan)
+        return self._executor.begin(plan)
 
 
 def make_waiting(ref: Reference) -> tuple[EngineCore, Waits]:
@@ -70,6 +76,92 @@ def test_the_next_step_is_planned_while_the_executor_computes(
     add(core, "a", ref.prompts[0])
     assert tokens_of(run(core)["a"]) == ref.answers[0]
     assert None not in plans[:2]
+
+
+class ReadLate:
+    """An executor whose results cannot be read until the step after them is begun, but for the last."""
+
+    def __init__(self, executor: Executor, num_steps: int) -> None:
+        self._executor = executor
+        self.facts, self.long_decode_tokens = executor.facts, executor.long_decode_tokens
+        self.free_memory = executor.free_memory
+        self._begun = [threading.Event() for _ in range(num_steps)]
+
+    def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
+        read = self._executor.begin(plan)
+        self._begun[plan.number].set()
+
+        def read_late() -> StepResult:
+            assert all(event.wait(60) for event in self._begun[: plan.number + 2])
+            return read()
+
+        return read_late
+
+
+def test_a_steps_inputs_are_built_before_the_tokens_of_the_step_before_are_read(reference: GetReference) -> None:
+    ref = reference("llama")
+    core = EngineCore(ref.make_config(), ReadLate(ref.make_core().executor, num_steps=MAX_TOKENS), overlap=True)
+    add(core, "a", ref.prompts[0])
+    assert tokens_of(run(core)["a"]) == ref.answers[0]
+
+
+def test_the_engine_process_gives_every_answer_when_steps_run_ahead(reference: GetReference) -> None:
+    ref = reference("llama")
+    core = ref.make_core(overlap=True)
+    requests = [
+        make_request(str(n), prompt, max_tokens=MAX_TOKENS, temperature=0.0) for n, prompt in enumerate(ref.prompts)
+    ]
+
+    class Channel:
+        """The requests come one by one; the other side leaves when all are answered."""
+
+        def __init__(self) -> None:
+            self.told: dict[str, list[int]] = {request.request_id: [] for request in requests}
+            self._waiting = list(requests)
+
+        def receive(self, timeout_seconds: float | None) -> list[Add]:
+            if not self._waiting and not core.has_unfinished():
+                raise Disconnected
+            return [Add.of([self._waiting.pop(0)])] if self._waiting else []
+
+        def send(self, message: Step) -> None:
+            for output in message.outputs:
+                self.told[output.request_id] += output.new_token_ids
+
+    channel: Any = Channel()
+    pulse: Any = nullcontext()
+    with pytest.raises(Disconnected):
+        EngineLoop(core, channel, pulse).run()
+    assert list(channel.told.values()) == ref.answers
+
+
+@pytest.mark.parametrize(("device", "runs_ahead"), [("cpu", False), ("cuda", True)])
+def test_steps_run_ahead_where_the_device_works_beside_the_host(
+    monkeypatch: pytest.MonkeyPatch, device: str, runs_ahead: bool
+) -> None:
+    class Counts:
+        """The most steps that were begun and not read."""
+
+        facts, long_decode_tokens = make_facts(device=device), 0
+        num_open = most = 0
+
+        def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
+            self.num_open += 1
+            self.most = max(self.most, self.num_open)
+            return lambda: self._read(plan)
+
+        def _read(self, plan: StepPlan) -> StepResult:
+            self.num_open -= 1
+            return result_of(plan)
+
+    runner = Counts()
+    monkeypatch.setattr(process, "build_runner", lambda *_: runner)
+    channel: Any = None
+    monkeypatch.setattr("conveyor_engine.loop.overlap.ThreadPoolExecutor", lambda **_: AtOnce())
+    core = process._load(EngineConfig(model="none", warmup=False), channel)
+    core.add_request(make_request("a"))
+    run(core)
+    assert runner.most == 1 + runs_ahead
 
 
 def test_an_abort_while_a_step_runs_frees_everything_at_once_and_disturbs_nobody(reference: GetReference) -> None:
@@ -118,10 +210,10 @@ def test_a_step_that_fails_while_the_next_is_begun_ends_as_many_as_in_turn(
 
 def test_a_device_that_breaks_while_the_next_step_is_begun_ends_the_engine(reference: GetReference) -> None:
     class Breaks(Waits):
-        def execute(self, plan: StepPlan) -> StepResult:
+        def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
             if plan.number > 1:
                 raise RuntimeError("CUDA error: an illegal memory access was encountered")
-            return super().execute(plan)
+            return super().begin(plan)
 
     ref = reference("llama")
     broken = Breaks(ref.make_core().executor)

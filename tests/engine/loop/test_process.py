@@ -136,7 +136,7 @@ import runpy, sys, types, warnings
 def broken(*_, **__):
     warnings.warn("odd\\nand odder")
     raise RuntimeError("two\\nlines")
-sys.modules["conveyor_engine.execution.model_runner"] = types.SimpleNamespace(ModelRunner=broken)
+sys.modules["conveyor_engine.execution.build"] = types.SimpleNamespace(build_runner=broken)
 runpy.run_module("conveyor_engine.loop.process", run_name="__main__", alter_sys=True)
 """
 

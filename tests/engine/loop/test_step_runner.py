@@ -1,5 +1,7 @@
 """A step that raises: which requests go on, which end, and when the engine ends."""
 
+from collections.abc import Callable
+
 import pytest
 from tests.engine.builders import PretendedModel, make_request, make_scheduler, next_token
 
@@ -87,7 +89,7 @@ def test_a_finished_row_keeps_its_answer_when_a_later_step_of_its_batch_fails() 
 class Broken(PretendedModel):
     """A device that no step succeeds on any more."""
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
 

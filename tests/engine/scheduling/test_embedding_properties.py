@@ -7,6 +7,7 @@ else shows up in somebody's answer.
 import struct
 import zlib
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -40,7 +41,7 @@ class PretendedEncoder:
     def free_memory(self) -> None:
         pass
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
         brought = {row.row: row for row in plan.admitted}
         assert brought.keys() == set(plan.rows)
         assert set(plan.num_computed_tokens) == {0}, "no prompt is cut"
@@ -54,7 +55,7 @@ class PretendedEncoder:
         vectors = [vector_of(brought[row].token_ids) for row in plan.rows]
         if self.breaks:
             self.breaks, vectors[0] = False, b""
-        return StepResult(plan.number, [], vectors=vectors)
+        return lambda: StepResult(plan.number, [], vectors=vectors)
 
 
 class EmbeddingHistory(RuleBasedStateMachine):
@@ -178,7 +179,7 @@ def test_no_history_loses_a_prompt_or_a_part_of_it(monkeypatch: pytest.MonkeyPat
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
         machine,
         settings=settings(
-            max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=100, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )
     own = {"stop", "abort", "error", "longer than the budget"}

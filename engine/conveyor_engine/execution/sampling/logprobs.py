@@ -12,7 +12,7 @@ from conveyor_engine.wire.request import TokenLogprobs
 
 @dataclass(slots=True)
 class Logprobs:
-    """Of the rows that asked for them, still on the device."""
+    """Of the rows that asked for them."""
 
     num_top: dict[int, int]  # by row: how many of the best tokens it asked for
     chosen: torch.Tensor  # int64 (rows that asked,)
@@ -20,12 +20,15 @@ class Logprobs:
     top: torch.Tensor  # int64 (rows that asked, the most that any asked for)
     top_values: torch.Tensor  # float32, the same shape
 
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """All of them, in the order in which they are made into another."""
+        return self.chosen, self.chosen_values, self.top, self.top_values
+
     def tell(self, num_rows: int) -> list[list[TokenLogprobs] | None]:
         """One entry for each row of logits, None for those that did not ask."""
         told: list[list[TokenLogprobs] | None] = [None] * num_rows
-        columns = (self.chosen, self.chosen_values, self.top, self.top_values)
         for (row, count), token_id, value, ids, values in zip(
-            self.num_top.items(), *(column.tolist() for column in columns), strict=True
+            self.num_top.items(), *(column.tolist() for column in self.tensors()), strict=True
         ):
             told[row] = [TokenLogprobs.of(token_id, value, ids[:count], values[:count])]
         return told

@@ -3,9 +3,9 @@
 import numpy as np
 import torch
 
-from conveyor_engine.execution.rows import to_device
 from conveyor_engine.execution.sampling.processor import Int64, Samples
 from conveyor_engine.execution.sampling.row_values import RowValues
+from conveyor_engine.execution.transfer import to_device
 from conveyor_engine.wire.step import RowSampling
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from conveyor_engine.execution.rows import to_device
+from conveyor_engine.execution.transfer import to_device
 from conveyor_engine.wire.step import RowSampling
 
 ALWAYS = np.iinfo(np.int64).max

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from conveyor_engine.execution.rows import to_device
+from conveyor_engine.execution.transfer import to_device
 
 
 class RowValues:

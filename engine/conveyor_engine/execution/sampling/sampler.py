@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from conveyor_engine.execution.rows import to_device
 from conveyor_engine.execution.sampling.cuts import SORTED_AT_ONCE, Cuts
 from conveyor_engine.execution.sampling.draw import BLOCK, Choices, uniform_numbers
 from conveyor_engine.execution.sampling.logprobs import Logprobs, compute_logprobs
 from conveyor_engine.execution.sampling.min_tokens import MinTokens
 from conveyor_engine.execution.sampling.processor import Int64, LogitProcessor, Pipeline, Samples
 from conveyor_engine.execution.sampling.temperature import GREEDY_BELOW, Temperature
+from conveyor_engine.execution.transfer import to_device
 from conveyor_engine.wire.step import RowSampling
 
 _GREEDY, _DRAWS_FROM_ALL, _DRAWS_FROM_PART = range(3)

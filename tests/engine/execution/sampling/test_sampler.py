@@ -274,21 +274,38 @@ def test_each_row_is_held_to_its_own_min_tokens() -> None:
     assert seen == [[5, 4], [EOS, 4], [EOS, EOS]]
 
 
-def test_what_the_rows_ask_for_is_done_at_once_and_not_row_by_row() -> None:
-    class Operations(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            counted[func.overloadpacket.__name__] += 1
-            return func(*args, **(kwargs or {}))
+class Operations(TorchDispatchMode):
+    """Counts torch's operations by name."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.counted: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counted[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_what_the_rows_ask_for_is_done_at_once_and_not_row_by_row() -> None:
     counts = []
     for rows in (8, 64):
         asked = [row(temperature=i % 2, min_tokens=9, logprobs=1, top_p=0.9, seed=i) for i in range(rows)]
         shared, logits = admit(asked, 8), torch.zeros(rows, 8)
-        counted: Counter[str] = Counter()
-        with Operations():
+        with Operations() as operations:
             shared.sample(logits, samples(rows))
-        counts.append(counted)
+        counts.append(operations.counted)
     assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize(("params", "waits"), [({}, False), ({"temperature": 0.5}, False), ({"top_p": 0.9}, True)])
+def test_only_cuts_wait_for_what_the_device_computes(params: dict[str, Any], waits: bool) -> None:
+    """The host has to know which rows the first candidates do not serve. Nothing else makes a device stand still."""
+    rows = [row(temperature=0, min_tokens=9, logprobs=1), row(min_tokens=9, seed=1, **params)]
+    shared = admit(rows, 1000)
+    with Operations() as operations:
+        shared.sample(torch.randn(2, 1000), samples(2))
+    waiting = {"_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "unique"}
+    assert bool(waiting & operations.counted.keys()) == waits
 
 
 def test_log_probabilities_are_the_models_own_and_only_for_those_who_ask() -> None:
