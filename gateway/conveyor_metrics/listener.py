@@ -33,20 +33,12 @@ class ApiConnection(Connection):
 
     __slots__ = ()
 
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
+    def refuse(
+        self, request: web.BaseRequest, status: int, error: BaseException | None, said: str | None
     ) -> web.StreamResponse:
         if status >= 500:
-            logger.error("event=internal_error method=%s path=%s", request.method, request.path, exc_info=exc)
-        if request.writer.output_size > 0:
-            raise ConnectionError("an answer has begun, no other can follow")
-        answer = refuse_outside(status, message)
-        answer.force_close()
-        return answer
+            logger.error("event=internal_error method=%s path=%s", request.method, request.path, exc_info=error)
+        return refuse_outside(status, said)
 
 
 @dataclass(frozen=True, slots=True)

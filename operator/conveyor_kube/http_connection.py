@@ -44,7 +44,7 @@ _OPTIONS: Final[dict[str, Any]] = {
 
 
 class Connection(web.RequestHandler):
-    """One connection. Subclasses say how refusals look: `full_answer` and `handle_error`."""
+    """One connection. Subclasses say how refusals look: `full_answer` and `refuse`."""
 
     __slots__ = (
         "_ahead",
@@ -233,6 +233,26 @@ class Connection(web.RequestHandler):
         self._read(b"")  # what came with the request
         if ahead:
             self.data_received(ahead)
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """The last answer of a connection: to what is no request, or to a bug of the handler."""
+        answer = self.refuse(request, status, exc, message)
+        if request.writer.output_size > 0:
+            raise ConnectionError("an answer has begun, no other can follow")
+        answer.force_close()
+        return answer
+
+    def refuse(
+        self, request: web.BaseRequest, status: int, error: BaseException | None, said: str | None
+    ) -> web.StreamResponse:
+        """`said` is the parser's word for what is wrong, below 500."""
+        return super().handle_error(request, status, error, said)
 
     def _expect_head(self) -> None:
         """A head that begins, or should, must be there in time."""

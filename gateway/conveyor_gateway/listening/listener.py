@@ -37,30 +37,22 @@ class _Connection(Connection):
 
     full_answer = _build_full()
 
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
+    def refuse(
+        self, request: web.BaseRequest, status: int, error: BaseException | None, said: str | None
     ) -> web.StreamResponse:
-        if isinstance(exc, LineTooLong):
-            error: GatewayError = HeadersTooLarge(
+        if isinstance(error, LineTooLong):
+            refusal: GatewayError = HeadersTooLarge(
                 f"the request line and each header may have {MAX_LINE_BYTES} bytes, together {MAX_HEAD_BYTES}",
                 Code.HEADERS_TOO_LARGE,
             )
         elif status < 500:
-            error = InvalidRequest(
-                f"this is no HTTP request: {(message or 'malformed').strip()[:200]}", Code.MALFORMED_HTTP
+            refusal = InvalidRequest(
+                f"this is no HTTP request: {(said or 'malformed').strip()[:200]}", Code.MALFORMED_HTTP
             )
         else:
-            logger.error("event=internal_error path=%s", request.path, exc_info=exc)
-            error = InternalError("the gateway failed; the request's id is in its log", Code.INTERNAL_ERROR)
-        if request.writer.output_size > 0:
-            raise ConnectionError("an answer has begun, no other can follow")
-        answer = build_error(error, find_request_id(request))
-        answer.force_close()
-        return answer
+            logger.error("event=internal_error path=%s", request.path, exc_info=error)
+            refusal = InternalError("the gateway failed; the request's id is in its log", Code.INTERNAL_ERROR)
+        return build_error(refusal, find_request_id(request))
 
 
 class Listener:
