@@ -4,7 +4,6 @@ import asyncio
 import json
 import re
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from jsonschema import Draft202012Validator
 from tests.gateway.engine_servers import Engine, answering, running_engine
 from tests.gateway.process import GatewayProcess
 from tests.gateway.stack import Stack
+from tests.openapi import find_references
 
 from conveyor_api.endpoints import ENDPOINTS
 from conveyor_engine.serving.http.openapi import build_document as build_engine_document
@@ -45,17 +45,6 @@ def find_responses(document: Json, path: str, method: str = "get") -> Json:
 
 def find_codes(response: Json) -> set[str]:
     return set(re.findall(r"`([a-z_]+)`:", response["description"].partition("By the gateway")[2]))
-
-
-def find_references(value: object) -> Iterator[str]:
-    if isinstance(value, dict):
-        if isinstance(reference := value.get("$ref"), str):
-            yield reference
-        for each in value.values():
-            yield from find_references(each)
-    elif isinstance(value, list):
-        for each in value:
-            yield from find_references(each)
 
 
 def check(document: Json, path: str, status: int, body: Json, method: str = "get") -> None:

@@ -8,6 +8,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from pydantic import BaseModel, ValidationError
 from tests.engine.processes import EngineServer
+from tests.openapi import find_references
 
 from conveyor_engine.serving.http.app import ROUTES
 from conveyor_engine.serving.http.openapi import build_document
@@ -98,17 +99,6 @@ def test_the_document_is_whole() -> None:
         Draft202012Validator.check_schema(schema)
     references = set(find_references(DOCUMENT))
     assert references == {f"#/components/schemas/{name}" for name in DOCUMENT["components"]["schemas"]}
-
-
-def find_references(value: object) -> Iterator[str]:
-    if isinstance(value, dict):
-        if isinstance(reference := value.get("$ref"), str):
-            yield reference
-        for each in value.values():
-            yield from find_references(each)
-    elif isinstance(value, list):
-        for each in value:
-            yield from find_references(each)
 
 
 def find_answer(path: str, status: int, method: str = "get") -> dict[str, Any]:

@@ -1,0 +1,15 @@
+"""Reading OpenAPI documents."""
+
+from collections.abc import Iterator
+
+
+def find_references(value: object) -> Iterator[str]:
+    """Every `$ref` within."""
+    if isinstance(value, dict):
+        if isinstance(reference := value.get("$ref"), str):
+            yield reference
+        for each in value.values():
+            yield from find_references(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from find_references(each)
