@@ -92,6 +92,7 @@ class Operator:
                 beside.append(tasks.create_task(self.keeper.run()))
 
             async def end() -> None:
+                stop.set()  # after a signal Kopf's own task still waits for it
                 for task in beside:
                     task.cancel()
                 await asyncio.wait(beside)

@@ -87,7 +87,7 @@ def crd_removed(stage: Stage) -> Iterator[None]:
 
 
 def test_the_process_works_tells_the_truth_and_ends_on_sigterm(stage: Stage) -> None:
-    with process(stage) as running, Kubelet(stage.space, ready):
+    with process(stage, "--log-level=debug") as running, Kubelet(stage.space, ready):
         wait_until("it is ready", lambda: running.get("/readyz")[0] == 200, 60)
         assert running.get("/livez") == (200, "alive; waiting: for nothing\n")
         stage.space.make_service()
@@ -99,6 +99,7 @@ def test_the_process_works_tells_the_truth_and_ends_on_sigterm(stage: Stage) -> 
         assert 'conveyor_operator_api_calls_total{resource="deployments",status="2xx",verb="patch"}' in metrics
         assert running.end(signal.SIGTERM) == 0
         assert "event=stopped" in running.log[-1]
+    assert [line for line in running.log if "Hung tasks stopping is skipped: no tasks given." in line]
     assert not [line for line in running.log if "Traceback" in line]
     applied = [line for line in running.log if "event=apply key=" in line]
     assert applied
