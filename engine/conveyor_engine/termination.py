@@ -30,13 +30,23 @@ def write_facts(model: Path) -> None:
 
 def find_context_length(model: Path) -> int | None:
     """The longest context that the model in this folder was made for, in tokens."""
-    try:
-        config = json.loads((model / "config.json").read_text())
-        text = config.get("text_config", config)
-        length = text.get("max_position_embeddings", text.get("n_positions"))
-    except (OSError, ValueError, AttributeError, RecursionError):
+    config, limits = _read_object(model / "config.json"), _read_object(model / "sentence_bert_config.json")
+    text = config.get("text_config", config)
+    if not isinstance(text, dict):
         return None  # the engine says what is wrong with it
-    return length if type(length) is int and length > 1 else None
+    lengths = (text.get("max_position_embeddings", text.get("n_positions")), limits.get("max_seq_length"))
+    if type(lengths[0]) is not int or lengths[0] <= 1:
+        return None
+    return min(length for length in lengths if type(length) is int and length > 1)
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """Empty if there is none."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def _write(content: dict[str, Any]) -> None:

@@ -53,7 +53,7 @@ class ModelStatus(_StatusModel):
     uri: Annotated[str, Field(max_length=512)] | None = None
     """Source of the model that `contextLength` is about."""
     context_length: Annotated[int, Field(ge=2, le=MAX_CONTEXT_LENGTH)] | None = None
-    """Longest context that the model was made for, in tokens, as its config.json says; an edit that asks for more is
+    """Longest context that the model was made for, in tokens, as its files say; an edit that asks for more is
     refused, and the pods run on."""
 
 

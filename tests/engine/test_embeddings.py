@@ -213,9 +213,8 @@ def test_the_facts_tell_what_the_model_is(tmp_path: Path) -> None:
     assert [n for n in range(1, 100) if facts.embedding.allows(n)] == [8, 16, SIZE]
     write_files(tmp_path, "pooling_mode_cls_token", normalizes=True, max_seq_length=32)
     assert make_core(tmp_path).facts.max_model_len == 32
-    assert make_core(tmp_path, max_model_len=60).facts.max_model_len == 60
-    with pytest.raises(ConfigError, match="made for at most 64 tokens"):
-        make_core(tmp_path, max_model_len=65)
+    with pytest.raises(ConfigError, match="made for at most 32 tokens"):
+        make_core(tmp_path, max_model_len=33)
 
 
 def test_warm_up_computes_the_largest_batch_and_the_longest_prompt(encoder: GetEncoder) -> None:

@@ -29,6 +29,13 @@ def test_the_longest_context_is_what_the_config_says(tmp_path: Path, config: str
     assert find_context_length(tmp_path) == length
 
 
+def test_a_model_that_embeds_may_have_been_made_for_less(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 512}')
+    for limits, length in (('{"max_seq_length": 256}', 256), ('{"max_seq_length": null}', 512), ("[]", 512)):
+        (tmp_path / "sentence_bert_config.json").write_text(limits)
+        assert find_context_length(tmp_path) == length
+
+
 def test_a_fetch_says_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = tmp_path / "termination-log"
     monkeypatch.setenv("TERMINATION_LOG", str(told))

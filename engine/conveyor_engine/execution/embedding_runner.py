@@ -54,12 +54,8 @@ class EmbeddingRunner:
         self._pooling = read_pooling(Path(config.model))
         max_num_seqs, max_num_batched_tokens = choose_batch_limits(config, self.device)
         self.model = self._load(config, model_config, dtype, progress)
-        positions = find_context(model_config)
-        limit = None if positions is None else positions - self._first_position
-        if config.max_model_len is None and limit is not None and self._pooling.max_seq_length is not None:
-            limit = min(limit, self._pooling.max_seq_length)
         self.facts = ModelFacts(
-            max_model_len=choose_max_model_len(config, limit),
+            max_model_len=choose_max_model_len(config, self._find_limit(model_config)),
             vocab_size=self.model.get_input_embeddings().num_embeddings,
             eos_token_ids=(),
             dtype=dtype_name(dtype),
@@ -93,6 +89,12 @@ class EmbeddingRunner:
         self._size = int(model_config.hidden_size)
         progress(f"event=model_loaded layers={len(probe.shapes)} seconds={time.monotonic() - started:.1f}")
         return model
+
+    def _find_limit(self, model_config: PretrainedConfig) -> int | None:
+        """Tokens of the longest prompt that the model was made for, if anything says so."""
+        positions = find_context(model_config)
+        usable = None if positions is None else positions - self._first_position
+        return min((limit for limit in (usable, self._pooling.max_seq_length) if limit is not None), default=None)
 
     def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
         """One step: each row's prompt, which the plan brings, is computed whole and forgotten."""

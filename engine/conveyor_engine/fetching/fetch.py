@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from conveyor_engine.errors import ConfigError, ModelError
-from conveyor_engine.fetching.hub import HubFile, HubModel, describe_model, download
+from conveyor_engine.fetching.hub import POOLING_FILE, HubFile, HubModel, describe_model, download
 from conveyor_process.failure_reasons import FailureReason
 
 MARKER = ".conveyor-complete.json"
@@ -30,6 +30,7 @@ _CLAIM_URI = re.compile(r"pvc://[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?(?:/[A-Za-
 _WANTED = re.compile(
     r"config\.json|generation_config\.json|tokenizer\.json|tokenizer_config\.json|tokenizer\.model|vocab\.json"
     r"|merges\.txt|special_tokens_map\.json|added_tokens\.json|chat_template\.(?:jinja|json)"
+    rf"|modules\.json|sentence_bert_config\.json|{re.escape(POOLING_FILE)}"
 )
 _INDEX = "model.safetensors.index.json"
 _WEIGHTS = "model.safetensors"
@@ -147,8 +148,8 @@ def _fetch_files(model: HubModel, partial: Path) -> list[HubFile]:
 def _remove_strangers(partial: Path, files: Iterable[HubFile], good: set[HubFile]) -> None:
     """What `files` have no use for, as another commit's, so that it takes no room. Nobody serves from `partial`."""
     of_use = {file.name if file in good else _unfinished_name(file) for file in files}
-    for path in partial.iterdir():
-        if path.name not in of_use:
+    for path in list(partial.rglob("*")):
+        if not path.is_dir() and path.relative_to(partial).as_posix() not in of_use:
             path.unlink()
 
 
@@ -201,12 +202,13 @@ def _fetch_file(model: HubModel, file: HubFile, partial: Path) -> None:
             f"{file.digest}; the file is deleted",
             reason=FailureReason.CHECKSUM_MISMATCH,
         )
+    (partial / file.name).parent.mkdir(exist_ok=True)
     unfinished.rename(partial / file.name)
 
 
 def _unfinished_name(file: HubFile) -> str:
     """With the digest: other content is never resumed."""
-    return f"{file.name}.{file.digest[:16]}.unfinished"
+    return f"{file.name.replace('/', '.')}.{file.digest[:16]}.unfinished"
 
 
 def _is_good(file: HubFile, path: Path) -> bool:

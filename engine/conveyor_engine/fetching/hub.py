@@ -30,7 +30,8 @@ from conveyor_process.log import without_secrets
 logging.getLogger("huggingface_hub").handlers.clear()
 
 _TOKEN = re.compile(r"[!-~]*")
-_PLAIN_NAME = re.compile(r"[\w.+-]+")  # files in folders are never wanted, and names are not trusted
+_PLAIN_NAME = re.compile(r"[\w.+-]+")  # names are not trusted, and files in folders are not wanted ...
+POOLING_FILE = "1_Pooling/config.json"  # ... but this one, of models that embed
 _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")  # SHA-1 or SHA-256; a part of it becomes a part of a file's name
 _PROGRESS_SECONDS = 5.0
 _log = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ class HubFile:
 
 @dataclass(frozen=True, slots=True)
 class HubModel:
-    """One commit of a repository and the files at its root."""
+    """One commit of a repository, the files at its root, and the one below that may be wanted."""
 
     repository: str
     commit: str
@@ -64,11 +65,15 @@ def describe_model(repository: str, revision: str) -> HubModel:
         info = HfApi(endpoint=_endpoint(), token=_token()).model_info(
             repository, revision=revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
         )
-        files = tuple(_describe_file(s) for s in info.siblings or () if _PLAIN_NAME.fullmatch(s.rfilename))
+        files = tuple(_describe_file(s) for s in info.siblings or () if _is_known_form(s.rfilename))
         if info.sha is None or not _PLAIN_NAME.fullmatch(info.sha):
             raise _failed(f"{_shown_endpoint()} does not say which commit {revision} is")
     _log.info("event=revision_pinned repository=%s revision=%s commit=%s", repository, revision, info.sha)
     return HubModel(repository, info.sha, files)
+
+
+def _is_known_form(name: str) -> bool:
+    return name == POOLING_FILE or _PLAIN_NAME.fullmatch(name) is not None
 
 
 def _describe_file(sibling: Any) -> HubFile:

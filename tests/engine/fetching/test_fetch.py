@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
-from tests.engine.fetching.hubs import NOWHERE, WEIGHTS, Fetch, running_hub, start_fetch, write_repository
+from tests.engine.fetching.hubs import NOWHERE, WEIGHTS, Fetch, partial_of, running_hub, start_fetch, write_repository
 
 from conveyor_engine.errors import ModelError, StartError
 from conveyor_engine.fetching.fetch import MARKER
@@ -31,6 +31,31 @@ def test_only_what_the_engine_loads_is_fetched_and_marked(
     assert revision is not None
     assert json.loads((target / MARKER).read_text())["commit"] == revision.commit
     assert [path.name for path in target.parent.iterdir() if path.name.endswith(".partial")] == []
+
+
+def test_what_says_how_a_model_embeds_is_fetched_too(fetch_from: Fetch, hub: Hub, root: Path, target: Path) -> None:
+    (root / "org/tiny/1_Pooling").mkdir()
+    (root / "org/tiny/2_Dense").mkdir()
+    names = ("modules.json", "sentence_bert_config.json", "1_Pooling/config.json")
+    for name in (*names, "2_Dense/config.json", "1_Pooling/more.json"):
+        (root / "org/tiny" / name).write_text(json.dumps({"name": name}))
+    fetch_from(hub.url, "hf://org/tiny", target)
+    fetch_from(NOWHERE, "hf://org/tiny", target)
+    for name in names:
+        assert (target / name).read_bytes() == (root / "org/tiny" / name).read_bytes()
+    assert [path.name for path in (target / "1_Pooling").iterdir()] == ["config.json"]
+    assert not (target / "2_Dense").exists()
+    (target / "1_Pooling/config.json").write_text("{}")
+    fetch_from(hub.url, "hf://org/tiny", target)
+    assert json.loads((target / "1_Pooling/config.json").read_text()) == {"name": "1_Pooling/config.json"}
+
+
+def test_a_pooling_of_another_commit_is_not_kept(fetch_from: Fetch, hub: Hub, target: Path) -> None:
+    partial = partial_of(target)
+    (partial / "1_Pooling").mkdir()
+    (partial / "1_Pooling/config.json").write_text("{}")
+    fetch_from(hub.url, "hf://org/tiny", target)
+    assert not (target / "1_Pooling/config.json").exists()
 
 
 def test_a_complete_model_needs_no_hub(fetch_from: Fetch, hub: Hub, target: Path) -> None:
