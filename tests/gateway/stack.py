@@ -76,3 +76,9 @@ async def post(
         url, data=body, headers={name.replace("_", "-"): text for name, text in headers.items()}
     ) as got:
         return got.status, json.loads(await got.read()), got.headers
+
+
+async def get(http: aiohttp.ClientSession, url: str) -> tuple[int, Any]:
+    """Status and JSON of one answer."""
+    async with http.get(url) as answer:
+        return answer.status, json.loads(await answer.read())

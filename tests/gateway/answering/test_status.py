@@ -1,0 +1,59 @@
+"""Who says that requests are answered: the gateway at its root, an engine for its service."""
+
+import asyncio
+
+import aiohttp
+import pytest
+from aiohttp import web
+from tests.gateway.engine_servers import SlowEngine, answering, running_engine
+from tests.gateway.process import GatewayProcess
+from tests.gateway.stack import Stack, get
+
+from conveyor_gateway import __version__
+
+
+@pytest.mark.parametrize("base", ["", "/v1"])
+async def test_the_root_says_of_the_gateway_that_it_answers_and_which_it_is(
+    gateway: GatewayProcess, http: aiohttp.ClientSession, base: str
+) -> None:
+    for page in ("health", "ping"):
+        assert await get(http, f"{gateway.url}{base}/{page}") == (200, {"status": "ready"})
+    assert await get(http, f"{gateway.url}{base}/version") == (200, {"version": __version__})
+
+
+@pytest.mark.parametrize("base", ["", "/v1"])
+async def test_a_service_says_by_one_of_its_engines_that_it_answers(
+    stack: Stack, http: aiohttp.ClientSession, base: str
+) -> None:
+    url = f"{stack.gateway.url}/{stack.key}{base}"
+    assert (await get(http, f"{url}/health"))[1]["error"]["code"] == "no_engine"
+    assert await get(http, f"{url}/version") == (200, {"version": __version__})
+    async with (
+        running_engine(answering(web.json_response, data={"status": "draining"}, status=503)) as leaving,
+        running_engine(answering(web.json_response, data={"from": "the engine"})) as engine,
+    ):
+        await stack.add_engine(leaving.port)
+        status, body = await get(http, f"{url}/health")
+        assert (status, body["error"]["code"]) == (503, "engines_not_ready")
+        await stack.add_engine(engine.port)
+        for page in ("health", "ping", "version"):
+            assert await get(http, f"{url}/{page}") == (200, {"from": "the engine"})
+        async with http.get(
+            f"{stack.gateway.url}{base}/health", headers={"Host": f"qwen.{stack.cluster.namespace}"}
+        ) as a:
+            assert await a.json() == {"from": "the engine"}
+    assert {request.path for request, _ in engine.requests} == {"/health", "/ping", "/version"}
+    assert stack.demand()["in_flight"] == 0
+
+
+async def test_however_many_ask_whether_a_service_answers_its_engine_is_asked_once(
+    stack: Stack, http: aiohttp.ClientSession
+) -> None:
+    slow = SlowEngine()
+    async with running_engine(slow.handle) as engine:
+        await stack.add_engine(engine.port)
+        asking = [asyncio.create_task(get(http, f"{stack.gateway.url}/{stack.key}/health")) for _ in range(30)]
+        await stack.wait(lambda: slow.running > 0)
+        slow.gate.set()
+        assert {status for status, _ in await asyncio.gather(*asking)} == {200}
+    assert slow.most_running == 1
