@@ -2,16 +2,20 @@
 
 import json
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
 from pydantic import BaseModel, ValidationError
+from starlette.testclient import TestClient
 from tests.engine.processes import EngineServer
 from tests.openapi import find_references
 
+from conveyor_engine.serving.http import app
 from conveyor_engine.serving.http.app import ROUTES
 from conveyor_engine.serving.http.openapi import build_document
+from conveyor_engine.serving.metrics import EngineMetrics
 from conveyor_engine.serving.preparing.fields import ROWS, Place
 from conveyor_engine.serving.preparing.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
 
@@ -108,6 +112,15 @@ def find_answer(path: str, status: int, method: str = "get") -> dict[str, Any]:
 
 def test_a_real_engine_serves_it(server: EngineServer) -> None:
     assert server.get("/openapi.json").json() == DOCUMENT
+
+
+def test_it_is_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[int] = []
+    monkeypatch.setattr(app, "build_document", lambda: built.append(1) or {"openapi": "3.1.0"})
+    served = TestClient(app.build_app(SimpleNamespace(metrics=EngineMetrics("tiny"))))
+    for _ in range(2):
+        assert served.get("/openapi.json").json() == {"openapi": "3.1.0"}
+    assert built == [1]
 
 
 @pytest.mark.parametrize(
