@@ -19,10 +19,10 @@ def make_event(type: str, uid: str) -> dict[str, Any]:
 
 async def reconciled_uids(*events: dict[str, Any]) -> list[str]:
     """Of the resources that were there when a reconcile came to its end."""
-    store, done = Store(), []
+    store, done, told = Store(), [], asyncio.Event()
 
     async def reconcile(key: Key) -> Outcome:
-        await asyncio.sleep(0.01)
+        await told.wait()
         done.append(store.uid(key) or "none")
         return Outcome()
 
@@ -35,6 +35,7 @@ async def reconciled_uids(*events: dict[str, Any]) -> list[str]:
             store.put(WIDGET, event["uid"], Key(WIDGET, event["namespace"], event["name"]), event["uid"])
         await mark(**event)
         await asyncio.sleep(0)
+    told.set()
     async with asyncio.timeout(20):
         while workers._workers:  # noqa: ASYNC110  it has no event for it
             await asyncio.sleep(0.001)
