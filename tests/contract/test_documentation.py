@@ -34,7 +34,7 @@ async def expose() -> str:
     """All four parts' /metrics, one after the other."""
     gateway = Metrics()
     queues = Queues(asyncio.get_running_loop(), on_gone=gateway.forget)
-    gateway.registry.register(StateCollector(queues, Readiness([], 1), Memory(1)))
+    gateway.registry.register(StateCollector(queues, Readiness([]), Memory(1)))
     pages = [gateway.render(), EngineMetrics("m").render()]
     pages += [generate_latest(registry) for registry in (REGISTRY, OperatorMetrics().registry)]
     return b"".join(pages).decode()
