@@ -3,7 +3,7 @@
 What concerns one service (queue limit, time-outs) is not here: it comes with its InferenceService.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from conveyor_api.names import GATEWAY_ADMIN_PORT, GATEWAY_PORT, SYSTEM_NAMESPACE
@@ -83,8 +83,3 @@ PROGRAM = Program(
     Settings,
     _find_conflicts,
 )
-
-
-def parse_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
-    """Raises SettingsError; `--help` and unknown flags end the process, as argparse does."""
-    return PROGRAM.parse(arguments, environment)

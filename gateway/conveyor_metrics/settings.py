@@ -1,6 +1,5 @@
 """The metrics server's settings, as `conveyor_process.settings` reads them. Read once, by `__main__`."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,8 +37,3 @@ PROGRAM = Program(
     "Serve custom.metrics.k8s.io for InferenceServices, by asking the gateways at query time.",
     Settings,
 )
-
-
-def parse_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
-    """Raises SettingsError; `--help` and unknown flags end the process, as argparse does."""
-    return PROGRAM.parse(arguments, environment)

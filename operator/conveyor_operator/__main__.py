@@ -5,31 +5,21 @@ Kopf and the client library take seconds to import, so that happens after the fl
 
 import asyncio
 import logging
-import os
 import signal
 import sys
 
-from conveyor_operator.settings import Settings, parse_settings
-from conveyor_process.log import set_up_log
-from conveyor_process.settings import SettingsError
+from conveyor_operator.settings import PROGRAM, Settings
+from conveyor_process.running import run_program
 
 logger = logging.getLogger("conveyor_operator")
 
 
-def main() -> int:
-    """0 after SIGTERM or SIGINT, 2 for settings that cannot be used; raises, so code 1, what ends it otherwise."""
-    try:
-        settings = parse_settings(sys.argv[1:], os.environ)
-        set_up_log(settings.log_level, settings.log_format)
-        logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # one line per handler call otherwise
-        asyncio.run(_run(settings))
-    except SettingsError as error:
-        print(f"python -m conveyor_operator: {error}", file=sys.stderr)
-        return 2
-    return 0
+def _run(settings: Settings) -> None:
+    logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # one line per handler call otherwise
+    asyncio.run(_operate(settings))
 
 
-async def _run(settings: Settings) -> None:
+async def _operate(settings: Settings) -> None:
     from conveyor_operator.process import run_operator
 
     stop = asyncio.Event()
@@ -38,6 +28,11 @@ async def _run(settings: Settings) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     await run_operator(settings, stop)
     logger.info("event=stopped")
+
+
+def main() -> int:
+    """The exit code."""
+    return run_program(PROGRAM, _run)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """The operator's settings, as `conveyor_process.settings` reads them. Read once, by `__main__`, and passed on."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from conveyor_api import names
@@ -50,8 +49,3 @@ PROGRAM = Program(
     "Brings InferenceServices about: Deployments, Services, autoscalers and their status.",
     Settings,
 )
-
-
-def parse_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
-    """Raises SettingsError; `--help` and unknown flags end the process, as argparse does."""
-    return PROGRAM.parse(arguments, environment)

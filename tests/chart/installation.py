@@ -36,9 +36,9 @@ RELEASE = "conveyor"
 API_SERVICES_PATH = "/apis/apiregistration.k8s.io/v1/apiservices"
 PROCESSES = ("operator", "gateway", "metrics")
 PARSERS: dict[str, Callable[[Sequence[str], dict[str, str]], object]] = {
-    "conveyor-operator": conveyor_operator.settings.parse_settings,
-    "conveyor-gateway": conveyor_gateway.settings.parse_settings,
-    "conveyor-metrics": conveyor_metrics.settings.parse_settings,
+    "conveyor-operator": conveyor_operator.settings.PROGRAM.parse,
+    "conveyor-gateway": conveyor_gateway.settings.PROGRAM.parse,
+    "conveyor-metrics": conveyor_metrics.settings.PROGRAM.parse,
 }
 
 # Who did what, without bodies; the control plane's own work is left out.

@@ -141,7 +141,7 @@ def test_values_reach_the_processes() -> None:
     assert operator["gateway-url"] == "https://inference.example.com"
     assert gateway["public-hosts"] == "inference.example"
     spec = pods_of(objects)["conveyor-gateway"]
-    settings = conveyor_gateway.settings.parse_settings(spec["containers"][0]["args"], {})
+    settings = conveyor_gateway.settings.PROGRAM.parse(spec["containers"][0]["args"], {})
     assert settings.drain_timeout_seconds == 30
     assert spec["terminationGracePeriodSeconds"] > settings.drain_delay_seconds + settings.drain_timeout_seconds
     assert {args[name]["log-level"] for name in args} == {"debug"}

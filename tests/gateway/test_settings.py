@@ -2,28 +2,28 @@
 
 import pytest
 
-from conveyor_gateway.settings import Settings, parse_settings
+from conveyor_gateway.settings import PROGRAM, Settings
 from conveyor_process.settings import SettingsError
 
 
 def test_without_flags_and_variables_the_defaults_hold() -> None:
-    assert parse_settings([], {}) == Settings()
+    assert PROGRAM.parse([], {}) == Settings()
 
 
 def test_a_flag_wins_over_a_variable_and_a_variable_over_the_default() -> None:
     environment = {"CONVEYOR_GATEWAY_PORT": "1000", "CONVEYOR_GATEWAY_ADMIN_PORT": "2000"}
-    settings = parse_settings(["--port", "3000"], environment)
+    settings = PROGRAM.parse(["--port", "3000"], environment)
     assert (settings.port, settings.admin_port) == (3000, 2000)
 
 
 def test_lists_have_commas_between() -> None:
-    settings = parse_settings(["--watch-namespaces=team-a, team-b", "--public-hosts=Example.com"], {})
+    settings = PROGRAM.parse(["--watch-namespaces=team-a, team-b", "--public-hosts=Example.com"], {})
     assert settings.watch_namespaces == ("team-a", "team-b")
     assert settings.public_hosts == ("example.com",)
 
 
 def test_empty_lists_are_all_and_none() -> None:
-    settings = parse_settings(["--watch-namespaces=", "--public-hosts="], {})
+    settings = PROGRAM.parse(["--watch-namespaces=", "--public-hosts="], {})
     assert (settings.watch_namespaces, settings.public_hosts) == ((), ())
 
 
@@ -49,24 +49,24 @@ def test_empty_lists_are_all_and_none() -> None:
 )
 def test_a_value_that_cannot_be_used_is_refused_by_name(arguments: list[str], words: str) -> None:
     with pytest.raises(SettingsError) as caught:
-        parse_settings(arguments, {})
+        PROGRAM.parse(arguments, {})
     assert words in str(caught.value)
 
 
 def test_an_unknown_variable_is_refused() -> None:
     with pytest.raises(SettingsError, match="CONVEYOR_GATEWAY_PROT"):
-        parse_settings([], {"CONVEYOR_GATEWAY_PROT": "80"})
+        PROGRAM.parse([], {"CONVEYOR_GATEWAY_PROT": "80"})
 
 
 def test_an_unknown_flag_ends_the_process(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
-        parse_settings(["--prot=80"], {})
+        PROGRAM.parse(["--prot=80"], {})
     assert "--prot" in capsys.readouterr().err
 
 
 def test_help_names_every_setting_with_its_variable(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
-        parse_settings(["--help"], {})
+        PROGRAM.parse(["--help"], {})
     text = capsys.readouterr().out
     for name in Settings.__dataclass_fields__:
         assert f"--{name.replace('_', '-')}" in text

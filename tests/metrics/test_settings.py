@@ -4,17 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from conveyor_metrics.settings import Settings, parse_settings
+from conveyor_metrics.settings import PROGRAM, Settings
 from conveyor_process.settings import SettingsError
 
 
 def test_without_anything_the_defaults_hold() -> None:
-    assert parse_settings([], {}) == Settings()
+    assert PROGRAM.parse([], {}) == Settings()
 
 
 def test_flags_win_over_variables_and_variables_over_defaults() -> None:
     environment = {"CONVEYOR_METRICS_SYSTEM_NAMESPACE": "a", "CONVEYOR_METRICS_CERTIFICATE_FOLDER": "/tls"}
-    settings = parse_settings(["--system-namespace=b", "--gateway-timeout-seconds=0.5"], environment)
+    settings = PROGRAM.parse(["--system-namespace=b", "--gateway-timeout-seconds=0.5"], environment)
     assert (settings.system_namespace, settings.certificate_folder) == ("b", Path("/tls"))
     assert settings.gateway_timeout_seconds == 0.5
 
@@ -31,15 +31,15 @@ def test_flags_win_over_variables_and_variables_over_defaults() -> None:
 )
 def test_what_cannot_be_used_is_refused_with_what_could_be(flag: str, sentence: str) -> None:
     with pytest.raises(SettingsError, match=sentence):
-        parse_settings([flag], {})
+        PROGRAM.parse([flag], {})
 
 
 def test_an_unknown_variable_is_refused() -> None:
     with pytest.raises(SettingsError, match="environment variable CONVEYOR_METRICS_PORTS: unknown key 'ports'"):
-        parse_settings([], {"CONVEYOR_METRICS_PORTS": "1", "CONVEYOR_GATEWAY_PORT": "2"})
+        PROGRAM.parse([], {"CONVEYOR_METRICS_PORTS": "1", "CONVEYOR_GATEWAY_PORT": "2"})
 
 
 def test_an_unknown_flag_ends_the_process(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        parse_settings(["--gateway-timeout=1"], {})
+        PROGRAM.parse(["--gateway-timeout=1"], {})
     assert "unrecognized arguments" in capsys.readouterr().err

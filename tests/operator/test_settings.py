@@ -2,28 +2,28 @@
 
 import pytest
 
-from conveyor_operator.settings import Settings, parse_settings
+from conveyor_operator.settings import PROGRAM, Settings
 from conveyor_process.settings import SettingsError
 
 
 def test_nothing_given_means_the_whole_cluster_and_the_defaults() -> None:
-    assert parse_settings([], {}) == Settings()
+    assert PROGRAM.parse([], {}) == Settings()
 
 
 def test_a_flag_wins_over_the_environment_and_the_environment_over_the_default() -> None:
     environment = {"CONVEYOR_OPERATOR_ENGINE_IMAGE": "from/env:1", "CONVEYOR_OPERATOR_ADMIN_PORT": "9000"}
-    settings = parse_settings(["--engine-image", "from/flag:1"], environment)
+    settings = PROGRAM.parse(["--engine-image", "from/flag:1"], environment)
     assert (settings.engine_image, settings.admin_port) == ("from/flag:1", 9000)
 
 
 def test_namespaces_are_a_list_with_commas() -> None:
-    assert parse_settings(["--watch-namespaces", "a, b,"], {}).watch_namespaces == ("a", "b")
+    assert PROGRAM.parse(["--watch-namespaces", "a, b,"], {}).watch_namespaces == ("a", "b")
 
 
 def test_the_url_of_a_service_is_the_gateways_path() -> None:
-    settings = parse_settings(["--system-namespace", "sys", "--cluster-domain", "example.org"], {})
+    settings = PROGRAM.parse(["--system-namespace", "sys", "--cluster-domain", "example.org"], {})
     assert settings.service_url("team", "qwen") == "http://conveyor-gateway.sys.svc.example.org/team/qwen/v1"
-    public = parse_settings(["--gateway-url", "https://ai.example.org/"], {})
+    public = PROGRAM.parse(["--gateway-url", "https://ai.example.org/"], {})
     assert public.service_url("team", "qwen") == "https://ai.example.org/team/qwen/v1"
 
 
@@ -42,7 +42,7 @@ def test_the_url_of_a_service_is_the_gateways_path() -> None:
 )
 def test_what_cannot_be_used_is_refused_with_what_could_be(flag: str, sentence: str) -> None:
     with pytest.raises(SettingsError, match=sentence):
-        parse_settings([flag], {})
+        PROGRAM.parse([flag], {})
 
 
 @pytest.mark.parametrize(
@@ -55,10 +55,10 @@ def test_what_cannot_be_used_is_refused_with_what_could_be(flag: str, sentence: 
 )
 def test_a_wrong_and_an_unknown_variable_are_refused(variable: str, sentence: str) -> None:
     with pytest.raises(SettingsError, match=sentence):
-        parse_settings([], {f"CONVEYOR_OPERATOR_{variable}": "many"})
+        PROGRAM.parse([], {f"CONVEYOR_OPERATOR_{variable}": "many"})
 
 
 def test_an_unknown_flag_ends_the_process(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        parse_settings(["--unknown"], {})
+        PROGRAM.parse(["--unknown"], {})
     assert "unrecognized arguments: --unknown" in capsys.readouterr().err

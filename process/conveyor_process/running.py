@@ -1,0 +1,41 @@
+"""A program from its first line to its last: settings, log, work, exit code. Called by each `__main__`."""
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from conveyor_process.log import LogFormat, set_up_log
+from conveyor_process.settings import Program, SettingsError
+
+
+class LoggedSettings(Protocol):
+    """What the settings of every program have."""
+
+    @property
+    def log_level(self) -> str: ...
+
+    @property
+    def log_format(self) -> LogFormat: ...
+
+
+S = TypeVar("S", bound=LoggedSettings)
+
+
+def run_program(program: Program[S], run: Callable[[S], None]) -> int:
+    """The exit code: 0 when `run` returns, 1 after an error, 2 for settings that cannot be used.
+
+    Has the one broad `except` of the process.
+    """
+    try:
+        settings = program.parse(sys.argv[1:], os.environ)
+        set_up_log(settings.log_level, settings.log_format)
+        run(settings)
+    except SettingsError as error:
+        print(f"python -m {program.module}: {error}", file=sys.stderr)
+        return 2
+    except Exception:
+        logging.getLogger(program.module).exception("event=failed")
+        return 1
+    return 0
