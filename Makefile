@@ -67,7 +67,7 @@ $(patsubst tests/%/,test-%,$(wildcard tests/*/)): test-%:
 
 test-oldest: venv ## The tests of the models' answers, with the oldest transformers that is allowed
 	$(UV) run --no-sync --with 'transformers==$(TRANSFORMERS_OLDEST).*' python -m pytest -p no:cacheprovider \
-		tests/engine/test_parity.py tests/engine/test_kinds.py tests/engine/execution/models
+		tests/engine/test_parity.py tests/engine/test_kinds.py tests/engine/test_embeddings.py tests/engine/execution/models
 
 images: venv ## Build the control and the engine image
 	$(PY) -m e2e.cluster images

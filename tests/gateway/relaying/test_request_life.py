@@ -31,6 +31,17 @@ async def test_a_request_for_a_service_without_engines_waits_for_one(stack: Stac
     await stack.wait_demand(in_flight=0, queued=0, queue_depth=0, dispatched=0)
 
 
+async def test_a_text_to_embed_goes_to_an_engine_like_any_other_request(
+    stack: Stack, http: aiohttp.ClientSession
+) -> None:
+    async with running_engine(answering(web.json_response, data={"object": "list"})) as engine:
+        await stack.add_engine(engine.port)
+        status, body, _ = await post(http, f"{stack.url}/embeddings", b'{"input": "the fox"}')
+        assert (status, body) == (200, {"object": "list"})
+        (asked, sent), *_ = engine.requests
+        assert (asked.path, json.loads(sent)["input"]) == ("/v1/embeddings", "the fox")
+
+
 async def test_a_full_queue_answers_429_and_the_demand_counts_each_state(
     stack: Stack, http: aiohttp.ClientSession
 ) -> None:
