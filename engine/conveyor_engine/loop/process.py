@@ -1,4 +1,4 @@
-"""The engine's own process: the loop around EngineCore. Started by `engine_client`, which owns the other socket end.
+"""The engine's own process: the loop around EngineCore. `serving.engine_process` starts it and has the other socket.
 
 The loop takes all messages there are, steps, and sends what the step gave, so that the HTTP side never waits behind a
 forward pass. It ends when the socket does. One thread reads the socket at all times, so that no abort waits for more

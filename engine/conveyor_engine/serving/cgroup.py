@@ -1,4 +1,4 @@
-"""What the kernel says about this container's memory. Used by `engine_client` to explain a killed process.
+"""What the kernel says about this container's memory. Used by `engine_process` to explain a killed process.
 
 With cgroup v2 Kubernetes has the whole container killed; with v1 the kernel kills one process of it, the largest.
 """

@@ -1,32 +1,24 @@
 """The engine as asyncio code sees it: admission, a stream of outputs per request, abort, drain, death.
 
-Used by `http` and `server`. Owns the engine process (`loop.process`) and its socket. Promise: every opened
-`Generation` ends exactly once, with a finish reason or an error, also when the process is killed. Knows no HTTP.
+Used by `http` and `server`. Owns the `engine_process`. Promise: every opened `Generation` ends exactly once, with a
+finish reason or an error, also when the process is killed. Knows no HTTP.
 """
 
 import asyncio
 import contextlib
 import logging
-import os
-import signal
-import socket
-import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import cast
 
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import EngineDead, InvalidRequest, Overloaded, Unavailable
-from conveyor_engine.logs import LOG_FORMAT_VARIABLE
-from conveyor_engine.serving.cgroup import OOM_KILLED, count_oom_kills
+from conveyor_engine.serving.engine_process import ENGINE_PROGRAM, Death, EngineProcess
 from conveyor_engine.serving.generation import Generation, Turns
 from conveyor_engine.wire.messages import (
     Abort,
     Drain,
     Failed,
-    FrameReader,
     FromEngine,
     Heartbeat,
     Progress,
@@ -35,19 +27,13 @@ from conveyor_engine.wire.messages import (
     Start,
     StartFailed,
     Step,
-    ToEngine,
-    encode_frame,
-    from_engine_decoder,
 )
 from conveyor_engine.wire.request import EngineStats, ModelFacts
 from conveyor_process.failure_reasons import FailureReason
 
-ENGINE_PROGRAM = "conveyor_engine.loop.process"
 HEARTBEAT_LATE_SECONDS = 20.0  # heartbeats come every second, from a thread that needs no device
 STEP_STUCK_SECONDS = 120.0  # no step of a healthy engine takes this long ...
 STEP_STUCK_TIMES = 5  # ... nor this many times as long as the longest of the warm-up, which is of the largest size
-_STOP_SECONDS = 5.0
-_READ_BYTES = 1 << 20
 _log = logging.getLogger(__name__)
 
 
@@ -58,14 +44,6 @@ class State(StrEnum):
     READY = "ready"
     DRAINING = "draining"
     DEAD = "dead"
-
-
-@dataclass(frozen=True, slots=True)
-class Death:
-    """Why the engine is dead: the two halves of the termination message."""
-
-    reason: FailureReason
-    message: str
 
 
 class EngineClient:
@@ -79,7 +57,7 @@ class EngineClient:
     ) -> None:
         """`on_step` is called once per engine step, for the metrics."""
         self._config = config
-        self._program = program
+        self._process = EngineProcess(program, config.log_format)
         self._on_step = on_step
         self.state = State.STARTING
         self.facts: ModelFacts | None = None
@@ -94,32 +72,16 @@ class EngineClient:
         self._last_heartbeat = time.monotonic()
         self._step_seconds = 0.0
         self._stuck_seconds = STEP_STUCK_SECONDS
-        self._process: asyncio.subprocess.Process | None = None
-        self._writer: asyncio.StreamWriter | None = None
-        self._reader_end: asyncio.StreamWriter | None = None  # never written to
         self._reading: asyncio.Task[None] | None = None
-        self._oom_kills_before = count_oom_kills()
 
-    # --- the process ---
+    # --- its life ---
 
     async def start(self) -> None:
         """Starts the process and returns; `state` becomes READY, or DEAD with a `death`, later."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", self._program, "--fd", str(theirs.fileno()),
-                pass_fds=[theirs.fileno()], stdin=asyncio.subprocess.DEVNULL,
-                env={**os.environ, LOG_FORMAT_VARIABLE: self._config.log_format},
-                start_new_session=True,  # a terminal's Ctrl-C is for the server, which then drains
-            )  # fmt: skip
-        _log.info("event=engine_process_started pid=%d", self._process.pid)
-        # Two transports for the one socket: a write that fails closes its own, and the last words can still be read.
-        _, self._writer = await asyncio.open_connection(sock=ours)
-        cast(asyncio.ReadTransport, self._writer.transport).pause_reading()
-        reader, self._reader_end = await asyncio.open_connection(sock=ours.dup())
-        self._send(Start(self._config))
+        await self._process.start()
+        self._process.send(Start(self._config))
         self._last_heartbeat = time.monotonic()
-        self._reading = asyncio.create_task(self._read(reader))
+        self._reading = asyncio.create_task(self._read())
 
     async def stop(self) -> None:
         """Ends the process: it leaves when its socket closes, and is killed if it does not."""
@@ -128,21 +90,7 @@ class EngineClient:
         self._reading.cancel()  # from here on its end is no death
         with contextlib.suppress(asyncio.CancelledError):
             await self._reading
-        await self._reap()
-
-    async def _reap(self) -> int:
-        """The process's exit code. It leaves when it has no socket any more; if it does not, it is killed."""
-        assert self._process is not None
-        assert self._writer is not None
-        assert self._reader_end is not None
-        self._writer.close()
-        self._reader_end.close()
-        try:
-            return await asyncio.wait_for(self._process.wait(), _STOP_SECONDS)
-        except TimeoutError:
-            _log.warning("event=engine_process_killed pid=%d", self._process.pid)
-            self._process.kill()
-            return await self._process.wait()
+        await self._process.reap()
 
     @property
     def is_alive(self) -> bool:
@@ -199,21 +147,21 @@ class EngineClient:
             self._generations[request_id] = generation
         self.idle.clear()
         self._num_sent += len(request_ids)
-        self._write(add)
+        self._process.write(add)
         return generation
 
     def abort(self, request_ids: list[str]) -> None:
         """Ends these requests; nothing more comes for them."""
         known = [i for i in request_ids if i in self._generations]
         if known and self.state is not State.DEAD:
-            self._send(Abort(known))
+            self._process.send(Abort(known))
         for request_id in known:
             self._close(request_id)
 
     def begin_drain(self) -> None:
         """No new requests; those that are here go on."""
         if self.state is State.READY:
-            self._send(Drain())
+            self._process.send(Drain())
         if self.state is not State.DEAD:
             self.state = State.DRAINING
 
@@ -234,35 +182,19 @@ class EngineClient:
         max_num_seqs = self.facts.max_num_seqs if self.facts else self._config.max_num_seqs
         return self._config.max_num_queued_requests + max_num_seqs
 
-    # --- the socket ---
+    # --- what it says ---
 
-    def _send(self, message: ToEngine) -> None:
-        self._write(encode_frame(message))
-
-    def _write(self, frame: bytes) -> None:
-        assert self._writer is not None
-        if not self._writer.is_closing():  # else the process is ending, and `_die` will fail all requests
-            self._writer.write(frame)
-
-    async def _read(self, reader: asyncio.StreamReader) -> None:
-        """Reads the engine's messages. When that ends, for whatever reason, the engine is dead."""
+    async def _read(self) -> None:
+        """Takes the engine's messages. When they end, for whatever reason, the engine is dead."""
         try:
-            await self._take_all(reader)
-        except OSError:
-            pass  # a reset is an end
+            async for message in self._process.messages():
+                self._take(message)
         except Exception as error:
             _log.exception("event=engine_not_understood")
-            self.death = Death(
-                FailureReason.ENGINE_ERROR, f"the engine was not understood: {type(error).__name__}: {error}"
-            )
+            text = f"the engine was not understood: {type(error).__name__}: {error}"
+            self.death = Death(FailureReason.ENGINE_ERROR, text)
         self.state = State.DEAD
-        self._die(await self._reap())
-
-    async def _take_all(self, reader: asyncio.StreamReader) -> None:
-        frames = FrameReader()
-        while data := await reader.read(_READ_BYTES):
-            for payload in frames.feed(data):
-                self._take(from_engine_decoder.decode(payload))
+        self._die(await self._process.reap())
 
     def _take(self, message: FromEngine) -> None:
         match message:
@@ -309,15 +241,6 @@ class EngineClient:
     def _die(self, exit_code: int) -> None:
         """Every open request fails now."""
         if self.death is None:
-            self.death = self._explain(exit_code)
+            self.death = self._process.explain(exit_code)
         self.fail_all(EngineDead(f"the engine stopped while working on this request: {self.death.message}"))
         self.dead.set()
-
-    def _explain(self, exit_code: int) -> Death:
-        """What an end without a message means."""
-        if exit_code >= 0:
-            return Death(FailureReason.ENGINE_ERROR, f"the engine process exited with code {exit_code}")
-        if exit_code == -signal.SIGKILL and count_oom_kills() > self._oom_kills_before:
-            return Death(FailureReason.OOM_KILLED, OOM_KILLED)
-        name = signal.Signals(-exit_code).name
-        return Death(FailureReason.ENGINE_ERROR, f"the engine process was ended by {name}")

@@ -16,7 +16,8 @@ import uvicorn
 
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import ConfigError, Unavailable
-from conveyor_engine.serving.engine_client import ENGINE_PROGRAM, Death, EngineClient
+from conveyor_engine.serving.engine_client import EngineClient
+from conveyor_engine.serving.engine_process import ENGINE_PROGRAM, Death
 from conveyor_engine.serving.http.app import build_app
 from conveyor_engine.serving.http.connection import Connection, allow_open_files
 from conveyor_engine.serving.http.edge import Edge

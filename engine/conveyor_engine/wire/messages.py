@@ -2,7 +2,7 @@
 
 One stream socket between the two: when either process is gone, the other reads the end of the stream, after
 everything that was still sent. A frame is its length (4 bytes, big-endian) and one msgpack message.
-Used by `serving.engine_client` (asyncio) and `loop.process` (blocking).
+Used by `serving.engine_process` (asyncio) and `loop.process` (blocking).
 """
 
 import struct

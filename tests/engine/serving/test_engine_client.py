@@ -56,10 +56,11 @@ async def test_an_engine_that_is_not_understood_is_dead_and_its_requests_hear_it
 
 async def test_what_a_dying_engine_says_is_heard_although_nobody_listens_to_it() -> None:
     async with running(device="cuda") as engine:
-        assert engine._process is not None
+        process = engine._process._process
+        assert process is not None
         with suppress(ChildProcessError):  # asyncio was faster
-            os.waitid(os.P_PID, engine._process.pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222  the loop must not hear
-        engine._send(Drain())
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222  the loop must not hear
+        engine._process.send(Drain())
         await engine.dead.wait()
         assert engine.death is not None
         assert engine.death.reason == "NoDevice"
@@ -70,7 +71,7 @@ async def test_a_request_that_leaves_keeps_its_place_until_the_engine_has_taken_
     engine._take(Ready(make_facts(max_num_seqs=1), 0.0))
     ours, theirs = socket.socketpair()
     with theirs:
-        _, engine._writer = await asyncio.open_connection(sock=ours)
+        await engine._process.connect(ours)
         for name in ("a", "b"):
             with engine.hold_place():
                 generation = open_generation(engine, make_request(name))
@@ -82,8 +83,7 @@ async def test_a_request_that_leaves_keeps_its_place_until_the_engine_has_taken_
         engine._take(Step([], EngineStats(), 1))
         with engine.hold_place():
             pass
-        engine._writer.close()
-        await engine._writer.wait_closed()
+        engine._process.close()
 
 
 @pytest.mark.parametrize(
