@@ -196,6 +196,15 @@ def test_a_model_that_says_nothing_is_pooled_by_its_kind(tmp_path: Path, kind: s
     assert distance(answers(core, PROMPTS), expected) < 1e-4
 
 
+@pytest.mark.parametrize("kind", ["qwen3", "xlm-roberta"])
+def test_half_precision_is_not_taken_for_a_change_by_packing(tmp_path: Path, kind: str) -> None:
+    """28 layers in bfloat16, of which eager attention alone makes several hundredths."""
+    save_encoder(kind, tmp_path, num_hidden_layers=28)
+    core = make_core(tmp_path, task="embed", dtype="bfloat16")
+    alone = [answers(core, [prompt])[0] for prompt in PROMPTS]
+    assert distance(answers(core, PROMPTS), alone) < 0.05
+
+
 @pytest.mark.parametrize("mode", ["pooling_mode_cls_token", "pooling_mode_lasttoken", "pooling_mode_mean_tokens"])
 def test_a_model_is_pooled_as_its_files_say(tmp_path: Path, mode: str) -> None:
     model = save_encoder("bert", tmp_path)
