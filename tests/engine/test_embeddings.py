@@ -3,61 +3,24 @@
 The mutation tests at the end show that the comparison can fail.
 """
 
-import json
 from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
 import torch
 from tests.engine.builders import Wired
-from tests.engine.encoders import CONTEXT_TOKENS, FILES, KINDS, SIZE, VOCAB_SIZE, embed, save_encoder
-from tests.engine.encoders import write_sentence_files as write_files
+from tests.engine.embedding_cores import LENGTHS, PROMPTS, Encoder, add, answers, distance, run, vector_of
+from tests.engine.encoders import CONTEXT_TOKENS, KINDS, embed
 
 from conveyor_engine.config.engine_config import EngineConfig
-from conveyor_engine.errors import ConfigError, ErrorCode, InvalidRequest, ModelError
+from conveyor_engine.errors import ConfigError, ErrorCode, InvalidRequest
 from conveyor_engine.execution import embedding_runner
 from conveyor_engine.execution.attention import packed
-from conveyor_engine.execution.build import build_runner
 from conveyor_engine.execution.embedding_runner import EmbeddingRunner
-from conveyor_engine.loop.core import EngineCore
-from conveyor_engine.wire.request import EngineRequest, FinishReason, PoolingParams, RequestOutput, SamplingParams
+from conveyor_engine.wire.request import EngineRequest, SamplingParams
 
 MODES = ("none", "static", "dynamic", "continuous")
-LENGTHS = (1, 9, CONTEXT_TOKENS, 3, 3, 30, 17, 2, 25, 40)
-_random = Random(0)
-PROMPTS = [[_random.randrange(3, VOCAB_SIZE) for _ in range(length)] for length in LENGTHS]
-
-
-class Encoder:
-    """A tiny model with its files, and transformers' vectors of all prompts."""
-
-    def __init__(self, kind: str, directory: Path) -> None:
-        self.mode, self.normalizes = FILES[kind]
-        self.directory = directory
-        self.model = save_encoder(kind, directory)
-        write_files(directory, self.mode, normalizes=self.normalizes)
-        self.vectors = [embed(self.model, prompt, self.mode, normalizes=self.normalizes) for prompt in PROMPTS]
-
-    def make_core(self, *, overlap: bool = False, **changes: Any) -> EngineCore:
-        return make_core(self.directory, overlap=overlap, **changes)
-
-
-def make_core(directory: Path, *, overlap: bool = False, **changes: Any) -> EngineCore:
-    """Float32, four rows, a budget that the longest prompt exceeds."""
-    values: dict[str, Any] = {
-        "model": str(directory),
-        "device": "cpu",
-        "dtype": "float32",
-        "max_num_seqs": 4,
-        "max_num_batched_tokens": 50,
-        "warmup": False,
-        "batching_window_seconds": 0.0 if changes.get("batching_mode") in ("static", "dynamic") else None,
-    }
-    config = EngineConfig(**(values | changes))
-    return EngineCore(config, build_runner(config), overlap=overlap)
 
 
 @pytest.fixture(scope="module")
@@ -73,38 +36,6 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Encoder
 
 
 GetEncoder = Callable[[str], Encoder]
-
-
-def add(core: EngineCore, name: str, prompt: list[int], arrival: float = 0.0, **params: Any) -> None:
-    core.add_request(
-        EngineRequest(request_id=name, prompt_token_ids=prompt, params=PoolingParams(**params), arrival_time=arrival)
-    )
-
-
-def run(core: EngineCore) -> dict[str, RequestOutput]:
-    outputs: dict[str, RequestOutput] = {}
-    while core.has_unfinished():
-        for output in core.step(0.0):
-            assert outputs.setdefault(output.request_id, output) is output, "one output each"
-    return outputs
-
-
-def answers(core: EngineCore, prompts: list[list[int]]) -> list[torch.Tensor]:
-    for number, prompt in enumerate(prompts):
-        add(core, str(number), prompt)
-    outputs = run(core)
-    return [vector_of(outputs[str(number)]) for number in range(len(prompts))]
-
-
-def vector_of(output: RequestOutput) -> torch.Tensor:
-    assert output.finish_reason is FinishReason.STOP
-    assert output.vector is not None
-    return torch.frombuffer(bytearray(output.vector), dtype=torch.float32)
-
-
-def distance(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:
-    """The largest of any component."""
-    return max(float((a - b).abs().max()) for a, b in zip(ours, theirs, strict=True))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -188,44 +119,6 @@ def test_fewer_dimensions_are_the_first_ones_at_length_one_again(encoder: GetEnc
     assert distance([vector_of(outputs["some"])], [expected]) < 1e-4
 
 
-@pytest.mark.parametrize(("kind", "mode"), [("bert", "pooling_mode_mean_tokens"), ("qwen3", "pooling_mode_lasttoken")])
-def test_a_model_that_says_nothing_is_pooled_by_its_kind(tmp_path: Path, kind: str, mode: str) -> None:
-    model = save_encoder(kind, tmp_path)
-    core = make_core(tmp_path, task="embed")
-    expected = [embed(model, prompt, mode, normalizes=True) for prompt in PROMPTS]
-    assert distance(answers(core, PROMPTS), expected) < 1e-4
-
-
-@pytest.mark.parametrize("kind", ["qwen3", "xlm-roberta"])
-def test_half_precision_is_not_taken_for_a_change_by_packing(tmp_path: Path, kind: str) -> None:
-    """28 layers in bfloat16, of which eager attention alone makes several hundredths."""
-    save_encoder(kind, tmp_path, num_hidden_layers=28)
-    core = make_core(tmp_path, task="embed", dtype="bfloat16")
-    alone = [answers(core, [prompt])[0] for prompt in PROMPTS]
-    assert distance(answers(core, PROMPTS), alone) < 0.05
-
-
-@pytest.mark.parametrize("mode", ["pooling_mode_cls_token", "pooling_mode_lasttoken", "pooling_mode_mean_tokens"])
-def test_a_model_is_pooled_as_its_files_say(tmp_path: Path, mode: str) -> None:
-    model = save_encoder("bert", tmp_path)
-    write_files(tmp_path, mode, normalizes=False)
-    expected = [embed(model, prompt, mode, normalizes=False) for prompt in PROMPTS]
-    assert distance(answers(make_core(tmp_path), PROMPTS), expected) < 1e-4
-
-
-def test_the_facts_tell_what_the_model_is(tmp_path: Path) -> None:
-    save_encoder("xlm-roberta", tmp_path, matryoshka_dimensions=[8, 16])
-    facts = make_core(tmp_path).facts
-    assert (facts.task, facts.num_kv_blocks, facts.max_model_len) == ("embed", 0, CONTEXT_TOKENS)
-    assert facts.embedding is not None
-    assert facts.embedding.size == SIZE
-    assert [n for n in range(1, 100) if facts.embedding.allows(n)] == [8, 16, SIZE]
-    write_files(tmp_path, "pooling_mode_cls_token", normalizes=True, max_seq_length=32)
-    assert make_core(tmp_path).facts.max_model_len == 32
-    with pytest.raises(ConfigError, match="made for at most 32 tokens"):
-        make_core(tmp_path, max_model_len=33)
-
-
 def test_warm_up_computes_the_largest_batch_and_the_longest_prompt(encoder: GetEncoder) -> None:
     core = encoder("bert").make_core(warmup=True)
     assert core.longest_warmup_step_seconds > 0
@@ -292,74 +185,12 @@ def test_a_step_that_fails_ends_the_requests_that_fail_and_no_other(
 
 
 @pytest.mark.parametrize(
-    ("architectures", "has_files", "task"),
-    [
-        (["BertModel"], False, "embed"),
-        (["BertForMaskedLM"], False, "embed"),
-        (["Qwen3ForCausalLM"], True, "embed"),
-        (["BertLMHeadModel"], False, "generate"),
-        (["Qwen3ForCausalLM"], False, "generate"),
-        (None, False, "generate"),
-        ("BertModel", False, "generate"),
-    ],
-)
-def test_the_models_files_say_what_its_task_is(tmp_path: Path, architectures: Any, has_files: bool, task: str) -> None:
-    from conveyor_engine.execution.models.sentence_files import find_task
-
-    (tmp_path / "config.json").write_text(json.dumps({"architectures": architectures}))
-    if has_files:
-        write_files(tmp_path, "pooling_mode_lasttoken", normalizes=True)
-    assert find_task(EngineConfig(model=str(tmp_path))) == task
-    assert find_task(EngineConfig(model=str(tmp_path), task="embed")) == "embed"
-    assert find_task(EngineConfig(model=str(tmp_path), task="generate")) == "generate"
-
-
-@pytest.mark.parametrize(
-    ("file", "content", "sentence"),
-    [
-        ("modules.json", [{"type": "a.Transformer"}, {"type": "a.Pooling", "path": "1_Pooling"}, {"type": "a.Dense"}],
-         "the steps Transformer, Pooling, Dense"),
-        ("modules.json", [{"type": "a.Transformer", "path": "0_T"}, {"type": "a.Pooling"}], "Transformer .at the root"),
-        ("modules.json", {}, "not a list of modules"),
-        ("modules.json", [{"type": "a.Transformer"}, {"type": "a.Pooling", "path": "../1_Pooling"}], "is missing"),
-        ("1_Pooling/config.json", {"pooling_mode_max_tokens": True}, "pooling pooling_mode_max_tokens"),
-        ("1_Pooling/config.json", {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}, "mean_tokens"),
-        ("1_Pooling/config.json", {"pooling_mode": "weightedmean"}, "pooling weightedmean"),
-        ("1_Pooling/config.json", {}, "pooling of nothing"),
-        ("1_Pooling/config.json", [], "not a JSON object"),
-    ],
-)  # fmt: skip
-def test_files_that_ask_for_another_vector_are_refused(tmp_path: Path, file: str, content: Any, sentence: str) -> None:
-    save_encoder("bert", tmp_path)
-    write_files(tmp_path, "pooling_mode_mean_tokens", normalizes=True)
-    (tmp_path / file).write_text(json.dumps(content))
-    with pytest.raises(ModelError, match=sentence) as caught:
-        make_core(tmp_path)
-    assert caught.value.reason == "UnsupportedModel"
-
-
-def test_the_newer_word_for_a_pooling_is_understood(tmp_path: Path) -> None:
-    model = save_encoder("bert", tmp_path)
-    write_files(tmp_path, "none", normalizes=True)
-    (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode": "lasttoken"}')
-    expected = embed(model, PROMPTS[1], "pooling_mode_lasttoken", normalizes=True)
-    assert distance(answers(make_core(tmp_path), PROMPTS[1:2]), [expected]) < 1e-4
-
-
-@pytest.mark.parametrize(
     ("changes", "sentence"),
     [({"attention_backend": "native"}, "reads a KV cache"), ({"padding": "real"}, "packed in every mode")],
 )
 def test_settings_of_the_other_task_are_refused(encoder: GetEncoder, changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         encoder("bert").make_core(**changes)
-
-
-def test_a_model_that_packing_would_change_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save_encoder("xlm-roberta", tmp_path, pad_token_id=None)  # so that nobody finds where positions begin
-    monkeypatch.setattr(packed.Packed, "attend", lambda self, spec, query, key, value: value)
-    with pytest.raises(ModelError, match="packed"):
-        make_core(tmp_path)
 
 
 def _all_together(starts: list[int]) -> packed.Packed:

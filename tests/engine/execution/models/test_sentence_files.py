@@ -1,0 +1,96 @@
+"""A model's files say its task, its pooling and the length of its inputs; what else they ask is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.engine.embedding_cores import PROMPTS, answers, distance, make_core
+from tests.engine.encoders import CONTEXT_TOKENS, SIZE, embed, save_encoder
+from tests.engine.encoders import write_sentence_files as write_files
+
+from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.errors import ConfigError, ModelError
+from conveyor_engine.execution.models.sentence_files import find_task
+
+
+@pytest.mark.parametrize(("kind", "mode"), [("bert", "pooling_mode_mean_tokens"), ("qwen3", "pooling_mode_lasttoken")])
+def test_a_model_that_says_nothing_is_pooled_by_its_kind(tmp_path: Path, kind: str, mode: str) -> None:
+    model = save_encoder(kind, tmp_path)
+    core = make_core(tmp_path, task="embed")
+    expected = [embed(model, prompt, mode, normalizes=True) for prompt in PROMPTS]
+    assert distance(answers(core, PROMPTS), expected) < 1e-4
+
+
+@pytest.mark.parametrize("mode", ["pooling_mode_cls_token", "pooling_mode_lasttoken", "pooling_mode_mean_tokens"])
+def test_a_model_is_pooled_as_its_files_say(tmp_path: Path, mode: str) -> None:
+    model = save_encoder("bert", tmp_path)
+    write_files(tmp_path, mode, normalizes=False)
+    expected = [embed(model, prompt, mode, normalizes=False) for prompt in PROMPTS]
+    assert distance(answers(make_core(tmp_path), PROMPTS), expected) < 1e-4
+
+
+def test_the_facts_tell_what_the_model_is(tmp_path: Path) -> None:
+    save_encoder("xlm-roberta", tmp_path, matryoshka_dimensions=[8, 16])
+    facts = make_core(tmp_path).facts
+    assert (facts.task, facts.num_kv_blocks, facts.max_model_len) == ("embed", 0, CONTEXT_TOKENS)
+    assert facts.embedding is not None
+    assert facts.embedding.size == SIZE
+    assert [n for n in range(1, 100) if facts.embedding.allows(n)] == [8, 16, SIZE]
+    write_files(tmp_path, "pooling_mode_cls_token", normalizes=True, max_seq_length=32)
+    assert make_core(tmp_path).facts.max_model_len == 32
+    with pytest.raises(ConfigError, match="made for at most 32 tokens"):
+        make_core(tmp_path, max_model_len=33)
+
+
+@pytest.mark.parametrize(
+    ("architectures", "has_files", "task"),
+    [
+        (["BertModel"], False, "embed"),
+        (["BertForMaskedLM"], False, "embed"),
+        (["Qwen3ForCausalLM"], True, "embed"),
+        (["BertLMHeadModel"], False, "generate"),
+        (["Qwen3ForCausalLM"], False, "generate"),
+        (None, False, "generate"),
+        ("BertModel", False, "generate"),
+    ],
+)
+def test_the_models_files_say_what_its_task_is(tmp_path: Path, architectures: Any, has_files: bool, task: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": architectures}))
+    if has_files:
+        write_files(tmp_path, "pooling_mode_lasttoken", normalizes=True)
+    assert find_task(EngineConfig(model=str(tmp_path))) == task
+    assert find_task(EngineConfig(model=str(tmp_path), task="embed")) == "embed"
+    assert find_task(EngineConfig(model=str(tmp_path), task="generate")) == "generate"
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "sentence"),
+    [
+        ("modules.json", [{"type": "a.Transformer"}, {"type": "a.Pooling", "path": "1_Pooling"}, {"type": "a.Dense"}],
+         "the steps Transformer, Pooling, Dense"),
+        ("modules.json", [{"type": "a.Transformer", "path": "0_T"}, {"type": "a.Pooling"}], "Transformer .at the root"),
+        ("modules.json", {}, "not a list of modules"),
+        ("modules.json", [{"type": "a.Transformer"}, {"type": "a.Pooling", "path": "../1_Pooling"}], "is missing"),
+        ("1_Pooling/config.json", {"pooling_mode_max_tokens": True}, "pooling pooling_mode_max_tokens"),
+        ("1_Pooling/config.json", {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}, "mean_tokens"),
+        ("1_Pooling/config.json", {"pooling_mode": "weightedmean"}, "pooling weightedmean"),
+        ("1_Pooling/config.json", {}, "pooling of nothing"),
+        ("1_Pooling/config.json", [], "not a JSON object"),
+    ],
+)  # fmt: skip
+def test_files_that_ask_for_another_vector_are_refused(tmp_path: Path, file: str, content: Any, sentence: str) -> None:
+    save_encoder("bert", tmp_path)
+    write_files(tmp_path, "pooling_mode_mean_tokens", normalizes=True)
+    (tmp_path / file).write_text(json.dumps(content))
+    with pytest.raises(ModelError, match=sentence) as caught:
+        make_core(tmp_path)
+    assert caught.value.reason == "UnsupportedModel"
+
+
+def test_the_newer_word_for_a_pooling_is_understood(tmp_path: Path) -> None:
+    model = save_encoder("bert", tmp_path)
+    write_files(tmp_path, "none", normalizes=True)
+    (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode": "lasttoken"}')
+    expected = embed(model, PROMPTS[1], "pooling_mode_lasttoken", normalizes=True)
+    assert distance(answers(make_core(tmp_path), PROMPTS[1:2]), [expected]) < 1e-4
