@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 from tests.engine.embedding_cores import PROMPTS, answers, distance, make_core
 from tests.engine.encoders import CONTEXT_TOKENS, SIZE, embed, save_encoder
 from tests.engine.encoders import write_sentence_files as write_files
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import ConfigError, ModelError
@@ -94,3 +96,25 @@ def test_the_newer_word_for_a_pooling_is_understood(tmp_path: Path) -> None:
     (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode": "lasttoken"}')
     expected = embed(model, PROMPTS[1], "pooling_mode_lasttoken", normalizes=True)
     assert distance(answers(make_core(tmp_path), PROMPTS[1:2]), [expected]) < 1e-4
+
+
+@pytest.mark.parametrize(("kind", "auto_class"), [("qwen3", AutoModelForCausalLM), ("bert", AutoModelForMaskedLM)])
+def test_a_checkpoint_with_a_head_embeds_as_without_it(tmp_path: Path, kind: str, auto_class: Any) -> None:
+    """As Qwen3-Embedding and BERT themselves are saved."""
+    model = save_encoder(kind, tmp_path, auto_class)
+    write_files(tmp_path, "pooling_mode_lasttoken", normalizes=True)
+    expected = [embed(model.base_model, prompt, "pooling_mode_lasttoken", normalizes=True) for prompt in PROMPTS]
+    assert distance(answers(make_core(tmp_path), PROMPTS), expected) < 1e-4
+
+
+def test_weights_that_are_missing_are_refused_but_those_of_the_pooler(tmp_path: Path) -> None:
+    save_encoder("bert", tmp_path)
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file)
+    assert any(name.startswith("pooler.") for name in weights)
+    save_file({name: w for name, w in weights.items() if not name.startswith("pooler.")}, file, {"format": "pt"})
+    make_core(tmp_path)
+    del weights["encoder.layer.1.output.dense.weight"]
+    save_file(weights, file, {"format": "pt"})
+    with pytest.raises(ModelError, match="1 missing keys, first encoder"):
+        make_core(tmp_path)

@@ -16,6 +16,8 @@ from tests.engine.encoders import FILES, SIZE, embed, write_served_encoder
 from tests.engine.processes import EngineServer, wait_until
 from tokenizers import Tokenizer
 
+from conveyor_api.endpoints import ENDPOINTS, Task
+
 CONTEXT_TOKENS = 512
 TEXTS = ["the fox", "naïve café", "", "the quick brown fox jumps over the lazy dog", "the fox"]
 
@@ -171,15 +173,16 @@ def test_bodies_are_bounded(served: Served) -> None:
     assert served.server.post("/v1/embeddings", {"input": "a"}).status_code == 200
 
 
-@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+@pytest.mark.parametrize("path", [endpoint.path for endpoint in ENDPOINTS if endpoint.task is Task.GENERATE])
 def test_an_engine_that_embeds_generates_no_text(served: Served, path: str) -> None:
-    answer = served.server.post(f"/v1/{path}", {"prompt": "a"})
+    answer = served.server.post(path, {"prompt": "a"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "wrong_task")
     assert "/v1/embeddings" in answer.json()["error"]["message"]
 
 
-def test_an_engine_that_generates_makes_no_embeddings(server: EngineServer) -> None:
-    answer = server.post("/v1/embeddings", {"input": "a"})
+@pytest.mark.parametrize("path", [endpoint.path for endpoint in ENDPOINTS if endpoint.task is Task.EMBED])
+def test_an_engine_that_generates_makes_no_embeddings(server: EngineServer, path: str) -> None:
+    answer = server.post(path, {"input": "a"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "wrong_task")
     assert "generates text" in answer.json()["error"]["message"]
 
