@@ -75,7 +75,7 @@ class EngineConfig:
     )
     max_num_batched_tokens: int | None = setting(
         None,
-        "tokens computed in one step; longer prompts take several, or to be embedded one alone; default: by device",
+        "tokens of one step; a longer prompt takes several, or, to be embedded, one to itself; default: by device",
         optional(whole_number(1, MAX_TOKENS)),
     )
     max_num_queued_requests: int = setting(
