@@ -9,16 +9,15 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     invariant,
     rule,
-    run_state_machine_as_test,
 )
 from tests.engine.builders import AtOnce, PretendedModel, Wired, make_request, make_scheduler, next_token
+from tests.engine.scheduling.histories import run_histories
 
 from conveyor_engine.errors import Overloaded
 from conveyor_engine.loop import step_runner
@@ -258,18 +257,10 @@ def test_no_history_loses_a_block_a_request_or_the_order(
     monkeypatch.setattr(step_runner._log, "disabled", True)  # thousands of failed steps
     happened: Counter[str] = Counter()
     machine = type("ModeHistory", (History,), {"mode": mode, "padding": padding, "happened": happened})
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
-        machine,
-        settings=settings(
-            max_examples=80,
-            stateful_step_count=40,
-            deadline=None,
-            suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-        ),
-    )
     own = {"length", "abort", "error", "failed steps"} | ({"preemptions"} if mode != "none" else set())
     own |= {"held rows"} if mode == "static" else {"discarded results"}
     own |= {"withdrawn steps"} if mode in ("none", "continuous") else set()
-    own |= {"discarded results", "withdrawn steps"} & set(+happened)  # in the other modes they are rare
     own |= {"padding"} if padding == "real" else {"prefix hits"}
-    assert set(+happened) == own, "every hardship was met"
+    run_histories(machine, happened, own)
+    rare = {"discarded results", "withdrawn steps"}  # in some modes
+    assert own <= set(+happened) <= own | rare
