@@ -1,15 +1,14 @@
 """`python -m conveyor_engine bench`: output tokens per second on random weights, next to a peer in the same run.
 
-Machines differ and are shared, so a figure alone says little. Three measurements of one run, in turns, say more: this
-engine, the peer, and the matrix products of the same work alone (the ceiling). The last line printed is one JSON
-object. Before that, a small model in float32 must give the same tokens in both.
+Machines differ and are shared, so a figure alone says little. Three measurements of one run say more: this engine and
+the peer, in slices that alternate (`turns`), and the matrix products of the same work alone (the ceiling). The last
+line printed is one JSON object. Before that, a small model in float32 must give the same tokens in both.
 """
 
 import argparse
 import json
 import os
 import platform
-import statistics
 import sys
 import tempfile
 import time
@@ -24,7 +23,9 @@ from transformers import PreTrainedModel
 
 from conveyor_engine.bench.host import main as measure_host
 from conveyor_engine.bench.modes import measure_modes
-from conveyor_engine.bench.systems import SHAPES, Conveyor, HfStatic, Prompts, System, Workload, write_model
+from conveyor_engine.bench.summary import summarise
+from conveyor_engine.bench.systems import SHAPES, Conveyor, HfStatic, System, Workload, generate, write_model
+from conveyor_engine.bench.turns import measure, random_prompts
 from conveyor_engine.execution import machine, native
 from conveyor_engine.execution.models.packed_linear import PackedLinear
 
@@ -33,19 +34,13 @@ Prints progress, the machine, the ceiling that matrix products alone set, and la
 float32 model gives other tokens here than in transformers."""
 
 
-def random_prompts(count: int, lengths: Sequence[int], vocab_size: int, seed: int) -> Prompts:
-    """`count` prompts of random tokens, their lengths cycling through `lengths`."""
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randint(vocab_size, (lengths[i % len(lengths)],), generator=generator).tolist() for i in range(count)]
-
-
 def check_tokens() -> tuple[int, int]:
     """(tokens compared, distinct ones): greedy output of a small float32 model. Exits if the two systems differ."""
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder), "tiny", torch.float32)
         prompts = random_prompts(8, (24, 7, 1, 40), SHAPES["tiny"]["vocab_size"], seed=1)
-        ours = Conveyor(Path(folder), "float32", Workload(8, 40, 32), lambda _: None).generate(prompts, 32)
-        theirs = HfStatic(Path(folder), "float32").generate(prompts, 32)
+        ours = generate(Conveyor(Path(folder), "float32", Workload(8, 40, 32), lambda _: None), prompts, 32)
+        theirs = generate(HfStatic(Path(folder), "float32"), prompts, 32)
     if ours != theirs:
         rows = [row for row, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b]
         raise SystemExit(f"float32 tokens differ from transformers' in requests {rows}: this engine is wrong here")
@@ -94,40 +89,6 @@ def describe_hardware() -> dict[str, Any]:
     }
 
 
-def timed(system: System, prompts: Prompts, workload: Workload) -> float:
-    """Output tokens per second of one whole run; refuses one that gave fewer tokens than asked."""
-    started = time.perf_counter()
-    outputs = system.generate(prompts, workload.output_tokens)
-    seconds = time.perf_counter() - started
-    assert [len(row) for row in outputs] == [workload.output_tokens] * workload.requests
-    return workload.requests * workload.output_tokens / seconds
-
-
-def measure(systems: dict[str, System], workload: Workload, vocab_size: int, rounds: int, budget_seconds: float,
-            say: Callable[[str], None]) -> dict[str, list[float]]:  # fmt: skip
-    """Output tokens per second of every system in every round; who goes first alternates.
-
-    Each round has new prompts. A further one begins only if, judging by the longest so far, it ends within the budget.
-    """
-    lengths = (workload.input_tokens,)
-    for name, system in systems.items():
-        system.generate(random_prompts(min(4, workload.requests), lengths, vocab_size, seed=99), 2)
-        say(f"event=warm system={name}")
-    figures: dict[str, list[float]] = {name: [] for name in systems}
-    begun, longest = time.monotonic(), 0.0
-    for number in range(rounds):
-        started = time.monotonic()
-        if number and started - begun + longest > budget_seconds:
-            say(f"event=budget_spent rounds={number} of={rounds}")
-            break
-        prompts = random_prompts(workload.requests, lengths, vocab_size, seed=number)
-        for name in list(systems) if number % 2 == 0 else reversed(systems):
-            figures[name].append(timed(systems[name], prompts, workload))
-            say(f"event=measured round={number + 1} system={name} output_tokens_per_second={figures[name][-1]:.1f}")
-        longest = max(longest, time.monotonic() - started)
-    return figures
-
-
 def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> dict[str, Any]:
     """The whole benchmark; the object that is printed last."""
     workload = Workload(arguments.requests, arguments.input_tokens, arguments.output_tokens)
@@ -154,24 +115,22 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> dict[str, 
             systems["hf-static"] = HfStatic(Path(folder), arguments.dtype)
         if arguments.compare == "overlap":
             systems["overlap"] = Conveyor(Path(folder), arguments.dtype, workload, say, overlap=True)
-    figures = measure(systems, workload, vocab_size, arguments.rounds, arguments.budget_seconds, say)
-    ours = statistics.median(figures["conveyor"])
+    warm_up(systems, workload, vocab_size, say)
+    rounds = measure(systems, workload, vocab_size, arguments.rounds, arguments.budget_seconds, say)
     ceiling = workload.requests * workload.output_tokens / gemm_seconds(conveyor.runner.model, workload)
-    say(f"event=ceiling gemm_only_output_tokens_per_second={ceiling:.1f} fraction_reached={ours / ceiling:.2f}")
-    return {
-        "output_tokens_per_second": round(ours, 2),
-        "peers": {
-            name: {
-                "output_tokens_per_second": round(statistics.median(values), 2),
-                "ratio": round(ours / statistics.median(values), 3),
-            }
-            for name, values in figures.items()
-            if name != "conveyor"
-        },
-        "gemm_only_output_tokens_per_second": round(ceiling, 2),
-        "rounds": {name: [round(value, 2) for value in values] for name, values in figures.items()},
-        **about,
-    }
+    result = summarise(rounds, workload)
+    ours = result["output_tokens_per_second"]
+    if ours is not None:
+        say(f"event=ceiling gemm_only_output_tokens_per_second={ceiling:.1f} fraction_reached={ours / ceiling:.2f}")
+    return {**result, "gemm_only_output_tokens_per_second": round(ceiling, 2), **about}
+
+
+def warm_up(systems: dict[str, System], workload: Workload, vocab_size: int, say: Callable[[str], None]) -> None:
+    """A few short requests for each, so that nobody's first slice pays for what is done once."""
+    prompts = random_prompts(min(4, workload.requests), (workload.input_tokens,), vocab_size, seed=99)
+    for name, system in systems.items():
+        generate(system, prompts, 2)
+        say(f"event=warm system={name}")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -191,7 +150,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--input-tokens", type=int, default=128, help="tokens of each prompt")
     parser.add_argument("--output-tokens", type=int, default=64, help="tokens generated for each request, exactly")
     parser.add_argument("--threads", type=int, help="CPU threads (default: torch's choice)")
-    parser.add_argument("--rounds", type=int, default=5, help="measurements of each system, at most; the median counts")
+    parser.add_argument("--rounds", type=int, default=1000, help="passes of each system over the workload, at most")
     parser.add_argument(
         "--budget-seconds", type=float, default=390, help="begin no further round that would end after this time"
     )

@@ -1,7 +1,7 @@
 """What `bench` measures: this engine and its peer on models of random weights. Called by `command` and `modes`."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
 
+from conveyor_engine.bench.held import in_steps
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.execution.model_runner import ModelRunner
 from conveyor_engine.loop.core import EngineCore
@@ -50,10 +51,25 @@ class Workload:
     output_tokens: int
 
 
+Run = Generator[int, None, Prompts]  # yields after each step how many tokens every request has; returns all of them
+
+
 class System(Protocol):
     """Something that continues prompts."""
 
-    def generate(self, prompts: Prompts, output_tokens: int) -> Prompts: ...
+    def start(self, prompts: Prompts, output_tokens: int) -> Run:
+        """Works only while it is asked for its next step."""
+
+
+def generate(system: System, prompts: Prompts, output_tokens: int) -> Prompts:
+    """The whole run at once."""
+    run = system.start(prompts, output_tokens)
+    while True:
+        try:
+            next(run)
+        except StopIteration as stop:
+            outputs: Prompts = stop.value
+            return outputs
 
 
 class Conveyor:
@@ -74,19 +90,12 @@ class Conveyor:
         self.core = EngineCore(config, self.runner, say, overlap=overlap)
         self._serial = 0
 
-    def generate(self, prompts: Prompts, output_tokens: int) -> Prompts:
-        params = SamplingParams(max_tokens=output_tokens, temperature=0.0, ignore_eos=True)
+    def start(self, prompts: Prompts, output_tokens: int) -> Run:
         tokens: dict[str, list[int]] = {}
         for prompt in prompts:
             self._serial += 1
             tokens[str(self._serial)] = []
-            request = EngineRequest(
-                request_id=str(self._serial),
-                prompt_token_ids=prompt,
-                params=params,
-                arrival_time=time.monotonic(),
-            )
-            self.core.add_request(request)
+            self.core.add_request(_request(str(self._serial), prompt, output_tokens))
         while self.core.has_unfinished():
             for output in self.core.step(time.monotonic()):
                 tokens[output.request_id] += output.new_token_ids
@@ -94,7 +103,13 @@ class Conveyor:
                     raise RuntimeError(
                         f"request {output.request_id} ended with {output.finish_reason}: {output.message}"
                     )
+            yield min(map(len, tokens.values()))
         return list(tokens.values())
+
+
+def _request(request_id: str, prompt: list[int], max_tokens: int) -> EngineRequest:
+    params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+    return EngineRequest(request_id=request_id, prompt_token_ids=prompt, params=params, arrival_time=time.monotonic())
 
 
 class HfStatic:
@@ -104,7 +119,11 @@ class HfStatic:
         self.model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).eval()
         self.model.generation_config.eos_token_id = None
 
-    def generate(self, prompts: Prompts, output_tokens: int) -> Prompts:
+    def start(self, prompts: Prompts, output_tokens: int) -> Run:
+        """Every forward gives each request its next token."""
+        return in_steps(self.model, lambda: self._generate(prompts, output_tokens))
+
+    def _generate(self, prompts: Prompts, output_tokens: int) -> Prompts:
         longest = max(map(len, prompts))
         padded = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
         mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])

@@ -1,0 +1,114 @@
+"""What slices of systems' runs say: which of them count, how fast a system is, how two compare. Pure; for `turns`.
+
+A turn is the same part of the same workload by every system, one right after the other, so that what the host does to
+one it mostly does to all. Prompts and decodes are different work and are never compared with each other.
+"""
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+STOLEN_AT_MOST = 0.05
+SETTLED_BELOW = 0.05
+FEWEST = 5  # slices of a phase before their spread says anything
+
+Phase = Literal["prefill", "decode"]
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """One system on its way to the next `tokens` tokens of every request."""
+
+    tokens: int
+    seconds: float
+    stolen: float  # share of all processors' time that the host gave to others
+
+    @property
+    def counts(self) -> bool:
+        return self.stolen <= STOLEN_AT_MOST
+
+    @property
+    def pace(self) -> float:
+        """Seconds for one token of every request."""
+        return self.seconds / self.tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A slice of each system, by its name; of the prompts (with their first tokens) or of the decodes after them."""
+
+    phase: Phase
+    slices: Mapping[str, Slice]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A median, and the interquartile range over it."""
+
+    value: float
+    spread: float
+    count: int  # of the figures; the fewest of any part
+
+    @property
+    def settled(self) -> bool:
+        return self.count >= FEWEST and self.spread < SETTLED_BELOW
+
+
+def estimate(values: Sequence[float]) -> Estimate | None:
+    """Of figures that should all be the same one; None of none."""
+    if not values:
+        return None
+    middle = statistics.median(values)
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else (middle,) * 3
+    return Estimate(middle, (high - low) / middle, len(values))
+
+
+def seconds(turns: Sequence[Turn], system: str, output_tokens: int) -> Estimate | None:
+    """Of a whole run, put together from the paces of its phases; None if a phase has no slice that counts."""
+    paces = {phase: estimate(_paces(turns, phase, system)) for phase in _tokens_of(output_tokens)}
+    return _weigh(paces, lambda phase: _tokens_of(output_tokens)[phase])
+
+
+def ratio(turns: Sequence[Turn], ours: str, peer: str, output_tokens: int) -> Estimate | None:
+    """How many times as long the peer takes for a whole run: the phases' ratios, weighed by our own time in each."""
+    phases = {phase: phase_ratio(turns, phase, ours, peer) for phase in _tokens_of(output_tokens)}
+    whole = seconds(turns, ours, output_tokens)
+    if whole is None:
+        return None
+    return _weigh(phases, lambda phase: _seconds_of(turns, phase, ours, output_tokens) / whole.value)
+
+
+def phase_ratio(turns: Sequence[Turn], phase: Phase, ours: str, peer: str) -> Estimate | None:
+    """The peer's seconds over ours in pairs of slices, of which both count."""
+    pairs = [(turn.slices[ours], turn.slices[peer]) for turn in turns if turn.phase == phase]
+    return estimate([b.pace / a.pace for a, b in pairs if a.counts and b.counts])
+
+
+def dropped(turns: Sequence[Turn], system: str) -> int:
+    """Slices of the system during which the host took too much."""
+    return sum(not turn.slices[system].counts for turn in turns)
+
+
+def _paces(turns: Sequence[Turn], phase: Phase, system: str) -> list[float]:
+    return [t.slices[system].pace for t in turns if t.phase == phase and t.slices[system].counts]
+
+
+def _seconds_of(turns: Sequence[Turn], phase: Phase, system: str, output_tokens: int) -> float:
+    return statistics.median(_paces(turns, phase, system)) * _tokens_of(output_tokens)[phase]
+
+
+def _tokens_of(output_tokens: int) -> dict[Phase, int]:
+    """Of every request, by phase: its first token comes with its prompt."""
+    return {"prefill": 1, "decode": output_tokens - 1} if output_tokens > 1 else {"prefill": 1}
+
+
+def _weigh(parts: Mapping[Phase, Estimate | None], weight: Callable[[Phase], float]) -> Estimate | None:
+    """The weighted sum; spreads add up as if all phases were off in the same direction."""
+    known = {phase: part for phase, part in parts.items() if part is not None}
+    if len(known) < len(parts):
+        return None
+    shares = {phase: part.value * weight(phase) for phase, part in known.items()}
+    whole = sum(shares.values())
+    spread = sum(share * known[phase].spread for phase, share in shares.items()) / whole
+    return Estimate(whole, spread, min(part.count for part in known.values()))

@@ -1,0 +1,56 @@
+"""What `bench` prints last about the turns it measured."""
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+from conveyor_engine.bench.slices import Estimate, Phase, Turn, dropped, phase_ratio, ratio, seconds
+from conveyor_engine.bench.systems import Workload
+from conveyor_engine.bench.turns import OURS, settled
+
+
+def summarise(rounds: Sequence[Sequence[Turn]], workload: Workload) -> dict[str, Any]:
+    """Figures for JSON. `spread` is the interquartile range over the median; null where no slice counts.
+
+    `rounds` are each system's passes over the whole workload with every slice, also those that do not count.
+    """
+    turns = list(chain(*rounds))
+    names = list(turns[0].slices)
+    ours = seconds(turns, OURS, workload.output_tokens)
+    return {
+        "output_tokens_per_second": _rate(ours, workload),
+        "spread": _rounded(ours.spread if ours else None),
+        "settled": settled(turns, workload),
+        "peers": {name: _peer(turns, name, workload) for name in names if name != OURS},
+        "slices": {name: len(turns) for name in names},
+        "dropped": {name: dropped(turns, name) for name in names},
+        "rounds": {name: [_whole_rate(turns, name, workload) for turns in rounds] for name in names},
+    }
+
+
+def _peer(turns: Sequence[Turn], name: str, workload: Workload) -> dict[str, Any]:
+    found = ratio(turns, OURS, name, workload.output_tokens)
+    phases: tuple[Phase, ...] = ("prefill", "decode")
+    parts = {phase: phase_ratio(turns, phase, OURS, name) for phase in phases}
+    return {
+        "output_tokens_per_second": _rate(seconds(turns, name, workload.output_tokens), workload),
+        "ratio": _rounded(found.value if found else None),
+        "spread": _rounded(found.spread if found else None),
+        "phases": {
+            phase: part and {"ratio": _rounded(part.value), "spread": _rounded(part.spread), "pairs": part.count}
+            for phase, part in parts.items()
+        },
+    }
+
+
+def _rate(found: Estimate | None, workload: Workload) -> float | None:
+    return None if found is None else round(workload.requests * workload.output_tokens / found.value, 2)
+
+
+def _whole_rate(turns: Sequence[Turn], name: str, workload: Workload) -> float:
+    spent = sum(turn.slices[name].seconds for turn in turns)
+    return round(workload.requests * workload.output_tokens / spent, 2)
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)

@@ -1,0 +1,117 @@
+"""Systems in turns over the same workload, in slices of about a second, until they can be told apart. For `command`.
+
+Whoever begins a turn goes on for that long and ends with a step; the others then bring every request as far. Who begins
+alternates. A step is never cut, so a prefill that one system does in one forward is one slice, however long.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, cycle
+from pathlib import Path
+
+import torch
+
+from conveyor_engine.bench.slices import Phase, Slice, Turn, ratio, seconds
+from conveyor_engine.bench.systems import Prompts, Run, System, Workload
+
+SLICE_SECONDS = 1.0
+OURS = "conveyor"
+
+
+class Progress:
+    """One system's run, and how many tokens every request has at least."""
+
+    def __init__(self, run: Run) -> None:
+        self.tokens = 0
+        self._run = run
+
+    def slice(self, reached: Callable[[int, float], bool]) -> Slice:
+        """Goes on, a step at least, until it has `reached` (tokens, seconds of this slice)."""
+        before, processors = self.tokens, processor_ticks()
+        started = now = time.perf_counter()
+        while self.tokens == before or not reached(self.tokens, now - started):
+            self.tokens = next(self._run)
+            now = time.perf_counter()
+        return Slice(self.tokens - before, now - started, stolen_share(processors, processor_ticks()))
+
+    def finish(self) -> Prompts:
+        """The outputs, when all tokens are there."""
+        try:
+            next(self._run)
+        except StopIteration as stop:
+            outputs: Prompts = stop.value
+            return outputs
+        raise AssertionError("the run makes more tokens than asked")
+
+
+def processor_ticks() -> list[int]:
+    """Time of all processors since boot: user, nice, system, idle, iowait, irq, softirq, steal."""
+    return [int(ticks) for ticks in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+
+
+def stolen_share(before: Sequence[int], after: Sequence[int]) -> float:
+    """Of the processors' time between the two, what the host gave to others while somebody here wanted it."""
+    spent = [b - a for a, b in zip(before, after, strict=True)]
+    return spent[7] / max(1, sum(spent))
+
+
+def random_prompts(count: int, lengths: Sequence[int], vocab_size: int, seed: int) -> Prompts:
+    """`count` prompts of random tokens, their lengths cycling through `lengths`."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(vocab_size, (lengths[i % len(lengths)],), generator=generator).tolist() for i in range(count)]
+
+
+def measure(systems: Mapping[str, System], workload: Workload, vocab_size: int, rounds: int, budget_seconds: float,
+            say: Callable[[str], None]) -> list[list[Turn]]:  # fmt: skip
+    """The turns of each round, until they are `settled`; each round is the whole workload with new prompts.
+
+    A further one begins only if, judging by the longest so far, it ends within the budget.
+    """
+    orders = cycle([list(systems), list(systems)[::-1]])
+    begun, longest = time.monotonic(), 0.0
+    measured: list[list[Turn]] = []
+    while len(measured) < rounds and not settled(chain(*measured), workload):
+        started = time.monotonic()
+        if measured and started - begun + longest > budget_seconds:
+            say(f"event=budget_spent rounds={len(measured)} of={rounds}")
+            break
+        prompts = random_prompts(workload.requests, (workload.input_tokens,), vocab_size, seed=len(measured))
+        measured.append(list(one_round(systems, prompts, workload.output_tokens, orders)))
+        longest = max(longest, time.monotonic() - started)
+        say(f"event=measured round={len(measured)} " + " ".join(_describe(measured[-1], name) for name in systems))
+    return measured
+
+
+def one_round(
+    systems: Mapping[str, System], prompts: Prompts, output_tokens: int, orders: Iterator[list[str]]
+) -> Iterator[Turn]:
+    """Everybody's way through the workload. Refuses a system that gives fewer tokens than asked."""
+    runs = {name: Progress(system.start(prompts, output_tokens)) for name, system in systems.items()}
+    while any(run.tokens < output_tokens for run in runs.values()):
+        yield take_turn({name: runs[name] for name in next(orders)}, output_tokens)
+    for run in runs.values():
+        assert [len(row) for row in run.finish()] == [output_tokens] * len(prompts)
+
+
+def take_turn(runs: Mapping[str, Progress], output_tokens: int) -> Turn:
+    """In this order: the first goes on for a slice or to the end of its phase, the others as far."""
+    first, *others = runs
+    phase: Phase = "decode" if runs[first].tokens else "prefill"
+    begun = runs[first].slice(lambda tokens, spent: spent >= SLICE_SECONDS or tokens in (1, output_tokens))
+    goal = runs[first].tokens
+    return Turn(phase, {first: begun} | {name: runs[name].slice(lambda tokens, _: tokens >= goal) for name in others})
+
+
+def settled(turns: Iterable[Turn], workload: Workload) -> bool:
+    """Whether the spread of our time, or beside peers of each ratio, is small enough."""
+    turns = list(turns)
+    peers = [name for name in turns[0].slices if name != OURS] if turns else []
+    ratios = [ratio(turns, OURS, peer, workload.output_tokens) for peer in peers]
+    wanted = ratios or [seconds(turns, OURS, workload.output_tokens)]
+    return all(found is not None and found.settled for found in wanted)
+
+
+def _describe(turns: Sequence[Turn], name: str) -> str:
+    slices = [turn.slices[name] for turn in turns]
+    lost = sum(not s.counts for s in slices)
+    return f"{name}_seconds={sum(s.seconds for s in slices):.2f} {name}_slices={len(slices)} {name}_dropped={lost}"
