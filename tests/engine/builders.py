@@ -162,6 +162,26 @@ class AtOnce(Pool):
         return future
 
 
+class FailsLate:
+    """An executor that raises when a result is read, and not before: as a GPU does."""
+
+    def __init__(self, executor: Any) -> None:
+        self._executor = executor
+        self.num_errors = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._executor, name)
+
+    def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
+        begun = AtOnce().submit(self._executor.begin, plan)
+
+        def read() -> StepResult:
+            self.num_errors += begun.exception() is not None
+            return begun.result()()
+
+        return read
+
+
 def result_of(plan: StepPlan, token_id: int = 7) -> StepResult:
     """Everybody who samples gets `token_id`."""
     return StepResult(plan.number, [[token_id]] * sum(plan.num_logits))

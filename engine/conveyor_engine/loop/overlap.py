@@ -56,13 +56,17 @@ class Overlap:
         plan, future = self._begun.popleft()
         if conclude(scheduler, plan, partial(_wait, future)):
             return
-        del future  # its traceback holds tensors, and the retry needs memory
-        while self._begun:
-            newer, not_wanted = self._begun.pop()
-            not_wanted.exception()  # the executor's thread is idle when the last of them is begun or refused
-            scheduler.withdraw(newer)
-        self._failed = False
+        del future  # with its error: the retry needs memory
+        self._withdraw_all(scheduler)
         recover(scheduler, self._executor, plan)
+
+    def _withdraw_all(self, scheduler: Scheduler) -> None:
+        """Nobody reads the steps that are begun. Each is waited for, so that the executor's thread is idle."""
+        while self._begun:
+            plan, future = self._begun.pop()
+            future.exception()
+            scheduler.withdraw(plan)
+        self._failed = False
 
 
 def _wait(begun: Future[Callable[[], StepResult]]) -> StepResult:

@@ -38,12 +38,13 @@ def recover(scheduler: Scheduler, executor: Executor, plan: StepPlan) -> None:
 def conclude(scheduler: Scheduler, plan: StepPlan, result: Callable[[], StepResult]) -> bool:
     """Tells the scheduler the result. False if the step raised, which is logged with its traceback.
 
-    The error goes no further: its traceback holds tensors, and the retry needs memory.
+    The error goes no further, and loses its traceback: that holds tensors, and the retry needs memory.
     """
     try:
         told = result()
-    except Exception:  # whatever a model, its kernels or the device raise: the other requests go on
+    except Exception as error:  # whatever a model, its kernels or the device raise: the other requests go on
         _log.exception("event=step_failed requests=%d tokens=%d", len(plan.rows), sum(plan.num_tokens))
+        error.__traceback__ = None  # a future that keeps the error is in these frames too: a cycle
         return False
     scheduler.update(told)
     return True

@@ -1,17 +1,19 @@
 """Steps that run ahead: the same tokens as in turn, and what happens to a step that is begun and not over."""
 
+import gc
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, ClassVar
+from weakref import WeakSet
 
 import pytest
-from tests.engine.builders import AtOnce, make_facts, make_request, result_of
+from tests.engine.builders import AtOnce, FailsLate, PretendedModel, make_facts, make_request, result_of
 from tests.engine.loop.test_plain_steps import MODES, ask_for_everything, run_out_of_memory
 from tests.engine.references import MAX_TOKENS, Reference, add, run, tokens_of
 
 from conveyor_engine.config.engine_config import EngineConfig
-from conveyor_engine.loop import process
+from conveyor_engine.loop import process, step_runner
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.loop.executor import Executor
 from conveyor_engine.loop.process import Disconnected, EngineLoop
@@ -208,7 +210,8 @@ def test_a_step_that_fails_while_the_next_is_begun_ends_as_many_as_in_turn(
     assert ends[0] == ends[1]
 
 
-def test_a_device_that_breaks_while_the_next_step_is_begun_ends_the_engine(reference: GetReference) -> None:
+@pytest.mark.parametrize("late", [False, True])
+def test_a_device_that_breaks_while_the_next_step_is_begun_ends_the_engine(reference: GetReference, late: bool) -> None:
     class Breaks(Waits):
         def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
             if plan.number > 1:
@@ -218,7 +221,48 @@ def test_a_device_that_breaks_while_the_next_step_is_begun_ends_the_engine(refer
     ref = reference("llama")
     broken = Breaks(ref.make_core().executor)
     broken.may_end.set()
-    core = EngineCore(ref.make_config(), broken, overlap=True)
+    core = EngineCore(ref.make_config(), FailsLate(broken) if late else broken, overlap=True)
     add(core, "a", ref.prompts[0])
     with pytest.raises(RuntimeError, match="illegal memory access"):
         run(core)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("late", [False, True])
+def test_what_a_failed_step_held_is_free_when_its_requests_are_tried_again(
+    monkeypatch: pytest.MonkeyPatch, overlap: bool, late: bool
+) -> None:
+    monkeypatch.setattr(step_runner._log, "disabled", True)  # pytest keeps what is logged, tracebacks included
+
+    class Activations:
+        """What only a garbage collection could free if it were in a cycle."""
+
+    class TooLarge(PretendedModel):
+        facts, long_decode_tokens = make_facts(), 0
+        held: ClassVar[WeakSet[Activations]] = WeakSet()
+        num_failed = 0
+
+        def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
+            assert not self.held
+            if plan.number != 1:
+                return super().begin(plan)
+            activations = Activations()
+            self.held.add(activations)
+            self.num_failed += 1
+            if not late:
+                raise MemoryError
+
+            def read() -> StepResult:
+                raise MemoryError(activations)
+
+            return read
+
+    model = TooLarge(4)
+    core = EngineCore(EngineConfig(model="none", warmup=False), model, overlap=overlap)
+    core.add_request(make_request("a"))
+    gc.disable()
+    try:
+        outputs = run(core)["a"]
+    finally:
+        gc.enable()
+    assert (outputs[-1].finish_reason, model.num_failed) == (FinishReason.LENGTH, 1)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from tests.engine.builders import AtOnce, Wired, make_scheduler
+from tests.engine.builders import AtOnce, FailsLate, Wired, make_scheduler
 from tests.engine.scheduling.histories import run_histories
 
 from conveyor_engine.errors import Overloaded
@@ -59,13 +59,19 @@ class PretendedEncoder:
 
 
 class EmbeddingHistory(RuleBasedStateMachine):
-    """add, abort, step, let time pass, break a vector, make steps raise; perhaps drain. Results come up to two late."""
+    """add, abort, step, let time pass, break a vector, make steps raise; perhaps drain. Results come up to
+    two late; so do errors."""
 
     mode = "continuous"
     happened: Counter[str]
 
-    @initialize(max_num_seqs=st.sampled_from((4, 4, 2, 1)), num_ahead=st.sampled_from((0, 1, 2)), drains=st.booleans())
-    def begin(self, max_num_seqs: int, num_ahead: int, drains: bool) -> None:
+    @initialize(
+        max_num_seqs=st.sampled_from((4, 4, 2, 1)),
+        num_ahead=st.sampled_from((0, 1, 2)),
+        fails_late=st.booleans(),
+        drains=st.booleans(),
+    )
+    def begin(self, max_num_seqs: int, num_ahead: int, fails_late: bool, drains: bool) -> None:
         self.now = 0.0
         self.scheduler = make_scheduler(
             self.mode,
@@ -79,7 +85,8 @@ class EmbeddingHistory(RuleBasedStateMachine):
             embedding=EmbeddingFacts(size=1),
         )
         self.model = PretendedEncoder()
-        self.overlap = Overlap(Wired(self.model), AtOnce(), num_ahead)
+        self.executor = FailsLate(Wired(self.model)) if fails_late else Wired(self.model)
+        self.overlap = Overlap(self.executor, AtOnce(), num_ahead)
         self.asked: dict[str, list[int]] = {}
         self.ended: dict[str, FinishReason] = {}
         self.num_prompt_tokens = 0  # of the vectors
@@ -168,6 +175,8 @@ class EmbeddingHistory(RuleBasedStateMachine):
             self.now = max(self.now, wakeup)
             self._step()
         assert set(self.ended) == set(self.asked), "everybody gets exactly one answer"
+        if isinstance(self.executor, FailsLate):
+            self.happened["late errors"] += self.executor.num_errors
         stats = self.scheduler.stats()
         assert (stats.padding_tokens, stats.generation_tokens, stats.num_preemptions) == (0, 0, 0)
         assert stats.kv_cache_usage == 0.0
@@ -179,7 +188,7 @@ def test_no_history_loses_a_prompt_or_a_part_of_it(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(step_runner._log, "disabled", True)
     happened: Counter[str] = Counter()
     machine = type("ModeHistory", (EmbeddingHistory,), {"mode": mode, "happened": happened})
-    own = {"stop", "abort", "error", "longer than the budget"}
+    own = {"stop", "abort", "error", "late errors", "longer than the budget"}
     own |= set() if mode == "none" else {"batches", "batches of several steps"}
     run_histories(machine, happened, own)
     assert set(+happened) == own

@@ -16,7 +16,7 @@ from hypothesis.stateful import (
     invariant,
     rule,
 )
-from tests.engine.builders import AtOnce, PretendedModel, Wired, make_request, make_scheduler, next_token
+from tests.engine.builders import AtOnce, FailsLate, PretendedModel, Wired, make_request, make_scheduler, next_token
 from tests.engine.scheduling.histories import run_histories
 
 from conveyor_engine.errors import Overloaded
@@ -39,7 +39,7 @@ PROMPTS = ([5], HEAD[:4], HEAD, [*HEAD, 6], [*HEAD, *range(200, 208)], list(rang
 class History(RuleBasedStateMachine):
     """add, abort, step, let time pass, break a row's logits, withhold a token, make steps raise; perhaps drain.
 
-    Results come up to two steps late.
+    Results come up to two steps late; so do errors.
     """
 
     mode = "continuous"
@@ -53,9 +53,18 @@ class History(RuleBasedStateMachine):
         max_num_seqs=st.sampled_from((4, 4, 2, 1)),
         prefix_caching=st.sampled_from((True, True, False)),
         num_ahead=st.sampled_from((0, 1, 1, 2)),
+        fails_late=st.booleans(),
         drains=st.booleans(),
     )
-    def begin(self, num_kv_blocks: int, max_num_seqs: int, prefix_caching: bool, num_ahead: int, drains: bool) -> None:
+    def begin(
+        self,
+        num_kv_blocks: int,
+        max_num_seqs: int,
+        prefix_caching: bool,
+        num_ahead: int,
+        fails_late: bool,
+        drains: bool,
+    ) -> None:
         self.now = 0.0
         self.scheduler: Scheduler = make_scheduler(
             self.mode,
@@ -71,7 +80,8 @@ class History(RuleBasedStateMachine):
         )
         self.scheduler._answers.expected_output_tokens = 2.0
         self.model = PretendedModel(BLOCK_SIZE)
-        self.overlap = Overlap(Wired(self.model), AtOnce(), num_ahead)
+        self.executor = FailsLate(Wired(self.model)) if fails_late else Wired(self.model)
+        self.overlap = Overlap(self.executor, AtOnce(), num_ahead)
         self.asked: dict[str, Any] = {}
         self.told: dict[str, list[int]] = {}
         self.ended: dict[str, FinishReason] = {}
@@ -242,6 +252,8 @@ class History(RuleBasedStateMachine):
         assert self.scheduler.next_wakeup(self.now) is None
         assert not self.scheduler._batch.steps
         stats = self.scheduler.stats()
+        if isinstance(self.executor, FailsLate):
+            self.happened["late errors"] += self.executor.num_errors
         self.happened["padding"] += stats.padding_tokens
         self.happened["preemptions"] += stats.num_preemptions
         self.happened["prefix hits"] += stats.prefix_cache_hit_tokens
@@ -257,7 +269,7 @@ def test_no_history_loses_a_block_a_request_or_the_order(
     monkeypatch.setattr(step_runner._log, "disabled", True)  # thousands of failed steps
     happened: Counter[str] = Counter()
     machine = type("ModeHistory", (History,), {"mode": mode, "padding": padding, "happened": happened})
-    own = {"length", "abort", "error", "failed steps"} | ({"preemptions"} if mode != "none" else set())
+    own = {"length", "abort", "error", "failed steps", "late errors"} | ({"preemptions"} if mode != "none" else set())
     own |= {"held rows"} if mode == "static" else {"discarded results"}
     own |= {"withdrawn steps"} if mode in ("none", "continuous") else set()
     own |= {"padding"} if padding == "real" else {"prefix hits"}
