@@ -33,7 +33,7 @@ from conveyor_engine.execution.models.packing import find_first_position
 from conveyor_engine.execution.models.probe import run_probe
 from conveyor_engine.execution.models.sentence_files import read_pooling
 from conveyor_engine.execution.pooling import finish, pool
-from conveyor_engine.execution.transfer import HostCopy
+from conveyor_engine.execution.transfer import HostCopy, to_device
 from conveyor_engine.wire.request import EmbeddingFacts, ModelFacts, PoolingParams, Task
 from conveyor_engine.wire.step import AdmittedRow, StepPlan, StepResult
 
@@ -97,7 +97,10 @@ class EmbeddingRunner:
         return min((limit for limit in (usable, self._pooling.max_seq_length) if limit is not None), default=None)
 
     def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
-        """One step: each row's prompt, which the plan brings, is computed whole and forgotten."""
+        """One step: each row's prompt, which the plan brings, is computed whole and forgotten.
+
+        A GPU is given all of it and not waited for.
+        """
         brought = {row.row: row for row in plan.admitted}
         prompts = [brought[row] for row in plan.rows]
         with torch.inference_mode():
@@ -115,12 +118,13 @@ class EmbeddingRunner:
 
     def _pool(self, prompts: list[list[int]]) -> torch.Tensor:
         """-> float32 (prompts, hidden)."""
-        starts = [0, *accumulate(map(len, prompts))]
-        first = self._first_position
-        positions = chain.from_iterable(range(first, first + len(prompt)) for prompt in prompts)
+        lengths = [len(prompt) for prompt in prompts]
+        starts = [0, *accumulate(lengths)]
+        token_ids = np.fromiter(chain.from_iterable(prompts), dtype=np.int64, count=starts[-1])
+        positions = np.arange(starts[-1]) - np.repeat(starts[:-1], lengths) + self._first_position
         hidden: torch.Tensor = self.model(
-            input_ids=torch.tensor([list(chain.from_iterable(prompts))], device=self.device),
-            position_ids=torch.tensor([list(positions)], device=self.device),
+            input_ids=to_device(token_ids, self.device)[None],
+            position_ids=to_device(positions, self.device)[None],
             use_cache=False,
             paged=Packed(starts),
         ).last_hidden_state

@@ -1,4 +1,4 @@
-"""What this machine has: device, number types, memory, CPUs. Asked by `model_runner` and `bench` at start.
+"""What this machine has: device, number types, memory, CPUs. Asked by the runners and `bench` at start.
 
 Limits of the container (cgroup v2, then v1) count, not those of the host it runs on.
 """

@@ -5,21 +5,22 @@ import numpy.typing as npt
 import torch
 
 from conveyor_engine.execution.models.sentence_files import PoolingMode
+from conveyor_engine.execution.transfer import to_device
 
 _SMALLEST_NORM = 1e-12  # as torch.nn.functional.normalize has it
 
 
 def pool(hidden: torch.Tensor, starts: list[int], mode: PoolingMode) -> torch.Tensor:
     """hidden (T, H) of sequences that begin at starts[:-1] and end at starts[1:] -> float32 (sequences, H)."""
-    bounds = torch.tensor(starts, device=hidden.device)
+    bounds, device = np.array(starts), hidden.device
     if mode == "cls":
-        return hidden[bounds[:-1]].float()
+        return hidden[to_device(bounds[:-1], device)].float()
     if mode == "last":
-        return hidden[bounds[1:] - 1].float()
-    lengths = bounds.diff()
-    rows = torch.repeat_interleave(lengths)
-    sums = torch.zeros((len(lengths), hidden.shape[1]), device=hidden.device).index_add_(0, rows, hidden.float())
-    return sums / lengths[:, None]
+        return hidden[to_device(bounds[1:] - 1, device)].float()
+    lengths = np.diff(bounds)
+    sequences = to_device(np.repeat(np.arange(len(lengths)), lengths), device)
+    sums = torch.zeros((len(lengths), hidden.shape[1]), device=device).index_add_(0, sequences, hidden.float())
+    return sums / to_device(lengths, device)[:, None]
 
 
 def finish(vector: npt.NDArray[np.float32], dimensions: int | None, *, normalizes: bool) -> bytes:

@@ -1,6 +1,6 @@
 """One tiny forward that shows whether a model goes through our attention, and each layer's geometry.
 
-Called by `model_runner` after loading, before the KV cache is sized; `trial` has a tiny forward of its own.
+Called by the runners after loading; `trial` has a tiny forward of its own.
 """
 
 import torch

@@ -1,0 +1,77 @@
+"""A GPU is given a whole step without being asked for a number: that would wait for all that it has to do.
+
+The GPU is pretended by torch's fake tensors, which have shapes and no numbers, so that whatever asks for one raises.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy.typing as npt
+import pytest
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+
+from conveyor_engine.execution import batch, pooling, rows
+from conveyor_engine.execution.batch import build_batch
+from conveyor_engine.execution.models.sentence_files import PoolingMode
+from conveyor_engine.execution.pooling import pool
+from conveyor_engine.execution.rows import Rows
+from conveyor_engine.execution.sampling import min_tokens, processor, row_values, sampler
+from conveyor_engine.execution.sampling.sampler import Sampler
+from conveyor_engine.wire.request import SamplingParams
+from conveyor_engine.wire.step import AdmittedRow, RowSampling, StepPlan
+
+CUDA = torch.device("cuda")
+VOCAB_SIZE, BLOCK_SIZE = 1000, 4
+
+
+@pytest.fixture(autouse=True)
+def no_numbers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fake tensors know no pinned memory, and small ones would keep the numbers that they are made of."""
+
+    def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+        return torch.empty(array.shape, dtype=torch.from_numpy(array).dtype, device=device)
+
+    for module in (batch, pooling, rows, min_tokens, processor, row_values, sampler):
+        monkeypatch.setattr(module, "to_device", to_device)
+    with FakeTensorMode(), torch.inference_mode():
+        yield
+
+
+def run_step(*asked: dict[str, Any]) -> None:
+    """Prompts of three tokens, which are admitted and get their first token; and a chunk of one that samples none."""
+    state, chooser = Rows(8, 32, BLOCK_SIZE, CUDA), Sampler(8, VOCAB_SIZE, CUDA)
+    sampling = [RowSampling(SamplingParams(**params), 5, 3 + params.get("min_tokens", 0), (1, 2)) for params in asked]
+    admitted = [AdmittedRow(row, [1, 2, 3], [row], how) for row, how in enumerate(sampling)]
+    count = len(asked)
+    plan = StepPlan(
+        number=0,
+        admitted=admitted,
+        new_blocks=[(count, [9])],
+        rows=list(range(count + 1)),
+        num_computed_tokens=[0] * (count + 1),
+        num_tokens=[3] * count + [2],
+        num_logits=[1] * count + [0],
+        num_decodes=0,
+    )
+    state.apply(plan)
+    for row in admitted:
+        chooser.admit(row.row, row.output)  # type: ignore[arg-type]
+    built = build_batch(plan, state, BLOCK_SIZE)
+    sampled = chooser.sample(torch.empty((count, VOCAB_SIZE), device=CUDA), built.samples)
+    state.append(built.samples.device_rows, built.samples.device_positions, sampled.token_ids)
+
+
+def test_a_step_is_given_without_waiting() -> None:
+    run_step({"temperature": 0.0}, {}, {"temperature": 0.7, "logprobs": 2}, {"min_tokens": 3})
+
+
+@pytest.mark.parametrize("cut", [{"top_k": 5}, {"top_p": 0.9}])
+def test_only_top_k_and_top_p_wait_for_the_logits(cut: dict[str, Any]) -> None:
+    with pytest.raises(DataDependentOutputException):
+        run_step({}, cut)
+
+
+@pytest.mark.parametrize("mode", ["cls", "last", "mean"])
+def test_vectors_are_pooled_without_waiting(mode: PoolingMode) -> None:
+    assert pool(torch.empty((10, 8), device=CUDA), [0, 4, 10], mode).shape == (2, 8)
