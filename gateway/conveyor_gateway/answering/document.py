@@ -1,12 +1,14 @@
 """`/openapi.json` of a service: what its engines say of their paths, and what the gateway answers before them.
 
 Called by `listening`. One ready engine is asked for its document; a service without one has none, and is not woken. The
-engine's image may be anybody's: what its document does not have in OpenAPI's form is left out.
+engine's image may be anybody's: what its document does not have in OpenAPI's form is left out. Only what the gateway
+adds to is read, the rest passed on as it was written, so that a document costs little whatever is in it.
 """
 
 import contextlib
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any, Final
+from functools import lru_cache
+from typing import Any, Final, TypeVar
 
 import msgspec
 from aiohttp.web import BaseRequest, Response, StreamResponse
@@ -24,6 +26,8 @@ from conveyor_gateway.watching.catalog import Service
 from conveyor_process.request_headers import REQUEST_ID_HEADER
 
 Json = dict[str, Any]
+Value = TypeVar("Value")
+Raws = dict[str, msgspec.Raw]  # an object of which nothing below its names is read
 
 MAX_BYTES: Final = 256 << 10  # of an engine's; ours have 50 KiB
 _ANY_PATH: Final = (
@@ -61,12 +65,12 @@ _JSON: Final = "application/json"
 
 
 class _Components(msgspec.Struct):
-    schemas: Json = {}
+    schemas: Raws = {}
 
 
 class _EngineDocument(msgspec.Struct):
     openapi: str
-    paths: dict[str, Json]
+    paths: Raws
     components: _Components = msgspec.field(default_factory=_Components)
 
 
@@ -81,7 +85,7 @@ async def send_document(
         if not holding.take(2 * MAX_BYTES):  # the engine's, and ours
             raise build_memory_full()
         page = await pages.find(path, service.key, engines, MAX_BYTES)
-        document = page and _write_document(page.body, service.key, request.rel_url.raw_path.removesuffix(path))
+        document = page and write_document(page.body, service.key, request.rel_url.raw_path.removesuffix(path))
         if document is None:
             raise build_no_page(service, engines)
         headers = {REQUEST_ID_HEADER: find_request_id(request), "Content-Type": _JSON}
@@ -92,36 +96,42 @@ async def send_document(
         return answer
 
 
-def _write_document(of_engine: bytes, service: str, base: str) -> bytes | None:
+@lru_cache(maxsize=4)
+def write_document(of_engine: bytes, service: str, base: str) -> bytes | None:
+    """None for no document. Clients that ask at once, who share a page, share what is made of it."""
     try:
-        return msgspec.json.encode(build_document(of_engine, service, base))
-    except (msgspec.DecodeError, RecursionError):
+        return build_document(of_engine, service, base)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         return None
 
 
-def build_document(of_engine: bytes, service: str, base: str) -> Json:
-    """`base`: the path at which the client has the service. Raises DecodeError or RecursionError for no document."""
-    engine = msgspec.json.decode(of_engine, type=_EngineDocument)
+def build_document(of_engine: bytes, service: str, base: str) -> bytes:
+    """`base`: the path at which the client has the service.
+
+    Raises DecodeError, RecursionError or UnicodeDecodeError for no document.
+    """
+    engine = msgspec.json.decode(of_engine.decode(), type=_EngineDocument)  # Raw alone would take any bytes
     paths: dict[str, Json] = {}
     for endpoint in ENDPOINTS:
         path, method = _template(endpoint), endpoint.method.lower()
-        known = engine.paths.get(path, {}).get(method)
-        for operation in _describe(endpoint.task, known if isinstance(known, dict) else None):
+        known = _object(engine.paths.get(path)).get(method)
+        for operation in _describe(endpoint.task, _read(known, Raws)):
             paths.setdefault(path, {})[method] = operation
-    return {
+    document = {
         "openapi": engine.openapi,
         "info": {"title": service, "version": __version__},
         "servers": [{"url": base or "/"}],
         "paths": paths,
         "components": {"schemas": engine.components.schemas | _SCHEMAS},
     }
+    return msgspec.json.encode(document)
 
 
 def _template(endpoint: Endpoint) -> str:
     return f"{endpoint.path}{{model}}" if endpoint.task is Task.GET_MODEL else endpoint.path
 
 
-def _describe(task: Task, known: Json | None) -> Iterator[Json]:
+def _describe(task: Task, known: Raws | None) -> Iterator[Json]:
     """The operation of a path, if there is one; `known` is the engine's."""
     refusals = _build_refusals((*_ANY_PATH, *_OF_TASK.get(task, _ENGINES_ANSWER)))
     match task:
@@ -133,19 +143,27 @@ def _describe(task: Task, known: Json | None) -> Iterator[Json]:
         case Task.DESCRIBE:
             yield _page("This document.", {"type": "object"}, refusals)
         case Task.STATUS:
-            told = _responses(known).get("200", {"description": "Yes."})
+            told: object = _responses(known).get("200", {"description": "Yes."})
             yield {"summary": "Whether requests are answered, and by what.", "responses": {"200": told} | refusals}
         case _:
             if known is not None:
                 yield known | {"responses": _join(_responses(known), refusals)}
 
 
-def _responses(operation: Json | None) -> Json:
+def _responses(operation: Raws | None) -> Raws:
     return _object((operation or {}).get("responses"))
 
 
-def _object(value: object) -> Json:
-    return value if isinstance(value, dict) else {}
+def _object(value: msgspec.Raw | None) -> Raws:
+    """Empty for what is none."""
+    return _read(value, Raws) or {}
+
+
+def _read(value: msgspec.Raw | None, kind: type[Value]) -> Value | None:
+    try:
+        return None if value is None else msgspec.json.decode(value, type=kind)
+    except msgspec.ValidationError:
+        return None
 
 
 def _page(summary: str, schema: Json, refusals: Json) -> Json:
@@ -169,18 +187,18 @@ def _build_refusals(codes: Collection[Code]) -> Json:
     return told
 
 
-def _join(engine: Json, gateway: Json) -> Json:
+def _join(engine: Raws, gateway: Json) -> Json:
     """The responses of two who may answer, by status."""
     engine = {status: response for status, response in engine.items() if status not in _KEPT_BACK}
     both = {status: _join_one(_object(engine[status]), gateway[status]) for status in engine.keys() & gateway.keys()}
     return dict(sorted((engine | gateway | both).items()))
 
 
-def _join_one(engine: Json, gateway: Json) -> Json:
+def _join_one(engine: Raws, gateway: Json) -> Json:
     content = _object(engine.get("content"))
-    schemas = [_object(of.get(_JSON)).get("schema", {}) for of in (content, gateway["content"])]
+    schemas = [_object(content.get(_JSON)).get("schema", {}), gateway["content"][_JSON]["schema"]]
     return {
-        "description": f"By an engine: {engine.get('description', '')} {gateway['description']}",
+        "description": f"By an engine: {_read(engine.get('description'), str) or ''} {gateway['description']}",
         "content": content | {_JSON: {"schema": {"anyOf": schemas}}},
     }
 

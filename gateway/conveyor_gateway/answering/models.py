@@ -1,13 +1,24 @@
 """`/v1/models`: of one service, or of the root, where each model has the name that leads to it.
 
-Called by `listening`; a service without engines has its model all the same.
+Called by `listening`; a service without engines has its model all the same. The root's list may be of many megabytes:
+it is made piece by piece while its client reads, so that a client costs the same however many services there are.
 """
 
-from typing import Literal, TypedDict
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from typing import Final, Literal, TypedDict
 
+import msgspec
+from aiohttp.web import BaseRequest, StreamResponse
+
+from conveyor_gateway.answers import find_request_id
 from conveyor_gateway.errors import Code, NotFound
 from conveyor_gateway.routing import Route, find_model, model_id
 from conveyor_gateway.watching.catalog import Directory, Service
+from conveyor_process.request_headers import REQUEST_ID_HEADER
+
+_MODELS_PER_PIECE: Final = 100
 
 
 class Model(TypedDict):
@@ -35,13 +46,35 @@ def build_model(service: Service, model: str) -> Model:
     }
 
 
-def build_model_list(service: str | None, directory: Directory) -> ModelList:
-    """The model of one service under the name that its engines know, or all models under names that the root knows."""
-    if service is not None:
-        only = directory.services[service]
-        return {"object": "list", "data": [build_model(only, only.model_name)]}
-    services = [directory.services[key] for key in sorted(directory.services)]
-    return {"object": "list", "data": [build_model(each, model_id(each, directory)) for each in services]}
+def build_model_list(service: Service) -> ModelList:
+    """The model of one service, under the name that its engines know."""
+    return {"object": "list", "data": [build_model(service, service.model_name)]}
+
+
+async def send_model_list(request: BaseRequest, directory: Directory) -> StreamResponse:
+    """All models. Returns when the client has them, or has left."""
+    headers = {REQUEST_ID_HEADER: find_request_id(request), "Content-Type": "application/json"}
+    answer = StreamResponse(headers=headers)
+    with contextlib.suppress(ConnectionError):
+        await answer.prepare(request)
+        for piece in encode_model_list(directory):
+            await answer.write(piece)
+            if request.protocol.writing_paused:
+                await request.writer.drain()
+            await asyncio.sleep(0)  # others' turn
+        await answer.write_eof()
+    return answer
+
+
+def encode_model_list(directory: Directory) -> Iterator[bytes]:
+    """The JSON of a ModelList: all models under names that the root knows. Services may come and go meanwhile."""
+    comma, last = b"", ""
+    yield b'{"object":"list","data":['
+    while services := directory.list_after(last, _MODELS_PER_PIECE):
+        models = [build_model(each, model_id(each, directory)) for each in services]
+        yield comma + msgspec.json.encode(models)[1:-1]
+        comma, last = b",", services[-1].key
+    yield b"]}"
 
 
 def find_model_page(route: Route, directory: Directory) -> Model:

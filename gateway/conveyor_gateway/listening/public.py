@@ -12,7 +12,7 @@ from conveyor_api.endpoints import Task
 from conveyor_api.names import GATEWAY_HEALTH_PATH, READINESS_PATH
 from conveyor_gateway.admission.memory import Memory
 from conveyor_gateway.answering.document import send_document
-from conveyor_gateway.answering.models import build_model_list, find_model_page
+from conveyor_gateway.answering.models import build_model_list, find_model_page, send_model_list
 from conveyor_gateway.answering.status import build_own_status, build_probe, find_status
 from conveyor_gateway.answers import build_error, build_json, find_request_id
 from conveyor_gateway.engines.pages import SharedPages
@@ -57,7 +57,7 @@ class PublicApp:
         request_id = find_request_id(request)
         match route.task:
             case Task.LIST_MODELS:
-                answer: StreamResponse = build_json(build_model_list(route.service, self.catalog.directory), request_id)
+                answer: StreamResponse = await self._list_models(request, route)
             case Task.GET_MODEL:
                 answer = build_json(find_model_page(route, self.catalog.directory), request_id)
             case Task.STATUS:
@@ -68,6 +68,12 @@ class PublicApp:
                 return await self.open_requests.answer(request, route)
         self.metrics.count_request(route.service or "", HTTPStatus.OK)
         return answer
+
+    async def _list_models(self, request: BaseRequest, route: Route) -> StreamResponse:
+        directory = self.catalog.directory
+        if route.service is None:
+            return await send_model_list(request, directory)
+        return build_json(build_model_list(directory.services[route.service]), find_request_id(request))
 
     async def _find_status(self, route: Route, request_id: str) -> Response:
         if route.service is None:

@@ -6,6 +6,7 @@ Knows the shape of an InferenceService, as `slices` knows that of an EndpointSli
 """
 
 import re
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -78,12 +79,14 @@ class Directory:
 
     def __init__(self) -> None:
         self.services: dict[str, Service] = {}
+        self._keys: list[str] = []  # of all services, in order
         self._claims: dict[str, set[str]] = {}  # by model name
         self._holders: dict[str, str] = {}
 
     def put(self, service: Service) -> None:
         self.remove(service.key)
         self.services[service.key] = service
+        insort(self._keys, service.key)
         if _may_claim(service):
             self._claims.setdefault(service.model_name, set()).add(service.key)
             holder = self._holders.setdefault(service.model_name, service.key)
@@ -97,7 +100,13 @@ class Directory:
                 del self._claims[service.model_name], self._holders[service.model_name]
             elif self._holders[service.model_name] == key:
                 self._holders[service.model_name] = min(claims, key=self._age)
-        self.services.pop(key, None)
+        if self.services.pop(key, None) is not None:
+            del self._keys[bisect_left(self._keys, key)]
+
+    def list_after(self, key: str, count: int) -> list[Service]:
+        """The next `count` services after `namespace/name`, in the order of their keys."""
+        start = bisect_right(self._keys, key)
+        return [self.services[each] for each in self._keys[start : start + count]]
 
     def find_model(self, model: str) -> Service | None:
         """The service that `model` means: its `namespace/name`, or the name that it was the first to serve."""

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import tracemalloc
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,12 @@ from tests.openapi import find_references
 
 from conveyor_api.endpoints import ENDPOINTS
 from conveyor_engine.serving.http.openapi import build_document as build_engine_document
-from conveyor_gateway.answering.document import MAX_BYTES, build_document
+from conveyor_gateway.answering.document import MAX_BYTES, build_document, write_document
 from conveyor_gateway.errors import Code
 
 Json = dict[str, Any]
 OF_ENGINE = build_engine_document()
-DOCUMENT = build_document(json.dumps(OF_ENGINE).encode(), "default/qwen", "/default/qwen")
+DOCUMENT: Json = json.loads(build_document(json.dumps(OF_ENGINE).encode(), "default/qwen", "/default/qwen"))
 COMPLETIONS = "/v1/completions"
 # Of requests that are not in the document of a service: other paths, other methods, and those of the root.
 ELSEWHERE = {
@@ -87,12 +88,42 @@ def test_what_is_no_document_is_refused(page: str) -> None:
         build_document(page.encode(), "default/qwen", "")
 
 
+def test_bytes_that_are_no_text_are_no_document() -> None:
+    page = b'{"openapi":"3.1.0","paths":{"/v1/completions":{"post":{"summary":"\xff"}}}}'
+    with pytest.raises(UnicodeDecodeError):
+        build_document(page, "default/qwen", "")
+
+
+def test_clients_that_share_a_page_share_the_document() -> None:
+    page = json.dumps(OF_ENGINE).encode()
+    first = write_document(page, "default/qwen", "/default/qwen")
+    assert first is not None
+    assert write_document(page, "default/qwen", "/default/qwen") is first
+    assert write_document(page, "default/qwen", "") != first
+    assert write_document(b"{}", "default/qwen", "") is None
+
+
+@pytest.mark.parametrize("item", ["[]", '{"":0}', '"\u0080"'])
+@pytest.mark.parametrize("where", ['"x"', '"responses":{"400":{"description"', '"responses":{"400":{"content"'])
+def test_a_document_takes_a_few_times_its_bytes_whatever_is_in_it(item: str, where: str) -> None:
+    begin = f'{{"openapi":"3.1.0","paths":{{"{COMPLETIONS}":{{"post":{{{where}:['
+    end = "]" + "}" * (where.count("{") + 4)
+    page = (begin + ",".join([item] * ((MAX_BYTES - 200) // (len(item) + 1))) + end).encode()
+    tracemalloc.start()
+    document = build_document(page, "default/qwen", "")
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert COMPLETIONS in json.loads(document)["paths"]
+    assert peak_bytes < 5 * MAX_BYTES
+
+
 def test_an_engine_that_says_little_or_nonsense_of_its_paths_has_what_the_gateway_says() -> None:
     paths = {
         COMPLETIONS: {"post": []},
-        "/v1/chat/completions": {"post": {"responses": {"500": 1, "404": {"content": []}}}},
+        "/v1/chat/completions": {"post": {"responses": {"500": 1, "404": {"content": [], "description": [[]]}}}},
+        "/v1/embeddings": [],
     }
-    document = build_document(json.dumps({"openapi": "3.0.2", "paths": paths}).encode(), "default/qwen", "")
+    document = json.loads(build_document(json.dumps({"openapi": "3.0.2", "paths": paths}).encode(), "default/qwen", ""))
     assert COMPLETIONS not in document["paths"]
     assert find_codes(find_responses(document, "/v1/chat/completions", "post")["404"]) >= {"service_not_found"}
     assert document["servers"] == [{"url": "/"}]

@@ -1,11 +1,17 @@
 """The list of models, and each of them."""
 
+import asyncio
+import json
+import socket
+
 import aiohttp
 from tests.gateway.builders import make_directory, make_known_service
 from tests.gateway.process import GatewayProcess
 from tests.gateway.stack import Stack, get
 
-from conveyor_gateway.answering.models import build_model_list
+from conveyor_gateway.answering.models import build_model_list, encode_model_list, send_model_list
+from conveyor_gateway.listening.listener import Listener
+from conveyor_gateway.watching.catalog import Directory, Service
 
 
 async def test_the_root_lists_a_service_that_has_no_engine_and_its_path_lists_only_it(
@@ -31,9 +37,55 @@ async def test_one_model_is_found_by_each_of_its_names(
     assert (await get(http, f"{gateway.url}/v1/models/unserved"))[0] == 404
 
 
+def list_models(directory: Directory) -> list[str]:
+    return [model["id"] for model in json.loads(b"".join(encode_model_list(directory)))["data"]]
+
+
 def test_the_model_list_names_each_service_so_that_the_root_finds_it() -> None:
     directory = make_directory(
         make_known_service("a/one", "same"), make_known_service("b/two", "same"), make_known_service("b/three")
     )
-    assert [model["id"] for model in build_model_list(None, directory)["data"]] == ["same", "three", "b/two"]
-    assert [model["id"] for model in build_model_list("a/one", directory)["data"]] == ["same"]
+    assert list_models(directory) == ["same", "three", "b/two"]
+    assert [model["id"] for model in build_model_list(directory.services["a/one"])["data"]] == ["same"]
+    directory.remove("b/three")
+    assert list_models(directory) == ["same", "b/two"]
+    assert list_models(make_directory()) == []
+
+
+def test_services_that_come_and_go_while_the_list_is_read_leave_it_whole() -> None:
+    keys = [f"a/s{number:03}" for number in range(300)]
+    directory = make_directory(*map(make_known_service, keys))
+    pieces = encode_model_list(directory)
+    read = [next(pieces), next(pieces)]
+    directory.remove(keys[50])
+    directory.remove(keys[250])
+    directory.put(make_known_service("a/new"))
+    listed = [model["id"] for model in json.loads(b"".join([*read, *pieces]))["data"]]
+    assert listed == [key.removeprefix("a/") for key in keys if key != keys[250]]
+
+
+async def test_clients_that_do_not_read_the_list_cost_the_same_however_many_services_there_are() -> None:
+    asked = []
+
+    class Counted(Directory):
+        def list_after(self, key: str, count: int) -> list[Service]:
+            asked.append(key)
+            return super().list_after(key, count)
+
+    directory = Counted()
+    for number in range(30_000):
+        directory.put(make_known_service(f"a/{number}", f"{number:0200}"))
+    listener = Listener(lambda request: send_model_list(request, directory), "127.0.0.1", 0, max_connections=8)
+    await listener.open()
+    try:
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(("127.0.0.1", listener.port))
+            client.sendall(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
+            before = 0
+            while len(asked) > before or not asked:
+                before = len(asked)
+                await asyncio.sleep(0.2)
+            assert len(asked) < 250, "the kernel's buffers take some of the 300 pieces"
+    finally:
+        await listener.close()
