@@ -28,6 +28,8 @@ Raised by core, models and the HTTP edge; `__main__` turns StartErrors into exit
 from conveyor_process.answer_codes import AnswerCode
 from conveyor_process.failure_reasons import FailureReason
 
+MESSAGE_CHARACTERS_MAX = 2000  # of what is said when an engine ends; Kubernetes keeps 4,096 bytes
+
 
 class ErrorCode(AnswerCode):
     """Each case that the engine answers with an error."""
@@ -88,7 +90,7 @@ class StartError(ConveyorEngineError):
     reason: FailureReason
 
     def __init__(self, message: str, *, reason: FailureReason) -> None:
-        super().__init__(message)
+        super().__init__(one_line(message))
         self.reason = reason
 
 
@@ -104,6 +106,12 @@ class ModelError(StartError):
 
     def __init__(self, message: str, *, reason: FailureReason = FailureReason.UNSUPPORTED_MODEL) -> None:
         super().__init__(message, reason=reason)
+
+
+def one_line(message: str) -> str:
+    """What a log, a termination message and the way there can hold of words that a model's files may have chosen."""
+    printable = (each if each.isprintable() else " " for each in message[:MESSAGE_CHARACTERS_MAX])
+    return " ".join("".join(printable).split())
 
 
 class RequestError(ConveyorEngineError):

@@ -10,15 +10,15 @@ import os
 from pathlib import Path
 from typing import Any
 
+from conveyor_engine.errors import one_line
 from conveyor_process.failure_reasons import FailureReason
 
-MESSAGE_CHARACTERS_MAX = 2000  # Kubernetes keeps 4,096 bytes
 _log = logging.getLogger(__name__)
 
 
 def write_termination_message(reason: FailureReason, message: str) -> None:
     """Does nothing without TERMINATION_LOG; a file that cannot be written is only logged."""
-    _write({"reason": reason, "message": message[:MESSAGE_CHARACTERS_MAX]})
+    _write({"reason": reason, "message": one_line(message)})
 
 
 def write_facts(model: Path) -> None:

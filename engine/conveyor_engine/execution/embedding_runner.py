@@ -156,7 +156,8 @@ def _check(config: EngineConfig) -> None:
 def _describe(model_config: PretrainedConfig, size: int) -> EmbeddingFacts:
     """With the fields of config.json that vLLM reads: `is_matryoshka`, `matryoshka_dimensions`."""
     named = getattr(model_config, "matryoshka_dimensions", None)
-    named = tuple(d for d in named if type(d) is int and 1 <= d <= size) if isinstance(named, list | tuple) else ()
+    named = named if isinstance(named, list | tuple) else ()
+    named = tuple(sorted({d for d in named if type(d) is int and 1 <= d <= size}))
     return EmbeddingFacts(
         size=size,
         is_matryoshka=bool(named) or getattr(model_config, "is_matryoshka", False) is True,

@@ -18,7 +18,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from conveyor_engine.config.engine_config import EngineConfig
-from conveyor_engine.errors import InvalidRequest, Overloaded, StartError
+from conveyor_engine.errors import InvalidRequest, Overloaded, StartError, one_line
 from conveyor_engine.execution.build import build_runner
 from conveyor_engine.logs import configure_logging
 from conveyor_engine.loop.core import EngineCore
@@ -205,7 +205,7 @@ def run(channel: Channel, load: Load) -> int:
         last_words: FromEngine = StartFailed(error.reason, str(error))
     except Exception as error:  # the one broad except of this process
         _log.exception("event=engine_failed")
-        last_words = Failed(_reason(error), f"{type(error).__name__}: {error}")
+        last_words = Failed(_reason(error), one_line(f"{type(error).__name__}: {error}"))
     with contextlib.suppress(Disconnected):
         channel.send(last_words)
     return 1

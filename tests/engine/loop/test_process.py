@@ -19,8 +19,19 @@ from tests.engine.processes import environment
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.loop.process import Channel, Disconnected, EngineLoop, Pulse
-from conveyor_engine.wire.messages import Abort, Add, FromEngine, Start, ToEngine, encode_frame
+from conveyor_engine.wire.messages import (
+    Abort,
+    Add,
+    Failed,
+    FrameReader,
+    FromEngine,
+    Start,
+    ToEngine,
+    encode_frame,
+    from_engine_decoder,
+)
 from conveyor_engine.wire.request import EngineRequest, EngineStats, RequestOutput
+from conveyor_process.failure_reasons import FailureReason
 
 
 class Core:
@@ -135,7 +146,7 @@ BROKEN = """
 import runpy, sys, types, warnings
 def broken(*_, **__):
     warnings.warn("odd\\nand odder")
-    raise RuntimeError("two\\nlines")
+    raise RuntimeError("two\\nlines\\ud800")
 sys.modules["conveyor_engine.execution.build"] = types.SimpleNamespace(build_runner=broken)
 runpy.run_module("conveyor_engine.loop.process", run_name="__main__", alter_sys=True)
 """
@@ -149,8 +160,11 @@ def test_a_core_that_fails_is_one_line_of_the_log() -> None:
             [sys.executable, "-c", BROKEN, "--fd", str(theirs.fileno())], pass_fds=[theirs.fileno()],
             env=environment(), capture_output=True, text=True, timeout=60,
         )  # fmt: skip
+        theirs.close()
+        *_, told = map(from_engine_decoder.decode, FrameReader().feed(ours.makefile("rb").read()))
     lines = ended.stderr.splitlines()
     assert ended.returncode == 1
     assert all(re.match(r"time=\S+ level=\S+ event=", line) for line in lines), ended.stderr
     assert len(lines) == 2
     assert 'level=ERROR event=engine_failed traceback="Traceback' in lines[1]
+    assert told == Failed(FailureReason.ENGINE_ERROR, "RuntimeError: two lines")

@@ -19,7 +19,8 @@ from conveyor_engine.wire.request import Task
 PoolingMode = Literal["cls", "mean", "last"]
 MODULES_FILE = "modules.json"
 LIMITS_FILE = "sentence_bert_config.json"
-_FOLDER = re.compile(r"[\w-]+")
+_FOLDER = re.compile(r"[\w-]{1,100}", re.ASCII)
+_MAX_BYTES = 16 << 20  # of a file; they have a few KiB, config.json with many labels a few MiB
 # Both of sentence-transformers' words for each: the newer value, the older flag.
 _MODES: dict[str, PoolingMode] = {
     "cls": "cls", "mean": "mean", "lasttoken": "last",
@@ -58,9 +59,9 @@ def find_task(config: EngineConfig) -> Task:
 
 def read_pooling(directory: Path) -> Pooling:
     """Raises ModelError for steps that this engine does not have."""
-    modules = _read(directory / MODULES_FILE)
-    if modules is None:
+    if not (directory / MODULES_FILE).is_file():
         return Pooling()
+    modules = _read(directory / MODULES_FILE)
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise ModelError(f"{MODULES_FILE} in {directory} is not a list of modules")
     kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
@@ -76,8 +77,12 @@ def read_pooling(directory: Path) -> Pooling:
 
 
 def _read_mode(directory: Path, folder: object) -> PoolingMode:
-    path = directory / str(folder) / "config.json"
-    content = _read(path) if isinstance(folder, str) and _FOLDER.fullmatch(folder) else None
+    if not isinstance(folder, str) or not _FOLDER.fullmatch(folder):
+        raise ModelError(
+            f"{MODULES_FILE} in {directory} has its pooling in {str(folder)[:100]!r}, which is no folder's name"
+        )
+    path = directory / folder / "config.json"
+    content = _read(path)
     if not isinstance(content, dict):
         raise ModelError(f"{path}, which {MODULES_FILE} names, is missing or is not a JSON object")
     named = _modes(content)
@@ -103,6 +108,8 @@ def _read(path: Path) -> Any:
     if not path.is_file():
         return None
     try:
+        if (num_bytes := path.stat().st_size) > _MAX_BYTES:
+            raise ValueError(f"it has {num_bytes} bytes, and may have {_MAX_BYTES}")
         return json.loads(path.read_text())
     except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+        raise ModelError(f"{path} cannot be read: {error}") from error

@@ -1,6 +1,7 @@
 """A model's files say its task, its pooling and the length of its inputs; what else they ask is refused."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ from tests.engine.encoders import write_sentence_files as write_files
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
 from conveyor_engine.config.engine_config import EngineConfig
-from conveyor_engine.errors import ConfigError, ModelError
-from conveyor_engine.execution.models.sentence_files import find_task
+from conveyor_engine.errors import MESSAGE_CHARACTERS_MAX, ConfigError, ModelError
+from conveyor_engine.execution.models.sentence_files import find_task, read_pooling
 
 
 @pytest.mark.parametrize(("kind", "mode"), [("bert", "pooling_mode_mean_tokens"), ("qwen3", "pooling_mode_lasttoken")])
@@ -33,11 +34,11 @@ def test_a_model_is_pooled_as_its_files_say(tmp_path: Path, mode: str) -> None:
 
 
 def test_the_facts_tell_what_the_model_is(tmp_path: Path) -> None:
-    save_encoder("xlm-roberta", tmp_path, matryoshka_dimensions=[8, 16])
+    save_encoder("xlm-roberta", tmp_path, matryoshka_dimensions=[16, 8] * 1000)
     facts = make_core(tmp_path).facts
     assert (facts.task, facts.num_kv_blocks, facts.max_model_len) == ("embed", 0, CONTEXT_TOKENS)
     assert facts.embedding is not None
-    assert facts.embedding.size == SIZE
+    assert (facts.embedding.size, facts.embedding.matryoshka_dimensions) == (SIZE, (8, 16))
     assert [n for n in range(1, 100) if facts.embedding.allows(n)] == [8, 16, SIZE]
     write_files(tmp_path, "pooling_mode_cls_token", normalizes=True, max_seq_length=32)
     assert make_core(tmp_path).facts.max_model_len == 32
@@ -73,7 +74,14 @@ def test_the_models_files_say_what_its_task_is(tmp_path: Path, architectures: An
          "the steps Transformer, Pooling, Dense"),
         ("modules.json", [{"type": "a.Transformer", "path": "0_T"}, {"type": "a.Pooling"}], "Transformer .at the root"),
         ("modules.json", {}, "not a list of modules"),
-        ("modules.json", [{"type": "a.Transformer"}, {"type": "a.Pooling", "path": "../1_Pooling"}], "is missing"),
+        ("modules.json", [{"type": "a.Transformer"}, {"type": "a.Pooling", "path": "../1_Pooling"}],
+         "'../1_Pooling', which is no folder's name"),
+        ("modules.json", [{"type": "a.Transformer"}, {"type": "a.Pooling", "path": "a" * 300}], "no folder's name"),
+        ("modules.json", [{"type": "a.Transformer"}, {"type": "a.Pooling", "path": "2_Pooling"}], "is missing"),
+        ("modules.json", [{"type": "\ud800\n\x1b[31m"}], "the steps .31m;"),
+        ("modules.json", [{"type": "a." + "x" * 10**6}], "the steps xxx"),
+        ("modules.json", None, "not a list of modules"),
+        ("1_Pooling/config.json", {f"pooling_mode_{n}": True for n in range(10**4)}, "pooling_mode_0 and"),
         ("1_Pooling/config.json", {"pooling_mode_max_tokens": True}, "pooling pooling_mode_max_tokens"),
         ("1_Pooling/config.json", {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}, "mean_tokens"),
         ("1_Pooling/config.json", {"pooling_mode": "weightedmean"}, "pooling weightedmean"),
@@ -88,6 +96,17 @@ def test_files_that_ask_for_another_vector_are_refused(tmp_path: Path, file: str
     with pytest.raises(ModelError, match=sentence) as caught:
         make_core(tmp_path)
     assert caught.value.reason == "UnsupportedModel"
+    message = str(caught.value)
+    assert message.isprintable()
+    assert len(message) <= MESSAGE_CHARACTERS_MAX
+
+
+@pytest.mark.parametrize("file", ["modules.json", "1_Pooling/config.json", "sentence_bert_config.json"])
+def test_a_file_that_is_far_too_long_is_not_read(tmp_path: Path, file: str) -> None:
+    write_files(tmp_path, "pooling_mode_mean_tokens", normalizes=True)
+    os.truncate(tmp_path / file, 1 << 30)
+    with pytest.raises(ModelError, match=f"{file} cannot be read: it has 1073741824 bytes"):
+        read_pooling(tmp_path)
 
 
 def test_the_newer_word_for_a_pooling_is_understood(tmp_path: Path) -> None:
