@@ -1,7 +1,8 @@
 """The outputs of one HTTP request's prompts and choices, from the engine's side of asyncio to its reader.
 
-Opened by `EngineClient`, which puts outputs in; read by `http.generated`. Invariant: each request id gets at most one
-output with a finish reason, and the reader sees the end of all of them or one error, never both and never neither.
+Opened by `EngineClient`, which puts outputs in; read by `http.generated` and `http.embeddings`. Invariant: each request
+id gets at most one output with a finish reason, and the reader sees the end of all of them or one error, never both and
+never neither.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """Puts faster modules of our own into a loaded transformers model; what it computes stays the same.
 
-Called by `model_runner` once, after loading, on CPUs and GPUs. From the top: a decoder layer that `recognise` knows
+Called by the runners once, after loading, on CPUs and GPUs. From the top: a decoder layer that `recognise` knows
 is replaced whole; of one that it does not know, and of everything beside the layers, the attention, the MLP, the norms
 and the linear layers are replaced one by one where they are known, and the rest keeps transformers' code.
 """

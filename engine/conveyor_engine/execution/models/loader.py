@@ -1,6 +1,6 @@
 """Loads a model directory into one of transformers' own classes, running on our attention.
 
-Called by `model_runner` at start. Nothing is fetched and no code from the checkpoint is run. What would load
+Called by the runners at start. Nothing is fetched and no code from the checkpoint is run. What would load
 but answer wrongly is refused by `checks`.
 """
 
