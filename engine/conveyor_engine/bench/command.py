@@ -1,8 +1,8 @@
 """`python -m conveyor_engine bench`: output tokens per second on random weights, next to a peer in the same run.
 
 Machines differ and are shared, so a figure alone says little. Three measurements of one run say more: this engine and
-the peer, in slices that alternate (`turns`), and the matrix products of the same work alone (the ceiling). The last
-line printed is one JSON object. Before that, a small model in float32 must give the same tokens in both.
+the peer, in slices that alternate (`turns`), and what the machine could do at best (`limit`). The last line printed is
+one JSON object. Before that, a small model in float32 must give the same tokens in both.
 """
 
 import argparse
@@ -11,27 +11,26 @@ import os
 import platform
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from transformers import PreTrainedModel
 
 from conveyor_engine.bench.host import main as measure_host
+from conveyor_engine.bench.limit import gemm_seconds, measure_limit
 from conveyor_engine.bench.modes import measure_modes
-from conveyor_engine.bench.summary import summarise
+from conveyor_engine.bench.summary import compare_with_limit, summarise
 from conveyor_engine.bench.systems import SHAPES, Conveyor, HfStatic, System, Workload, generate, write_model
 from conveyor_engine.bench.turns import measure, random_prompts
 from conveyor_engine.execution import machine, native
-from conveyor_engine.execution.models.packed_linear import PackedLinear
 
 _DESCRIPTION = """Measure output tokens per second on a model of random weights, in turns with a peer in the same run.
-Prints progress, the machine, the ceiling that matrix products alone set, and last one JSON object. Fails if a small
-float32 model gives other tokens here than in transformers."""
+Prints progress, the machine, the limit that matrix products and reading KV set, and last one JSON object. Fails if a
+small float32 model gives other tokens here than in transformers."""
 
 
 def check_tokens() -> tuple[int, int]:
@@ -45,32 +44,6 @@ def check_tokens() -> tuple[int, int]:
         rows = [row for row, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b]
         raise SystemExit(f"float32 tokens differ from transformers' in requests {rows}: this engine is wrong here")
     return sum(map(len, ours)), len({token for row in ours for token in row})
-
-
-def gemm_seconds(model: PreTrainedModel, workload: Workload) -> float:
-    """Time of the linear layers alone for the whole workload: the prompts in steps of 1024 tokens, then the decodes.
-
-    Runs them as the engine does, over the model's own weights; what is left of the engine's time is everything else.
-    """
-    head = model.get_output_embeddings()
-    linears = [m for m in model.modules() if isinstance(m, PackedLinear | torch.nn.Linear) and m is not head]
-
-    def one_pass(rows: int) -> float:
-        inputs = {n: torch.randn(rows, n, dtype=model.dtype) for n in {m.in_features for m in linears}}
-        last = torch.randn(min(rows, workload.requests), head.in_features, dtype=model.dtype)
-        times = []
-        for _ in range(3):
-            started = time.perf_counter()
-            for linear in linears:
-                linear(inputs[linear.in_features])
-            head(last)
-            times.append(time.perf_counter() - started)
-        return min(times)
-
-    with torch.inference_mode():
-        prompt_tokens = workload.requests * workload.input_tokens
-        rows = min(1024, prompt_tokens)
-        return one_pass(rows) * prompt_tokens / rows + one_pass(workload.requests) * (workload.output_tokens - 1)
 
 
 def describe_hardware() -> dict[str, Any]:
@@ -117,12 +90,16 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> dict[str, 
             systems["overlap"] = Conveyor(Path(folder), arguments.dtype, workload, say, overlap=True)
     warm_up(systems, workload, vocab_size, say)
     rounds = measure(systems, workload, vocab_size, arguments.rounds, arguments.budget_seconds, say)
+    limit = measure_limit(conveyor.runner.model, workload)
     ceiling = workload.requests * workload.output_tokens / gemm_seconds(conveyor.runner.model, workload)
-    result = summarise(rounds, workload)
-    ours = result["output_tokens_per_second"]
-    if ours is not None:
-        say(f"event=ceiling gemm_only_output_tokens_per_second={ceiling:.1f} fraction_reached={ours / ceiling:.2f}")
-    return {**result, "gemm_only_output_tokens_per_second": round(ceiling, 2), **about}
+    result = {
+        **summarise(rounds, workload),
+        **compare_with_limit(list(chain(*rounds)), limit, workload),
+        "gemm_only_output_tokens_per_second": round(ceiling, 2),
+    }
+    for key in ("limit_fraction", "limit", "gemm_only_output_tokens_per_second"):
+        say(f"event=limit {key}={json.dumps(result[key])}")
+    return {**result, **about}
 
 
 def warm_up(systems: dict[str, System], workload: Workload, vocab_size: int, say: Callable[[str], None]) -> None:

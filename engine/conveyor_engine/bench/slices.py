@@ -76,13 +76,19 @@ def ratio(turns: Sequence[Turn], ours: str, peer: str, output_tokens: int) -> Es
     whole = seconds(turns, ours, output_tokens)
     if whole is None:
         return None
-    return _weigh(phases, lambda phase: _seconds_of(turns, phase, ours, output_tokens) / whole.value)
+    return _weigh(phases, lambda phase: (phase_seconds(turns, phase, ours, output_tokens) or 0.0) / whole.value)
 
 
 def phase_ratio(turns: Sequence[Turn], phase: Phase, ours: str, peer: str) -> Estimate | None:
     """The peer's seconds over ours in pairs of slices, of which both count."""
     pairs = [(turn.slices[ours], turn.slices[peer]) for turn in turns if turn.phase == phase]
     return estimate([b.pace / a.pace for a, b in pairs if a.counts and b.counts])
+
+
+def phase_seconds(turns: Sequence[Turn], phase: Phase, system: str, output_tokens: int) -> float | None:
+    """Of a whole run's time, what this phase takes; None without a slice that counts."""
+    pace = estimate(_paces(turns, phase, system))
+    return None if pace is None else pace.value * _tokens_of(output_tokens)[phase]
 
 
 def dropped(turns: Sequence[Turn], system: str) -> int:
@@ -92,10 +98,6 @@ def dropped(turns: Sequence[Turn], system: str) -> int:
 
 def _paces(turns: Sequence[Turn], phase: Phase, system: str) -> list[float]:
     return [t.slices[system].pace for t in turns if t.phase == phase and t.slices[system].counts]
-
-
-def _seconds_of(turns: Sequence[Turn], phase: Phase, system: str, output_tokens: int) -> float:
-    return statistics.median(_paces(turns, phase, system)) * _tokens_of(output_tokens)[phase]
 
 
 def _tokens_of(output_tokens: int) -> dict[Phase, int]:

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
-from conveyor_engine.bench.slices import Estimate, Phase, Turn, dropped, phase_ratio, ratio, seconds
+from conveyor_engine.bench.limit import Limit
+from conveyor_engine.bench.slices import Estimate, Phase, Turn, dropped, phase_ratio, phase_seconds, ratio, seconds
 from conveyor_engine.bench.systems import Workload
 from conveyor_engine.bench.turns import OURS, settled
 
@@ -25,6 +26,26 @@ def summarise(rounds: Sequence[Sequence[Turn]], workload: Workload) -> dict[str,
         "slices": {name: len(turns) for name in names},
         "dropped": {name: dropped(turns, name) for name in names},
         "rounds": {name: [_whole_rate(turns, name, workload) for turns in rounds] for name in names},
+    }
+
+
+def compare_with_limit(turns: Sequence[Turn], limit: Limit, workload: Workload) -> dict[str, Any]:
+    """`limit_fraction` is the limit's time for the whole workload over the engine's own."""
+    ours = {phase: phase_seconds(turns, phase, OURS, workload.output_tokens) for phase in limit.seconds}
+    whole = seconds(turns, OURS, workload.output_tokens)
+    least = sum(limit.seconds.values())
+    return {
+        "limit_fraction": _rounded(least / whole.value if whole else None),
+        "limit": {
+            "output_tokens_per_second": round(workload.requests * workload.output_tokens / least, 2),
+            "seconds": {phase: round(spent, 4) for phase, spent in limit.seconds.items()},
+            "fractions": {
+                phase: _rounded(limit.seconds[phase] / spent if spent else None) for phase, spent in ours.items()
+            },
+            "kv_seconds": round(limit.kv_seconds, 4),
+            "read_gb_per_second": round(limit.read_bytes_per_second / 1e9, 1),
+            "kernels": limit.kernels,
+        },
     }
 
 

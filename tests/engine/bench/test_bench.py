@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from conveyor_engine.bench import command as bench
-from conveyor_engine.bench import turns
+from conveyor_engine.bench import limit, turns
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,8 @@ def test_the_last_line_is_one_json_object_with_the_ratio_to_the_peer(capsys: pyt
     assert [len(values) for values in result["rounds"].values()] == [2, 2]
     assert result["same_float32_tokens_as_transformers"] is True
     assert any("tokens_equal" in line for line in lines)
-    assert any("fraction_reached" in line for line in lines)
+    assert result["limit_fraction"] > 0
+    assert any("limit_fraction" in line for line in lines[:-1])
 
 
 def test_an_engine_whose_steps_run_ahead_is_a_peer_too(capsys: pytest.CaptureFixture[str]) -> None:
@@ -74,5 +75,5 @@ def test_the_ceiling_counts_every_linear_layer_once() -> None:
     model.append(Counted(4, 5))
     model.append(Counted(4, 7))
     model.dtype, model.get_output_embeddings = torch.float32, lambda: model[1]
-    assert bench.gemm_seconds(model, bench.Workload(2, 10, 3)) > 0
+    assert limit.gemm_seconds(model, bench.Workload(2, 10, 3)) > 0
     assert set(calls) == {(5, 20), (5, 2), (7, 2)}
