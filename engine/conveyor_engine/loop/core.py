@@ -121,7 +121,7 @@ class EngineCore:
             started = time.monotonic()
             plan = scheduler.schedule(0.0)
             assert plan is not None
-            result = self.executor.begin(plan)()
+            result = self.executor.begin(plan)() if self._overlap is None else self._overlap.run(plan)
             self.longest_warmup_step_seconds = max(self.longest_warmup_step_seconds, time.monotonic() - started)
             if _is_nowhere_finite(result):
                 raise ModelError(_not_finite(facts))

@@ -33,6 +33,10 @@ class Overlap:
         self._begun: deque[tuple[StepPlan, Future[Callable[[], StepResult]]]] = deque()
         self._failed = False  # set by the executor's thread, cleared when nothing is begun
 
+    def run(self, plan: StepPlan) -> StepResult:
+        """A step by itself, for warm-up: a GPU's libraries keep handles and memory for each thread that calls them."""
+        return _wait(self._pool.submit(self._executor.begin, plan))
+
     def step(self, scheduler: Scheduler, plan: StepPlan | None) -> None:
         """Begins the plan, if there is one, and tells the scheduler of the oldest step once enough are begun.
 

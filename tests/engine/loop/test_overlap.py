@@ -166,6 +166,23 @@ def test_steps_run_ahead_where_the_device_works_beside_the_host(
     assert runner.most == 1 + runs_ahead
 
 
+def test_the_thread_that_begins_steps_is_the_one_that_is_warmed_up() -> None:
+    class Notes(PretendedModel):
+        facts, long_decode_tokens = make_facts(), 0
+        threads: ClassVar[set[threading.Thread]] = set()
+
+        def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
+            self.threads.add(threading.current_thread())
+            return super().begin(plan)
+
+    core = EngineCore(EngineConfig(model="none"), Notes(4), overlap=True)
+    assert Notes.threads
+    core.add_request(make_request("a"))
+    run(core)
+    assert len(Notes.threads) == 1
+    assert threading.main_thread() not in Notes.threads
+
+
 def test_an_abort_while_a_step_runs_frees_everything_at_once_and_disturbs_nobody(reference: GetReference) -> None:
     ref = reference("llama")
     core, waits = make_waiting(ref)
