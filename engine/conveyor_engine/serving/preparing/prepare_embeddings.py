@@ -11,6 +11,7 @@ from conveyor_engine.text.tokenizer import too_long
 from conveyor_engine.wire.messages import Add, encode_frame
 from conveyor_engine.wire.request import EngineRequest, ModelFacts, PoolingParams
 
+VECTOR_BYTES_MAX = 64 << 20  # of one request, float32: half of what the API process holds for all of its clients
 _PARAM = "input"
 
 
@@ -31,6 +32,7 @@ def prepare_embeddings(model: ServedModel, job: Job) -> PreparedEmbeddings:
     if len(fields.input) > job.num_requests_max:
         raise too_many("the number of inputs", len(fields.input), job, _PARAM)
     _check_dimensions(fields.dimensions, job.facts)
+    _check_size(len(fields.input), fields.dimensions, job.facts)
     prompts = [_read_input(model, text, job.facts) for text in fields.input]
     request_id = f"embd-{uuid.uuid4().hex}"
     requests = [
@@ -73,3 +75,13 @@ def _check_dimensions(dimensions: int | None, facts: ModelFacts) -> None:
     else:
         allowed = f"it has {embedding.size}"
     raise InvalidRequest(f"dimensions is {dimensions}, which this model does not have: {allowed}", param="dimensions")
+
+
+def _check_size(num_inputs: int, dimensions: int | None, facts: ModelFacts) -> None:
+    """No vector is sent before all are there; more than fit would be computed, and lost, at each try."""
+    assert facts.embedding is not None, "paths of the other task are refused before"
+    size = dimensions or facts.embedding.size
+    most = VECTOR_BYTES_MAX // (4 * size)
+    if num_inputs > most:
+        message = f"{num_inputs} inputs are more than the {most} that one answer may have with {size} dimensions"
+        raise InvalidRequest(f"{message}; send fewer at a time", param=_PARAM)

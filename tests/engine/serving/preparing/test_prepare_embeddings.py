@@ -1,0 +1,32 @@
+"""From a body of /v1/embeddings to engine requests, without processes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.engine.builders import make_facts
+
+from conveyor_engine.errors import InvalidRequest
+from conveyor_engine.serving.preparing.prepare import Job, ServedModel
+from conveyor_engine.serving.preparing.prepare_embeddings import PreparedEmbeddings, prepare_embeddings
+from conveyor_engine.serving.preparing.sampling_defaults import SamplingDefaults
+from conveyor_engine.text.tokenizer import Tokenizer
+from conveyor_engine.wire.request import EmbeddingFacts
+
+
+def prepared(chat_model: Path, **fields: Any) -> PreparedEmbeddings:
+    model = ServedModel("tiny", Tokenizer(chat_model), SamplingDefaults())
+    embedding = EmbeddingFacts(size=4096, is_matryoshka=True)
+    facts = msgspec.structs.replace(make_facts(vocab_size=384), embedding=embedding)
+    return prepare_embeddings(model, Job("embedding", facts, 100_000, 0.0, json.dumps(fields).encode()))
+
+
+def test_more_vectors_than_one_answer_may_have_are_refused_before_they_are_computed(chat_model: Path) -> None:
+    """They were all computed, then refused with 429 as if another try could help."""
+    assert len(prepared(chat_model, input=[[7]] * 4096).request_ids) == 4096
+    with pytest.raises(InvalidRequest, match="4097 inputs are more than the 4096") as caught:
+        prepared(chat_model, input=[[7]] * 4097)
+    assert caught.value.param == "input"
+    assert len(prepared(chat_model, input=[[7]] * 8192, dimensions=2048).request_ids) == 8192
