@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from tokenizers import Tokenizer
+
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import ModelError
 from conveyor_engine.wire.request import Task
@@ -19,6 +21,7 @@ from conveyor_engine.wire.request import Task
 PoolingMode = Literal["cls", "mean", "last"]
 MODULES_FILE = "modules.json"
 LIMITS_FILE = "sentence_bert_config.json"
+_CAPITALS = ("ABCDEFGHIJKLMNOPQRSTUVWXYZ", "The Quick FOX", "ÄÉÑ ΣΔ ЖЯ")
 _FOLDER = re.compile(r"[\w-]{1,100}", re.ASCII)
 _MAX_BYTES = 16 << 20  # of a file; they have a few KiB, config.json with many labels a few MiB
 # Both of sentence-transformers' words for each: the newer value, the older flag.
@@ -71,9 +74,18 @@ def read_pooling(directory: Path) -> Pooling:
             "root), Pooling and Normalize, in this order"
         )
     limits = _read(directory / LIMITS_FILE)
-    longest = limits.get("max_seq_length") if isinstance(limits, dict) else None
+    limits = limits if isinstance(limits, dict) else {}
+    if limits.get("do_lower_case") is True and not _lowers(directory):
+        raise ModelError(f"{LIMITS_FILE} in {directory} asks for lower case, which its tokenizer.json does not make")
+    longest = limits.get("max_seq_length")
     mode = _read_mode(directory, modules[1].get("path"))
     return Pooling(mode, "Normalize" in kinds, longest if type(longest) is int and longest > 1 else None)
+
+
+def _lowers(directory: Path) -> bool:
+    """Whether the tokenizer, which is all that texts go through here, takes capitals for small letters."""
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    return all(tokenizer.encode(text).ids == tokenizer.encode(text.lower()).ids for text in _CAPITALS)
 
 
 def _read_mode(directory: Path, folder: object) -> PoolingMode:

@@ -2,14 +2,17 @@
 
 import json
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
+from tests.engine.chat_model import write_tokenizer
 from tests.engine.embedding_cores import PROMPTS, answers, distance, make_core
 from tests.engine.encoders import CONTEXT_TOKENS, SIZE, embed, save_encoder
 from tests.engine.encoders import write_sentence_files as write_files
+from tokenizers import Tokenizer, normalizers
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
 from conveyor_engine.config.engine_config import EngineConfig
@@ -137,3 +140,18 @@ def test_weights_that_are_missing_are_refused_but_those_of_the_pooler(tmp_path: 
     save_file(weights, file, {"format": "pt"})
     with pytest.raises(ModelError, match="1 missing keys, first encoder"):
         make_core(tmp_path)
+
+
+@pytest.mark.parametrize("lowers", [True, False])
+def test_lower_case_is_the_tokenizer_s_work(tmp_path: Path, lowers: bool) -> None:
+    """Many models of uncased tokenizers ask for it once more."""
+    write_files(tmp_path, "pooling_mode_mean_tokens", normalizes=True)
+    (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 32, "do_lower_case": true}')
+    write_tokenizer(tmp_path)
+    path = str(tmp_path / "tokenizer.json")
+    tokenizer = Tokenizer.from_file(path)
+    if lowers:
+        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.save(path)
+    with nullcontext() if lowers else pytest.raises(ModelError, match="asks for lower case"):
+        assert read_pooling(tmp_path).max_seq_length == 32
