@@ -247,12 +247,14 @@ def test_json_of_any_depth_is_dropped_where_it_is_not_refused(api: Api, namespac
     assert made["spec"]["scheduling"] == {"affinity": {}, "topologySpreadConstraints": []}
 
 
-def test_the_documentation_s_part_of_a_spec_is_taken(services: Services) -> None:
-    part = re.search(r"```yaml\n(.*?)```", (REPOSITORY / "docs/models.md").read_text(), re.DOTALL)
-    assert part
-    body = build_body(**yaml.safe_load(part[1]))
-    InferenceService.parse(body)
-    assert services.create(body)["spec"]["engine"]["env"][0]["name"] == "HF_ENDPOINT"
+def test_the_documentation_s_parts_of_a_spec_are_taken(services: Services) -> None:
+    parts = re.findall(r"```yaml\n(.*?)```", (REPOSITORY / "docs/models.md").read_text(), re.DOTALL)
+    bodies = [build_body(f"part-{number}", **yaml.safe_load(part)) for number, part in enumerate(parts)]
+    for body in bodies:
+        InferenceService.parse(body)
+    embeds, mirrored = (services.create(body)["spec"] for body in bodies)
+    assert embeds["batching"]["maxQueuedRequests"] == 2048
+    assert mirrored["engine"]["env"][0]["name"] == "HF_ENDPOINT"
 
 
 def test_entries_of_env_merge_by_name(services: Services, kubeconfig: Path, namespace: str, tmp_path: Path) -> None:
