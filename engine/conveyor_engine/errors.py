@@ -28,7 +28,7 @@ Raised by core, models and the HTTP edge; `__main__` turns StartErrors into exit
 from conveyor_process.answer_codes import AnswerCode
 from conveyor_process.failure_reasons import FailureReason
 
-MESSAGE_CHARACTERS_MAX = 2000  # of what is said when an engine ends; Kubernetes keeps 4,096 bytes
+MESSAGE_BYTES_MAX = 2000  # of what is said when an engine ends; Kubernetes keeps 4,096, and JSON may double them
 
 
 class ErrorCode(AnswerCode):
@@ -110,8 +110,9 @@ class ModelError(StartError):
 
 def one_line(message: str) -> str:
     """What a log, a termination message and the way there can hold of words that a model's files may have chosen."""
-    printable = (each if each.isprintable() else " " for each in message[:MESSAGE_CHARACTERS_MAX])
-    return " ".join("".join(printable).split())
+    printable = (each if each.isprintable() else " " for each in message[:MESSAGE_BYTES_MAX])
+    line = " ".join("".join(printable).split())
+    return line.encode()[:MESSAGE_BYTES_MAX].decode(errors="ignore")
 
 
 class RequestError(ConveyorEngineError):

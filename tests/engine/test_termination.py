@@ -7,7 +7,8 @@ import pytest
 
 from conveyor_engine.__main__ import main
 from conveyor_engine.serving.cgroup import count_oom_kills
-from conveyor_engine.termination import find_context_length
+from conveyor_engine.termination import find_context_length, write_termination_message
+from conveyor_process.failure_reasons import FailureReason
 
 
 @pytest.mark.parametrize(
@@ -34,6 +35,17 @@ def test_a_model_that_embeds_may_have_been_made_for_less(tmp_path: Path) -> None
     for limits, length in (('{"max_seq_length": 256}', 256), ('{"max_seq_length": null}', 512), ("[]", 512)):
         (tmp_path / "sentence_bert_config.json").write_text(limits)
         assert find_context_length(tmp_path) == length
+
+
+@pytest.mark.parametrize("character", ["a", '"', "\\", "\n", "模", "😀", "\ud800"])
+def test_a_long_message_is_kept_by_kubernetes_as_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, character: str
+) -> None:
+    told = tmp_path / "termination-log"
+    monkeypatch.setenv("TERMINATION_LOG", str(told))
+    write_termination_message(FailureReason.UNSUPPORTED_MODEL, "It is " + character * 5000)
+    assert told.stat().st_size <= 4096
+    assert json.loads(told.read_bytes())["message"].startswith("It is")
 
 
 def test_a_fetch_says_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, normalizers
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
 from conveyor_engine.config.engine_config import EngineConfig
-from conveyor_engine.errors import MESSAGE_CHARACTERS_MAX, ConfigError, ModelError
+from conveyor_engine.errors import MESSAGE_BYTES_MAX, ConfigError, ModelError
 from conveyor_engine.execution.models.sentence_files import find_task, read_pooling
 
 
@@ -101,7 +101,7 @@ def test_files_that_ask_for_another_vector_are_refused(tmp_path: Path, file: str
     assert caught.value.reason == "UnsupportedModel"
     message = str(caught.value)
     assert message.isprintable()
-    assert len(message) <= MESSAGE_CHARACTERS_MAX
+    assert len(message.encode()) <= MESSAGE_BYTES_MAX
 
 
 @pytest.mark.parametrize("file", ["modules.json", "1_Pooling/config.json", "sentence_bert_config.json"])
