@@ -21,11 +21,12 @@ import torch
 import transformers
 
 from conveyor_engine.bench.host import main as measure_host
-from conveyor_engine.bench.limit import gemm_seconds, measure_limit
+from conveyor_engine.bench.limit import Limit, gemm_seconds, measure_limit
 from conveyor_engine.bench.modes import measure_modes
+from conveyor_engine.bench.shares import measure_shares, summarise_shares
 from conveyor_engine.bench.summary import compare_with_limit, summarise
 from conveyor_engine.bench.systems import SHAPES, Conveyor, HfStatic, System, Workload, generate, write_model
-from conveyor_engine.bench.turns import measure, random_prompts
+from conveyor_engine.bench.turns import OURS, measure, random_prompts
 from conveyor_engine.execution import machine, native
 
 _DESCRIPTION = """Measure output tokens per second on a model of random weights, in turns with a peer in the same run.
@@ -74,20 +75,40 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> dict[str, 
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder), arguments.model_shape, getattr(torch, arguments.dtype))
         say(f"event=model_written shape={arguments.model_shape} dtype={arguments.dtype}")
-        vocab_size = SHAPES[arguments.model_shape]["vocab_size"]
         about = {
             "same_float32_tokens_as_transformers": True,
             "workload": {"model_shape": arguments.model_shape, "dtype": arguments.dtype, **asdict(workload)},
             "hardware": hardware,
         }
+        vocab_size = SHAPES[arguments.model_shape]["vocab_size"]
         if arguments.compare == "modes":
             return {"modes": measure_modes(Path(folder), arguments.dtype, workload, vocab_size, say), **about}
-        conveyor = Conveyor(Path(folder), arguments.dtype, workload, say)
-        systems: dict[str, System] = {"conveyor": conveyor}
-        if arguments.compare == "hf-static":
-            systems["hf-static"] = HfStatic(Path(folder), arguments.dtype)
-        if arguments.compare == "overlap":
-            systems["overlap"] = Conveyor(Path(folder), arguments.dtype, workload, say, overlap=True)
+        conveyor, systems = open_systems(Path(folder), arguments, workload, say)
+    return {**measure_systems(conveyor, systems, arguments, workload, say), **about}
+
+
+def open_systems(
+    model: Path, arguments: argparse.Namespace, workload: Workload, say: Callable[[str], None]
+) -> tuple[Conveyor, dict[str, System]]:
+    """This engine; and it beside the peer that was asked for."""
+    conveyor = Conveyor(model, arguments.dtype, workload, say)
+    systems: dict[str, System] = {OURS: conveyor}
+    if arguments.compare == "hf-static":
+        systems["hf-static"] = HfStatic(model, arguments.dtype)
+    if arguments.compare == "overlap":
+        systems["overlap"] = Conveyor(model, arguments.dtype, workload, say, overlap=True)
+    return conveyor, systems
+
+
+def measure_systems(
+    conveyor: Conveyor,
+    systems: dict[str, System],
+    arguments: argparse.Namespace,
+    workload: Workload,
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """Systems, limit and shares, in this order: the timers that these need stay in the engine."""
+    vocab_size = SHAPES[arguments.model_shape]["vocab_size"]
     warm_up(systems, workload, vocab_size, say)
     rounds = measure(systems, workload, vocab_size, arguments.rounds, arguments.budget_seconds, say)
     limit = measure_limit(conveyor.runner.model, workload)
@@ -99,12 +120,25 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> dict[str, 
     }
     for key in ("limit_fraction", "limit", "gemm_only_output_tokens_per_second"):
         say(f"event=limit {key}={json.dumps(result[key])}")
-    return {**result, **about}
+    if arguments.profile:
+        result["profile"] = profile(conveyor, limit, workload, vocab_size, say)
+    return result
+
+
+def profile(
+    conveyor: Conveyor, limit: Limit, workload: Workload, vocab_size: int, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Two rounds of prompts that no cache has seen."""
+    prompts = [random_prompts(workload.requests, (workload.input_tokens,), vocab_size, seed) for seed in (-2, -3)]
+    phases = summarise_shares(measure_shares(conveyor, prompts, workload.output_tokens), limit, workload)
+    for phase, told in phases.items():
+        say(f"event=profile phase={phase} " + " ".join(f"{key}={json.dumps(told[key])}" for key in told))
+    return phases
 
 
 def warm_up(systems: dict[str, System], workload: Workload, vocab_size: int, say: Callable[[str], None]) -> None:
     """A few short requests for each, so that nobody's first slice pays for what is done once."""
-    prompts = random_prompts(min(4, workload.requests), (workload.input_tokens,), vocab_size, seed=99)
+    prompts = random_prompts(min(4, workload.requests), (workload.input_tokens,), vocab_size, seed=-1)
     for name, system in systems.items():
         generate(system, prompts, 2)
         say(f"event=warm system={name}")
@@ -126,6 +160,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--requests", type=int, default=32, help="requests, all at once; the peer's batch size too")
     parser.add_argument("--input-tokens", type=int, default=128, help="tokens of each prompt")
     parser.add_argument("--output-tokens", type=int, default=64, help="tokens generated for each request, exactly")
+    parser.add_argument("--profile", action="store_true", help="then each part's share of the engine's steps")
     parser.add_argument("--threads", type=int, help="CPU threads (default: torch's choice)")
     parser.add_argument("--rounds", type=int, default=1000, help="passes of each system over the workload, at most")
     parser.add_argument(

@@ -16,7 +16,7 @@ def _a_host_that_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_last_line_is_one_json_object_with_the_ratio_to_the_peer(capsys: pytest.CaptureFixture[str]) -> None:
     sizes = ["--model-shape", "tiny", "--requests", "3", "--input-tokens", "9", "--output-tokens", "5", "--rounds", "2"]
-    assert bench.main([*sizes, "--compare", "hf-static"]) == 0
+    assert bench.main([*sizes, "--compare", "hf-static", "--profile"]) == 0
     lines = capsys.readouterr().out.splitlines()
     result = json.loads(lines[-1])
     peer = result["peers"]["hf-static"]
@@ -30,6 +30,8 @@ def test_the_last_line_is_one_json_object_with_the_ratio_to_the_peer(capsys: pyt
     assert any("tokens_equal" in line for line in lines)
     assert result["limit_fraction"] > 0
     assert any("limit_fraction" in line for line in lines[:-1])
+    assert list(result["profile"]) == ["prefill", "decode"]
+    assert all(sum(told["shares"].values()) == pytest.approx(1, abs=0.01) for told in result["profile"].values())
 
 
 def test_an_engine_whose_steps_run_ahead_is_a_peer_too(capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,9 +55,11 @@ def test_reading_is_measured() -> None:
 
 
 def test_the_shortest_pass_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    ticks = iter([0, 5, 10, 12, 20, 29])
+    ticks = iter([0, 5, 10, 12, 20, 29, *(30 + n / 100 for n in range(40))])
     monkeypatch.setattr(limit.time, "perf_counter", partial(next, ticks))
     assert limit.shortest(lambda: None) == 2
+    assert limit.shortest(lambda: None) == pytest.approx(0.01)
+    assert next(ticks) == pytest.approx(30.2), "a tenth of a second at least"
 
 
 def test_the_fraction_is_of_the_whole_and_of_each_phase() -> None:

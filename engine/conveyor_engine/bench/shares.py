@@ -1,0 +1,137 @@
+"""Where the time of the engine's steps goes, part by part, beside what the machine allows. For `bench --profile`.
+
+Every part is timed around its own calls, without those that it makes of other parts, so the shares add up to 1. What no
+part explains is the forward's own: residual adds, reshapes, and transformers' Python.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from conveyor_engine.bench.limit import Limit
+from conveyor_engine.bench.slices import Phase
+from conveyor_engine.bench.systems import Conveyor, Prompts, Workload
+from conveyor_engine.execution.models.layers import Attention, GatedMlp
+from conveyor_engine.execution.models.packed_linear import PackedLinear
+
+PARTS = (
+    "linears",
+    "attention",
+    "norms",
+    "rope",
+    "activation",
+    "kv_write",
+    "sampling",
+    "schedule",
+    "host",
+    "unexplained",
+)
+Shares = Mapping[str, float]
+
+
+class Clock:
+    """Seconds by part, each without the parts that it calls."""
+
+    def __init__(self) -> None:
+        self._seconds = dict.fromkeys(PARTS, 0.0)
+        self._open: list[str] = []
+        self._since = 0.0
+
+    def time(self, part: str, owner: object, name: str) -> None:
+        """From now on, calls of the owner's method belong to the part."""
+        call = getattr(owner, name)
+
+        def timed(*arguments: Any, **keywords: Any) -> Any:
+            self._charge()
+            self._open.append(part)
+            try:
+                return call(*arguments, **keywords)
+            finally:
+                self._charge()
+                self._open.pop()
+
+        setattr(owner, name, timed)
+
+    def take(self) -> dict[str, float]:
+        """Since the last time it was asked."""
+        taken, self._seconds = self._seconds, dict.fromkeys(PARTS, 0.0)
+        return taken
+
+    def _charge(self) -> None:
+        """What has passed to the innermost part that is open."""
+        now = time.perf_counter()
+        if self._open:
+            self._seconds[self._open[-1]] += now - self._since
+        self._since = now
+
+
+def attach(conveyor: Conveyor) -> Clock:
+    """Times the engine's parts. For good: nothing else is measured with this engine afterwards."""
+    clock, runner, scheduler = Clock(), conveyor.runner, conveyor.core.scheduler
+    for part, owner, names in (
+        ("host", conveyor.core, ["step"]),
+        ("schedule", scheduler, ["schedule", "update", "take_outputs"]),
+        ("sampling", runner._sampler, ["admit", "sample"]),
+        ("unexplained", runner, ["_forward"]),
+        ("attention", runner.backend, ["attend"]),
+        ("kv_write", runner.backend, ["write_kv"]),
+    ):
+        for name in names:
+            clock.time(part, owner, name)
+    for module in runner.model.modules():
+        for part, name in _parts_of(module):
+            clock.time(part, module, name)
+    return clock
+
+
+def _parts_of(module: nn.Module) -> Iterator[tuple[str, str]]:
+    """(part, method) of one module, by its type, or as transformers names it."""
+    kind = type(module).__name__.lower()
+    if isinstance(module, PackedLinear | nn.Linear):
+        yield "linears", "forward"
+    elif kind.endswith("norm"):
+        yield "norms", "forward"
+    elif "rotary" in kind:
+        yield "rope", "forward"
+    elif isinstance(module, Attention):
+        yield "rope", "_rope"
+    elif isinstance(module, GatedMlp):
+        yield "activation", "_gated"
+
+
+def measure_shares(conveyor: Conveyor, rounds: Sequence[Prompts], output_tokens: int) -> dict[Phase, list[Shares]]:
+    """Seconds by part of each round's prompts, to everybody's first token, and of each step after them."""
+    clock = attach(conveyor)
+    found: dict[Phase, list[Shares]] = {"prefill": [], "decode": []}
+    for prompts in rounds:
+        prefill, tokens = dict.fromkeys(PARTS, 0.0), 0
+        for reached in conveyor.start(prompts, output_tokens):
+            step = clock.take()
+            if tokens:
+                found["decode"].append(step)
+            else:
+                prefill = {part: prefill[part] + step[part] for part in PARTS}
+            tokens = reached
+        found["prefill"].append(prefill)
+    return found
+
+
+def summarise_shares(found: Mapping[Phase, Sequence[Shares]], limit: Limit, workload: Workload) -> dict[str, Any]:
+    """Of the quicker half of each phase's, on average: milliseconds, the limit's, and each part's share."""
+    limits = {
+        "prefill": limit.seconds["prefill"],
+        "decode": limit.seconds["decode"] / max(1, workload.output_tokens - 1),
+    }
+    return {phase: _summarise(all_, limits[phase]) for phase, all_ in found.items() if all_}
+
+
+def _summarise(all_: Sequence[Shares], limit_seconds: float) -> dict[str, Any]:
+    quick = sorted(all_, key=lambda parts: sum(parts.values()))[: (len(all_) + 1) // 2]
+    whole = sum(sum(parts.values()) for parts in quick)
+    return {
+        "milliseconds": round(1000 * whole / len(quick), 3),
+        "limit_milliseconds": round(1000 * limit_seconds, 3),
+        "shares": {part: round(sum(parts[part] for parts in quick) / whole, 3) for part in PARTS},
+    }
