@@ -20,31 +20,37 @@ from typing import Any
 import torch
 import transformers
 
+from conveyor_engine.bench.hf_continuous import HfContinuous
 from conveyor_engine.bench.host import main as measure_host
 from conveyor_engine.bench.limit import Limit, gemm_seconds, measure_limit
 from conveyor_engine.bench.modes import measure_modes
 from conveyor_engine.bench.shares import measure_shares, summarise_shares
 from conveyor_engine.bench.summary import compare_with_limit, summarise
-from conveyor_engine.bench.systems import SHAPES, Conveyor, HfStatic, System, Workload, generate, write_model
+from conveyor_engine.bench.systems import SHAPES, Conveyor, HfStatic, Prompts, System, Workload, generate, write_model
 from conveyor_engine.bench.turns import OURS, measure, random_prompts
 from conveyor_engine.execution import machine, native
 
+PEERS: dict[str, Callable[[Path, str], System]] = {"hf-static": HfStatic, "hf-continuous": HfContinuous}
 _DESCRIPTION = """Measure output tokens per second on a model of random weights, in turns with a peer in the same run.
 Prints progress, the machine, the limit that matrix products and reading KV set, and last one JSON object. Fails if a
 small float32 model gives other tokens here than in transformers."""
 
 
-def check_tokens() -> tuple[int, int]:
-    """(tokens compared, distinct ones): greedy output of a small float32 model. Exits if the two systems differ."""
+def check_tokens(peer: str = "hf-static") -> tuple[int, int]:
+    """(tokens compared, distinct ones): greedy output of a small float32 model. Exits if the systems differ."""
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder), "tiny", torch.float32)
         prompts = random_prompts(8, (24, 7, 1, 40), SHAPES["tiny"]["vocab_size"], seed=1)
         ours = generate(Conveyor(Path(folder), "float32", Workload(8, 40, 32), lambda _: None), prompts, 32)
-        theirs = generate(HfStatic(Path(folder), "float32"), prompts, 32)
-    if ours != theirs:
-        rows = [row for row, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b]
-        raise SystemExit(f"float32 tokens differ from transformers' in requests {rows}: this engine is wrong here")
+        for name in {"hf-static", *([peer] if peer in PEERS else [])}:
+            _refuse_difference(name, ours, generate(PEERS[name](Path(folder), "float32"), prompts, 32))
     return sum(map(len, ours)), len({token for row in ours for token in row})
+
+
+def _refuse_difference(peer: str, ours: Prompts, theirs: Prompts) -> None:
+    rows = [row for row, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b]
+    if rows:
+        raise SystemExit(f"float32 tokens differ from {peer}'s in requests {rows}: one of them is wrong here")
 
 
 def describe_hardware() -> dict[str, Any]:
@@ -70,7 +76,7 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> dict[str, 
         torch.set_num_threads(arguments.threads)
     hardware = describe_hardware()
     say("event=hardware " + " ".join(f"{key}={json.dumps(value)}" for key, value in hardware.items()))
-    compared, distinct = check_tokens()
+    compared, distinct = check_tokens(arguments.compare)
     say(f"event=tokens_equal dtype=float32 model=tiny tokens={compared} distinct={distinct}: same as transformers'")
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder), arguments.model_shape, getattr(torch, arguments.dtype))
@@ -93,8 +99,8 @@ def open_systems(
     """This engine; and it beside the peer that was asked for."""
     conveyor = Conveyor(model, arguments.dtype, workload, say)
     systems: dict[str, System] = {OURS: conveyor}
-    if arguments.compare == "hf-static":
-        systems["hf-static"] = HfStatic(model, arguments.dtype)
+    if arguments.compare in PEERS:
+        systems[arguments.compare] = PEERS[arguments.compare](model, arguments.dtype)
     if arguments.compare == "overlap":
         systems["overlap"] = Conveyor(model, arguments.dtype, workload, say, overlap=True)
     return conveyor, systems
@@ -148,7 +154,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options, for `__main__`."""
     parser.add_argument(
         "--compare",
-        choices=["none", "hf-static", "overlap", "modes"],
+        choices=["none", *PEERS, "overlap", "modes"],
         default="none",
         help="the peer to run in turns with; overlap = this engine with steps that run ahead; modes = the batching "
         "modes instead, on requests of mixed sizes",

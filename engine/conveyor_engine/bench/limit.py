@@ -23,7 +23,7 @@ from conveyor_engine.execution import native
 from conveyor_engine.execution.models.packed_linear import NativeLinear, OneDnnLinear, PackedLinear
 
 STEP_TOKENS = 1024  # of prompts, in one step of the engine
-PASSES, PASSES_SECONDS = 3, 0.1  # at least, of each product
+PASSES, PASSES_SECONDS = 3, 0.3  # at least, of each product
 
 Linear = Callable[[torch.Tensor], torch.Tensor]
 

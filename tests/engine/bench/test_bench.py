@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from conveyor_engine.bench import command as bench
-from conveyor_engine.bench import limit, turns
+from conveyor_engine.bench import hf_continuous, limit, turns
 
 
 @pytest.fixture(autouse=True)
 def _a_host_that_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "processor_ticks", lambda: [0] * 8)
+    monkeypatch.setattr(limit, "PASSES_SECONDS", 0.0)
 
 
 def test_the_last_line_is_one_json_object_with_the_ratio_to_the_peer(capsys: pytest.CaptureFixture[str]) -> None:
@@ -32,6 +33,19 @@ def test_the_last_line_is_one_json_object_with_the_ratio_to_the_peer(capsys: pyt
     assert any("limit_fraction" in line for line in lines[:-1])
     assert list(result["profile"]) == ["prefill", "decode"]
     assert all(sum(told["shares"].values()) == pytest.approx(1, abs=0.01) for told in result["profile"].values())
+
+
+def test_continuous_batching_of_transformers_is_a_peer_whose_tokens_are_checked_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = ["--model-shape", "tiny", "--requests", "3", "--input-tokens", "9", "--output-tokens", "5", "--rounds", "1"]
+    assert bench.main([*sizes, "--compare", "hf-continuous"]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result["peers"]["hf-continuous"]["phases"]["decode"]["pairs"] == 1
+    right = hf_continuous._generate
+    monkeypatch.setattr(hf_continuous, "_generate", lambda *a: [[t ^ 1 for t in row] for row in right(*a)])
+    with pytest.raises(SystemExit, match="tokens differ from hf-continuous"):
+        bench.check_tokens("hf-continuous")
 
 
 def test_an_engine_whose_steps_run_ahead_is_a_peer_too(capsys: pytest.CaptureFixture[str]) -> None:
