@@ -13,7 +13,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from conveyor_engine.bench.host import main as measure_host
 from conveyor_engine.bench.limit import Limit, gemm_seconds, measure_limit
 from conveyor_engine.bench.modes import measure_modes
 from conveyor_engine.bench.shares import measure_shares, summarise_shares
+from conveyor_engine.bench.slices import pool
 from conveyor_engine.bench.summary import compare_with_limit, summarise
 from conveyor_engine.bench.systems import SHAPES, Conveyor, HfStatic, Prompts, System, Workload, generate, write_model
 from conveyor_engine.bench.turns import OURS, measure, random_prompts
@@ -121,7 +121,7 @@ def measure_systems(
     ceiling = workload.requests * workload.output_tokens / gemm_seconds(conveyor.runner.model, workload)
     result = {
         **summarise(rounds, workload),
-        **compare_with_limit(list(chain(*rounds)), limit, workload),
+        **compare_with_limit(pool(rounds), limit, workload),
         "gemm_only_output_tokens_per_second": round(ceiling, 2),
     }
     for key in ("limit_fraction", "limit", "gemm_only_output_tokens_per_second"):

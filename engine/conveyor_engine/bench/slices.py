@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+SLICE_SECONDS = 1.0
 STOLEN_AT_MOST = 0.05
 SETTLED_BELOW = 0.05
 FEWEST = 5  # slices of a phase before their spread says anything
@@ -55,6 +56,22 @@ class Estimate:
         return self.count >= FEWEST and self.spread < SETTLED_BELOW
 
 
+def pool(rounds: Sequence[Sequence[Turn]]) -> list[Turn]:
+    """All turns; of rounds too short for a slice each phase becomes one with that of the next rounds.
+
+    Together they take every system SLICE_SECONDS at least, if all rounds do.
+    """
+    groups: list[list[Turn]] = []
+    for turns in rounds:
+        if groups and _is_short(groups[-1]):
+            groups[-1] = _merged([*groups[-1], *turns])
+        else:
+            groups.append(list(turns))
+    if len(groups) > 1 and _is_short(groups[-1]):
+        groups[-2:] = [_merged([*groups[-2], *groups[-1]])]
+    return [turn for turns in groups for turn in turns]
+
+
 def estimate(values: Sequence[float]) -> Estimate | None:
     """Of figures that should all be the same one; None of none."""
     if not values:
@@ -94,6 +111,25 @@ def phase_seconds(turns: Sequence[Turn], phase: Phase, system: str, output_token
 def dropped(turns: Sequence[Turn], system: str) -> int:
     """Slices of the system during which the host took too much."""
     return sum(not turn.slices[system].counts for turn in turns)
+
+
+def _is_short(turns: Sequence[Turn]) -> bool:
+    return any(sum(turn.slices[name].seconds for turn in turns) < SLICE_SECONDS for name in turns[0].slices)
+
+
+def _merged(turns: Sequence[Turn]) -> list[Turn]:
+    """One turn for each phase."""
+    phases = {turn.phase: [other for other in turns if other.phase == turn.phase] for turn in turns}
+    return [
+        Turn(phase, {name: _sum([turn.slices[name] for turn in same]) for name in same[0].slices})
+        for phase, same in phases.items()
+    ]
+
+
+def _sum(parts: Sequence[Slice]) -> Slice:
+    seconds = sum(part.seconds for part in parts)
+    stolen = sum(part.stolen * part.seconds for part in parts) / seconds
+    return Slice(sum(part.tokens for part in parts), seconds, stolen)
 
 
 def _paces(turns: Sequence[Turn], phase: Phase, system: str) -> list[float]:

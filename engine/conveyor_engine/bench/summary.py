@@ -1,11 +1,20 @@
 """What `bench` prints last about the turns it measured."""
 
 from collections.abc import Sequence
-from itertools import chain
 from typing import Any
 
 from conveyor_engine.bench.limit import Limit
-from conveyor_engine.bench.slices import Estimate, Phase, Turn, dropped, phase_ratio, phase_seconds, ratio, seconds
+from conveyor_engine.bench.slices import (
+    Estimate,
+    Phase,
+    Turn,
+    dropped,
+    phase_ratio,
+    phase_seconds,
+    pool,
+    ratio,
+    seconds,
+)
 from conveyor_engine.bench.systems import Workload
 from conveyor_engine.bench.turns import OURS, settled
 
@@ -15,7 +24,7 @@ def summarise(rounds: Sequence[Sequence[Turn]], workload: Workload) -> dict[str,
 
     `rounds` are each system's passes over the whole workload with every slice, also those that do not count.
     """
-    turns = list(chain(*rounds))
+    turns = pool(rounds)
     names = list(turns[0].slices)
     ours = seconds(turns, OURS, workload.output_tokens)
     return {

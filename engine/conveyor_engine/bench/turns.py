@@ -5,16 +5,16 @@ alternates. A step is never cut, so a prefill that one system does in one forwar
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, cycle
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 
 import torch
 
-from conveyor_engine.bench.slices import Phase, Slice, Turn, ratio, seconds
+from conveyor_engine.bench import slices
+from conveyor_engine.bench.slices import Phase, Slice, Turn, pool, ratio, seconds
 from conveyor_engine.bench.systems import Prompts, Run, System, Workload
 
-SLICE_SECONDS = 1.0
 OURS = "conveyor"
 
 
@@ -70,7 +70,7 @@ def measure(systems: Mapping[str, System], workload: Workload, vocab_size: int, 
     orders = cycle([list(systems), list(systems)[::-1]])
     begun, longest = time.monotonic(), 0.0
     measured: list[list[Turn]] = []
-    while len(measured) < rounds and not settled(chain(*measured), workload):
+    while len(measured) < rounds and not settled(pool(measured), workload):
         started = time.monotonic()
         if measured and started - begun + longest > budget_seconds:
             say(f"event=budget_spent rounds={len(measured)} of={rounds}")
@@ -97,14 +97,13 @@ def take_turn(runs: Mapping[str, Progress], output_tokens: int) -> Turn:
     """In this order: the first goes on for a slice or to the end of its phase, the others as far."""
     first, *others = runs
     phase: Phase = "decode" if runs[first].tokens else "prefill"
-    begun = runs[first].slice(lambda tokens, spent: spent >= SLICE_SECONDS or tokens in (1, output_tokens))
+    begun = runs[first].slice(lambda tokens, spent: spent >= slices.SLICE_SECONDS or tokens in (1, output_tokens))
     goal = runs[first].tokens
     return Turn(phase, {first: begun} | {name: runs[name].slice(lambda tokens, _: tokens >= goal) for name in others})
 
 
-def settled(turns: Iterable[Turn], workload: Workload) -> bool:
+def settled(turns: Sequence[Turn], workload: Workload) -> bool:
     """Whether the spread of our time, or beside peers of each ratio, is small enough."""
-    turns = list(turns)
     peers = [name for name in turns[0].slices if name != OURS] if turns else []
     ratios = [ratio(turns, OURS, peer, workload.output_tokens) for peer in peers]
     wanted = ratios or [seconds(turns, OURS, workload.output_tokens)]
@@ -112,6 +111,6 @@ def settled(turns: Iterable[Turn], workload: Workload) -> bool:
 
 
 def _describe(turns: Sequence[Turn], name: str) -> str:
-    slices = [turn.slices[name] for turn in turns]
-    lost = sum(not s.counts for s in slices)
-    return f"{name}_seconds={sum(s.seconds for s in slices):.2f} {name}_slices={len(slices)} {name}_dropped={lost}"
+    parts = [turn.slices[name] for turn in turns]
+    robbed = sum(not part.counts for part in parts)
+    return f"{name}_seconds={sum(part.seconds for part in parts):.2f} {name}_slices={len(parts)} {name}_robbed={robbed}"

@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from conveyor_engine.bench import command as bench
-from conveyor_engine.bench import hf_continuous, limit, turns
+from conveyor_engine.bench import hf_continuous, limit, slices, turns
 
 
 @pytest.fixture(autouse=True)
-def _a_host_that_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def _a_host_that_takes_nothing_and_one_slice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "processor_ticks", lambda: [0] * 8)
+    monkeypatch.setattr(slices, "SLICE_SECONDS", 3600.0)
     monkeypatch.setattr(limit, "PASSES_SECONDS", 0.0)
 
 
@@ -21,10 +22,10 @@ def test_the_last_line_is_one_json_object_with_the_ratio_to_the_peer(capsys: pyt
     lines = capsys.readouterr().out.splitlines()
     result = json.loads(lines[-1])
     peer = result["peers"]["hf-static"]
-    assert [peer["phases"][phase]["pairs"] for phase in ("prefill", "decode")] == [2, 2]
+    assert [peer["phases"][phase]["pairs"] for phase in ("prefill", "decode")] == [1, 1]
     phases = sorted(peer["phases"][phase]["ratio"] for phase in ("prefill", "decode"))
     assert phases[0] <= peer["ratio"] <= phases[1]
-    assert (result["slices"], result["dropped"]) == ({"conveyor": 4, "hf-static": 4}, {"conveyor": 0, "hf-static": 0})
+    assert (result["slices"], result["dropped"]) == ({"conveyor": 2, "hf-static": 2}, {"conveyor": 0, "hf-static": 0})
     assert result["settled"] is False, "after two rounds"
     assert [len(values) for values in result["rounds"].values()] == [2, 2]
     assert result["same_float32_tokens_as_transformers"] is True

@@ -36,6 +36,13 @@ def test_a_manager_that_ends_or_a_request_that_fails_is_an_error() -> None:
         hf_continuous._generate(failed, [[1]], 1)
 
 
+def test_a_step_longer_than_a_second_is_waited_for() -> None:
+    done = SimpleNamespace(error=None, is_finished=lambda: True, request_id="a", generated_tokens=[5])
+    results = iter([None, done])
+    slow = manager(get_result=lambda timeout: next(results), is_running=lambda: True)
+    assert hf_continuous._generate(slow, [[1]], 1) == [[5]]
+
+
 def test_nobody_has_a_token_while_somebody_waits() -> None:
     def told(waiting: dict[str, Any], *lengths: int) -> int:
         active = {str(n): SimpleNamespace(generated_tokens=[0] * n) for n in lengths}

@@ -55,6 +55,17 @@ def test_a_phase_without_a_slice_that_counts_leaves_no_figure() -> None:
     assert told["rounds"] == {"conveyor": [22], "peer": [11]}, "every slice"
 
 
+def test_rounds_too_short_for_a_slice_are_taken_together_phase_by_phase() -> None:
+    short = [turn(0.1, 0.2, stolen=(0.4, 0)), turn(0.3, 0.5, tokens=10)]
+    both = slices.pool([short, [turn(0.3, 0.2), turn(0.5, 0.9, tokens=10)], [turn(2, 3), *[turn(1, 1, tokens=4)] * 2]])
+    assert [t.phase for t in both] == ["prefill", "decode", "prefill", "decode", "decode"]
+    assert both[0].slices == {"conveyor": Slice(2, 0.4, pytest.approx(0.1)), "peer": Slice(2, 0.4, 0)}
+    assert both[1].slices == {"conveyor": Slice(20, 0.8, 0), "peer": Slice(20, 1.4, 0)}
+    assert len(slices.pool([short] * 20)) == 2 * 6, "0.4 s of ours in each, and the last two with the six before"
+    assert len(slices.pool([short])) == 2
+    assert slices.pool([]) == []
+
+
 def test_it_is_settled_by_the_ratio_and_by_enough_pairs_of_each_phase() -> None:
     paces = (1, 2, 3, 4, 5)
     measured = [*(turn(s, 2 * s) for s in paces), *(turn(s, s, tokens=5) for s in paces)]
