@@ -15,8 +15,9 @@ from typing import Any, Final
 from conveyor_api.resource import InferenceService
 from conveyor_gateway.watching.namespace_limits import NamespaceLimit
 from conveyor_gateway.watching.slices import SliceTable
+from conveyor_gateway.watching.table import Table
 from conveyor_kube.unreadable import Unreadable
-from conveyor_kube.wanted_json import Json, find_key, keys_within
+from conveyor_kube.wanted_json import Json
 
 LABEL: Final = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
 # Of one namespace. More than anybody runs; a tenant may create far more.
@@ -135,42 +136,24 @@ class Catalog:
         return self.slices.engines(service)
 
 
-class ServiceTable:
+class ServiceTable(Table[Service]):
     """The InferenceServices, as a sink of `watch`."""
 
     def __init__(self, directory: Directory, on_change: Callable[[str], None]) -> None:
+        super().__init__(directory.services, Unreadable("service"), NamespaceLimit("InferenceServices", MAX_SERVICES))
         self._directory = directory
         self._on_change = on_change
-        self._limit = NamespaceLimit("InferenceServices", MAX_SERVICES)
-        self.unreadable = Unreadable("service")
-
-    def put(self, body: Json) -> str:
-        """Takes a new or changed resource; one that cannot be read keeps what was known of it."""
-        key = find_key(body)
-        service = self.unreadable.parse(key, self._parse, body)
-        if service is not None and self._directory.services.get(key) != service:
-            self._directory.put(service)
-            self._on_change(key)
-        return key
-
-    def delete(self, body: Json) -> None:
-        key = find_key(body)
-        self.unreadable.forget(key)
-        self._remove(key)
-
-    def keep_only(self, keys: set[str], namespace: str) -> None:
-        """As a sink of `watch`."""
-        self.unreadable.forget_others(keys, namespace)
-        for key in keys_within(namespace, self._directory.services) - keys:
-            self._remove(key)
 
     def _parse(self, body: Json) -> Service:
-        service = parse_service(body)
-        self._limit.change(service.key, before=service.key in self._directory.services, after=True)
-        return service
+        return parse_service(body)
 
-    def _remove(self, key: str) -> None:
-        if key in self._directory.services:
-            self._limit.change(key, before=True, after=False)
-            self._directory.remove(key)
-            self._on_change(key)
+    def _weigh(self, item: Service) -> int:
+        return 1
+
+    def _keep(self, key: str, item: Service) -> None:
+        self._directory.put(item)
+        self._on_change(key)
+
+    def _forget(self, key: str) -> None:
+        self._directory.remove(key)
+        self._on_change(key)

@@ -1,6 +1,6 @@
 """Limits how many objects of a kind one namespace may have here, so that no tenant fills the memory of all.
 
-Used by the tables of `catalog` and `slices`.
+Used by `table`.
 """
 
 from collections import Counter

@@ -9,8 +9,9 @@ from typing import Any, Final
 
 from conveyor_api.names import ENGINE_PORT_NAME, INFERENCE_SERVICE_LABEL
 from conveyor_gateway.watching.namespace_limits import NamespaceLimit
+from conveyor_gateway.watching.table import Table
 from conveyor_kube.unreadable import Unreadable
-from conveyor_kube.wanted_json import Json, find_key, keys_within
+from conveyor_kube.wanted_json import Json
 
 MAX_ENGINES: Final = 5_000  # of one namespace; more than anybody runs, but a tenant may write far more
 _NO_ENGINES: Final[tuple[str, ...]] = ()
@@ -46,14 +47,13 @@ def parse_slice(body: Mapping[str, Any]) -> Slice:
     return Slice(service, tuple(engines))
 
 
-class SliceTable:
+class SliceTable(Table[Slice]):
     """The EndpointSlices of engines, as a sink of `watch`."""
 
     def __init__(self, on_change: Callable[[str], None]) -> None:
-        self._on_change = on_change
-        self._limit = NamespaceLimit("engines", MAX_ENGINES)
-        self.unreadable = Unreadable("slice")
         self._slices: dict[str, Slice] = {}
+        super().__init__(self._slices, Unreadable("slice"), NamespaceLimit("engines", MAX_ENGINES))
+        self._on_change = on_change
         self._by_service: dict[str, set[str]] = {}
 
     def engines(self, service: str) -> tuple[str, ...]:
@@ -66,48 +66,25 @@ class SliceTable:
                 by_pod.setdefault(pod, address)
         return tuple(by_pod.values())
 
-    def put(self, body: Json) -> str:
-        """As `ServiceTable.put`."""
-        key = find_key(body)
-        piece = self.unreadable.parse(key, self._parse, body)
-        known = self._slices.get(key)
-        if piece is not None and known != piece:
-            if known is not None and known.service != piece.service:  # its label was edited
-                self._forget(key)
-            self._slices[key] = piece
-            self._by_service.setdefault(piece.service, set()).add(key)
-            self._on_change(piece.service)
-        return key
-
-    def delete(self, body: Json) -> None:
-        key = find_key(body)
-        self.unreadable.forget(key)
-        self._remove(key)
-
-    def keep_only(self, keys: set[str], namespace: str) -> None:
-        """As a sink of `watch`."""
-        self.unreadable.forget_others(keys, namespace)
-        for key in keys_within(namespace, self._slices) - keys:
-            self._remove(key)
-
     def _parse(self, body: Json) -> Slice:
-        key, piece = find_key(body), parse_slice(body)
-        self._limit.change(key, _weigh(self._slices.get(key)), _weigh(piece))
-        return piece
+        return parse_slice(body)
 
-    def _remove(self, key: str) -> None:
-        self._limit.change(key, _weigh(self._slices.get(key)), 0)
-        self._forget(key)
+    def _weigh(self, item: Slice) -> int:
+        """A slice without engines takes memory too."""
+        return max(1, len(item.engines))
+
+    def _keep(self, key: str, item: Slice) -> None:
+        known = self._slices.get(key)
+        if known is not None and known.service != item.service:  # its label was edited
+            self._forget(key)
+        self._slices[key] = item
+        self._by_service.setdefault(item.service, set()).add(key)
+        self._on_change(item.service)
 
     def _forget(self, key: str) -> None:
-        if (piece := self._slices.pop(key, None)) is not None:
-            names = self._by_service[piece.service]
-            names.discard(key)
-            if not names:
-                del self._by_service[piece.service]
-            self._on_change(piece.service)
-
-
-def _weigh(piece: Slice | None) -> int:
-    """A slice without engines takes memory too."""
-    return 0 if piece is None else max(1, len(piece.engines))
+        piece = self._slices.pop(key)
+        names = self._by_service[piece.service]
+        names.discard(key)
+        if not names:
+            del self._by_service[piece.service]
+        self._on_change(piece.service)

@@ -1,0 +1,73 @@
+"""What a sink of `watch` keeps of the objects of one kind.
+
+An object that cannot be read, or is one too many for its namespace, keeps what was known of it.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Generic, TypeVar
+
+from conveyor_gateway.watching.namespace_limits import NamespaceLimit
+from conveyor_kube.unreadable import Unreadable
+from conveyor_kube.wanted_json import Json, find_key, keys_within
+
+_Item = TypeVar("_Item")
+
+
+class Table(ABC, Generic[_Item]):
+    """One item for each object; subclasses read, weigh and keep them."""
+
+    def __init__(self, items: Mapping[str, _Item], unreadable: Unreadable, limit: NamespaceLimit) -> None:
+        """`items` are what is kept, by `namespace/name`."""
+        self._items = items
+        self.unreadable = unreadable
+        self._limit = limit
+
+    @abstractmethod
+    def _parse(self, body: Json) -> _Item:
+        """What is kept of an object. Raises what says that it cannot be read."""
+
+    @abstractmethod
+    def _weigh(self, item: _Item) -> int:
+        """How much of the namespace's limit it takes, at least 1."""
+
+    @abstractmethod
+    def _keep(self, key: str, item: _Item) -> None:
+        """In place of what was known of the object, which was something else."""
+
+    @abstractmethod
+    def _forget(self, key: str) -> None:
+        """An item that is kept."""
+
+    def put(self, body: Json) -> str:
+        """Takes a new or changed object; its key."""
+        key = find_key(body)
+        item = self.unreadable.parse(key, self._admit, body)
+        if item is not None and item != self._items.get(key):
+            self._keep(key, item)
+        return key
+
+    def delete(self, body: Json) -> None:
+        key = find_key(body)
+        self.unreadable.forget(key)
+        self._remove(key)
+
+    def keep_only(self, keys: set[str], namespace: str) -> None:
+        """`keys` are all there are in `namespace` (empty: in all of them)."""
+        self.unreadable.forget_others(keys, namespace)
+        for key in keys_within(namespace, self._items) - keys:
+            self._remove(key)
+
+    def _admit(self, body: Json) -> _Item:
+        key, item = find_key(body), self._parse(body)
+        self._limit.change(key, self._weight(key), self._weigh(item))
+        return item
+
+    def _remove(self, key: str) -> None:
+        if key in self._items:
+            self._limit.change(key, self._weight(key), 0)
+            self._forget(key)
+
+    def _weight(self, key: str) -> int:
+        known = self._items.get(key)
+        return 0 if known is None else self._weigh(known)
