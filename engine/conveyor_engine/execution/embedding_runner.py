@@ -25,7 +25,7 @@ from conveyor_engine.execution.limits import (
     dtype_name,
     find_context,
     free_cached_memory,
-    set_num_threads,
+    open_device,
 )
 from conveyor_engine.execution.models.fuse import fuse_model
 from conveyor_engine.execution.models.loader import load_config, load_model
@@ -46,9 +46,7 @@ class EmbeddingRunner:
     def __init__(self, config: EngineConfig, progress: Callable[[str], None] = lambda _: None) -> None:
         """Loads the model. Raises ConfigError or ModelError."""
         _check(config)
-        self.device = machine.choose_device(config.device)
-        if self.device.type == "cpu":
-            set_num_threads(config.num_threads)
+        self.device = open_device(config)
         model_config = load_config(config.model, Task.EMBED)
         dtype = machine.choose_dtype(config.dtype, self.device, model_config)
         self._pooling = read_pooling(Path(config.model))

@@ -18,7 +18,15 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def set_num_threads(num_threads: int | None) -> None:
+def open_device(config: EngineConfig) -> torch.device:
+    """The device that the configuration asks for; on a CPU with the threads that it is to use."""
+    device = machine.choose_device(config.device)
+    if device.type == "cpu":
+        _set_num_threads(config.num_threads)
+    return device
+
+
+def _set_num_threads(num_threads: int | None) -> None:
     """The CPU limit's worth of threads, unless told otherwise by the configuration or by OMP_NUM_THREADS."""
     if num_threads is not None:
         torch.set_num_threads(num_threads)
