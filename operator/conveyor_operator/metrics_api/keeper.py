@@ -95,7 +95,8 @@ class MetricsApiKeeper:
         self._changed.set()
 
     def _find_api_service(self, name: str, found: Object | None) -> None:
-        if found is None and self._api_services.get(name) is not None:
+        lost = self._api_services.get(name)
+        if found is None and lost is not None and not self._registrar.has_withdrawn(name, lost):
             self._registration.hear_loss(self._now())
         self._api_services[name] = found
         self._changed.set()

@@ -39,6 +39,11 @@ class Registrar:
         self._namespace = namespace
         self._api_services = api_services
         self._named: _Named | None = None
+        self._withdrawn: dict[str, str] = {}  # uid of the last one that was deleted here, by name
+
+    def has_withdrawn(self, name: str, api_service: Object) -> bool:
+        """Whether it is gone because of `withdraw`, and nobody else took it away."""
+        return self._withdrawn.get(name) == str(api_service["metadata"]["uid"])
 
     async def register(self, bundle: bytes) -> str:
         """Makes both, if the metrics server answers with a certificate of `bundle`; why not, or empty."""
@@ -81,6 +86,7 @@ class Registrar:
             if found is not None and is_ours(found, self._namespace):
                 logger.warning("event=api_service_withdrawn name=%s reason=%s", name, why)
                 metadata = found["metadata"]
+                self._withdrawn[name] = metadata["uid"]  # before the watch can tell of it
                 await self._cluster.delete(API_SERVICE, None, name, metadata["uid"], metadata["resourceVersion"])
                 self._api_services[name] = None
 

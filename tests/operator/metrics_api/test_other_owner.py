@@ -2,6 +2,7 @@
 
 import asyncio
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from tests.operator.metrics_api.adapters import (
@@ -100,6 +101,22 @@ async def test_one_version_that_is_refused_takes_the_other_along(
     # The API server writes its view into the one that is there, so that the first try to delete it may be a Conflict.
     withdrawn = writes.index(("delete", API_SERVICES[1], 200))
     assert writes[withdrawn + 1 :] == [("patch", API_SERVICES[1], 201), ("patch", API_SERVICES[0], 201)]
+
+
+async def test_its_own_withdrawal_is_no_loss_even_if_the_watch_tells_of_it_first(
+    stage: Stage, installed: Space, server: MetricsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delete = Cluster.delete
+
+    async def delete_slowly(*arguments: Any) -> None:
+        await delete(*arguments)
+        await asyncio.sleep(0.5)  # the watch is quicker
+
+    monkeypatch.setattr(Cluster, "delete", delete_slowly)
+    stage.proxy.fail(lambda call: call.is_write and call.name == API_SERVICES[0], 403, times=1)
+    async with keeping(stage, Clock()):  # a clock that stands: a pause after a loss would not end
+        server.serve(await until("a pair", lambda: serving_of(installed)))
+        await until("registered in the end", lambda: registered(installed) == OURS)
 
 
 def test_services_are_told_who_owns_the_metrics_api(stage: Stage, installed: Space, other: OtherAdapter) -> None:
