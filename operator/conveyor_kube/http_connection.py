@@ -4,21 +4,19 @@
 - One request at a time is read: what a client sends behind it stays unparsed, within a budget of the whole port.
 - What a client does not read of its answer is buffered up to a limit, and it must not stop reading for long.
 
-Made by `http_server`, which bounds their number. The one file that reaches into aiohttp's protocol.
+Made by a port (`http_server`), which bounds their number. Only this file reaches into aiohttp's protocol.
 """
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
 from aiohttp import StreamReader, web
 from aiohttp.http import HttpRequestParser, HttpVersion11, RawRequestMessage
 from aiohttp.http_exceptions import LineTooLong
 from aiohttp.streams import EMPTY_PAYLOAD
 from aiohttp.web_protocol import RequestPayloadError, _ErrInfo
-
-if TYPE_CHECKING:
-    from conveyor_kube.http_server import Server
 
 MAX_LINE_BYTES: Final = 8 << 10  # the request line, and each header
 MAX_HEADERS: Final = 128
@@ -43,6 +41,16 @@ _OPTIONS: Final[dict[str, Any]] = {
 }
 
 
+class Port(web.Server, ABC):
+    """What a connection asks of the port that made it."""
+
+    ahead_bytes: int  # kept of requests behind others, on all of its connections
+
+    @abstractmethod
+    def make_room(self) -> bool:
+        """Whether there may be one connection more."""
+
+
 class Connection(web.RequestHandler):
     """One connection. Subclasses say how refusals look: `full_answer` and `refuse`."""
 
@@ -51,8 +59,8 @@ class Connection(web.RequestHandler):
         "_head_bytes",
         "_is_answering",
         "_last_body",
+        "_port",
         "_probe_timer",
-        "_server",
         "_takes_interim",
         "_unread_bytes",
         "_unread_check",
@@ -62,9 +70,9 @@ class Connection(web.RequestHandler):
 
     full_answer = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
-    def __init__(self, server: "Server") -> None:
+    def __init__(self, port: Port) -> None:
         loop = asyncio.get_running_loop()
-        super().__init__(server, loop=loop, **_OPTIONS)
+        super().__init__(port, loop=loop, **_OPTIONS)
         self._parser = HttpRequestParser(
             self,
             loop,
@@ -76,7 +84,7 @@ class Connection(web.RequestHandler):
             auto_decompress=False,
             max_msg_queue_size=1,  # it stops behind each request
         )
-        self._server = server
+        self._port = port
         self._ahead = b""  # what came behind the request that is being answered
         self._head_bytes = 0  # of the head that is on its way
         self._is_answering = False
@@ -99,7 +107,7 @@ class Connection(web.RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         opened = cast(asyncio.Transport, transport)
-        if not self._server.make_room():
+        if not self._port.make_room():
             opened.write(self.full_answer)
             opened.close()
             return
@@ -196,15 +204,15 @@ class Connection(web.RequestHandler):
 
     def _keep(self, data: bytes) -> None:
         """Without room the request being answered is the last one; its client sends the others again, as HTTP says."""
-        if self._server.ahead_bytes + len(data) > MAX_AHEAD_BYTES:
+        if self._port.ahead_bytes + len(data) > MAX_AHEAD_BYTES:
             self._close = True
             return
-        self._server.ahead_bytes += len(data)
+        self._port.ahead_bytes += len(data)
         self._ahead += data
         self._pause_reading_for_buffer()
 
     def _take_ahead(self) -> bytes:
-        self._server.ahead_bytes -= len(self._ahead)
+        self._port.ahead_bytes -= len(self._ahead)
         data, self._ahead = self._ahead, b""
         return data
 

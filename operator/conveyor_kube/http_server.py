@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 
 from aiohttp import web
 
-from conveyor_kube.http_connection import Connection
+from conveyor_kube.http_connection import Connection, Port
 from conveyor_process.listening import BACKLOG
 
 logger = logging.getLogger(__name__)
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 _LOG_SECONDS: Final = 10.0
 
 
-class Server(web.Server):
+class Server(Port):
     """The connections of one port, each a `connection_class`. `options` are aiohttp's."""
 
     def __init__(
