@@ -1,8 +1,8 @@
 """`python -m conveyor_engine bench`: output tokens per second on random weights, next to a peer in the same run.
 
-Machines differ and are shared, so a figure alone says little. Three measurements of one run say more: this engine and
-the peer, in slices that alternate (`turns`), and what the machine could do at best (`limit`). The last line printed is
-one JSON object. Before that, a small model in float32 must give the same tokens in both.
+Machines differ and are shared, so a figure alone says little. One run therefore measures three: this engine and the
+peer, in slices that alternate (`turns`), and the machine's limit (`limit`). The last line printed is one JSON object.
+Before the measurement, a small model in float32 must give the same tokens in both.
 """
 
 import argparse
@@ -134,7 +134,7 @@ def measure_systems(
 def profile(
     conveyor: Conveyor, limit: Limit, workload: Workload, vocab_size: int, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Two rounds of prompts that no cache has seen."""
+    """Measures shares over two rounds of prompts that are in no cache."""
     prompts = [random_prompts(workload.requests, (workload.input_tokens,), vocab_size, seed) for seed in (-2, -3)]
     phases = summarise_shares(measure_shares(conveyor, prompts, workload.output_tokens), limit, workload)
     for phase, told in phases.items():
@@ -143,7 +143,7 @@ def profile(
 
 
 def warm_up(systems: dict[str, System], workload: Workload, vocab_size: int, say: Callable[[str], None]) -> None:
-    """A few short requests for each, so that nobody's first slice pays for what is done once."""
+    """Runs a few short requests on each, so that no first slice includes work that is done once."""
     prompts = random_prompts(min(4, workload.requests), (workload.input_tokens,), vocab_size, seed=-1)
     for name, system in systems.items():
         generate(system, prompts, 2)

@@ -1,4 +1,4 @@
-"""Lets work that calls a model many times stand still between its forwards. For systems that offer no steps."""
+"""Pauses work between the forwards of its model, for systems that cannot be stepped. Used by `systems`."""
 
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -35,5 +35,5 @@ def in_steps(model: nn.Module, work: Callable[[], T]) -> Generator[int, None, T]
                 yield number
         finally:
             hook.remove()
-            go.release()  # whoever stops asking waits for the rest
+            go.release()  # a caller that stops early waits for the rest of the work
     return future.result()

@@ -1,8 +1,8 @@
 """transformers' continuous batching (`generate_batch`) as a system of the bench. Called by `command`.
 
-Its manager decides and computes in a thread of its own, as in `generate_batch`, which starts one for every call; here
-starting and stopping it is no step's work. Steps take as many tokens as ours, not its default of 8,192: on a CPU a step
-attends with a dense mask over all of its tokens. Needs to know the machine's memory: from NUMA nodes, or by psutil.
+Its manager schedules and computes in a thread of its own, as in `generate_batch`, which starts one for every call; here
+its start and stop are outside the steps. Steps take as many tokens as ours, not its default of 8,192: on a CPU a step
+attends with a dense mask over all of its tokens. It reads the machine's memory from NUMA nodes, or by psutil.
 """
 
 import logging
@@ -23,7 +23,7 @@ logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)  # asks
 
 
 class HfContinuous:
-    """With the blocks that all requests need, and half as many for its margin."""
+    """With the blocks that all requests need, plus half as many for the manager's margin."""
 
     def __init__(self, model: Path, dtype: str) -> None:
         self.model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).eval()
@@ -73,7 +73,7 @@ def _generate(manager: Any, prompts: Prompts, output_tokens: int) -> Prompts:
 
 
 def _fewest(manager: Any, output_tokens: int) -> int:
-    """Tokens that every request has; between two forwards, when nobody changes them."""
+    """Tokens that every request has. Called between two forwards, when they do not change."""
     scheduler = manager.batch_processor.scheduler
     if scheduler.waiting_requests:
         return 0

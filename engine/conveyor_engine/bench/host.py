@@ -1,8 +1,8 @@
 """`python -m conveyor_engine bench host`: what a step costs the host, with a model whose forward does nothing.
 
-Milliseconds of each part of a step while all rows decode, in one process; then the tokens per second that clients get
-from the same executor through engine process, socket, API process and HTTP (`served`). No GPU is needed: what is
-measured is what a device would wait for. The last line printed is one JSON object. Called by `command`.
+Measures milliseconds of each part of a step while all rows decode, in one process; then the tokens per second that
+clients get from the same executor through engine process, socket, API process and HTTP (`served`). It needs no GPU: the
+times are those that a device would wait. The last line printed is one JSON object. Called by `command`.
 """
 
 import argparse
@@ -59,7 +59,7 @@ def measure_parts(rows: int, steps: int) -> dict[str, float]:
 
 
 def _time_step(core: EngineCore, connection: socket.socket, rows: int) -> tuple[float, ...]:
-    """Seconds of the parts: what `core.step` and the loop's `send` do, taken apart."""
+    """Seconds of the parts: what `core.step` and the loop's `send` do, one by one."""
     marks = [time.perf_counter()]
     plan = core.scheduler.schedule(marks[0])
     marks.append(time.perf_counter())

@@ -1,4 +1,4 @@
-"""An executor whose forward does nothing, and an engine process around it. Used by `host` to see what is left.
+"""An executor whose forward does nothing, and an engine process around it. Used by `host` and `served`.
 
 It does what `execution.model_runner` does on the host for a step (the rows' state, the packed batch, the result), and
 gives every row the same token instead of computing one. `python -m conveyor_engine.bench.idle --fd N` is the process.
@@ -25,7 +25,7 @@ VOCABULARY = 256
 class IdleExecutor:
     """Rows and batches of an executor on the CPU; no model and no KV cache."""
 
-    long_decode_tokens = 0
+    extra_warmup_tokens = 0
 
     def __init__(self, config: EngineConfig) -> None:
         assert config.max_model_len is not None
@@ -57,7 +57,7 @@ class IdleExecutor:
 
 
 def load(config: EngineConfig, _: Channel) -> EngineCore:
-    """In place of a model."""
+    """Builds a core around the executor, in place of loading a model."""
     return EngineCore(config, IdleExecutor(config))
 
 

@@ -1,8 +1,8 @@
-"""What the machine allows at best, measured in the bench's own run: each matrix product by the fastest kernel there is
-for it, and the KV cache read once for each token. For `command`.
+"""Measures the machine's limit, in the bench's own run. Called by `command`.
 
-The kernels are torch's, oneDNN's over packed weights, and ours. Attention's arithmetic, norms, sampling and everything
-else count as nothing, so no engine reaches 1.
+It is the time of each matrix product by its fastest kernel (torch's, oneDNN's over packed weights, or ours), and of
+reading the KV cache once for each token. Attention's arithmetic, norms, sampling and everything else count as nothing,
+so no engine reaches 1.
 """
 
 import time
@@ -39,7 +39,7 @@ class Limit:
 
 
 def measure_limit(model: PreTrainedModel, workload: Workload) -> Limit:
-    """For a model on the CPU, over matrices of its own, so many that they come from memory."""
+    """For a model on the CPU, over the matrices of all its layers: they come from memory, not from a cache."""
     prompt_tokens = workload.requests * workload.input_tokens
     step, rows = min(STEP_TOKENS, prompt_tokens), workload.requests
     kernels: dict[str, str] = {}
@@ -56,9 +56,9 @@ def measure_limit(model: PreTrainedModel, workload: Workload) -> Limit:
 
 
 def fastest(linears: Sequence[Any], rows: Sequence[int], kernels: dict[str, str]) -> list[float]:
-    """For so many rows each: seconds of a product with every one of these matrices of one shape, by the best kernel.
+    """Seconds of one product with each of these matrices of one shape, by the fastest kernel, for each number of rows.
 
-    Notes which one that is.
+    Adds the names of the kernels to `kernels`.
     """
     weights = [linear.weight for linear in linears]
     out, width = weights[0].shape
@@ -83,7 +83,7 @@ def builders() -> dict[str, Callable[[torch.Tensor], Linear]]:
 
 
 def kv_bytes(model: PreTrainedModel, workload: Workload) -> int:
-    """What all decodes read of the KV cache: each its prompt, what it has generated before, and itself."""
+    """Bytes of the KV cache that all decodes read: each its prompt, the tokens generated before, and itself."""
     config = model.config.get_text_config()
     token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * model.dtype.itemsize
     contexts = sum(workload.input_tokens + step for step in range(1, workload.output_tokens))
@@ -91,7 +91,7 @@ def kv_bytes(model: PreTrainedModel, workload: Workload) -> int:
 
 
 def read_bytes_per_second() -> float:
-    """Of memory, by torch's threads: the better of two reductions over 256 MiB."""
+    """Memory bandwidth of torch's threads: the better of two reductions over 256 MiB."""
     data = torch.ones(64 * 2**20)
     integers = data.view(torch.int32)
     return data.nbytes / min(shortest(data.sum), shortest(integers.amin))

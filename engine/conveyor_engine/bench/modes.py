@@ -33,7 +33,7 @@ class ModeFigures:
     """One mode's run over all requests."""
 
     output_tokens_per_second: float
-    processor_seconds: float  # of all threads: what other programs on the machine change least
+    processor_seconds: float  # of all threads; other programs on the machine change it least
     first_token_seconds: float  # median, of what a client sees
     request_seconds: float  # median
     steps: int
@@ -96,7 +96,7 @@ def _measure(core: EngineCore, requests: list[EngineRequest]) -> ModeFigures:
     started, processor_started = time.monotonic(), time.process_time()
     for request in requests:
         core.add_request(request)
-    core.drain()  # no more will come: a batch that is not full does not wait out its window
+    core.drain()  # so that a batch which is not full does not wait for the end of its window
     first: dict[str, float] = {}
     last: dict[str, float] = {}
     num_computed = 0

@@ -1,7 +1,7 @@
-"""Where the time of the engine's steps goes, part by part, beside what the machine allows. For `bench --profile`.
+"""Measures each part's share of the engine's steps, beside the machine's limit. For `bench --profile`.
 
-Every part is timed around its own calls, without those that it makes of other parts, so the shares add up to 1. What no
-part explains is the forward's own: residual adds, reshapes, and transformers' Python.
+Every part is timed around its own calls, without those that it makes of other parts, so the shares add up to 1.
+`unexplained` is the rest of the forward: residual adds, reshapes, and transformers' Python.
 """
 
 import time
@@ -40,7 +40,7 @@ class Clock:
         self._since = 0.0
 
     def time(self, part: str, owner: object, name: str) -> None:
-        """From now on, calls of the owner's method belong to the part."""
+        """Charges calls of the owner's method to the part from now on."""
         call = getattr(owner, name)
 
         def timed(*arguments: Any, **keywords: Any) -> Any:
@@ -55,12 +55,12 @@ class Clock:
         setattr(owner, name, timed)
 
     def take(self) -> dict[str, float]:
-        """Since the last time it was asked."""
+        """Seconds by part since the last call."""
         taken, self._seconds = self._seconds, dict.fromkeys(PARTS, 0.0)
         return taken
 
     def _charge(self) -> None:
-        """What has passed to the innermost part that is open."""
+        """Charges the time since the last charge to the innermost open part."""
         now = time.perf_counter()
         if self._open:
             self._seconds[self._open[-1]] += now - self._since
@@ -68,7 +68,7 @@ class Clock:
 
 
 def attach(conveyor: Conveyor) -> Clock:
-    """Times the engine's parts. For good: nothing else is measured with this engine afterwards."""
+    """Puts timers around the engine's parts. They stay: measure nothing else with this engine afterwards."""
     clock, runner, scheduler = Clock(), conveyor.runner, conveyor.core.scheduler
     for part, owner, names in (
         ("host", conveyor.core, ["step"]),
@@ -102,7 +102,7 @@ def _parts_of(module: nn.Module) -> Iterator[tuple[str, str]]:
 
 
 def measure_shares(conveyor: Conveyor, rounds: Sequence[Prompts], output_tokens: int) -> dict[Phase, list[Shares]]:
-    """Seconds by part of each round's prompts, to everybody's first token, and of each step after them."""
+    """Seconds by part: of each round until every request has its first token, and of each step after that."""
     clock = attach(conveyor)
     found: dict[Phase, list[Shares]] = {"prefill": [], "decode": []}
     for prompts in rounds:
@@ -119,7 +119,7 @@ def measure_shares(conveyor: Conveyor, rounds: Sequence[Prompts], output_tokens:
 
 
 def summarise_shares(found: Mapping[Phase, Sequence[Shares]], limit: Limit, workload: Workload) -> dict[str, Any]:
-    """Of the quicker half of each phase's, on average: milliseconds, the limit's, and each part's share."""
+    """Means over the faster half of each phase: milliseconds, the limit's milliseconds, and each part's share."""
     limits = {
         "prefill": limit.seconds["prefill"],
         "decode": limit.seconds["decode"] / max(1, workload.output_tokens - 1),

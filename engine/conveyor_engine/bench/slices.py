@@ -1,7 +1,7 @@
-"""What slices of systems' runs say: which of them count, how fast a system is, how two compare. Pure; for `turns`.
+"""Statistics over slices of runs: which slices count, how fast a system is, how two compare. Pure; used by `turns`.
 
-A turn is the same part of the same workload by every system, one right after the other, so that what the host does to
-one it mostly does to all. Prompts and decodes are different work and are never compared with each other.
+A turn is the same part of the same workload by every system, one right after the other, so that other load on the host
+mostly meets all of them. Prefill and decode are different work and are never compared with each other.
 """
 
 import statistics
@@ -57,9 +57,9 @@ class Estimate:
 
 
 def pool(rounds: Sequence[Sequence[Turn]]) -> list[Turn]:
-    """All turns; of rounds too short for a slice each phase becomes one with that of the next rounds.
+    """All turns. A round too short for a slice is merged, phase by phase, with the next rounds.
 
-    Together they take every system SLICE_SECONDS at least, if all rounds do.
+    Merged rounds take every system SLICE_SECONDS at least, if all rounds together do.
     """
     groups: list[list[Turn]] = []
     for turns in rounds:
@@ -73,7 +73,7 @@ def pool(rounds: Sequence[Sequence[Turn]]) -> list[Turn]:
 
 
 def estimate(values: Sequence[float]) -> Estimate | None:
-    """Of figures that should all be the same one; None of none."""
+    """An estimate from repeated measurements of one figure; None without any."""
     if not values:
         return None
     middle = statistics.median(values)
@@ -82,13 +82,13 @@ def estimate(values: Sequence[float]) -> Estimate | None:
 
 
 def seconds(turns: Sequence[Turn], system: str, output_tokens: int) -> Estimate | None:
-    """Of a whole run, put together from the paces of its phases; None if a phase has no slice that counts."""
+    """Seconds of a whole run, from the paces of its phases; None if a phase has no slice that counts."""
     paces = {phase: estimate(_paces(turns, phase, system)) for phase in _tokens_of(output_tokens)}
     return _weigh(paces, lambda phase: _tokens_of(output_tokens)[phase])
 
 
 def ratio(turns: Sequence[Turn], ours: str, peer: str, output_tokens: int) -> Estimate | None:
-    """How many times as long the peer takes for a whole run: the phases' ratios, weighed by our own time in each."""
+    """How many times as long the peer takes for a whole run: the phases' ratios, weighted by our own time in each."""
     phases = {phase: phase_ratio(turns, phase, ours, peer) for phase in _tokens_of(output_tokens)}
     whole = seconds(turns, ours, output_tokens)
     if whole is None:
@@ -97,13 +97,13 @@ def ratio(turns: Sequence[Turn], ours: str, peer: str, output_tokens: int) -> Es
 
 
 def phase_ratio(turns: Sequence[Turn], phase: Phase, ours: str, peer: str) -> Estimate | None:
-    """The peer's seconds over ours in pairs of slices, of which both count."""
+    """The peer's seconds over ours, in pairs of slices that both count."""
     pairs = [(turn.slices[ours], turn.slices[peer]) for turn in turns if turn.phase == phase]
     return estimate([b.pace / a.pace for a, b in pairs if a.counts and b.counts])
 
 
 def phase_seconds(turns: Sequence[Turn], phase: Phase, system: str, output_tokens: int) -> float | None:
-    """Of a whole run's time, what this phase takes; None without a slice that counts."""
+    """Seconds of this phase in a whole run; None without a slice that counts."""
     pace = estimate(_paces(turns, phase, system))
     return None if pace is None else pace.value * _tokens_of(output_tokens)[phase]
 

@@ -1,4 +1,4 @@
-"""What `bench` prints last about the turns it measured."""
+"""The summary of the measured turns that `bench` prints last."""
 
 from collections.abc import Sequence
 from typing import Any

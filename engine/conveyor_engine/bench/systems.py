@@ -37,7 +37,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 2,
         "head_dim": 16,
         "tie_word_embeddings": False,
-        "initializer_range": 0.3,  # else all positions say the same token
+        "initializer_range": 0.3,  # with a smaller one all positions give the same token
     },
 }
 
@@ -58,7 +58,7 @@ class System(Protocol):
     """Something that continues prompts."""
 
     def start(self, prompts: Prompts, output_tokens: int) -> Run:
-        """Works only while it is asked for its next step."""
+        """Begins the run, which works only while its next step is asked for."""
 
 
 def generate(system: System, prompts: Prompts, output_tokens: int) -> Prompts:

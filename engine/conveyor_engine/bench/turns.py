@@ -1,7 +1,7 @@
-"""Systems in turns over the same workload, in slices of about a second, until they can be told apart. For `command`.
+"""Runs systems in turns over the same workload, in slices of about a second, until their figures settle. For `command`.
 
-Whoever begins a turn goes on for that long and ends with a step; the others then bring every request as far. Who begins
-alternates. A step is never cut, so a prefill that one system does in one forward is one slice, however long.
+The first system of a turn runs for that long, to the end of a step; the others then bring every request as far. The
+order alternates. A step is never cut, so a prefill that one system does in one forward is one slice, however long.
 """
 
 import time
@@ -50,7 +50,7 @@ def processor_ticks() -> list[int]:
 
 
 def stolen_share(before: Sequence[int], after: Sequence[int]) -> float:
-    """Of the processors' time between the two, what the host gave to others while somebody here wanted it."""
+    """The share of the processors' time between the two that the host gave to other machines (steal)."""
     spent = [b - a for a, b in zip(before, after, strict=True)]
     return spent[7] / max(1, sum(spent))
 
@@ -65,7 +65,7 @@ def measure(systems: Mapping[str, System], workload: Workload, vocab_size: int, 
             say: Callable[[str], None]) -> list[list[Turn]]:  # fmt: skip
     """The turns of each round, until they are `settled`; each round is the whole workload with new prompts.
 
-    A further one begins only if, judging by the longest so far, it ends within the budget.
+    A further round begins only if it would end within the budget, were it as long as the longest so far.
     """
     orders = cycle([list(systems), list(systems)[::-1]])
     begun, longest = time.monotonic(), 0.0
@@ -85,7 +85,7 @@ def measure(systems: Mapping[str, System], workload: Workload, vocab_size: int, 
 def one_round(
     systems: Mapping[str, System], prompts: Prompts, output_tokens: int, orders: Iterator[list[str]]
 ) -> Iterator[Turn]:
-    """Everybody's way through the workload. Refuses a system that gives fewer tokens than asked."""
+    """All systems run the workload once. Fails if a system gives fewer tokens than asked."""
     runs = {name: Progress(system.start(prompts, output_tokens)) for name, system in systems.items()}
     while any(run.tokens < output_tokens for run in runs.values()):
         yield take_turn({name: runs[name] for name in next(orders)}, output_tokens)
@@ -94,7 +94,7 @@ def one_round(
 
 
 def take_turn(runs: Mapping[str, Progress], output_tokens: int) -> Turn:
-    """In this order: the first goes on for a slice or to the end of its phase, the others as far."""
+    """Runs the systems in this order: the first for a slice or to the end of its phase, the others as far."""
     first, *others = runs
     phase: Phase = "decode" if runs[first].tokens else "prefill"
     begun = runs[first].slice(lambda tokens, spent: spent >= slices.SLICE_SECONDS or tokens in (1, output_tokens))
@@ -103,7 +103,7 @@ def take_turn(runs: Mapping[str, Progress], output_tokens: int) -> Turn:
 
 
 def settled(turns: Sequence[Turn], workload: Workload) -> bool:
-    """Whether the spread of our time, or beside peers of each ratio, is small enough."""
+    """Whether the spread of each ratio to a peer, or without peers of our time, is small enough."""
     peers = [name for name in turns[0].slices if name != OURS] if turns else []
     ratios = [ratio(turns, OURS, peer, workload.output_tokens) for peer in peers]
     wanted = ratios or [seconds(turns, OURS, workload.output_tokens)]
@@ -112,5 +112,5 @@ def settled(turns: Sequence[Turn], workload: Workload) -> bool:
 
 def _describe(turns: Sequence[Turn], name: str) -> str:
     parts = [turn.slices[name] for turn in turns]
-    robbed = sum(not part.counts for part in parts)
-    return f"{name}_seconds={sum(part.seconds for part in parts):.2f} {name}_slices={len(parts)} {name}_robbed={robbed}"
+    spent, num_dropped = sum(part.seconds for part in parts), sum(not part.counts for part in parts)
+    return f"{name}_seconds={spent:.2f} {name}_slices={len(parts)} {name}_dropped={num_dropped}"

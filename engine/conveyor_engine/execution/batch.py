@@ -32,7 +32,7 @@ class Batch:
 
 
 def build_batch(plan: StepPlan, rows: Rows, block_size: int) -> Batch:
-    """The packed batch of a plan whose changes `rows` has."""
+    """Builds the packed batch of a plan. `rows` has applied the plan's changes before."""
     device = rows.token_ids.device
     row_ids = np.array(plan.rows, dtype=np.int64)
     lengths = np.array(plan.num_tokens, dtype=np.int32)

@@ -1,4 +1,4 @@
-"""Chooses what runs the plans: the runner of the model's task. Called by `loop.process`."""
+"""Builds the runner of the model's task, which runs the plans. Called by `loop.process`."""
 
 from collections.abc import Callable
 

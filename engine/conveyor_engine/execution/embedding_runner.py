@@ -1,7 +1,7 @@
 """Runs plans of a model that embeds: whole prompts, packed -> one forward -> a vector each.
 
-Built once by `loop.process`, in place of `model_runner`: the `loop.executor` of one device for the other task. Nothing
-is kept between steps: no KV cache, no rows. Eager torch on every device.
+Built once by `loop.process` in place of `model_runner`; it too is a `loop.executor` of one device. It keeps nothing
+between steps: no KV cache, no rows. It runs eager torch on every device.
 """
 
 import time
@@ -74,7 +74,7 @@ class EmbeddingRunner:
         dtype: torch.dtype,
         progress: Callable[[str], None],
     ) -> PreTrainedModel:
-        """The model, with our own layers where they compute the same, and what it tells of itself."""
+        """Loads the model, with our own layers where they compute the same. Sets what a forward needs to know of it."""
         started = time.monotonic()
         progress(f"event=model_loading path={config.model} device={self.device} dtype={dtype_name(dtype)} task=embed")
         model = load_model(config.model, model_config, dtype, self.device, Task.EMBED)
@@ -89,15 +89,15 @@ class EmbeddingRunner:
         return model
 
     def _find_limit(self, model_config: PretrainedConfig) -> int | None:
-        """Tokens of the longest prompt that the model was made for, if anything says so."""
+        """Tokens of the longest prompt that the model was made for; None if no file says so."""
         positions = find_context(model_config)
         usable = None if positions is None else positions - self._first_position
         return min((limit for limit in (usable, self._pooling.max_seq_length) if limit is not None), default=None)
 
     def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
-        """One step: each row's prompt, which the plan brings, is computed whole and forgotten.
+        """Begins a step: computes the whole prompt of each row, which the plan brings.
 
-        A GPU is given all of it and not waited for.
+        On a GPU it launches the work; the returned function waits for the vectors.
         """
         brought = {row.row: row for row in plan.admitted}
         prompts = [brought[row] for row in plan.rows]
@@ -129,17 +129,17 @@ class EmbeddingRunner:
         return pool(hidden[0], starts, self._mode)
 
     @property
-    def long_decode_tokens(self) -> int:
-        """The longest prompt: it may exceed the budget of a step, and then has one to itself."""
+    def extra_warmup_tokens(self) -> int:
+        """The longest prompt: it may exceed the token budget of a step, which it then has alone."""
         return self.facts.max_model_len
 
     def free_memory(self) -> None:
-        """Gives cached memory back to the device after a step that failed. Raises if the device is broken."""
+        """Returns cached memory to the device after a failed step. Raises if the device is broken."""
         free_cached_memory(self.device)
 
 
 def _check(config: EngineConfig) -> None:
-    """Refuses what means something to the other task only."""
+    """Refuses settings that apply to generation only. Raises ConfigError."""
     if config.attention_backend not in ("auto", "torch"):
         raise ConfigError(
             f"`attention_backend: {config.attention_backend}` reads a KV cache, and a model that embeds has none; "
@@ -152,7 +152,7 @@ def _check(config: EngineConfig) -> None:
 
 
 def _describe(model_config: PretrainedConfig, size: int) -> EmbeddingFacts:
-    """With the fields of config.json that vLLM reads: `is_matryoshka`, `matryoshka_dimensions`."""
+    """Reads the fields of config.json that vLLM reads: `is_matryoshka`, `matryoshka_dimensions`."""
     named = getattr(model_config, "matryoshka_dimensions", None)
     named = named if isinstance(named, list | tuple) else ()
     named = tuple(sorted({d for d in named if type(d) is int and 1 <= d <= size}))

@@ -1,21 +1,21 @@
-"""How many KV blocks the engine may have. Called by `model_runner` after the model is loaded. Torch-free arithmetic."""
+"""Plans the number of KV blocks. Called by `model_runner` after the model is loaded. No torch."""
 
 from conveyor_engine.config.engine_config import DEFAULT_MEMORY_FRACTION, EngineConfig
 from conveyor_engine.errors import ConfigError
 from conveyor_process.failure_reasons import FailureReason
 
-LARGEST_MEMORY_FRACTION = 0.95  # for num_kv_blocks: allocators and the driver need some of the rest
-CPU_DEFAULT_BYTES = 4 * 2**30  # a CPU's memory is shared with others: take no more unless told to
-CACHE_BLOCKS_MAX = 2**20  # beyond it and beyond what requests fill, blocks cost more than prefixes are worth
+LARGEST_MEMORY_FRACTION = 0.95  # of the free memory, for num_kv_blocks; allocators and the driver need the rest
+CPU_DEFAULT_BYTES = 4 * 2**30  # the default's upper bound: other programs share a CPU's memory
+CACHE_BLOCKS_MAX = 2**20  # blocks that requests never fill hold cached prefixes; more of them cost more than they save
 
 
 def plan_num_blocks(
     config: EngineConfig, *, max_num_seqs: int, max_model_len: int, block_bytes: int, free_bytes: int, is_cpu: bool
 ) -> int:
-    """Number of blocks, from num_kv_blocks or from the free memory: what weights and the largest step leave.
+    """Number of blocks: num_kv_blocks, or what fits. `free_bytes`: what weights and the largest step leave.
 
-    Raises ConfigError: KVBudgetTooSmall if one request of max_model_len tokens would not fit,
-    KVBudgetTooLarge if the memory is not there.
+    Raises ConfigError: KVBudgetTooSmall if one request of max_model_len tokens does not fit into the blocks,
+    KVBudgetTooLarge if num_kv_blocks do not fit into the memory.
     """
     needed = -(-max_model_len // config.block_size)
     if config.num_kv_blocks is not None:
@@ -48,7 +48,7 @@ def _check_free(num_blocks: int, block_bytes: int, free_bytes: int) -> None:
 def _blocks_of(
     config: EngineConfig, needed: int, max_num_seqs: int, block_bytes: int, free_bytes: int, is_cpu: bool
 ) -> int:
-    """As many as the share of the memory holds, up to what is useful: blocks that no request fills are prefix cache."""
+    """As many as fit into the cache's share of the memory, at most as many as are useful."""
     budget = int(free_bytes * (config.kv_memory_fraction or DEFAULT_MEMORY_FRACTION))
     most = needed * max_num_seqs
     if is_cpu and config.kv_memory_fraction is None:

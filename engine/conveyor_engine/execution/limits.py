@@ -1,4 +1,4 @@
-"""What bounds an engine's steps, from the configuration, the model and the machine. For the runners of both tasks."""
+"""Chooses device, threads, context and batch limits from configuration, model and machine. Used by both runners."""
 
 import os
 
@@ -14,12 +14,12 @@ DEFAULT_BATCHED_TOKENS = {"cpu": 1024, "cuda": 8192}
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """As the configuration spells it."""
+    """The type's name in the configuration's spelling."""
     return str(dtype).removeprefix("torch.")
 
 
 def open_device(config: EngineConfig) -> torch.device:
-    """The device that the configuration asks for; on a CPU with the threads that it is to use."""
+    """The device that the configuration asks for. On a CPU, sets torch's number of threads too."""
     device = machine.choose_device(config.device)
     if device.type == "cpu":
         _set_num_threads(config.num_threads)
@@ -27,7 +27,7 @@ def open_device(config: EngineConfig) -> torch.device:
 
 
 def _set_num_threads(num_threads: int | None) -> None:
-    """The CPU limit's worth of threads, unless told otherwise by the configuration or by OMP_NUM_THREADS."""
+    """Threads as configured, else as OMP_NUM_THREADS says, else one for each CPU of the container's limit."""
     if num_threads is not None:
         torch.set_num_threads(num_threads)
     elif "OMP_NUM_THREADS" not in os.environ:
@@ -35,13 +35,13 @@ def _set_num_threads(num_threads: int | None) -> None:
 
 
 def find_context(model_config: PretrainedConfig) -> int | None:
-    """The most tokens that the model was made for, if its configuration says."""
+    """The model's context length in tokens; None if its configuration does not say it."""
     limit = getattr(model_config.get_text_config(), "max_position_embeddings", None)
     return None if limit is None else int(limit)
 
 
 def choose_max_model_len(config: EngineConfig, limit: int | None) -> int:
-    """Tokens of the longest request. `limit`: of the model."""
+    """Tokens of the longest request. `limit`: the model's context length, None if unknown. Raises ConfigError."""
     if config.max_model_len is None:
         if limit is None:
             raise ConfigError("the model's config.json does not say how long its context may be; set `max_model_len`")
@@ -54,7 +54,7 @@ def choose_max_model_len(config: EngineConfig, limit: int | None) -> int:
 
 
 def choose_batch_limits(config: EngineConfig, device: torch.device) -> tuple[int, int]:
-    """(max_num_seqs, max_num_batched_tokens)."""
+    """(max_num_seqs, max_num_batched_tokens). Raises ConfigError."""
     max_num_seqs = 1 if config.batching_mode == "none" else config.max_num_seqs
     tokens = config.max_num_batched_tokens
     if tokens is None:
@@ -68,7 +68,7 @@ def choose_batch_limits(config: EngineConfig, device: torch.device) -> tuple[int
 
 
 def free_cached_memory(device: torch.device) -> None:
-    """Gives what torch keeps for later back to the device. Raises if the device is broken."""
+    """Returns torch's cached memory to the device. Raises if the device is broken."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()

@@ -1,6 +1,6 @@
-"""What this machine has: device, number types, memory, CPUs. Asked by the runners and `bench` at start.
+"""Finds what this machine has: device, number types, memory, CPUs. Called by the runners and `bench` at start.
 
-Limits of the container (cgroup v2, then v1) count, not those of the host it runs on.
+The limits of the container (cgroup v2, then v1) count, not those of its host.
 """
 
 import os
@@ -15,7 +15,7 @@ from conveyor_process.failure_reasons import FailureReason
 
 _CGROUP = Path("/sys/fs/cgroup")
 _CPUINFO = Path("/proc/cpuinfo")
-# limit, usage, statistics, and the file cache among the usage, which the kernel gives back under pressure
+# Files of the limit, the usage and the statistics; the statistic of the file cache, which the kernel can reclaim.
 _CGROUP_MEMORY = (
     ("memory.max", "memory.current", "memory.stat", "inactive_file"),
     (
@@ -63,7 +63,7 @@ def choose_dtype(dtype: Dtype, device: torch.device, model_config: PretrainedCon
 
 
 def cpu_has_bfloat16() -> bool:
-    """Whether the CPU multiplies bfloat16 itself (AVX512-BF16, AMX, Arm BF16)."""
+    """Whether the CPU has bfloat16 instructions (AVX512-BF16, AMX, Arm BF16)."""
     try:
         words = set(_CPUINFO.read_text().split())
     except OSError:
@@ -72,7 +72,7 @@ def cpu_has_bfloat16() -> bool:
 
 
 def num_cpus() -> int:
-    """CPUs this process may use at once: affinity, and the container's limit rounded up."""
+    """CPUs that this process may use: those of its affinity, at most the container's limit rounded up."""
     available = len(os.sched_getaffinity(0))
     quota = _read_words(_CGROUP / "cpu.max")
     if not quota:
@@ -86,7 +86,7 @@ def num_cpus() -> int:
 
 
 def free_memory_bytes(device: torch.device) -> int:
-    """Memory that is still to be had on the device, container limits included."""
+    """Free memory of the device, within the container's limit."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     free = _meminfo_available_bytes()

@@ -41,7 +41,7 @@ from conveyor_process.failure_reasons import FailureReason
 
 
 class ModelRunner:
-    """One model on one device, ready to run after construction (but for warm-up, which is `loop.core`'s)."""
+    """One model on one device, ready to run after construction. `loop.core` warms it up."""
 
     def __init__(self, config: EngineConfig, progress: Callable[[str], None] = lambda _: None) -> None:
         """Loads the model and makes the KV caches. Raises ConfigError or ModelError."""
@@ -91,22 +91,22 @@ class ModelRunner:
         dtype: torch.dtype,
         progress: Callable[[str], None],
     ) -> tuple[PreTrainedModel, list[LayerShape]]:
-        """The model, with our own layers where they compute the same, and its layers' geometry."""
+        """Loads the model, with our own layers where they compute the same. Returns it and its layers' geometry."""
         started = time.monotonic()
         progress(f"event=model_loading path={config.model} device={self.device} dtype={dtype_name(dtype)}")
         model = load_model(config.model, model_config, dtype, self.device)
         layers = probe_layers(model, self.device)
-        if config.attention_backend != "torch":  # torch = the plain reference throughout
+        if config.attention_backend != "torch":  # torch = transformers' own modules throughout
             fused = fuse_model(model)
             progress("event=model_fused " + " ".join(f"{kind}={count}" for kind, count in fused.items()))
         progress(f"event=model_loaded layers={len(layers)} seconds={time.monotonic() - started:.1f}")
         return model, layers
 
     def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
-        """One step: brings the plan's changes in, computes, samples, and keeps what it sampled for the next step.
+        """Begins a step: applies the plan's changes, computes, samples, and writes the tokens into the rows.
 
-        A GPU is given all of it and not waited for, unless a row has top_k or top_p (`sampling.cuts`). So the next
-        step can be given to it, whose inputs are these tokens, before they have come to the host.
+        On a GPU it launches all of that, and waits only if a row has top_k or top_p (`sampling.cuts`). So the next
+        step, whose inputs are these tokens, can begin before they reach the host. The returned function waits for them.
         """
         with torch.inference_mode():
             self._rows.apply(plan)
@@ -122,15 +122,15 @@ class ModelRunner:
         samples = batch.samples
         sampled = self._sampler.sample(logits, samples)
         self._rows.append(samples.device_rows, samples.device_positions, sampled.token_ids)
-        return _reading(number, sampled)
+        return _start_copy(number, sampled)
 
     @property
-    def long_decode_tokens(self) -> int:
+    def extra_warmup_tokens(self) -> int:
         """A lone decode over so many tokens runs attention that no other step does; 0: none."""
-        return self.backend.long_decode_tokens
+        return self.backend.extra_warmup_tokens
 
     def free_memory(self) -> None:
-        """Gives cached memory back to the device after a step that failed. Raises if the device is broken."""
+        """Returns cached memory to the device after a failed step. Raises if the device is broken."""
         free_cached_memory(self.device)
 
     def _forward(
@@ -163,21 +163,21 @@ class ModelRunner:
         return int(peak)
 
 
-def _reading(number: int, sampled: Sampled) -> Callable[[], StepResult]:
-    """Sends it to the host; what is returned waits for it to arrive."""
+def _start_copy(number: int, sampled: Sampled) -> Callable[[], StepResult]:
+    """Starts the copy to the host. The returned function waits for it and makes the step's result."""
     asked = sampled.logprobs
     copy = HostCopy(sampled.token_ids, *(asked.tensors() if asked else ()))
 
     def read() -> StepResult:
-        token_ids, *told = copy.wait()
-        logprobs = Logprobs(asked.num_top, *told).tell(len(token_ids)) if asked else None
+        token_ids, *tensors = copy.wait()
+        logprobs = Logprobs(asked.num_top, *tensors).by_row(len(token_ids)) if asked else None
         return StepResult(number, token_ids[:, None].tolist(), logprobs)
 
     return read
 
 
 def _eos_token_ids(model: PreTrainedModel, vocab_size: int) -> tuple[int, ...]:
-    """All tokens that end a text, as the generation config, or else the model's, says; never one that is no token."""
+    """The tokens that end a text, of the generation config or else of the model's. Drops ids that are no tokens."""
     for config in (model.generation_config, model.config.get_text_config()):
         eos = getattr(config, "eos_token_id", None)
         if eos is not None:

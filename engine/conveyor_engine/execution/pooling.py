@@ -24,7 +24,7 @@ def pool(hidden: torch.Tensor, starts: list[int], mode: PoolingMode) -> torch.Te
 
 
 def finish(vector: npt.NDArray[np.float32], dimensions: int | None, *, normalizes: bool) -> bytes:
-    """The first `dimensions` of it, all if None, at length 1 if it `normalizes`; nothing if they are not finite."""
+    """The first `dimensions` (None: all) as float32 bytes, of length 1 if `normalizes`; empty if one is not finite."""
     vector = vector[:dimensions]
     if not np.isfinite(vector).all():
         return b""

@@ -1,7 +1,7 @@
-"""What the device knows of each row between steps: its tokens and its block table.
+"""The state of each row on the device between steps: its tokens and its block table.
 
-Used by `model_runner`, which brings each plan's changes in, and writes what a step samples back, so that the next step
-finds its inputs where they were made. Knows rows, not requests.
+Used by `model_runner`, which applies each plan's changes and writes the sampled tokens back, so that the next step's
+inputs are on the device already. Knows rows, not requests.
 """
 
 from collections.abc import Sequence
@@ -19,13 +19,13 @@ class Rows:
     def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int, device: torch.device) -> None:
         max_blocks = -(-max_model_len // block_size)
         self._device = device
-        # One more than the context: the token sampled after the last position has a place, though nobody computes it.
+        # One more than the context: the token sampled at the last position is kept too, though it is never computed.
         self.token_ids = torch.zeros((max_num_seqs, max_model_len + 1), dtype=torch.int32, device=device)
         self.block_tables = torch.zeros((max_num_seqs, max_blocks), dtype=torch.int32, device=device)
         self._num_blocks = [0] * max_num_seqs
 
     def apply(self, plan: StepPlan) -> None:
-        """What has changed since the last step."""
+        """Applies what has changed since the last step."""
         for admitted in plan.admitted:
             self._admit(admitted)
         if plan.new_blocks:
@@ -47,7 +47,7 @@ class Rows:
         self.block_tables[row_of, column] = block_ids
 
     def append(self, rows: torch.Tensor, positions: torch.Tensor, token_ids: torch.Tensor) -> None:
-        """Writes what was sampled, (samples,) each. What is no token becomes one: nobody will see what follows it."""
+        """Writes sampled tokens; arguments are (samples,). -1, no token, becomes 0: its request ends in an error."""
         self.token_ids[rows, positions] = token_ids.clamp_min(0).int()
 
     def _to_device(self, values: Sequence[int] | Sequence[tuple[int, ...]]) -> torch.Tensor:

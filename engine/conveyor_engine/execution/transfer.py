@@ -1,4 +1,4 @@
-"""Numbers on their way between the host and the device. Neither way waits for what the device still has to do."""
+"""Copies between host and device. Neither waits for the work that the device still has to do."""
 
 from typing import Any
 
@@ -7,13 +7,13 @@ import torch
 
 
 def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
-    """The same numbers there; on a CPU the same memory."""
+    """The array as a tensor on the device; on a CPU it shares the array's memory."""
     tensor = torch.from_numpy(array)
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 class HostCopy:
-    """Tensors of one device that come to the host behind all that the device has been given so far."""
+    """A copy of one device's tensors to the host, queued behind all work that the device has been given so far."""
 
     def __init__(self, *tensors: torch.Tensor) -> None:
         self._copies = [tensor.to("cpu", non_blocking=True) for tensor in tensors]  # pinned, if they come from a GPU
@@ -23,7 +23,7 @@ class HostCopy:
             self._arrived.record(torch.cuda.current_stream(tensors[0].device))
 
     def wait(self) -> list[torch.Tensor]:
-        """Raises what the device raised on the way."""
+        """The tensors on the host, once they have arrived. Raises what the device raised meanwhile."""
         if self._arrived is not None:
             self._arrived.synchronize()
         return self._copies

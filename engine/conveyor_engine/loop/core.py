@@ -107,8 +107,8 @@ class EngineCore:
         longest = max(1, facts.max_model_len - 2) if facts.embedding is None else facts.max_model_len
         length = min(longest, max(1, facts.max_num_batched_tokens // facts.max_num_seqs))
         self._run_random(scheduler, facts.max_num_seqs, length)
-        if long_decode_tokens := self.executor.long_decode_tokens:
-            self._run_random(scheduler, 1, min(longest, long_decode_tokens))
+        if extra_warmup_tokens := self.executor.extra_warmup_tokens:
+            self._run_random(scheduler, 1, min(longest, extra_warmup_tokens))
 
     def _run_random(self, scheduler: Scheduler, num_requests: int, length: int) -> None:
         """Prompts of `length` random tokens, whatever the task makes of them."""

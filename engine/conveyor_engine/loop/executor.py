@@ -21,7 +21,7 @@ class Executor(Protocol):
         ...
 
     @property
-    def long_decode_tokens(self) -> int:
+    def extra_warmup_tokens(self) -> int:
         """A lone request of so many tokens runs what no other step does, for warm-up; 0: none."""
         ...
 

@@ -69,6 +69,6 @@ def test_the_fraction_is_of_the_whole_and_of_each_phase() -> None:
     assert told["limit_fraction"] == 0.625
     assert told["limit"]["fractions"] == {"prefill": 0.5, "decode": 0.75}
     assert told["limit"]["output_tokens_per_second"] == 0.6
-    robbed = [turns[0], Turn("decode", {"conveyor": Slice(2, 4, 0.5)})]
-    told = compare_with_limit(robbed, Limit({"prefill": 2, "decode": 3}, 1, 5e9, {}), Workload(1, 1, 3))
+    disturbed = [turns[0], Turn("decode", {"conveyor": Slice(2, 4, 0.5)})]
+    told = compare_with_limit(disturbed, Limit({"prefill": 2, "decode": 3}, 1, 5e9, {}), Workload(1, 1, 3))
     assert (told["limit_fraction"], told["limit"]["fractions"]) == (None, {"prefill": 0.5, "decode": None})

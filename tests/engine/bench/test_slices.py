@@ -38,10 +38,10 @@ def test_the_spread_is_the_interquartile_range_over_the_median() -> None:
 
 
 def test_a_slice_of_which_the_host_took_more_than_a_twentieth_is_dropped_and_its_pair_with_it() -> None:
-    robbed = [turn(50, 5, stolen=(0.051, 0)), turn(5, 50, stolen=(0, 0.2)), turn(1, 3, stolen=(0.05, 0.05))]
-    assert slices.phase_ratio(robbed, "prefill", "conveyor", "peer") == slices.Estimate(3, 0, 1)
-    assert [slices.dropped(robbed, name) for name in ("conveyor", "peer")] == [1, 1]
-    assert slices.seconds(robbed, "conveyor", 1).value == 3, "of its own two"
+    disturbed = [turn(50, 5, stolen=(0.051, 0)), turn(5, 50, stolen=(0, 0.2)), turn(1, 3, stolen=(0.05, 0.05))]
+    assert slices.phase_ratio(disturbed, "prefill", "conveyor", "peer") == slices.Estimate(3, 0, 1)
+    assert [slices.dropped(disturbed, name) for name in ("conveyor", "peer")] == [1, 1]
+    assert slices.seconds(disturbed, "conveyor", 1).value == 3, "of its own two"
 
 
 def test_a_phase_without_a_slice_that_counts_leaves_no_figure() -> None:

@@ -20,7 +20,7 @@ class Recorder:
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
         self.facts = executor.facts
-        self.long_decode_tokens = executor.long_decode_tokens
+        self.extra_warmup_tokens = executor.extra_warmup_tokens
         self._steps: list[tuple[StepPlan, StepResult]] = []
 
     def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
@@ -38,7 +38,7 @@ class Recorder:
 class Replay:
     """Answers each plan as it was answered when the trace was recorded. No model, no device."""
 
-    long_decode_tokens = 0
+    extra_warmup_tokens = 0
 
     def __init__(self, facts: ModelFacts, trace: bytes) -> None:
         self.facts = facts

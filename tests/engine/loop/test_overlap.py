@@ -47,7 +47,7 @@ class Waits:
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
-        self.facts, self.long_decode_tokens = executor.facts, executor.long_decode_tokens
+        self.facts, self.extra_warmup_tokens = executor.facts, executor.extra_warmup_tokens
         self.free_memory = executor.free_memory
         self.may_end = threading.Event()
 
@@ -85,7 +85,7 @@ class ReadLate:
 
     def __init__(self, executor: Executor, num_steps: int) -> None:
         self._executor = executor
-        self.facts, self.long_decode_tokens = executor.facts, executor.long_decode_tokens
+        self.facts, self.extra_warmup_tokens = executor.facts, executor.extra_warmup_tokens
         self.free_memory = executor.free_memory
         self._begun = [threading.Event() for _ in range(num_steps)]
 
@@ -144,7 +144,7 @@ def test_steps_run_ahead_where_the_device_works_beside_the_host(
     class Counts:
         """The most steps that were begun and not read."""
 
-        facts, long_decode_tokens = make_facts(device=device), 0
+        facts, extra_warmup_tokens = make_facts(device=device), 0
         num_open = most = 0
 
         def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
@@ -168,7 +168,7 @@ def test_steps_run_ahead_where_the_device_works_beside_the_host(
 
 def test_the_thread_that_begins_steps_is_the_one_that_is_warmed_up() -> None:
     class Notes(PretendedModel):
-        facts, long_decode_tokens = make_facts(), 0
+        facts, extra_warmup_tokens = make_facts(), 0
         threads: ClassVar[set[threading.Thread]] = set()
 
         def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
@@ -255,7 +255,7 @@ def test_what_a_failed_step_held_is_free_when_its_requests_are_tried_again(
         """What only a garbage collection could free if it were in a cycle."""
 
     class TooLarge(PretendedModel):
-        facts, long_decode_tokens = make_facts(), 0
+        facts, extra_warmup_tokens = make_facts(), 0
         held: ClassVar[WeakSet[Activations]] = WeakSet()
         num_failed = 0
 

@@ -1,7 +1,7 @@
-"""What every paged attention backend does, and what one step tells it.
+"""The protocol of a paged attention backend, and the data of a step that it gets.
 
 `interface` calls a backend once per layer and step; `model_runner` builds the metadata and allocates
-the KV caches. The layout of the caches is the backend's own business: nobody else looks into them.
+the KV caches. Only the backend knows the layout of its caches.
 """
 
 from collections.abc import Sequence
@@ -20,18 +20,18 @@ class LayerShape:
     num_heads: int
     num_kv_heads: int
     head_dim: int  # of queries and keys
-    value_dim: int  # of values; equals head_dim but for latent attention (DeepSeek)
+    value_dim: int  # of values; equals head_dim except in latent attention (DeepSeek)
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """What one layer asks of its attention, the same in every step."""
+    """The parameters of one layer's attention, the same in every step."""
 
     layer: int
     scaling: float
     sliding_window: int | None
     softcap: float | None
-    causal: bool = True  # else each token sees the whole sequence: `packed` alone computes that
+    causal: bool = True  # if not, each token sees the whole sequence, which `packed` alone computes
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class AttentionMetadata:
 
     query_start_loc: torch.Tensor  # int32 (num_seqs + 1,), first is 0, last is num_tokens
     seq_lens: torch.Tensor  # int32 (num_seqs,), context including this step's tokens
-    block_tables: torch.Tensor  # int32 (num_seqs, max_blocks), row-contiguous; unused entries hold anything valid
+    block_tables: torch.Tensor  # int32 (num_seqs, max_blocks), row-contiguous; unused entries hold any valid block
     slot_mapping: torch.Tensor  # int64 (num_tokens + padding,), block * block_size + offset
     num_seqs: int
     num_decodes: int
@@ -62,10 +62,10 @@ class AttentionBackend(Protocol):
     """Paged KV caches of all layers, and attention over them."""
 
     name: str
-    long_decode_tokens: int  # a lone decode over so many tokens runs code that no other does, for warm-up; 0: none
+    extra_warmup_tokens: int  # a lone decode over so many tokens runs code that no other does, for warm-up; 0: none
 
     def block_bytes(self, layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> int:
-        """Bytes one block takes in all layers together, paddings of the layout included."""
+        """Bytes of one block in all layers together, padding of the layout included."""
         ...
 
     def allocate(

@@ -1,7 +1,7 @@
 """Paged attention on CPUs by the compiled kernels: reads each key and value once, gathers nothing.
 
-Chosen by `select` where `cannot_run` finds nothing against it. The layout of the caches is `native.kv_cache`'s: blocks
-of 16 tokens, keys with the tokens of a block side by side, so that one vector holds one dimension of 16 keys.
+Chosen by `select` where `find_obstacle` finds none. The layout of the caches is `native.kv_cache`'s: blocks of 16
+tokens, keys with the tokens of a block side by side, so that one vector holds one dimension of 16 keys.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from conveyor_engine.execution import native
 from conveyor_engine.execution.attention.backend import AttentionMetadata, AttentionSpec, LayerShape
 
 
-def cannot_run(block_size: int, dtype: torch.dtype) -> str | None:
+def find_obstacle(block_size: int, dtype: torch.dtype) -> str | None:
     """Why this backend cannot serve such an engine on a CPU, in a clause; None if it can."""
     if block_size != native.BLOCK_SIZE:
         return f"its blocks hold {native.BLOCK_SIZE} tokens and block_size is {block_size}"
@@ -25,7 +25,7 @@ class CpuNative:
     """AttentionBackend over the compiled kernels."""
 
     name = "native"
-    long_decode_tokens = 0
+    extra_warmup_tokens = 0
 
     def __init__(self) -> None:
         self._caches: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -39,7 +39,7 @@ class CpuNative:
         self, layers: Sequence[LayerShape], num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         assert device.type == "cpu"
-        assert cannot_run(block_size, dtype) is None
+        assert find_obstacle(block_size, dtype) is None
         for layer in layers:
             self._caches.append(native.kv_cache(num_blocks, layer.num_kv_heads, layer.head_dim, layer.value_dim, dtype))
             self._value_dims.append(layer.value_dim)

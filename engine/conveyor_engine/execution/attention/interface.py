@@ -1,9 +1,9 @@
-"""The way from a layer into our attention: `Paged`, and for transformers' modules attn_implementation "conveyor_paged".
+"""How a layer calls our attention: by `Paged`, and from transformers' modules by attn_implementation "conveyor_paged".
 
-What attention needs to know of the step travels as the forward's keyword argument `paged`, which every supported
-model hands through to its layers; `models.probe` makes sure of that at load. Layers of our own (`models.layers`) call
-`paged.attend`; transformers' attention modules call `paged_attention` once per layer with packed (1, H, T, D) tensors.
-No mask function is registered: the mask is None, causality comes from the metadata.
+The data of the step travels as the forward's keyword argument `paged`, which every supported model passes to its
+layers; `models.probe` checks that at load. Layers of our own (`models.layers`) call `paged.attend`; transformers'
+attention modules call `paged_attention` once per layer with packed (1, H, T, D) tensors. No mask function is
+registered: the mask is None, causality comes from the metadata.
 """
 
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ class Paged(Protocol):
 
     @property
     def runs_bidirectional(self) -> bool:
-        """Whether a layer that is not causal may ask."""
+        """Whether layers that are not causal may call it."""
         ...
 
     def attend(
@@ -80,7 +80,7 @@ def paged_attention(
 ) -> tuple[torch.Tensor, None]:
     """query (1, H, T, D), key (1, Hkv, T, D), value (1, Hkv, T, Dv) -> ((1, T, H, Dv), None).
 
-    Raises ModelError for whatever would be ignored and so make the answers wrong.
+    Raises ModelError for an argument that it does not compute and that changes the answer.
     """
     if paged is None:
         raise ModelError(f"{type(module).__name__} does not hand keyword arguments through to its attention")
@@ -101,5 +101,5 @@ def paged_attention(
 
 
 def register() -> None:
-    """Makes the implementation known to transformers; more than once is harmless."""
+    """Registers the implementation with transformers. May be called again."""
     AttentionInterface.register(IMPLEMENTATION, paged_attention)

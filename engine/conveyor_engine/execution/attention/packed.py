@@ -1,7 +1,7 @@
-"""Attention over the sequences of one step and nothing else: no cache, no padding. For models that embed.
+"""Attention over the sequences of one step, without cache or padding. For models that embed.
 
-Used by `embedding_runner`. Plain torch, so it runs wherever torch does: each sequence is attended by itself, which
-also keeps a sequence's numbers the same whatever else is in its batch.
+Used by `embedding_runner`. Plain torch, so it runs on every device. Each sequence is attended by itself, so its numbers
+do not depend on the rest of the batch.
 """
 
 from dataclasses import dataclass

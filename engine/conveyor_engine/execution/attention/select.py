@@ -36,7 +36,7 @@ def select_backend(
 def _native_obstacle(device: torch.device, dtype: torch.dtype, block_size: int) -> str | None:
     if device.type != "cpu":
         return f"it runs on CPUs, and the device is {device.type}"
-    return cpu_native.cannot_run(block_size, dtype)
+    return cpu_native.find_obstacle(block_size, dtype)
 
 
 def _triton_obstacle(device: torch.device) -> str | None:

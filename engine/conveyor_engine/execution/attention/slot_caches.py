@@ -1,7 +1,7 @@
 """KV caches with one row per token slot: what `torch_paged` and `triton_backend` have in common.
 
 A layer's caches are (num_blocks * block_size, Hkv, D) for keys and (..., Dv) for values: a token's head is one
-contiguous row, and any block size goes.
+contiguous row, and the block size is free.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from conveyor_engine.execution.attention.backend import LayerShape
 
 
 class SlotCaches:
-    """The half of an AttentionBackend that owns such caches."""
+    """The part of an AttentionBackend that owns such caches."""
 
     def __init__(self) -> None:
         self._caches: list[tuple[torch.Tensor, torch.Tensor]] = []

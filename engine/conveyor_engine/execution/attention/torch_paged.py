@@ -1,6 +1,6 @@
-"""Paged attention in plain torch: right everywhere, fast nowhere. The reference and the fallback.
+"""Paged attention in plain torch, on any device: the reference and the fallback.
 
-Used on devices without a backend of their own, and by the tests of all others as their oracle.
+Used on devices without a backend of their own, and by the tests of the other backends as their oracle.
 Sequences are attended one by one, over gathered keys and values; a decode folds its query heads onto the kv heads,
 so K and V are read once.
 """
@@ -16,7 +16,7 @@ class TorchPaged(SlotCaches):
     """AttentionBackend over plain tensors."""
 
     name = "torch"
-    long_decode_tokens = 0
+    extra_warmup_tokens = 0
 
     def write_kv(self, layer: int, key: torch.Tensor, value: torch.Tensor, metadata: AttentionMetadata) -> None:
         slots = metadata.slot_mapping[: metadata.num_tokens]
@@ -34,7 +34,7 @@ class TorchPaged(SlotCaches):
             num_blocks = -(-seq_len // self._block_size)
             blocks = metadata.block_tables[row, :num_blocks].long()
             slots = (blocks[:, None] * self._block_size + offsets).view(-1)[:seq_len]
-            # The first query sees nothing before its window, and those after it even less.
+            # No query sees a key before the first query's window.
             first = max(0, seq_len - (end - begin) + 1 - spec.sliding_window) if spec.sliding_window else 0
             slots = slots[first:]
             out[begin:end] = attend_one(query[begin:end], keys[slots], values[slots], spec)

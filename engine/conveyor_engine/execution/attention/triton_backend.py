@@ -14,7 +14,7 @@ class TritonPaged(SlotCaches):
     """AttentionBackend over the Triton kernels."""
 
     name = "triton"
-    long_decode_tokens = 2 * KEYS_PER_SPLIT  # from here on its keys are split among programs
+    extra_warmup_tokens = 2 * KEYS_PER_SPLIT  # from here on its keys are split among programs
 
     def __init__(self, num_processors: int | None = None) -> None:
         """num_processors: multiprocessors to keep busy; default: the device's."""

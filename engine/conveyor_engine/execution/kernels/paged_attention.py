@@ -67,8 +67,8 @@ def _find_sequence(query_start, tile, num_seqs, first_token, BLOCK_Q: tl.constex
     return low - 1
 
 
-# Nothing that changes from step to step may be part of a kernel's specialisation, or Triton compiles anew while
-# requests wait: not the counts, and not the alignment of what is cut at the number of decodes.
+# Values that change from step to step must not be part of a kernel's specialisation, or Triton compiles again while
+# requests wait: the counts, and the alignment of tensors that are sliced at the number of decodes.
 @triton.jit(
     do_not_specialize=["num_seqs", "table_stride", "num_rows"],
     do_not_specialize_on_alignment=["query_start", "seq_lens", "block_tables", "partial_sum"],

@@ -1,7 +1,7 @@
-"""What this engine cannot run, refused with a reason before the first request.
+"""Refuses models that this engine cannot run, with a reason, before the first request.
 
 Many models load and run here but answer wrongly, because they need something that our attention or the packed batch
-does not give them. `loader` and `probe` call these. Raises ModelError throughout.
+does not give them. Called by `loader`. Raises ModelError throughout.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, 
 from conveyor_engine.errors import ModelError
 from conveyor_engine.wire.request import Task
 
-# What transformers raises over a config.json or weights that do not make sense.
+# What transformers raises for an invalid config.json or invalid weights.
 TRANSFORMERS_ERRORS = (
     ArithmeticError, AssertionError, AttributeError, LookupError, OSError, RuntimeError, SafetensorError,
     StrictDataclassError, TypeError, ValueError,

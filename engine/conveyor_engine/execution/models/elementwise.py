@@ -1,4 +1,4 @@
-"""What stands between a layer's matrix products: by the compiled kernels on a CPU that has them, else by torch.
+"""Norms, rotary embedding and activation: by the compiled kernels on a CPU that has them, else by torch.
 
 Called by `layers` and `recognise`. The compiled kernels take one pass each and round once.
 """
@@ -12,7 +12,7 @@ from conveyor_engine.execution import native
 
 
 class Elementwise(Protocol):
-    """What both have. See `native.elementwise` for shapes."""
+    """The operations of both. See `native.elementwise` for shapes."""
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float) -> torch.Tensor:
         """x / rms(x) * (offset + weight) over the last dimension."""
@@ -28,7 +28,7 @@ class Elementwise(Protocol):
 
 
 class TorchElementwise:
-    """On any device, in torch's own operations: as few as there are for it."""
+    """By torch's own operations, on any device."""
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float) -> torch.Tensor:
         if not offset:
@@ -50,7 +50,7 @@ class TorchElementwise:
 
 
 def choose_elementwise(device: torch.device, dtype: torch.dtype) -> Elementwise:
-    """The faster one that can take tensors of this type there."""
+    """The compiled kernels if they can take tensors of this type there, else torch."""
     if device.type == "cpu" and native.why_missing() is None and native.supports(dtype):
         return native
     return TorchElementwise()

@@ -1,8 +1,8 @@
-"""Puts faster modules of our own into a loaded transformers model; what it computes stays the same.
+"""Replaces modules of a loaded transformers model by faster ones of our own that compute the same.
 
-Called by the runners once, after loading, on CPUs and GPUs. From the top: a decoder layer that `recognise` knows
-is replaced whole; of one that it does not know, and of everything beside the layers, the attention, the MLP, the norms
-and the linear layers are replaced one by one where they are known, and the rest keeps transformers' code.
+Called by the runners once, after loading, on CPUs and GPUs. A decoder layer that `recognise` knows is replaced whole.
+Elsewhere, attention, MLP, norms and linear layers are replaced one by one where they are known, and the rest keeps
+transformers' code.
 """
 
 from collections import Counter
@@ -44,11 +44,11 @@ def _fuse_parts(parent: nn.Module, calls: Calls, done: Counter[str]) -> None:
 
 
 def _replacement(part: nn.Module, calls: Calls) -> tuple[str, nn.Module | None]:
-    """(kind, what can stand for the part), the largest first."""
+    """(kind, our module for the part), None if there is none. Larger kinds are tried first."""
     for kind, recognise in _KINDS if not is_hooked(part) else ():
         try:
             ours = recognise(part, calls)
-        except checks.TRANSFORMERS_ERRORS:  # the names of known parts, but made for other shapes or arguments
+        except checks.TRANSFORMERS_ERRORS:  # parts of known names, but of other shapes or arguments
             continue
         if ours is not None:
             return kind, ours

@@ -1,7 +1,7 @@
-"""The engine's own decoder layer and its parts: what runs in place of transformers' modules that compute the same.
+"""The engine's own decoder layer and its parts, which replace transformers' modules that compute the same.
 
-Made by `recognise` from a model's own modules; `fuse` puts them in their place, so each is called as the module that
-it stands for. Hidden states are (1, T, hidden): a step's sequences, packed. Nothing here knows a family of models.
+`recognise` makes them from a model's own modules and `fuse` puts them in their place, so each is called like the module
+that it replaces. Hidden states are (1, T, hidden): a step's sequences, packed. Nothing here depends on a model family.
 """
 
 from collections.abc import Callable
@@ -80,7 +80,7 @@ class Attention(nn.Module):
     def forward(
         self, hidden_states: torch.Tensor, position_embeddings: Rotation, paged: Paged, **_: Any
     ) -> tuple[torch.Tensor, None]:
-        """As the layers of transformers call it, and take its result."""
+        """The call and the result of transformers' attention modules."""
         return self.attend(hidden_states, position_embeddings, paged), None
 
 
@@ -94,7 +94,7 @@ class LayerNorms:
 
 
 class DecoderLayer(nn.Module):
-    """x + after(attention(norm(x))), and the same with the MLP. A single native call could replace it."""
+    """x + after(attention(norm(x))), and the same with the MLP."""
 
     def __init__(self, norms: LayerNorms, attention: Attention, mlp: GatedMlp) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class DecoderLayer(nn.Module):
     def forward(
         self, hidden_states: torch.Tensor, position_embeddings: Rotation, paged: Paged, **_: Any
     ) -> torch.Tensor:
-        """As the models of transformers call it."""
+        """The call and the result of transformers' decoder layers."""
         attended = self.self_attn.attend(self.before_attention(hidden_states), position_embeddings, paged)
         if self.after_attention is not None:
             attended = self.after_attention(attended)

@@ -1,9 +1,8 @@
-"""Makes the module of a projection: the one place that knows which kernel multiplies by which weights.
+"""Builds the module of a projection. Only this file knows which kernel multiplies by which weights.
 
-Called by `recognise` and `fuse`. Whatever it returns has torch's own words: `in_features`, `out_features`, `weight`
-(the plain matrix), `bias`. A value that comes next, such as a quantisation of the checkpoint, is a field of LinearSpec
-and a line of `linear_kind`; an adapter is a module around what `build_linear` returns, and reads `weight` where it
-merges itself into it.
+Called by `recognise`. The module has the attributes of torch's: `in_features`, `out_features`, `weight` (the plain
+matrix), `bias`. A quantised checkpoint would be a field of LinearSpec and a line of `linear_kind`. An adapter would be
+a module around what `build_linear` returns, and read `weight` to merge itself into it.
 """
 
 from collections.abc import Sequence

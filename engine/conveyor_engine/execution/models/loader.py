@@ -39,12 +39,12 @@ def load_model(
 ) -> PreTrainedModel:
     """The model, in evaluation mode, on `device`, every weight from the checkpoint. Raises ModelError.
 
-    One that embeds has no head: its hidden states are what counts.
+    A model that embeds is loaded without its head.
     """
     auto_class = AutoModelForCausalLM if task is Task.GENERATE else AutoModel
     _check_safetensors(Path(path))
     interface.register()
-    transformers_logging.set_verbosity_error()  # what it would warn about is checked, and refused, here
+    transformers_logging.set_verbosity_error()  # what it would warn about is checked and refused below
     transformers_logging.disable_progress_bar()
     logging.getLogger("transformers").setLevel(logging.ERROR)
     try:
@@ -75,14 +75,14 @@ def load_model(
 
 
 def _drop_pooler(model: PreTrainedModel, loading_info: dict[str, Any]) -> None:
-    """A dense layer over the first token, for classifiers: an embedding never uses it, and checkpoints may lack it."""
+    """Removes a classifier's layer over the first token: embeddings do not use it, and checkpoints may lack it."""
     if getattr(model, "pooler", None) is not None:
         model.pooler = None
         loading_info["missing_keys"] = {k for k in loading_info["missing_keys"] if not k.startswith("pooler.")}
 
 
 def _check_safetensors(directory: Path) -> None:
-    """Other formats are pickles, which can run code or crash their reader."""
+    """Refuses other formats: they are pickles, which can run code or crash their reader."""
     others = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for path in directory.glob(pattern))
     if others and not any(directory.glob("*.safetensors")):
         found = f"{directory} has its weights only as {', '.join(others)}"

@@ -1,7 +1,7 @@
 """Linear layers whose weights lie in the order their kernel reads them. Made by `linear`, for CPUs.
 
-Two kernels: oneDNN's, which knows AMX, and our own, which keeps bfloat16 weights as they are where the CPU
-has no bfloat16 instructions (oneDNN emulates them there, several times slower), and reads them once for one row.
+There are two kernels. oneDNN's uses AMX. Our own takes bfloat16 weights where the CPU has no bfloat16 instructions,
+which oneDNN emulates several times slower, and reads them once for one row.
 """
 
 from abc import ABC, abstractmethod
@@ -15,7 +15,7 @@ _ONEDNN_ROWS = 32  # the number of rows for which oneDNN chooses its layout; oth
 
 
 class PackedLinear(nn.Module, ABC):
-    """x (..., in) -> (..., out). The plain matrix is not kept, but can be had again."""
+    """x (..., in) -> (..., out). The plain matrix is not kept; `weight` unpacks it."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Whether a model computes packed sequences as it computes each alone; and from which position on it counts.
+"""Checks that a model computes packed sequences as it computes each alone, and finds its first position.
 
-Called by `embedding_runner` once, after loading and before `fuse`. Families differ in what they derive from a batch by
-themselves: masks, relative positions, and where positions begin (RoBERTa's at the padding token's id, plus one).
+Called by `embedding_runner` once, after loading and before `fuse`. Model families differ in what they derive from a
+batch: masks, relative positions, and the first position (RoBERTa's is the padding token's id plus one).
 """
 
 import contextlib
@@ -16,9 +16,9 @@ from conveyor_engine.execution.attention.packed import Packed
 from conveyor_engine.execution.models import checks
 
 _LENGTHS = (3, 6)
-_IMPLEMENTATIONS = ("sdpa", "eager")  # the first is ours too, so that half precision rounds alike
-# Largest distance of a token's hidden state from what it should be, next to its length. Positions that are one off
-# bring half of it and more; eager attention in bfloat16 up to 0.07 over 28 layers.
+_IMPLEMENTATIONS = ("sdpa", "eager")  # ours is sdpa too, so half precision rounds alike
+# Largest relative error of a token's hidden state. Positions that are off by one give 0.5 and more, eager attention in
+# bfloat16 up to 0.07 over 28 layers.
 _TOLERANCE_FLOAT32, _TOLERANCE_HALF = 1e-3, 0.1
 
 
@@ -48,7 +48,7 @@ def _is_same(alone: torch.Tensor, packed: torch.Tensor) -> bool:
 
 
 def _compute_alone(model: PreTrainedModel, prompt: torch.Tensor) -> torch.Tensor:
-    """(n,) -> (n, hidden), in transformers' own way."""
+    """(n,) -> (n, hidden), by transformers' own attention."""
     for implementation in _IMPLEMENTATIONS:
         with contextlib.suppress(ValueError):  # the model does not have it
             model.set_attn_implementation(implementation)

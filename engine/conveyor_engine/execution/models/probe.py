@@ -1,6 +1,6 @@
-"""One tiny forward that shows whether a model goes through our attention, and each layer's geometry.
+"""Runs a tiny forward to check that a model calls our attention, and to see each layer's geometry.
 
-Called by the runners after loading; `trial` has a tiny forward of its own.
+Called by the runners after loading; `trial` runs its own by `run_forward`.
 """
 
 import torch
@@ -13,13 +13,13 @@ from conveyor_engine.execution.models import checks
 
 
 def probe_layers(model: PreTrainedModel, device: torch.device) -> list[LayerShape]:
-    """Geometry of layers 0..n-1. Raises ModelError if some layer does not call our attention exactly once."""
+    """Geometry of layers 0..n-1. Raises ModelError unless each layer calls our attention exactly once."""
     probe = run_probe(model, Probe(), device)
     return [probe.shapes[layer] for layer in sorted(probe.shapes)]
 
 
 def run_probe(model: PreTrainedModel, probe: Probe, device: torch.device) -> Probe:
-    """What it saw. Raises ModelError if some layer does not call our attention exactly once."""
+    """Runs the probe and returns it. Raises ModelError unless each layer calls our attention exactly once."""
     name = type(model).__name__
     run_forward(model, torch.arange(2, device=device), probe)
     num_layers = model.config.get_text_config().num_hidden_layers

@@ -1,8 +1,8 @@
-"""Which modules of a model compute what a module of ours does: those get one, made of their own parts and weights.
+"""Recognises modules that one of ours can replace, and makes ours of their parts and weights.
 
-Called by `fuse`. The parts' names say what to try; `trial` says whether it computes the same. Whatever has a part, a
-weight, a hook or an argument beside the known ones is not recognised, and neither is what differs on random input
-(another order of norms, a scaled residual, another rotation). What none of that tells apart is taken for the same.
+Called by `fuse`. The names of the parts say what to try; `trial` says whether both compute the same. A module with an
+unknown part, weight, hook or argument is not recognised, nor one that differs on random input (another order of norms,
+a scaled residual, another rotation). Modules that neither check tells apart are taken for the same.
 """
 
 from collections.abc import Callable
@@ -39,7 +39,7 @@ def layer_of(layer: nn.Module, calls: Calls) -> DecoderLayer | None:
 
 
 def attention_of(attention: nn.Module, calls: Calls) -> Attention | None:
-    """Attention whose queries and keys are perhaps normed by head, and rotated in halves."""
+    """Attention with queries and keys rotated in halves, with or without a norm for each head."""
     parts = _parts(attention)
     qkv, out = _linears(parts, *_QKV), _linears(parts, ("o_proj",))
     norms = [parts[name] for name in ("q_norm", "k_norm") if name in parts]
@@ -81,7 +81,7 @@ def norm_of(norm: nn.Module) -> RmsNorm | None:
         return None
     if not isinstance(weight, nn.Parameter) or weight.dim() != 1 or len(list(norm.parameters())) > 1:
         return None
-    # At the size of sqrt(eps), eps is half of the sum.
+    # For inputs of the size of sqrt(eps), eps is half of the sum.
     inputs = [random(3, weight.shape[0], like=weight) * scale for scale in (1.0, eps**0.5)]
     for offset in (0.0, 1.0):
         ours = RmsNorm(weight.data.contiguous(), eps, offset)
@@ -91,7 +91,7 @@ def norm_of(norm: nn.Module) -> RmsNorm | None:
 
 
 def linear_of(linear: nn.Module) -> Linear | None:
-    """A linear layer on its own, if there is a better kernel than torch's for it."""
+    """A linear layer, if another kernel than torch's is chosen for it."""
     if type(linear) is not nn.Linear:
         return None
     ours = build_linear([linear])
@@ -99,19 +99,19 @@ def linear_of(linear: nn.Module) -> Linear | None:
 
 
 def is_hooked(module: nn.Module) -> bool:
-    """Whether a hook is on the module or a part, whose calls would no longer happen."""
+    """Whether the module or a part has a hook, which a replacement would not call."""
     return any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
 
 
 def _parts(module: nn.Module) -> dict[str, nn.Module]:
-    """Its parts but for dropout, which does nothing here; none if it has weights beside them."""
+    """The module's parts without dropout, which does nothing here; empty if the module has weights of its own."""
     if any(True for _ in module.parameters(recurse=False)) or any(True for _ in module.buffers(recurse=False)):
         return {}
     return {name: part for name, part in module.named_children() if not isinstance(part, nn.Dropout)}
 
 
 def _layer_norms(parts: dict[str, nn.Module]) -> LayerNorms | None:
-    """The norms of a layer of these parts; None if the parts are others."""
+    """The norms of a decoder layer of these parts; None if it has others."""
     norms = {name: norm_of(part) or part for name, part in parts.items() if name.endswith("layernorm")}
     if parts.keys() - norms.keys() != {"self_attn", "mlp"} or not norms.keys() >= _NORMS:
         return None

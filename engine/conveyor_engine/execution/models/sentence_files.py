@@ -1,8 +1,8 @@
-"""What the files in a model's directory say of its task, and of how it embeds. Read once, by `loop.process`.
+"""Reads a model's task, and how it embeds, from the files in its directory. Called at start by `build` and its runner.
 
 An embedding model comes with sentence-transformers' files beside config.json: `modules.json` names the steps from text
-to vector, `1_Pooling/config.json` says how hidden states become one. Where they are missing, see `Pooling`. What they
-ask beyond that is refused: it would be another vector. No torch.
+to vector, `1_Pooling/config.json` says how hidden states become one. Without them the defaults of `Pooling` hold. Steps
+that this engine lacks are refused, because the vector would be another one. No torch.
 """
 
 import json
@@ -24,7 +24,7 @@ LIMITS_FILE = "sentence_bert_config.json"
 _CAPITALS = ("ABCDEFGHIJKLMNOPQRSTUVWXYZ", "The Quick FOX", "ÄÉÑ ΣΔ ЖЯ")
 _FOLDER = re.compile(r"[\w-]{1,100}", re.ASCII)
 _MAX_BYTES = 16 << 20  # of a file; they have a few KiB, config.json with many labels a few MiB
-# Both of sentence-transformers' words for each: the newer value, the older flag.
+# sentence-transformers' newer values and older flags.
 _MODES: dict[str, PoolingMode] = {
     "cls": "cls", "mean": "mean", "lasttoken": "last",
     "pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean", "pooling_mode_lasttoken": "last",
@@ -37,8 +37,7 @@ _ENCODES = ("Model", "ForMaskedLM")
 class Pooling:
     """How hidden states become one vector.
 
-    The mode of a model that does not say is `mean`, or `last` if its attention is causal; its vectors are normalised,
-    as OpenAI's are.
+    Without files the mode is `mean`, or `last` if attention is causal, and vectors are normalised, as OpenAI's are.
     """
 
     mode: PoolingMode | None = None
@@ -47,7 +46,7 @@ class Pooling:
 
 
 def find_task(config: EngineConfig) -> Task:
-    """As configured; else what the model was made for. A model that says nothing generates."""
+    """The configured task, else that of the model's files, else generation."""
     if config.task != "auto":
         return Task(config.task)
     directory = Path(config.model)
@@ -83,7 +82,7 @@ def read_pooling(directory: Path) -> Pooling:
 
 
 def _lowers(directory: Path) -> bool:
-    """Whether the tokenizer, which is all that texts go through here, takes capitals for small letters."""
+    """Whether the tokenizer itself lowers the case of a text."""
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     return all(tokenizer.encode(text).ids == tokenizer.encode(text.lower()).ids for text in _CAPITALS)
 
@@ -116,7 +115,7 @@ def _modes(content: Mapping[str, Any]) -> list[str]:
 
 
 def _read(path: Path) -> Any:
-    """None if there is no such file."""
+    """The file's JSON; None if there is no such file. Raises ModelError."""
     if not path.is_file():
         return None
     try:

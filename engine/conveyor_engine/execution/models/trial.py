@@ -1,7 +1,7 @@
-"""Whether two modules compute the same: both are called as the model calls the first one, on random input.
+"""Tries whether two modules compute the same: both are called as the model calls the first one, on random input.
 
-Called by `recognise`. Attention itself is left out: a `Recorder` stands in for it, so that what goes into it can be
-compared too, and a difference before it cannot be hidden behind it.
+Called by `recognise`. A `Recorder` replaces attention itself, so that its inputs are compared too and it cannot hide a
+difference before it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,11 +16,10 @@ from conveyor_engine.execution.attention.backend import AttentionSpec, LayerShap
 from conveyor_engine.execution.attention.interface import HARMLESS
 from conveyor_engine.execution.models.probe import run_forward
 
-# Largest distance of a row from what it should be, next to its length. Roundings differ, in number and in order;
-# formulas differ by far more.
+# Largest relative error of a row. Number and order of roundings may differ; another formula differs by far more.
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 3e-3, torch.bfloat16: 2e-2}
-# Sizes of hidden states and of what attention gives. Large numbers show what a module clips. In a layer small hidden
-# states let the branches stand out from the residual, and small attention lets the MLP stand out.
+# Scales of hidden states and of attention's output. Large numbers show clipping. In a layer, small hidden states show
+# the branches beside the residual, and a small attention output shows the MLP.
 PART_SCALES = ((1.0, 1.0), (30.0, 30.0))
 LAYER_SCALES = ((1.0, 1.0), (0.001, 1.0), (0.001, 0.001))
 _NUM_TOKENS = 8
@@ -29,7 +28,7 @@ _UNDERSTOOD = HARMLESS | {"hidden_states", "position_embeddings", "paged"}
 
 @dataclass(frozen=True, slots=True)
 class Attended:
-    """One call of attention: what it was asked, and its input (T, heads, dim)."""
+    """One call of attention: its spec and its inputs (T, heads, dim)."""
 
     spec: AttentionSpec
     query: torch.Tensor
@@ -44,11 +43,11 @@ class Attended:
 
 @dataclass(slots=True)
 class Recorder:
-    """`Paged` that notes each call and answers with numbers that depend on nothing."""
+    """`Paged` that records each call and returns the same random numbers each time."""
 
     scale: float
     calls: list[Attended] = field(default_factory=list)
-    runs_bidirectional: ClassVar[bool] = True  # whether it may has been seen before
+    runs_bidirectional: ClassVar[bool] = True  # `probe` has checked it before
 
     def attend(self, spec: AttentionSpec, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         self.calls.append(Attended(spec, query, key, value))
@@ -57,7 +56,7 @@ class Recorder:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """How the model calls one of its layers or attentions: keyword arguments, of which the input is replaced."""
+    """How the model calls one of its layers or attentions: its keyword arguments. A replay has other hidden states."""
 
     arguments: dict[str, Any]
 
@@ -67,7 +66,7 @@ class Call:
         return calls[0] if len(calls) == 1 else None
 
     def same(self, original: nn.Module, ours: nn.Module, scales: Iterable[tuple[float, float]]) -> bool:
-        """Whether both give the same, and ask the same of attention."""
+        """Whether both return the same and call attention with the same inputs."""
         return all(_same_answer(*self._replay(original, *both), *self._replay(ours, *both)) for both in scales)
 
     def _replay(self, module: nn.Module, scale: float, attention_scale: float) -> tuple[object, list[Attended]]:
@@ -81,9 +80,9 @@ Calls = Mapping[nn.Module, Call]
 
 
 def observe_calls(model: PreTrainedModel) -> Calls:
-    """How the model calls its layers and attentions, seen in one forward at positions through its whole context.
+    """Observes how the model calls its layers and attentions, in one forward at positions across its whole context.
 
-    Left out is one that gets an argument which a module of ours would ignore.
+    Modules that get an argument which ours would ignore are left out.
     """
     calls: dict[nn.Module, Call] = {}
 
@@ -107,12 +106,12 @@ def observe_calls(model: PreTrainedModel) -> Calls:
 
 
 def random(*shape: int, like: torch.Tensor, seed: int = 0) -> torch.Tensor:
-    """The same numbers in every call, of a normal distribution."""
+    """Normally distributed numbers, the same in every call."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(like)
 
 
 def same(expected: object, actual: object) -> bool:
-    """Whether both are tensors that differ by roundings, or tuples of such, or the same otherwise."""
+    """Whether both are tensors that differ by roundings only, tuples of such, or else the same object."""
     if isinstance(expected, tuple) and isinstance(actual, tuple):
         return len(expected) == len(actual) and all(map(same, expected, actual))
     if not isinstance(expected, torch.Tensor) or not isinstance(actual, torch.Tensor):

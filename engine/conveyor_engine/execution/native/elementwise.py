@@ -1,4 +1,4 @@
-"""What stands between the matrix products of a layer, each in one pass: norms, rotary embedding, SiLU x up."""
+"""Norms, rotary embedding and SiLU x up, each in one pass."""
 
 import torch
 

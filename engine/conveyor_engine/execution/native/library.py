@@ -1,4 +1,4 @@
-"""The compiled library: found, checked, and described to ctypes. Called by the modules beside it.
+"""Loads and checks the compiled library, and declares its functions to ctypes. Called by the modules beside it.
 
 `why_missing()` says whether it can be used; every other function here and beside it needs it.
 """

@@ -32,7 +32,7 @@ def pack_linear(weight: torch.Tensor) -> PackedWeight:
 
 def unpack_linear(weight: PackedWeight) -> torch.Tensor:
     """The plain matrix (out, in) again, as a new tensor."""
-    pair = 1 if weight.data.dtype == torch.float32 else 2  # neighbours of a row that lie side by side
+    pair = 1 if weight.data.dtype == torch.float32 else 2  # neighbours of a row that are stored together
     panels = weight.data.view(weight.data.shape[0], -1, PANEL, pair)
     plain = panels.transpose(1, 2).reshape(-1, weight.data.shape[1])
     return plain[: weight.out_features, : weight.in_features].contiguous()

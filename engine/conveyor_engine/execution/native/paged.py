@@ -1,4 +1,4 @@
-"""The paged KV cache in the kernels' own layout: written, and attended over."""
+"""Writes to and attends over a paged KV cache in the kernels' own layout."""
 
 import torch
 

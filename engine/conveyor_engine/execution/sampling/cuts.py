@@ -1,7 +1,7 @@
-"""top_k and top_p: the best part of its distribution, from which a row draws.
+"""top_k and top_p: they cut a row's distribution to the best part, from which it draws.
 
-No processor of logits: it would have to bring the part back into the order of the vocabulary. The draw takes it as
-it is found, best first.
+Not a logit processor, which would have to bring the part back into the vocabulary's order. The draw takes it best
+first, as it is found.
 """
 
 from collections.abc import Iterator
@@ -13,9 +13,9 @@ from conveyor_engine.execution.sampling.draw import BLOCK, Choices
 from conveyor_engine.execution.sampling.row_values import RowValues
 from conveyor_engine.wire.request import SamplingParams
 
-CANDIDATES = 256  # the best tokens, looked at first; the vocabulary is sorted only for rows that these do not serve
+CANDIDATES = 256  # best tokens, looked at first; the vocabulary is sorted only for rows that need more of them
 SORTED_AT_ONCE = 32  # rows; sorting takes several times the memory of what is sorted
-_LEAST_TOP_P = 1e-6  # keeps the best token alone, as any smaller one does, and is not 0 in float32
+_LEAST_TOP_P = 1e-6  # keeps the best token alone, as any smaller value does, and is not 0 in float32
 
 
 class Cuts:
@@ -27,7 +27,7 @@ class Cuts:
         self._top_p = RowValues.full(max_num_seqs, 1, np.float32, device)
 
     def admit(self, row: int, params: SamplingParams) -> bool:
-        """Whether the row draws from a part only."""
+        """Keeps the row's cuts. Returns whether it has any."""
         top_k = params.top_k if 0 < params.top_k < self._vocab_size else self._vocab_size
         self._top_k[row] = top_k
         self._top_p[row] = max(params.top_p, _LEAST_TOP_P)
@@ -36,8 +36,8 @@ class Cuts:
     def narrow(self, weights: torch.Tensor, rows: torch.Tensor) -> Iterator[Choices]:
         """The parts of weights (n, vocabulary), float32, that rows, int64 (n,), draw from.
 
-        An entry that comes twice draws from the later one. Which way a row goes depends on its own parameters and
-        weights, never on the rest of the batch.
+        Of an entry that comes twice, the later part counts. A row's part depends on its own parameters and weights,
+        never on the rest of the batch.
         """
         top_k, top_p = self._top_k[rows], self._top_p[rows]
         best, enough = _among_the_best(weights, top_k, top_p)
@@ -48,10 +48,10 @@ class Cuts:
 
 
 def _among_the_best(weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> tuple[Choices, torch.Tensor]:
-    """Of all rows, and whether each row's cuts lie within the best tokens looked at: bool (rows,).
+    """The parts of all rows, and whether each row's cuts lie within the best tokens looked at: bool (rows,).
 
-    top_p is of what top_k has left. How many are looked at is the same for all rows: which of equal tokens `topk` finds
-    depends on it.
+    top_p is a share of what top_k leaves. The number looked at is the same for all rows, because it decides which of
+    several equal tokens `topk` finds.
     """
     vocab_size = weights.shape[1]
     num_candidates = min(CANDIDATES, vocab_size)
@@ -66,7 +66,7 @@ def _among_the_best(weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Ten
 
 
 def _sum(weights: torch.Tensor) -> torch.Tensor:
-    """Each row's sum, (rows, 1). Block by block: a long row that is alone is rounded otherwise by torch."""
+    """Each row's sum, (rows, 1), block by block: torch rounds a long row differently when it is alone."""
     num_blocks = weights.shape[1] // BLOCK
     whole = num_blocks * BLOCK
     sums = weights[:, :whole].view(len(weights), num_blocks, BLOCK).sum(-1)

@@ -17,7 +17,7 @@ _BELOW_ONE = 1 - 1e-6  # keeps rounding from choosing beyond the last token of t
 
 @dataclass(slots=True)
 class Choices:
-    """What some entries draw from."""
+    """The tokens that some entries draw from."""
 
     entries: torch.Tensor | slice
     weights: torch.Tensor  # float32 (entries, n), of any sum
@@ -46,7 +46,7 @@ def _splitmix64(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 def _invert(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """Where in each row the cumulated weights (rows, n) pass `uniforms` (rows, 1) of their sum: int64 (rows,).
 
-    A row with NaN gives some index; the caller has noticed it by then.
+    A row with NaN gives any index, which the caller replaces.
     """
     rows, count = weights.shape
     if count % BLOCK:

@@ -1,6 +1,6 @@
 """Log probabilities of chosen tokens and of the best ones beside them. Used by `sampler`; `model_runner` takes them.
 
-Computed on the device with the sample, and made into what callers are told when the step's result is taken.
+Computed on the device with the sample; the host makes the answer's form of them when it reads the step's result.
 """
 
 from dataclasses import dataclass
@@ -21,23 +21,23 @@ class Logprobs:
     top_values: torch.Tensor  # float32, the same shape
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """All of them, in the order in which they are made into another."""
+        """The tensors, in the constructor's order."""
         return self.chosen, self.chosen_values, self.top, self.top_values
 
-    def tell(self, num_rows: int) -> list[list[TokenLogprobs] | None]:
+    def by_row(self, num_rows: int) -> list[list[TokenLogprobs] | None]:
         """One entry for each row of logits, None for those that did not ask."""
-        told: list[list[TokenLogprobs] | None] = [None] * num_rows
+        rows: list[list[TokenLogprobs] | None] = [None] * num_rows
         for (row, count), token_id, value, ids, values in zip(
             self.num_top.items(), *(column.tolist() for column in self.tensors()), strict=True
         ):
-            told[row] = [TokenLogprobs.of(token_id, value, ids[:count], values[:count])]
-        return told
+            rows[row] = [TokenLogprobs.of(token_id, value, ids[:count], values[:count])]
+        return rows
 
 
 def compute_logprobs(
     logits: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor, num_top: dict[int, int]
 ) -> Logprobs:
-    """logits (rows, vocabulary), tokens int64 (rows,) -> of `rows`, int64, which are those that `num_top` names."""
+    """logits (rows, vocabulary), tokens int64 (rows,) -> of `rows`, int64, the keys of `num_top`."""
     chosen = tokens[rows].clamp_min(0)
     values = logits[rows].float().log_softmax(-1)
     top = values.topk(min(logits.shape[1], max(num_top.values())), dim=-1)

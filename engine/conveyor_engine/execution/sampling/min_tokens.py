@@ -1,4 +1,4 @@
-"""min_tokens: until a row has them, it cannot choose a token that would end it."""
+"""min_tokens: before it has so many, a row cannot choose a token that would end it."""
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from conveyor_engine.wire.step import RowSampling
 
 
 class MinTokens:
-    """Keeps each row's stop tokens. All rows have as many: the last one is repeated, which forbids nothing more."""
+    """Keeps each row's stop tokens, padded to the same number by repeating the row's last one."""
 
     changes_best = True
 

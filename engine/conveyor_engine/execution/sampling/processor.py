@@ -1,7 +1,7 @@
-"""What changes the logits before a token is chosen, and how `sampler` finds out whom it concerns.
+"""Logit processors, and the pipeline by which `sampler` applies them to the rows that use them.
 
-A processor keeps what it needs of each row on the device, written when the row is admitted. Rows that do not use it
-cost nothing: a step in which nobody does goes without it.
+A processor keeps its state of each row on the device, written when the row is admitted. A step in which no row uses it
+skips it.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ Int64 = npt.NDArray[np.int64]
 
 @dataclass(slots=True)
 class Samples:
-    """Whose logits they are: one entry for each of them, in the plan's order."""
+    """The row and the position of each entry of the logits, in the plan's order."""
 
     rows: Int64
     positions: Int64  # of the tokens to be sampled
@@ -31,11 +31,11 @@ class Samples:
 
     @classmethod
     def of(cls, rows: Int64, positions: Int64, device: torch.device) -> "Samples":
-        """Brings both to the device."""
+        """Copies both to the device."""
         return cls(rows, positions, to_device(rows, device), to_device(positions, device))
 
     def select(self, entries: Int64) -> tuple[torch.Tensor | slice, "Samples"]:
-        """These entries alone, and an index of the logits that gives theirs: a slice, which copies nothing, if all."""
+        """The index of these entries in the logits, and they alone. If they are all, the index is a slice: no copy."""
         if len(entries) == len(self.rows):
             return slice(None), self
         index = to_device(entries, self.device_rows.device)
@@ -44,22 +44,22 @@ class Samples:
 
 
 class LogitProcessor(Protocol):
-    """One way in which rows ask for other logits than the model's."""
+    """One change of the logits that rows can ask for."""
 
-    changes_best: bool  # whether another token may become the best; if not, rows that take the best go without it
+    changes_best: bool  # whether it can make another token the best; if not, greedy rows skip it
 
     def admit(self, row: int, sampling: RowSampling) -> int:
-        """Keeps what it needs of the row, in place of what it kept there.
+        """Sets the row's state.
 
-        Returns the position before which the row's tokens need it: 0 if none do, ALWAYS if all do.
+        Returns the position before which the row's tokens need the processor: 0 if none do, ALWAYS if all do.
         """
         ...
 
     def apply(self, logits: torch.Tensor, samples: Samples, users: Int64) -> None:
         """Changes logits (entries, vocabulary) in place: those of `users` alone, which are indices of entries.
 
-        One that keeps the best token is given float32, less the row's largest. What a row gets depends on its own
-        state and logits, never on the rest of the batch.
+        A processor that keeps the best token gets float32 logits less the row's largest. A row's result depends on its
+        own state and logits, never on the rest of the batch.
         """
         ...
 
@@ -76,7 +76,7 @@ class Pipeline:
             self._needed_before[index, row] = processor.admit(row, sampling)
 
     def apply(self, logits: torch.Tensor, samples: Samples, *, in_place: bool) -> torch.Tensor:
-        """What the processors make of logits (entries, vocabulary); the same tensor if nobody uses any."""
+        """The processed logits (entries, vocabulary); the same tensor if no entry uses a processor."""
         used = samples.positions < self._needed_before[:, samples.rows]
         if not used.any():
             return logits

@@ -10,7 +10,7 @@ from conveyor_engine.execution.transfer import to_device
 
 
 class RowValues:
-    """On a CPU both are the same memory; to another device all rows are copied once after a change."""
+    """An array of all rows. On a CPU both copies share memory; to another device it is copied whole after a change."""
 
     def __init__(self, values: npt.NDArray[Any], device: torch.device) -> None:
         """values (max_num_seqs, ...)."""

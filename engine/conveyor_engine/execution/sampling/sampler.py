@@ -1,7 +1,7 @@
 """Chooses a token for every row of logits. Vectorised over rows; what no row asks for is skipped.
 
-Used by `model_runner`, which tells it how each row samples when the row is admitted, and then step by step whose
-logits it is given. The order of everything that has a say is `logit_processors`, then `Sampler._draw`.
+Used by `model_runner`: `admit` sets how a row samples, and `sample` follows in each step of the row. What decides a
+token stands in order in `logit_processors`, then in `Sampler._draw`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,14 +27,14 @@ def logit_processors(max_num_seqs: int, device: torch.device) -> list[LogitProce
     """In the order in which they act. After them come top_k and top_p, which `Cuts` makes part of the draw."""
     return [
         MinTokens(max_num_seqs, device),
-        # Whatever else may make another token the best goes here: bias, penalties, grammar masks.
+        # Others that can make another token the best go here: bias, penalties, grammar masks.
         Temperature(max_num_seqs, device),
-        # Whatever is said in terms of the probabilities goes here: min_p.
+        # Others that work on probabilities go here: min_p.
     ]
 
 
 def peak_bytes(max_num_seqs: int, vocab_size: int) -> int:
-    """Memory that `Sampler.sample` takes at most beside the logits it is given, at its most demanding parameters."""
+    """The most memory that `Sampler.sample` takes beside its logits, whatever the parameters."""
     weighed = max_num_seqs * 3 * 4  # per token of the vocabulary: a copy for the processors, and two in float32
     in_order = min(max_num_seqs, SORTED_AT_ONCE) * 11 * 4  # copy, sorted with indices and the sort's own, cumulated
     return (weighed + in_order) * vocab_size
@@ -42,14 +42,14 @@ def peak_bytes(max_num_seqs: int, vocab_size: int) -> int:
 
 @dataclass(slots=True)
 class Sampled:
-    """What was chosen, still on the device."""
+    """The chosen tokens, on the device."""
 
     token_ids: torch.Tensor  # int64 (entries,); -1 where the logits are not finite
     logprobs: Logprobs | None
 
 
 class Sampler:
-    """Keeps of each row how it samples."""
+    """Samples for all rows, each by its own parameters."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Sampler:
         device: torch.device,
         processors: Sequence[LogitProcessor] | None = None,
     ) -> None:
-        """`processors` in place of `logit_processors`: first those that may change the best token."""
+        """`processors`: in place of `logit_processors`, those with `changes_best` first."""
         if processors is None:
             processors = logit_processors(max_num_seqs, device)
         self._device = device
@@ -70,7 +70,7 @@ class Sampler:
         self._num_top_logprobs = np.full(max_num_seqs, _NO_LOGPROBS, dtype=np.int64)
 
     def admit(self, row: int, sampling: RowSampling) -> None:
-        """From now on the row samples like this."""
+        """Sets how the row samples from now on."""
         params = sampling.params
         self._of_all.admit(row, sampling)
         self._of_drawing.admit(row, sampling)
@@ -81,7 +81,7 @@ class Sampler:
         self._num_top_logprobs[row] = _NO_LOGPROBS if params.logprobs is None else params.logprobs
 
     def sample(self, logits: torch.Tensor, samples: Samples) -> Sampled:
-        """logits (entries, vocabulary) in any float type, which are left as they are.
+        """A token for each entry of logits (entries, vocabulary), of any float type; the logits are not changed.
 
         Log probabilities are the model's own, before any processor.
         """
@@ -96,7 +96,7 @@ class Sampler:
         return Sampled(tokens, self._logprobs(logits, tokens, samples.rows))
 
     def _drawing(self, rows: Int64) -> Iterator[tuple[int, Int64]]:
-        """The entries that choose at random, apart by what they draw from. Cuts are costly: nobody else pays them."""
+        """The entries that draw at random, by what they draw from, so that only entries with cuts pay for cutting."""
         ways = self._way[rows]
         if ways.any():
             for way in (_DRAWS_FROM_ALL, _DRAWS_FROM_PART):

@@ -11,7 +11,7 @@ GREEDY_BELOW = 1e-5  # vLLM's limit: float32 cannot divide by much less
 
 
 class Temperature:
-    """Keeps each row's."""
+    """Keeps each row's temperature."""
 
     changes_best = False
 
@@ -23,4 +23,4 @@ class Temperature:
         return 0 if sampling.params.temperature == 1 else ALWAYS
 
     def apply(self, logits: torch.Tensor, samples: Samples, users: Int64) -> None:
-        logits.div_(self._temperature[samples.device_rows])  # of all: the others' is 1, and picking users would copy
+        logits.div_(self._temperature[samples.device_rows])  # all entries: the others' is 1, and selecting would copy

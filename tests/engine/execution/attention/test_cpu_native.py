@@ -7,7 +7,7 @@ import torch
 from conveyor_engine.errors import ConfigError
 from conveyor_engine.execution import native
 from conveyor_engine.execution.attention.backend import AttentionBackend, AttentionMetadata, AttentionSpec, LayerShape
-from conveyor_engine.execution.attention.cpu_native import CpuNative, cannot_run
+from conveyor_engine.execution.attention.cpu_native import CpuNative, find_obstacle
 from conveyor_engine.execution.attention.select import select_backend
 from conveyor_engine.execution.attention.torch_paged import TorchPaged
 
@@ -86,4 +86,4 @@ def test_it_is_chosen_on_a_cpu_with_blocks_of_16() -> None:
 def test_asking_for_it_where_it_cannot_run_says_why() -> None:
     with pytest.raises(ConfigError, match="block_size is 32"):
         select_backend("native", CPU, torch.float32, 32)
-    assert "float16" in (cannot_run(16, torch.float16) or "")
+    assert "float16" in (find_obstacle(16, torch.float16) or "")

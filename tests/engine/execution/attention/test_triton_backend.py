@@ -157,7 +157,7 @@ def test_warm_up_compiles_all_that_serving_needs(tmp_path: Path, monkeypatch: py
     save_tiny_model("llama", tmp_path, num_hidden_layers=1, hidden_size=64)
     monkeypatch.setattr(model_runner, "select_backend", lambda *_: TritonPaged(num_processors=16))
     monkeypatch.setattr(kernels, "KEYS_PER_SPLIT", 16)
-    monkeypatch.setattr(TritonPaged, "long_decode_tokens", 32)
+    monkeypatch.setattr(TritonPaged, "extra_warmup_tokens", 32)
     compilations = Compilations(monkeypatch)
     config = EngineConfig(
         model=str(tmp_path), device="auto", dtype="float32", attention_backend="torch",

@@ -315,7 +315,7 @@ def test_log_probabilities_are_the_models_own_and_only_for_those_who_ask() -> No
     rows = [greedy(logprobs=2), greedy(), greedy(logprobs=0)]
     logprobs = draw(logits_of(0.1, 0.6, 0.3, rows=3), rows).logprobs
     assert logprobs is not None
-    first, none, chosen_only = (entries and entries[0] for entries in logprobs.tell(3))
+    first, none, chosen_only = (entries and entries[0] for entries in logprobs.by_row(3))
     assert first is not None
     assert (first.token_id, first.top_token_ids) == (1, [1, 2])
     assert first.logprob == pytest.approx(math.log(0.6), abs=1e-5)
