@@ -83,7 +83,7 @@ def _serve(flags: argparse.Namespace) -> int:
     from uvloop import run
 
     from conveyor_engine.serving.preparing.prepare import ServedModel
-    from conveyor_engine.serving.preparing.process import Nursery
+    from conveyor_engine.serving.preparing.process import ForkServer
     from conveyor_engine.serving.preparing.sampling_defaults import SamplingDefaults, read_sampling_defaults
     from conveyor_engine.serving.server import serve
     from conveyor_engine.text.tokenizer import Tokenizer
@@ -93,7 +93,7 @@ def _serve(flags: argparse.Namespace) -> int:
     directory = Path(config.model)
     defaults = read_sampling_defaults(directory) if config.sampling_defaults == "model" else SamplingDefaults()
     model = ServedModel(config.served_model_name or directory.resolve().name, Tokenizer(directory), defaults)
-    death = run(serve(config, Nursery(model)))
+    death = run(serve(config, ForkServer(model)))
     if death is None:
         return 0
     _log.error("event=engine_dead reason=%s message=%s", death.reason, death.message)

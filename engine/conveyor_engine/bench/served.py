@@ -20,7 +20,7 @@ from conveyor_engine.bench.idle import VOCABULARY
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.logs import configure_logging
 from conveyor_engine.serving.preparing.prepare import ServedModel
-from conveyor_engine.serving.preparing.process import Nursery
+from conveyor_engine.serving.preparing.process import ForkServer
 from conveyor_engine.serving.preparing.sampling_defaults import SamplingDefaults
 from conveyor_engine.serving.server import serve
 from conveyor_engine.text.tokenizer import Tokenizer
@@ -64,7 +64,7 @@ def _wait_ready(server: "subprocess.Popen[str]") -> int:
 async def _stream_all(port: int, rows: int, tokens: int) -> float:
     while not await _is_ready(port):  # noqa: ASYNC110  another process has no event
         await asyncio.sleep(0.05)
-    await asyncio.gather(*(_stream(port, 2) for _ in range(rows)))  # connections, workers and caches are warm
+    await asyncio.gather(*(_stream(port, 2) for _ in range(rows)))  # warms connections, workers and caches
     times = await asyncio.gather(*(_stream(port, tokens) for _ in range(rows)))
     return rows * tokens / (max(end for _, end in times) - min(begin for begin, _ in times))
 
@@ -111,7 +111,7 @@ def _serve(folder: str, rows: str, tokens: str) -> None:
         max_num_queued_requests=int(rows),
     )
     model = ServedModel("idle", Tokenizer(Path(folder)), SamplingDefaults())
-    run(serve(config, Nursery(model), "conveyor_engine.bench.idle"))
+    run(serve(config, ForkServer(model), "conveyor_engine.bench.idle"))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the kernel says about this container's memory. Used by `engine_process` to explain a killed process.
+"""Counts the container's OOM kills. Used by `engine_process` to explain a killed process.
 
 With cgroup v2 Kubernetes has the whole container killed; with v1 the kernel kills one process of it, the largest.
 """
@@ -11,7 +11,7 @@ OOM_KILLED: Final = (
     "raise resources.limits.memory, or ask for less with `max_model_len` or `num_kv_blocks`"
 )
 
-# As a container sees its own, v2 and v1.
+# A container's own counters, v2 and v1.
 _COUNTERS = (Path("/sys/fs/cgroup/memory.events"), Path("/sys/fs/cgroup/memory/memory.oom_control"))
 
 

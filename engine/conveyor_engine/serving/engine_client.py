@@ -1,6 +1,6 @@
 """The engine as asyncio code sees it: admission, a stream of outputs per request, abort, drain, death.
 
-Used by `http` and `server`. Owns the `engine_process`. Promise: every opened `Generation` ends exactly once, with a
+Used by `http` and `server`. Owns the `engine_process`. Invariant: every opened `Generation` ends exactly once, with a
 finish reason or an error, also when the process is killed. Knows no HTTP.
 """
 
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 class State(StrEnum):
-    """Of the engine as a whole."""
+    """The state of the engine as a whole."""
 
     STARTING = "starting"
     READY = "ready"
@@ -74,7 +74,7 @@ class EngineClient:
         self._stuck_seconds = STEP_STUCK_SECONDS
         self._reading: asyncio.Task[None] | None = None
 
-    # --- its life ---
+    # --- start and stop ---
 
     async def start(self) -> None:
         """Starts the process and returns; `state` becomes READY, or DEAD with a `death`, later."""
@@ -84,17 +84,17 @@ class EngineClient:
         self._reading = asyncio.create_task(self._read())
 
     async def stop(self) -> None:
-        """Ends the process: it leaves when its socket closes, and is killed if it does not."""
+        """Ends the process: it exits when its socket closes, and is killed if it does not."""
         if self._reading is None:
             return
-        self._reading.cancel()  # from here on its end is no death
+        self._reading.cancel()  # from here on its end is expected
         with contextlib.suppress(asyncio.CancelledError):
             await self._reading
         await self._process.reap()
 
     @property
     def is_alive(self) -> bool:
-        """Whether the loop process beats and its step is not stuck. True while the model loads."""
+        """Whether heartbeats arrive and no step is stuck. True while the model loads."""
         beating = time.monotonic() - self._last_heartbeat < HEARTBEAT_LATE_SECONDS
         return self.state is not State.DEAD and beating and self._step_seconds < self._stuck_seconds
 
@@ -112,7 +112,7 @@ class EngineClient:
 
     @property
     def _num_unread(self) -> int:
-        """Requests sent that the engine has not said to have taken, those that have left included."""
+        """Requests that were sent and that the engine has not acknowledged, aborted ones included."""
         return max(0, self._num_sent - self._num_added)
 
     @contextlib.contextmanager
@@ -131,13 +131,13 @@ class EngineClient:
             raise Unavailable("the engine has stopped; this server is about to exit")
         if self.state is not State.READY:
             raise Unavailable(f"the engine is {self.state}")
-        # Those that left before the engine took them count too: their prompts lie between the two processes.
+        # Aborted ones count until the engine has read them: their prompts lie between the two processes.
         others = max(len(self._generations), self._num_unread) + self._num_held - 1
         if others + num_requests > self.num_requests_max:
             raise Overloaded(f"{others} requests are arriving, waiting or running already; try again later")
 
     def open_generation(self, request_ids: list[str], add: bytes, timeout_seconds: float) -> Generation:
-        """Hands a place's requests to the engine, all or none; `add` is the frame of their Add.
+        """Sends the requests of a held place to the engine, all or none; `add` is the frame of their Add.
 
         After the timeout they end with DEADLINE in any case. Raises Unavailable or Overloaded.
         """
@@ -159,7 +159,7 @@ class EngineClient:
             self._close(request_id)
 
     def begin_drain(self) -> None:
-        """No new requests; those that are here go on."""
+        """Refuses new requests; open ones go on."""
         if self.state is State.READY:
             self._process.send(Drain())
         if self.state is not State.DEAD:
@@ -178,14 +178,14 @@ class EngineClient:
 
     @property
     def num_requests_max(self) -> int:
-        """That may be here at a time."""
+        """Requests that may be open at a time."""
         max_num_seqs = self.facts.max_num_seqs if self.facts else self._config.max_num_seqs
         return self._config.max_num_queued_requests + max_num_seqs
 
-    # --- what it says ---
+    # --- messages of the engine ---
 
     async def _read(self) -> None:
-        """Takes the engine's messages. When they end, for whatever reason, the engine is dead."""
+        """Takes the engine's messages. When they end, whatever the reason, the engine is dead."""
         try:
             async for message in self._process.messages():
                 self._take(message)
@@ -239,7 +239,7 @@ class EngineClient:
             generation.fail(overloaded if refused.overloaded else invalid)
 
     def _die(self, exit_code: int) -> None:
-        """Every open request fails now."""
+        """Fails every open request."""
         if self.death is None:
             self.death = self._process.explain(exit_code)
         self.fail_all(EngineDead(f"the engine stopped while working on this request: {self.death.message}"))

@@ -1,6 +1,6 @@
-"""The engine process from the side of the API process: its start, its socket, its end and what that means.
+"""The engine process as the API process sees it: its start, its socket, its exit code.
 
-Used by `engine_client`, which knows what the messages are about. The other end of the socket is `loop.process`.
+Used by `engine_client`, which knows what the messages mean. The other end of the socket is `loop.process`.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ class EngineProcess:
         self._reader_end: asyncio.StreamWriter | None = None  # never written to
 
     async def start(self) -> None:
-        """Returns when the process is there."""
+        """Returns when the process is started."""
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = await asyncio.create_subprocess_exec(
@@ -58,13 +58,13 @@ class EngineProcess:
         await self.connect(ours)
 
     async def connect(self, ours: socket.socket) -> None:
-        """Talks over this socket. Two transports for it: a write that fails closes its own, not what is to be read."""
+        """Opens the socket by two transports: a failed write closes its own, and the other still reads."""
         _, self._writer = await asyncio.open_connection(sock=ours)
         cast(asyncio.ReadTransport, self._writer.transport).pause_reading()
         self._reader, self._reader_end = await asyncio.open_connection(sock=ours.dup())
 
     def send(self, message: ToEngine) -> None:
-        """Sends it, unless the process is ending: then `messages` will end too."""
+        """Sends the message, unless the process is ending: then `messages` will end too."""
         self.write(encode_frame(message))
 
     def write(self, frame: bytes) -> None:
@@ -74,7 +74,7 @@ class EngineProcess:
             self._writer.write(frame)
 
     async def messages(self) -> AsyncIterator[FromEngine]:
-        """What the process says, until it says no more. Raises msgspec.DecodeError for what is no message."""
+        """The process's messages until its socket closes. Raises msgspec.DecodeError for an invalid one."""
         assert self._reader is not None
         frames = FrameReader()
         try:
@@ -85,7 +85,7 @@ class EngineProcess:
             return  # a reset is an end
 
     async def reap(self) -> int:
-        """The process's exit code. It leaves when it has no socket any more; if it does not, it is killed."""
+        """Closes the socket, at which the process exits, or is killed. Returns its exit code."""
         assert self._process is not None
         self.close()
         try:
@@ -96,13 +96,13 @@ class EngineProcess:
             return await self._process.wait()
 
     def close(self) -> None:
-        """Both halves of the socket."""
+        """Closes both transports."""
         for writer in (self._writer, self._reader_end):
             assert writer is not None
             writer.close()
 
     def explain(self, exit_code: int) -> Death:
-        """What an end without a message means."""
+        """The cause of death of a process that sent none."""
         if exit_code >= 0:
             return Death(FailureReason.ENGINE_ERROR, f"the engine process exited with code {exit_code}")
         if exit_code == -signal.SIGKILL and count_oom_kills() > self._oom_kills_before:

@@ -1,8 +1,7 @@
-"""The outputs of one HTTP request's prompts and choices, from the engine's side of asyncio to its reader.
+"""The queue of outputs of one HTTP request, for all of its prompts and choices.
 
-Opened by `EngineClient`, which puts outputs in; read by `http.generated` and `http.embeddings`. Invariant: each request
-id gets at most one output with a finish reason, and the reader sees the end of all of them or one error, never both and
-never neither.
+`EngineClient` opens it and puts outputs in; `http.generated` and `http.embeddings` read it. Invariant: each request id
+gets at most one output with a finish reason, and the reader sees either the end of all of them or one error.
 """
 
 import asyncio
@@ -14,13 +13,13 @@ import msgspec
 
 from conveyor_engine.wire.request import FinishReason, RequestOutput
 
-_BATCH_TOKENS = 64  # that a reader gets at once: a few milliseconds of work, then it is other streams' turn
+_BATCH_TOKENS = 64  # that a reader gets in one turn: a few milliseconds of work
 
 
 class Turns:
-    """Of the readers that are behind, one goes on in each turn of the event loop, in their order.
+    """Lets one reader with a backlog go on in each iteration of the event loop, in their order.
 
-    Together they would hold it up for as long as all their batches take, and new connections and probes with it.
+    All at once they would block it, and new connections and probes with it, for as long as all their batches take.
     """
 
     def __init__(self) -> None:
@@ -51,13 +50,13 @@ class Generation:
     def __init__(
         self, request_ids: list[str], timeout_seconds: float, abort: Callable[[list[str]], None], turns: Turns
     ) -> None:
-        """After the timeout all that is open ends with DEADLINE, whatever the engine does. `abort` tells the engine."""
+        """After the timeout, open requests end with DEADLINE, whatever the engine does. `abort` aborts them there."""
         self.request_ids = request_ids
         self.turns = turns
         self._abort = abort
         self._open = set(request_ids)
         self._outputs: deque[RequestOutput] = deque()
-        self.on_held: Callable[[int], None] = lambda _: None  # told how many bytes more, or less, wait for the reader
+        self.on_held: Callable[[int], None] = lambda _: None  # called with the change of the bytes that wait
         self._error: Exception | None = None
         self._news = asyncio.Event()
         self._timer = asyncio.get_running_loop().call_later(max(0.0, timeout_seconds), self._expire)
@@ -71,7 +70,7 @@ class Generation:
         self._abort(self.request_ids)
 
     async def batches(self) -> AsyncIterator[list[RequestOutput]]:
-        """The outputs that are there, a few tokens at a time, until every request has had its last one.
+        """The outputs, a few tokens at a time, until every request has had its last one.
 
         Raises what `fail` was given (Overloaded, InvalidRequest, Unavailable, EngineDead), after the outputs before it.
         """
@@ -97,7 +96,7 @@ class Generation:
         return batch
 
     def put(self, output: RequestOutput) -> None:
-        """Takes an output in; none after a request's last."""
+        """Queues an output. Ignores those after a request's last one."""
         if output.request_id not in self._open:
             return
         if output.finish_reason is not None:
@@ -108,7 +107,7 @@ class Generation:
         self._news.set()
 
     def fail(self, error: Exception) -> None:
-        """Ends all that is open with this error."""
+        """Ends all open requests with this error."""
         if self._open:
             self._open.clear()
             self._error = error
@@ -121,7 +120,7 @@ class Generation:
 
 
 def _split(output: RequestOutput) -> Iterator[RequestOutput]:
-    """The same in parts of a batch's size; the last one ends it. Static batching gives whole answers at once."""
+    """The output in parts of a batch's size, the finish reason in the last. Static batching gives whole answers."""
     ids, logprobs = output.new_token_ids, output.logprobs
     size = max(1, _BATCH_TOKENS // _weight(output))
     last_start = max(0, (len(ids) - 1) // size * size)
@@ -138,10 +137,10 @@ def _split(output: RequestOutput) -> Iterator[RequestOutput]:
 
 
 def _weight(output: RequestOutput) -> int:
-    """Of a token, in work: each alternative is shown as a token is."""
+    """Work for each token of the output: one for itself and one for each alternative."""
     return 1 + len(output.logprobs[0].packed_ids) // 4 if output.logprobs else 1
 
 
 def _held_bytes(output: RequestOutput) -> int:
-    """About as much as it takes in memory."""
+    """The memory that the output takes, roughly."""
     return 200 + 40 * len(output.new_token_ids) + 500 * len(output.logprobs or ()) + len(output.vector or b"")

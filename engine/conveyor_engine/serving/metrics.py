@@ -1,7 +1,7 @@
 """Every metric of the engine, each name once. Filled by `http` and by the engine's steps; rendered at /metrics.
 
-Names that vLLM's dashboards, gateways and load generators know keep vLLM's spelling (vllm:*); what only this engine
-tells is conveyor_engine_*. Gauges and counters of the engine process are read from its newest snapshot.
+Metrics that vLLM has too keep its names (vllm:*), for dashboards, gateways and load generators; the others are
+conveyor_engine_*. Gauges and counters of the engine process are read from its newest snapshot.
 """
 
 from collections.abc import Callable, Iterator
@@ -88,8 +88,8 @@ class EngineMetrics:
             "conveyor_engine_batch_size", "Requests that took part in one step.", _POWERS_OF_TWO[:11]
         )
         self._success = self._counter("vllm:request_success", "Answers, by how they ended.", "finished_reason")
-        for reason in set(FinishReason) - {FinishReason.STOP_STRING}:  # told as STOP
-            self._success.labels(finished_reason=reason.value)  # so that they are there, at 0, from the start
+        for reason in set(FinishReason) - {FinishReason.STOP_STRING}:  # reported as STOP
+            self._success.labels(finished_reason=reason.value)  # present at 0 from the start
         self._rejections = self._counter("vllm:admission_rejections", "Requests refused, by why.", "reason")
         self._responses = self._counter("conveyor_engine_http_responses", "By route and status.", "route", "status")
 
@@ -98,7 +98,7 @@ class EngineMetrics:
         return generate_latest(self._registry)
 
     def observe_step(self, step: Step) -> None:
-        """After each engine step, also one that ran nothing but told of aborts."""
+        """After each engine step, also one that only reported aborts."""
         ran = step.stats.num_steps > self.stats.num_steps
         self.stats = step.stats
         if ran:
@@ -106,7 +106,7 @@ class EngineMetrics:
             self._step_seqs.observe(step.stats.step_num_seqs)
 
     def observe_prompt(self, num_tokens: int, max_tokens: int | None = None) -> None:
-        """When a request was admitted; one to embed asks for no tokens."""
+        """When a request was admitted; an embedding has no `max_tokens`."""
         self._prompt_tokens.observe(num_tokens)
         if max_tokens is not None:
             self._max_tokens.observe(max_tokens)
@@ -137,7 +137,7 @@ class EngineMetrics:
         self._responses.labels(route=route, status=str(status)).inc()
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-        """What is read from the newest snapshot, at the time of the scrape."""
+        """The metrics that are read from the newest snapshot at a scrape."""
         stats, names, values = self.stats, list(self._label), list(self._label.values())
         for name, text, read in (
             *_GAUGES,

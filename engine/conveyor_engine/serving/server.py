@@ -1,8 +1,8 @@
 """`serve`: the HTTP server and the engine process from start to exit code. Called by `__main__`.
 
-SIGTERM: not ready any more, running requests go on for up to drain_timeout_seconds, the reading of their answers
-included, then exit 0. A second SIGTERM (or SIGINT) ends them at once. When the engine dies, every open request is
-answered, then the exit code is 1.
+SIGTERM: /readyz fails, open requests have drain_timeout_seconds until their clients have read the answers, then exit 0.
+A second SIGTERM (or SIGINT) ends them at once. When the engine dies, every open request gets an error, and the exit
+code is 1.
 """
 
 import asyncio
@@ -23,32 +23,33 @@ from conveyor_engine.serving.http.connection import Connection, allow_open_files
 from conveyor_engine.serving.http.edge import Edge
 from conveyor_engine.serving.http.memory import Memory
 from conveyor_engine.serving.metrics import EngineMetrics
-from conveyor_engine.serving.preparing.pool import Preparers
-from conveyor_engine.serving.preparing.process import Nursery
+from conveyor_engine.serving.preparing.pool import WorkerPool
+from conveyor_engine.serving.preparing.process import ForkServer
 from conveyor_process.listening import BACKLOG
 
-_FLUSH_SECONDS = 5.0  # for last words to reach their clients
+_FLUSH_SECONDS = 5.0  # for the last bytes to reach their clients
 _log = logging.getLogger(__name__)
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, but signals are ours."""
+    """uvicorn without its signal handlers."""
 
     @contextlib.contextmanager
     def capture_signals(self):  # type: ignore[no-untyped-def]
         yield
 
 
-async def serve(config: EngineConfig, nursery: Nursery, engine_program: str = ENGINE_PROGRAM) -> Death | None:
-    """Runs until a signal (None) or the engine's death. Raises ConfigError if the port cannot be had."""
+async def serve(config: EngineConfig, fork_server: ForkServer, engine_program: str = ENGINE_PROGRAM) -> Death | None:
+    """Runs until a signal (None) or the engine's death. Raises ConfigError if it cannot listen on the port."""
     allow_open_files()
-    model = nursery.model
+    model = fork_server.model
     listener = _listen(config.host, config.port)
     metrics = EngineMetrics(model.name)
     engine = EngineClient(config, metrics.observe_step, engine_program)
     metrics.num_waiting = lambda: engine.num_waiting
     metrics.facts = lambda: engine.facts
-    edge = Edge(config, model.name, engine, model.tokenizer, metrics, Preparers(nursery), Memory(), int(time.time()))
+    workers = WorkerPool(fork_server)
+    edge = Edge(config, model.name, engine, model.tokenizer, metrics, workers, Memory(), int(time.time()))
     server = _Server(
         uvicorn.Config(
             build_app(edge), http=Connection, loop="uvloop", lifespan="off", log_config=None, access_log=False,
@@ -56,7 +57,7 @@ async def serve(config: EngineConfig, nursery: Nursery, engine_program: str = EN
         )
     )  # fmt: skip
     stopping = _catch_signals()
-    await edge.preparers.start()
+    await workers.start()
     await engine.start()
     serving = asyncio.create_task(server.serve([listener]))
     served = asyncio.Event()
@@ -68,7 +69,7 @@ async def serve(config: EngineConfig, nursery: Nursery, engine_program: str = EN
     finally:
         listener.close()
         await engine.stop()
-        await edge.preparers.stop()
+        await workers.stop()
     return engine.death
 
 
@@ -83,29 +84,29 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 class _Stopping:
-    """The signals that ask this process to end: the first one drains, the second one insists."""
+    """The signals that end this process: the first one starts the drain, the second one ends it."""
 
     def __init__(self) -> None:
-        self.asked = asyncio.Event()
-        self.insisted = asyncio.Event()
+        self.begun = asyncio.Event()
+        self.forced = asyncio.Event()
 
-    def ask(self, name: str) -> None:
+    def on_signal(self, name: str) -> None:
         _log.info("event=signal name=%s", name)
-        (self.insisted if self.asked.is_set() else self.asked).set()
+        (self.forced if self.begun.is_set() else self.begun).set()
 
 
 def _catch_signals() -> _Stopping:
     stopping = _Stopping()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopping.ask, number.name)
+        asyncio.get_running_loop().add_signal_handler(number, stopping.on_signal, number.name)
     return stopping
 
 
 async def _until_stopped(
     engine: EngineClient, server: _Server, served: asyncio.Event, stopping: _Stopping, drain_seconds: float
 ) -> None:
-    """Returns when the server has ended, or will: open requests have had their last bytes, and no client is left."""
-    if await _first(stopping.asked, engine.dead, served) is stopping.asked:
+    """Returns when the server has ended or is about to: answers have been sent and connections are closed."""
+    if await _first(stopping.begun, engine.dead, served) is stopping.begun:
         await _drain(engine, server, served, stopping, drain_seconds)
     server.should_exit = True
     await _first(served, timeout_seconds=_FLUSH_SECONDS)
@@ -120,18 +121,18 @@ async def _drain(
     _log.info("event=draining open=%d timeout_seconds=%g", engine.num_open, drain_seconds)
     end = time.monotonic() + drain_seconds
     engine.begin_drain()
-    first = await _first(engine.idle, stopping.insisted, engine.dead, served, timeout_seconds=drain_seconds)
+    first = await _first(engine.idle, stopping.forced, engine.dead, served, timeout_seconds=drain_seconds)
     if first is engine.idle:
-        server.should_exit = True  # what remains is for clients that read slowly
-        await _first(served, stopping.insisted, timeout_seconds=max(0.0, end - time.monotonic()))
-    elif first is None or first is stopping.insisted:
+        server.should_exit = True  # only slow readers remain
+        await _first(served, stopping.forced, timeout_seconds=max(0.0, end - time.monotonic()))
+    elif first is None or first is stopping.forced:
         _log.warning("event=drain_ended_early open=%d", engine.num_open)
         engine.fail_all(Unavailable("the engine is going away and ended this request; send it again"))
     _log.info("event=drained")
 
 
 async def _first(*events: asyncio.Event, timeout_seconds: float | None = None) -> asyncio.Event | None:
-    """The event that comes first (the earlier argument, if several are there); None after the timeout."""
+    """The event that is set first (the earlier argument, if several are); None after the timeout."""
     waiting = [asyncio.create_task(event.wait()) for event in events]
     try:
         await asyncio.wait(waiting, timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)

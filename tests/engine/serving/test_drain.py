@@ -44,7 +44,7 @@ async def draining() -> AsyncIterator[Draining]:
         await reader.readuntil(b"\r\n\r\n")
         engine = EngineClient(EngineConfig(model="none"))
         ending = asyncio.create_task(module._until_stopped(engine, server, served, stopping, 100))
-        stopping.ask("SIGTERM")
+        stopping.on_signal("SIGTERM")
         while not server.should_exit:  # noqa: ASYNC110  uvicorn has no event for it
             await asyncio.sleep(0)
         yield Draining(reader, stopping, ending)
@@ -61,6 +61,6 @@ async def test_a_client_that_reads_slowly_has_the_whole_drain_for_its_answer(mon
 async def test_a_second_signal_cuts_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_FLUSH_SECONDS", 0.0)
     async with draining() as drain:
-        drain.stopping.ask("SIGTERM")
+        drain.stopping.on_signal("SIGTERM")
         await drain.ending
         assert len(await drain.reader.read(-1)) < MUCH_BYTES

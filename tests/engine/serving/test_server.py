@@ -17,7 +17,7 @@ from tests.engine.processes import EngineServer, children, wait_until
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.serving import server as module
 from conveyor_engine.serving.preparing.prepare import ServedModel
-from conveyor_engine.serving.preparing.process import Nursery
+from conveyor_engine.serving.preparing.process import ForkServer
 from conveyor_engine.serving.preparing.sampling_defaults import SamplingDefaults
 from conveyor_engine.text.tokenizer import Tokenizer
 
@@ -185,12 +185,12 @@ def test_at_the_end_of_the_drain_requests_are_ended_in_words(start: Start, by: s
 
 
 @pytest.fixture
-def nursery(chat_model: Path) -> Nursery:
-    return Nursery(ServedModel("tiny", Tokenizer(chat_model), SamplingDefaults()))
+def fork_server(chat_model: Path) -> ForkServer:
+    return ForkServer(ServedModel("tiny", Tokenizer(chat_model), SamplingDefaults()))
 
 
 async def test_a_server_that_fails_ends_the_process(
-    chat_model: Path, nursery: Nursery, monkeypatch: pytest.MonkeyPatch
+    chat_model: Path, fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fail(*_: object, **__: object) -> None:
         raise OSError("no more sockets")
@@ -198,7 +198,7 @@ async def test_a_server_that_fails_ends_the_process(
     monkeypatch.setattr(module._Server, "startup", fail)
     config = EngineConfig(model=str(chat_model), device="cpu", host="127.0.0.1", port=0)
     with pytest.raises(OSError, match="no more sockets"):
-        await module.serve(config, nursery)
+        await module.serve(config, fork_server)
 
 
 def test_when_the_engine_is_killed_every_request_is_answered_and_the_server_exits(start: Start) -> None:
@@ -220,14 +220,14 @@ def test_when_the_engine_is_killed_every_request_is_answered_and_the_server_exit
 
 def test_when_the_server_is_killed_its_processes_leave(start: Start) -> None:
     server = start()
-    nursery = next(pid for pid in children(server.process.pid) if pid != server.engine_pid)
-    workers = children(nursery)
+    fork_server = next(pid for pid in children(server.process.pid) if pid != server.engine_pid)
+    workers = children(fork_server)
     assert len(workers) == 3
     with open_connection(server, LONG):
         server.wait_load(running=1)
         server.process.kill()
         server.wait_exit()
-    for pid in (server.engine_pid, nursery, *workers):
+    for pid in (server.engine_pid, fork_server, *workers):
         wait_until(lambda: not Path(f"/proc/{pid}").exists(), "the end of all")  # noqa: B023
 
 

@@ -1,4 +1,4 @@
-"""What the pages of this server say, and its refusals, as structs: for `status`, `failures` and `openapi`."""
+"""The answers of the GET routes, and errors, as structs. Used by `status`, `failures` and `openapi`."""
 
 from typing import Literal
 
@@ -18,7 +18,7 @@ class ErrorDetails(msgspec.Struct):
 
 
 class ErrorAnswer(msgspec.Struct):
-    """The body of a refusal, and the event that ends a stream which cannot go on."""
+    """The body of an error, and the last event of a stream that fails."""
 
     error: ErrorDetails
 
@@ -41,7 +41,7 @@ class ModelList(msgspec.Struct):
 
 
 class Status(msgspec.Struct):
-    """How the engine is."""
+    """The engine's state."""
 
     status: Literal["starting", "ready", "draining", "dead", "stuck"]
 
@@ -53,7 +53,7 @@ class Version(msgspec.Struct):
 
 
 class Load(msgspec.Struct):
-    """Who runs, who waits, and whether new requests are welcome."""
+    """How many requests run and wait, and whether the engine drains."""
 
     running: int
     waiting: int

@@ -21,8 +21,7 @@ from conveyor_engine.serving.metrics import EngineMetrics
 from conveyor_process.request_headers import REQUEST_ID_HEADER, choose_request_id
 
 _log = logging.getLogger(__name__)
-# By method and path. vLLM's and SGLang's clients ask for /health and its like before they begin, some of them below the
-# OpenAI base URL.
+# By method and path. Clients of vLLM and SGLang begin with /health, /ping or /version, some below the OpenAI base URL.
 ROUTES: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {
     ("POST", "/v1/completions"): create_completion,
     ("POST", "/v1/chat/completions"): create_chat_completion,
@@ -41,8 +40,8 @@ _LABELS = {"/openapi.json", *(path for _, path in ROUTES)}
 
 def build_app(edge: Edge) -> ASGIApp:
     """All routes over this engine."""
-    app = FastAPI(docs_url=None, redoc_url=None)  # whose pages load scripts from elsewhere
-    document = build_document()  # takes 17 ms, in which no stream would go on
+    app = FastAPI(docs_url=None, redoc_url=None)  # their pages load scripts from other hosts
+    document = build_document()  # once: it takes 17 ms, for which it would block every stream
     app.openapi = lambda: document  # type: ignore[method-assign]  # as FastAPI has it be extended; served at /openapi.json
     app.state.edge = edge
     for (method, path), answer in ROUTES.items():
@@ -74,7 +73,7 @@ async def _answer_http_exception(request: Request, error: Exception) -> Response
 
 
 async def _answer_bug(_: Request, error: Exception) -> Response:
-    """The one broad handler of this process: a bug costs its own request only. The server logs the traceback."""
+    """The one broad handler of this process: a bug fails its own request only. The server logs the traceback."""
     body = error_body(f"internal error: {type(error).__name__}", ErrorCode.INTERNAL_ERROR)
     return Response(body, 500, media_type="application/json")
 

@@ -16,14 +16,14 @@ from conveyor_engine.serving.preparing.prepare import Prepared
 
 
 class DeltaMessage(msgspec.Struct, omit_defaults=True):
-    """What is new; the role comes once, first."""
+    """The new part of a message; the role is in the first one only."""
 
     role: str | None = None
     content: str | None = None
 
 
 class ChunkChoice(msgspec.Struct):
-    """Of one event."""
+    """A choice in one event."""
 
     index: int
     delta: DeltaMessage
@@ -32,7 +32,7 @@ class ChunkChoice(msgspec.Struct):
 
 
 class ChatChunk(msgspec.Struct):
-    """One event."""
+    """One event of a stream."""
 
     id: str
     created: int
@@ -51,7 +51,7 @@ class Message(msgspec.Struct):
 
 
 class ChatChoice(msgspec.Struct):
-    """Of the whole answer."""
+    """A choice in the whole answer."""
 
     index: int
     message: Message
@@ -60,7 +60,7 @@ class ChatChoice(msgspec.Struct):
 
 
 class ChatCompletion(msgspec.Struct):
-    """The whole answer; its choices are put in piece by piece."""
+    """The whole answer."""
 
     id: str
     created: int
@@ -82,7 +82,7 @@ class ChatFormat:
         self._begun: set[int] = set()
 
     def chunk(self, delta: Delta, usage: Usage | None) -> ChatChunk:
-        """One event; a choice's first has its role."""
+        """One event; the role is in the first of a choice."""
         role = None if delta.choice in self._begun else "assistant"
         self._begun.add(delta.choice)
         message = DeltaMessage(role, delta.text if delta.text or role else None)

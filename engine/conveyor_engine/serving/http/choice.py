@@ -25,7 +25,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What is new of one choice. `finish_reason` is OpenAI's word, in the last delta only."""
+    """The new part of one choice. `finish_reason` is OpenAI's word, in the last delta only."""
 
     choice: int
     text: str
@@ -55,11 +55,11 @@ class Choice:
         self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
         self._clock.observe_tokens(len(output.new_token_ids))
         if output.finish_reason is not None:
-            self._refuse_no_answer(output)
+            self._raise_failure(output)
         token_ids = output.new_token_ids
         self._logprobs.extend(output.logprobs or ())
         if output.finish_reason is FinishReason.STOP:
-            token_ids = token_ids[:-1]  # the token that ended it is no text
+            token_ids = token_ids[:-1]  # the token that ended it is not shown
             del self._logprobs[-1:]
         piece = self._detokenizer.push(token_ids)
         if output.finish_reason is not None and not piece.stopped:
@@ -73,7 +73,7 @@ class Choice:
         return self._delta(piece)
 
     def leave(self) -> None:
-        """Its reader has gone: if it is not finished, it ends here."""
+        """Ends the choice, if it is not finished: its reader has left."""
         if self.finish_reason is None:
             self._end(FinishReason.ABORT)
 
@@ -89,7 +89,7 @@ class Choice:
             return None
         return Delta(self.index, piece.text, tokens, self.finish_reason, self.num_tokens)
 
-    def _refuse_no_answer(self, output: RequestOutput) -> None:
+    def _raise_failure(self, output: RequestOutput) -> None:
         if (failure := find_failure(output)) is not None:
             assert output.finish_reason is not None
             self._end(output.finish_reason)

@@ -16,7 +16,7 @@ from conveyor_engine.serving.preparing.prepare import Prepared
 
 
 class CompletionChoice(msgspec.Struct):
-    """Of a chunk or of the whole answer."""
+    """A choice in an event or in the whole answer."""
 
     index: int
     text: str
@@ -25,7 +25,7 @@ class CompletionChoice(msgspec.Struct):
 
 
 class Completion(msgspec.Struct):
-    """A chunk or the whole answer: the same object in this API."""
+    """One event or the whole answer: the same object in this API."""
 
     id: str
     created: int

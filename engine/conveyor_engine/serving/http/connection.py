@@ -14,8 +14,8 @@ from conveyor_engine.serving.http.failures import error_body
 CONNECTIONS_MAX = 2048
 HEAD_BYTES_MAX = 32 * 2**10  # request line and headers; the trailers after a body too
 HEADERS_MAX = 128
-LOOK_SECONDS = 20.0  # in which a client must take ...
-READ_BYTES_MIN = 20 * 2**10  # ... so much of an answer that waits for it, or be gone
+LOOK_SECONDS = 20.0  # in which a client must read ...
+READ_BYTES_MIN = 20 * 2**10  # ... so much of an answer that waits for it, or its connection is closed
 PROBE_SECONDS = 0.25
 _PIPELINED_MAX = 8  # requests that wait for the answer to one before them
 _OTHER_FILES = 128  # open files that are no connections
@@ -28,7 +28,7 @@ def allow_open_files() -> None:
 
 
 class Connection(HttpToolsProtocol):
-    """What is too long, or no HTTP, is answered in OpenAI's form, and the connection ends."""
+    """Answers what is too long or is not HTTP with an error in OpenAI's form, and closes."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -44,9 +44,9 @@ class Connection(HttpToolsProtocol):
             self._make_room()
 
     def _make_room(self) -> None:
-        """Of the connections that wait for their client the one that has waited longest ends.
+        """Closes the connection that has waited longest for its client.
 
-        First those that wait for a request, then those in the middle of a body, last those whose answer is not read.
+        Those that wait for a request go first, then those that wait for a body, then those whose answer is not read.
         """
         others: list[Connection] = [c for c in self.connections if c is not self and not c.transport.is_closing()]  # type: ignore[misc]
         if waiting := [c for c in others if c.waits_for_client]:
@@ -130,7 +130,7 @@ class Connection(HttpToolsProtocol):
             self._probe_timer.start(PROBE_SECONDS, self._probe)
 
     def pause_writing(self) -> None:
-        """Starts to watch how fast the client reads, as too much is unread."""
+        """Begins to watch how fast the client reads: too much is unread."""
         super().pause_writing()
         self._expect_reading()
 
@@ -144,14 +144,14 @@ class Connection(HttpToolsProtocol):
             timer.stop()
 
     def _expect_head(self) -> None:
-        """Ends a connection that brings no whole head in time; uvicorn ends only one that brings nothing at all."""
+        """Closes a connection that sends no whole head in time; uvicorn closes only one that sends nothing."""
         if self.cycle is not None and not self.cycle.response_complete:
             self._head_timer.stop()
         elif not self._head_timer.runs:
             self._head_timer.start(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def _expect_reading(self, num_unread_before: int | None = None) -> None:
-        """Ends the connection if too little was read since the last look, so that answers do not pile up here."""
+        """Closes the connection if too little was read since the last look, so that answers do not pile up here."""
         num_unread = self.transport.get_write_buffer_size()
         if num_unread_before is not None and num_unread > num_unread_before - READ_BYTES_MIN:
             self.transport.abort()
@@ -160,7 +160,7 @@ class Connection(HttpToolsProtocol):
 
 
 class _Timer:
-    """One thing that is due at most once."""
+    """A timer that fires at most once."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

@@ -10,26 +10,26 @@ from conveyor_engine.errors import BodyTooLarge, BodyTooSlow, EncodedBody, Inval
 from conveyor_engine.serving.engine_client import EngineClient
 from conveyor_engine.serving.http.memory import Held, Memory
 from conveyor_engine.serving.metrics import EngineMetrics
-from conveyor_engine.serving.preparing.pool import Preparers
+from conveyor_engine.serving.preparing.pool import WorkerPool
 from conveyor_engine.text.tokenizer import Tokenizer
 from conveyor_engine.wire.request import ModelFacts
 from conveyor_process.request_headers import REQUEST_TIMEOUT_HEADER, parse_timeout_seconds
 
-BODY_BYTES_PER_TOKEN = 32  # of the context: ample for ids and for text in any script, even escaped
-BODY_BYTES_FLOOR = 2**20  # in a short context too there is room for many messages, or prompts
+BODY_BYTES_PER_TOKEN = 32  # of the context: more than ids or text in any script take, even escaped
+BODY_BYTES_FLOOR = 2**20  # room for many messages or prompts in a short context too
 BODY_SECONDS_MAX = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """The engine behind the routes, and what the HTTP side has of its own."""
+    """The engine behind the routes, and the HTTP side's own parts."""
 
     config: EngineConfig
     model_name: str  # what requests call it
     engine: EngineClient
     tokenizer: Tokenizer  # for decoding
     metrics: EngineMetrics
-    preparers: Preparers  # validation and tokenizing, in processes of their own
+    workers: WorkerPool  # validation and tokenizing, in processes of their own
     memory: Memory
     created: int  # Unix seconds
 
@@ -41,19 +41,19 @@ def edge_of(request: Request) -> Edge:
 
 
 def model_facts(edge: Edge) -> ModelFacts:
-    """What is known since the model was loaded. Raises Unavailable before that."""
+    """The facts of the loaded model. Raises Unavailable before it is loaded."""
     if edge.engine.facts is None:
         raise Unavailable("the engine is starting")
     return edge.engine.facts
 
 
 def body_bytes_max(max_model_len: int) -> int:
-    """The longest body worth reading: reading and validating one takes memory and time in proportion to it."""
+    """The longest body that is read: reading and validating it takes memory and time in proportion."""
     return max(BODY_BYTES_FLOOR, BODY_BYTES_PER_TOKEN * max_model_len)
 
 
 async def read_body(request: Request, max_bytes: int, held: Held) -> bytes:
-    """The whole body. Raises InvalidRequest, or one of its kinds for bodies."""
+    """The whole body. Raises InvalidRequest or a subclass of it."""
     encoding = request.headers.get("content-encoding", "identity")
     if encoding != "identity":
         raise EncodedBody(f"the body has Content-Encoding {encoding!r}; send it uncompressed")
@@ -77,11 +77,11 @@ async def read_body(request: Request, max_bytes: int, held: Held) -> bytes:
 
 
 def timeout_seconds(request: Request, longest: float) -> float:
-    """How long this request may take: the header's wish, at most `longest`. Raises InvalidRequest."""
-    wish = request.headers.get(REQUEST_TIMEOUT_HEADER)
-    if wish is None:
+    """How long this request may take: as its header says, at most `longest`. Raises InvalidRequest."""
+    value = request.headers.get(REQUEST_TIMEOUT_HEADER)
+    if value is None:
         return longest
     try:
-        return min(parse_timeout_seconds(wish), longest)
+        return min(parse_timeout_seconds(value), longest)
     except ValueError as error:
         raise InvalidRequest(str(error), param=REQUEST_TIMEOUT_HEADER) from None

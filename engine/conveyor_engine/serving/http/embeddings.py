@@ -41,7 +41,7 @@ class EmbeddingList(msgspec.Struct):
 
 
 async def create_embeddings(request: Request) -> "EmbeddingsResponse":
-    """A vector of each input; each is a request of its own to the engine, so they share batches with others'."""
+    """Answers with a vector of each input. Each is an engine request of its own, so it shares batches with others."""
     opened = await open_request(request, "embedding", Task.EMBED)
     assert isinstance(opened.prepared, PreparedEmbeddings)
     return EmbeddingsResponse(opened, opened.prepared)

@@ -1,7 +1,7 @@
-"""A request for the engine from its arrival to its answer, whatever the task.
+"""A request for the engine from its arrival to its answer, for every task.
 
-Used by `generated` and `embeddings`, which make an answer of what comes back. A client that leaves ends its requests in
-the engine.
+Used by `generated` and `embeddings`, which make the answer of the engine's outputs. When a client leaves, its requests
+end in the engine.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from conveyor_engine.serving.preparing.process import AnyPrepared
 from conveyor_engine.wire.request import ModelFacts, Task
 
 _log = logging.getLogger(__name__)
-_READING_SECONDS = 5.0  # that a reader has after the end of its request's time
+_READING_SECONDS = 5.0  # to read the answer after the request's timeout
 _PIECE_BYTES = 32 * 2**10
 _OTHER_TASK = {
     Task.GENERATE: "this engine's model makes embeddings and generates no text; it answers /v1/embeddings",
@@ -34,7 +34,7 @@ _OTHER_TASK = {
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A request that the engine has."""
+    """A request that was sent to the engine."""
 
     edge: Edge
     prepared: AnyPrepared
@@ -43,7 +43,7 @@ class Opened:
 
 
 async def open_request(request: Request, kind: Kind, task: Task) -> Opened:
-    """Hands the request to the engine. From its head on its time runs; from the end of its body on it holds a place."""
+    """Sends the request to the engine. Its timeout runs from its head on; it holds a place once its body is read."""
     arrival = time.monotonic()
     edge = edge_of(request)
     facts = model_facts(edge)
@@ -53,7 +53,7 @@ async def open_request(request: Request, kind: Kind, task: Task) -> Opened:
         body = await read_body(request, body_bytes_max(facts.max_model_len), held)
         with edge.engine.hold_place():
             job = Job(kind, facts, edge.engine.num_requests_max, arrival, body)
-            prepared = await edge.preparers.prepare(job)
+            prepared = await edge.workers.prepare(job)
             seconds_left = arrival + timeout - time.monotonic()
             generation = edge.engine.open_generation(prepared.request_ids, prepared.add, seconds_left)
     return Opened(edge, prepared, generation, seconds_left)
@@ -90,15 +90,15 @@ class EngineResponse(Response):
             if not self._started:
                 raise
             _log.info("event=reader_too_slow id=%s error=%s", self._id, type(error).__name__)
-            # It is left without an end: the server closes the connection.
+            # The answer stays incomplete, so the server closes the connection.
 
     @abstractmethod
     async def _answer(self, send: Send) -> None:
-        """Sends all of it."""
+        """Sends the whole answer."""
 
     @abstractmethod
     def _leave(self) -> None:
-        """The client has gone: what is not finished ends here."""
+        """Ends what is not finished: the client has left."""
 
     async def _answer_or_leave(self, receive: Receive, send: Send) -> None:
         work = asyncio.create_task(self._answer(send))
@@ -117,7 +117,7 @@ class EngineResponse(Response):
                     await task
 
     async def _send_json(self, pieces: Iterator[bytes], send: Send) -> None:
-        """A short body has its length; a long one is made while it is read, so that its JSON never lies here whole."""
+        """Sends a short body with its length. A long one is made while it is sent, so it is never in memory whole."""
         body, headers = b"", [(b"content-type", b"application/json")]
         for piece in pieces:
             body += piece

@@ -24,7 +24,7 @@ RETRY_AFTER_SECONDS = 1
 MESSAGE_CHARACTERS_MAX = 1000  # messages quote what a client or a model's template wrote, whatever its length
 PARAM_CHARACTERS_MAX = 100
 
-# The code of each error that names none itself; the first class that fits.
+# The code of each error that has none of its own; the first class that fits.
 _CODES: tuple[tuple[type[ConveyorEngineError], ErrorCode], ...] = (
     (UnknownModel, ErrorCode.MODEL_NOT_FOUND),
     (BodyTooSlow, ErrorCode.BODY_TOO_SLOW),
@@ -63,7 +63,7 @@ def failure_response(error: ConveyorEngineError) -> Response:
 
 
 def find_failure(output: RequestOutput) -> DeadlineExceeded | GenerationFailed | None:
-    """What a request's last output means if that is no answer."""
+    """The error that a request's last output stands for; None if it ends an answer."""
     reason = output.finish_reason
     if reason in (FinishReason.STOP, FinishReason.STOP_STRING, FinishReason.LENGTH):
         return None

@@ -1,4 +1,4 @@
-"""What the two formats of answers, completions and chats, have in common. `generated` drives them."""
+"""What the two formats of answers, completions and chat, have in common. Used by `generated`."""
 
 import io
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ class Usage(msgspec.Struct):
 
 
 class Format(Protocol):
-    """How answers look: completions or chat."""
+    """The format of answers: completions or chat."""
 
     def chunk(self, delta: Delta, usage: Usage | None) -> msgspec.Struct:
         """One event of a stream, with its choice's counts so far when each is to have them."""
@@ -47,7 +47,7 @@ class Answer:
     finish_reason: str | None = None
 
     def add(self, delta: Delta) -> int:
-        """Returns about how many bytes of memory it takes."""
+        """Appends the delta; returns roughly how many bytes of memory it takes."""
         self.text.write(delta.text)
         self.tokens += delta.tokens
         self.finish_reason = delta.finish_reason

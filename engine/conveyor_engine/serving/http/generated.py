@@ -1,7 +1,7 @@
 """A generating request's answer, whole or as server-sent events.
 
-Used by `completions` and `chat`, which make JSON of what comes back. Whatever happens, exactly one answer ends: a
-whole body, a stream that closes with [DONE], an error status, or an error event in a stream that had begun.
+Used by `completions` and `chat`, which make its JSON. Every request ends in exactly one of these: a whole body, a
+stream that closes with [DONE], an error status, or an error event in a stream that had begun.
 """
 
 import logging
@@ -32,7 +32,7 @@ _LINE_ENDS = tuple((end.encode(), f"\\u{ord(end):04x}".encode()) for end in "\u0
 async def generate(
     request: Request, kind: Kind, make_format: Callable[[Edge, Prepared], Format]
 ) -> "GeneratedResponse":
-    """Hands the request to the engine."""
+    """Sends the request to the engine."""
     opened = await open_request(request, kind, Task.GENERATE)
     assert isinstance(opened.prepared, Prepared)
     return GeneratedResponse(opened, opened.prepared, make_format(opened.edge, opened.prepared))
@@ -65,7 +65,7 @@ class GeneratedResponse(EngineResponse):
             await self._send_whole(deltas, send)
 
     async def _deltas(self, batches: AsyncIterator[list[RequestOutput]]) -> AsyncIterator[list[Delta]]:
-        """What is new, batch by batch, until every choice is finished."""
+        """The deltas of all choices, batch by batch, until every choice is finished."""
         by_id = {choice.request_id: choice for choice in self._choices}
         async for outputs in batches:
             deltas: list[Delta] = []
@@ -86,7 +86,6 @@ class GeneratedResponse(EngineResponse):
                 return
 
     async def _send_whole(self, batches: AsyncIterator[list[Delta]], send: Send) -> None:
-        """A short body has its length; a long one is made while it is read, so that its JSON never lies here whole."""
         answers = [Answer(choice.index) for choice in self._choices]
         async for deltas in batches:
             self._held.grow(sum(answers[delta.choice].add(delta) for delta in deltas))
@@ -102,7 +101,7 @@ class GeneratedResponse(EngineResponse):
         yield b"]" + end
 
     async def _send_stream(self, batches: AsyncIterator[list[Delta]], send: Send) -> None:
-        """The status waits for the first tokens, so that until then a failure is an error status."""
+        """Sends the status with the first tokens, so that a failure before them is an error status."""
         first = await anext(batches)
         await send({"type": "http.response.start", "status": 200, "headers": _SSE_HEADERS})
         try:
@@ -135,13 +134,13 @@ class GeneratedResponse(EngineResponse):
         return self._count(prompt_tokens, delta.num_tokens, self._choices[delta.choice].num_cached_tokens)
 
     def _count(self, prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
-        """What is cached without a salt others may have sent: the count would tell what."""
+        """The cached count of a request without a salt is hidden: it would tell what others have sent."""
         details = {"cached_tokens": cached_tokens} if self._prepared.tells_cached_tokens else None
         return Usage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, details)
 
 
 def event(data: bytes) -> bytes:
-    """JSON as one event. Unicode's own line ends are escaped: clients that split text into lines break at them."""
+    """JSON as one event. Unicode's line ends are escaped, because some clients split events at them."""
     for line_end, escaped in _LINE_ENDS:
         data = data.replace(line_end, escaped)
     return b"data: " + data + b"\n\n"

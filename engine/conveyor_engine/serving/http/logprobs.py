@@ -1,4 +1,4 @@
-"""Log probabilities in OpenAI's two shapes: an event's whole, a body's in pieces. Used by `completions` and `chat`."""
+"""Log probabilities in OpenAI's two shapes, whole for an event, in pieces for a body. Used by `completions`, `chat`."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -21,7 +21,7 @@ class CompletionLogprobs(msgspec.Struct):
 
 
 class TopLogprob(msgspec.Struct):
-    """A token that could have come at this place."""
+    """An alternative for a token."""
 
     token: str
     logprob: float
@@ -29,7 +29,7 @@ class TopLogprob(msgspec.Struct):
 
 
 class ChatTokenLogprob(msgspec.Struct):
-    """The token that came, and the likeliest ones."""
+    """The chosen token and its likeliest alternatives."""
 
     token: str
     logprob: float
@@ -38,7 +38,7 @@ class ChatTokenLogprob(msgspec.Struct):
 
 
 class ChatLogprobs(msgspec.Struct):
-    """Of one choice or one chunk."""
+    """The log probabilities of one choice, or of one event."""
 
     content: list[ChatTokenLogprob]
     refusal: None = None

@@ -1,7 +1,7 @@
-"""What this process holds for its clients, bodies and answers together, is bounded. Used by `edge` and `generated`.
+"""Bounds the memory of bodies and answers that this process holds for clients. Used by `edge` and `engine_response`.
 
-When there is too much, the holder that has held the most for the longest gives way, so that a client that sends or
-reads slowly on purpose never costs another one its place.
+Above the bound, the holder with the most bytes times seconds is evicted, so that a client that sends or reads slowly on
+purpose never takes another one's place.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from typing import Self
 from conveyor_engine.errors import DeadlineExceeded, Overloaded
 
 HELD_BYTES_MAX = 128 * 2**20
-_FREE_BYTES = 64 * 2**10  # of each holder's are not counted: their number is bounded by that of the connections
+_FREE_BYTES = 64 * 2**10  # of each holder are not counted; the bound on connections bounds them
 
 
 class Memory:
@@ -24,7 +24,7 @@ class Memory:
         self._holders: set[Held] = set()
 
     def hold(self, seconds: float) -> "Held":
-        """To be entered in the task of one request, which may take so long within."""
+        """A context for the task of one request, which may take so many seconds within it."""
         return Held(self, seconds)
 
     def _add(self, holder: "Held", num_bytes: int) -> None:
@@ -32,7 +32,7 @@ class Memory:
         self._num_bytes += num_bytes
         now = time.monotonic()
         while self._num_bytes > self._max_bytes:
-            max(self._holders, key=lambda held: held.num_counted * (now - held.since)).give_way()
+            max(self._holders, key=lambda held: held.num_counted * (now - held.since)).evict()
 
     def _remove(self, holder: "Held") -> None:
         if holder in self._holders:
@@ -41,7 +41,7 @@ class Memory:
 
 
 class Held:
-    """What one request holds. Leaving raises Overloaded if it had to give way, DeadlineExceeded if its time is over."""
+    """What one request holds. Leaving raises Overloaded if it was evicted, DeadlineExceeded if its time is over."""
 
     def __init__(self, memory: Memory, seconds: float) -> None:
         self._memory = memory
@@ -57,17 +57,17 @@ class Held:
         return max(0, self._num_bytes - _FREE_BYTES)
 
     def grow(self, num_bytes: int) -> None:
-        """So much more, or less, is held."""
+        """Counts so many bytes more, or fewer if negative."""
         before = self.num_counted
         self._num_bytes += num_bytes
         if not self._gave_way and self.num_counted != before:
             self._memory._add(self, self.num_counted - before)
 
-    def give_way(self) -> None:
-        """Ends what its task is doing."""
+    def evict(self) -> None:
+        """Cancels what its task is doing."""
         self._memory._remove(self)
         self._gave_way = True
-        if not self._timeout.expired():  # otherwise its task is on its way out already
+        if not self._timeout.expired():  # otherwise its task is cancelled already
             self._timeout.reschedule(asyncio.get_running_loop().time())
 
     async def __aenter__(self) -> Self:

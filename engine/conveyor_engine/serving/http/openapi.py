@@ -39,7 +39,7 @@ _HEADERS = [
 
 
 def build_document() -> Json:
-    """OpenAPI 3.1, which is JSON Schema 2020-12 for what is within."""
+    """The document, in OpenAPI 3.1: its schemas are JSON Schema 2020-12."""
     return {
         "openapi": "3.1.0",
         "info": {"title": "Conveyor engine", "version": __version__},
@@ -69,14 +69,14 @@ def _operations() -> Iterator[tuple[str, str, Json]]:
 
 def _generation(summary: str, request: type, answer: type, chunk: type) -> Json:
     whole = _content(answer)
-    # OpenAPI 3.1 has no word for the schema of an event.
+    # OpenAPI 3.1 has no keyword for the schema of an event.
     events = {"text/event-stream": {"schema": {"type": "string"}, "x-event-schema": _reference(chunk)}}
     told = f"Whole, or with `stream` server-sent events, each `data: ` and a {chunk.__name__}, the last `data: [DONE]`."
     return _asking(summary, request, whole | events, told)
 
 
 def _asking(summary: str, request: type, content: Json, told: str = "Whole.") -> Json:
-    """What the engine itself answers. With the other task it is 400 `wrong_task`."""
+    """A path for one task. An engine of the other task answers 400 `wrong_task`."""
     statuses = {code.status for code in ErrorCode}
     return {
         "summary": summary,
@@ -119,7 +119,7 @@ def _answer_schemas() -> Json:
 
 
 def _request_schemas() -> Json:
-    """The models', with the fields that do not act beside those that do, and no other."""
+    """The schemas of the request models, with the accepted fields of `fields` beside their own, and no others."""
     models = [(model, "validation") for model in _REQUESTS]
     schemas: Json = models_json_schema(models, ref_template="#/components/schemas/{model}")[1]["$defs"]  # type: ignore[arg-type]
     for model in _REQUESTS:

@@ -1,7 +1,7 @@
 """The fields of OpenAI, vLLM and SGLang that this engine knows and does not act on: one table.
 
-What cannot change the answer is accepted; what would change it only with the value that changes nothing. `schemas`
-validates by this table (what acts is a field there), and docs/openai-fields.md and the tests are made from it. Pure.
+A field that cannot change the answer is accepted; one that could, only with the value that changes nothing. `schemas`
+validates by this table (fields that act are its own), and docs/openai-fields.md and the tests are made from it. Pure.
 """
 
 from collections.abc import Iterable, Iterator
@@ -27,7 +27,7 @@ BOTH = (Place.CHAT, Place.COMPLETIONS)
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One field. Null is accepted everywhere: it means that the field is not there."""
+    """One field. Null is accepted everywhere, and means that the field is absent."""
 
     name: str
     defined_by: tuple[str, ...]

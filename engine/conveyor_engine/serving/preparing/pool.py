@@ -1,7 +1,7 @@
-"""The worker processes as asyncio sees them: a body in, engine requests out. Used by `generated`; made by `server`.
+"""The pool of worker processes: a body in, engine requests out. Used by `engine_response`; made by `server`.
 
-Whatever clients send, somebody else's small request finds a worker soon: long bodies share one, and chats, whose
-template may be slow, leave one to completions. A worker that ends is replaced; its job is told that it was too costly.
+A small request finds a worker soon, whatever other clients send: long bodies share one worker, and chats, whose
+template may be slow, leave one to completions. A worker that dies is replaced, and its job is refused as too costly.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from conveyor_engine.serving.preparing.process import (
     AnyPrepared,
     Bug,
     Failure,
-    Nursery,
+    ForkServer,
     Reply,
     encode,
     frame,
@@ -39,7 +39,7 @@ class _Worker:
     writer: asyncio.StreamWriter
 
     async def run(self, job: Job) -> Reply | None:
-        """None if it ended meanwhile."""
+        """None if the worker died meanwhile."""
         self.writer.write(frame(encode(job)))
         try:
             await self.writer.drain()
@@ -49,11 +49,11 @@ class _Worker:
             return None
 
 
-class Preparers:
-    """A few workers and the queue for them, which is bounded by its users (`EngineClient.hold_place`)."""
+class WorkerPool:
+    """The workers and the queue for them, which `EngineClient.hold_place` bounds."""
 
-    def __init__(self, nursery: Nursery) -> None:
-        self._nursery = nursery
+    def __init__(self, fork_server: ForkServer) -> None:
+        self._fork_server = fork_server
         self._workers: set[_Worker] = set()
         self._idle: asyncio.Queue[_Worker] = asyncio.Queue()
         self._long = asyncio.Semaphore(1)
@@ -65,15 +65,15 @@ class Preparers:
             await self._add_worker()
 
     async def stop(self) -> None:
-        """Ends the workers and their nursery."""
-        self._nursery.close()
+        """Ends the workers and the fork server."""
+        self._fork_server.close()
         for task in self._running:
             task.cancel()
         for worker in self._workers:
             worker.writer.close()
 
     async def prepare(self, job: Job) -> AnyPrepared:
-        """Raises what the job failed with. When it is cancelled, its worker goes on to the end of the job."""
+        """Raises what the job failed with. If this call is cancelled, the worker goes on to the end of the job."""
         async with contextlib.AsyncExitStack() as stack:
             if len(job.body) > _LONG_BYTES:
                 await stack.enter_async_context(self._long)
@@ -108,9 +108,9 @@ class Preparers:
 
     async def _add_worker(self) -> None:
         try:
-            connection = self._nursery.start_worker()
+            connection = self._fork_server.start_worker()
         except OSError:
-            _log.critical('event=nursery_ended message="this server drains, ends and must be started anew"')
+            _log.critical('event=fork_server_ended message="this server drains, ends and must be started anew"')
             os.kill(os.getpid(), signal.SIGTERM)
             return
         worker = _Worker(*await asyncio.open_connection(sock=connection))

@@ -1,4 +1,4 @@
-"""From a request's bytes to engine requests: validate, tokenize, check against the model.
+"""Makes engine requests of a request's bytes: validate, tokenize, check against the model.
 
 Runs in the workers of `process`. No I/O, no asyncio.
 """
@@ -28,7 +28,7 @@ COMPLETION_MAX_TOKENS = 16  # OpenAI's default
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What a request is checked against."""
+    """The model that a request is checked against."""
 
     name: str  # what requests call it
     tokenizer: Tokenizer
@@ -36,7 +36,7 @@ class ServedModel:
 
 
 class Job(msgspec.Struct, array_like=True):
-    """One body, and what else it is checked against."""
+    """One body, and what it is checked against beside the model."""
 
     kind: Kind
     facts: ModelFacts
@@ -46,7 +46,7 @@ class Job(msgspec.Struct, array_like=True):
 
 
 class PreparedChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """What is needed of an engine request to show its answer."""
+    """What the API process needs of an engine request to show its answer."""
 
     request_id: str
     arrival_time: float
@@ -113,13 +113,13 @@ def parse_body(model: ServedModel, schema: type[Fields], body: bytes) -> Fields:
 
 
 def too_many(what: str, num_requests: int, job: Job, param: str) -> InvalidRequest:
-    """The error for a body that means more requests than there will ever be room for."""
+    """The error for a body of more requests than the engine ever takes."""
     most = f"more than the {job.num_requests_max} this engine ever takes at once"
     return InvalidRequest(f"{what} is {num_requests}, {most}", param=param)
 
 
 def check_model(served: str, asked: str) -> None:
-    """Raises UnknownModel if requests call this engine's model otherwise."""
+    """Raises UnknownModel unless `asked` is the served name."""
     if asked != served:
         raise UnknownModel(f"the model {asked[:200]!r} is not served here; {served!r} is", param="model")
 
@@ -128,7 +128,7 @@ def _prepared(
     model: ServedModel, fields: SamplingFields, prompts: list[list[int]], max_tokens: int | None,
     top_logprobs: int | None, job: Job, id_prefix: str,
 ) -> Prepared:  # fmt: skip
-    """Engine requests for every prompt and choice; `max_tokens` None = what the context leaves. InvalidRequest."""
+    """Engine requests of all prompts and choices. `max_tokens` None: what the context leaves. Raises InvalidRequest."""
     request_id = f"{id_prefix}-{uuid.uuid4().hex}"
     include_usage, continuous_usage = fields.stream_options.usage_wanted() if fields.stream_options else (False, False)
     requests: list[EngineRequest] = []
@@ -236,7 +236,7 @@ def _check_logprobs(fields: SamplingFields, params: list[SamplingParams]) -> Non
 
 
 def _for_choice(params: SamplingParams, choice: int) -> SamplingParams:
-    """The same, with a random stream of its own."""
+    """The same parameters, with a seed of the choice's own."""
     if params.seed is None or choice == 0:
         return params
     seed = (params.seed + choice + 2**63) % 2**64 - 2**63

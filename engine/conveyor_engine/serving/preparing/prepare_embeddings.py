@@ -1,4 +1,4 @@
-"""From the body of /v1/embeddings to engine requests, one for each input. As `prepare`, whose words it uses."""
+"""Makes engine requests of a body of /v1/embeddings, one for each input. Runs in the workers of `process`."""
 
 import uuid
 
@@ -55,7 +55,7 @@ def prepare_embeddings(model: ServedModel, job: Job) -> PreparedEmbeddings:
 
 
 def _read_input(model: ServedModel, text: str | list[int], facts: ModelFacts) -> list[int]:
-    """Its tokens; of a text with those that the model's tokenizer puts around it."""
+    """The input's tokens; a text's with those that the model's tokenizer puts around it."""
     longest = facts.max_model_len
     prompt = model.tokenizer.encode(text, longest, param=_PARAM) if isinstance(text, str) else text
     check_token_ids(prompt, facts, _PARAM)
@@ -78,7 +78,7 @@ def _check_dimensions(dimensions: int | None, facts: ModelFacts) -> None:
 
 
 def _check_size(num_inputs: int, dimensions: int | None, facts: ModelFacts) -> None:
-    """No vector is sent before all are there; more than fit would be computed, and lost, at each try."""
+    """Refuses more vectors than one answer may hold, before they are computed."""
     assert facts.embedding is not None, "paths of the other task are refused before"
     size = dimensions or facts.embedding.size
     most = VECTOR_BYTES_MAX // (4 * size)

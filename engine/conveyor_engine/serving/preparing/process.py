@@ -1,9 +1,9 @@
-"""The processes that make engine requests of bodies, where a client's or a model's work can be bounded and ended.
+"""The worker processes that make engine requests of bodies, within bounds of CPU time and memory.
 
-Parsing a body, rendering the model's chat template (a program of the model's author) and tokenizing hold the
-interpreter or take memory as a client pleases. So they run in worker processes, driven by `pool`: each job has so
-much CPU time and memory, and what needs more is refused. Workers are forked, with the tokenizer in memory that they
-share, from a nursery: a process that is itself forked before there are threads, an event loop or clients.
+Parsing a body, rendering the model's chat template (a program of the model's author) and tokenizing can hold the
+interpreter, and take memory, for as long as a client likes. So workers do that, driven by `pool`, and a job beyond its
+bounds is refused. A fork server forks the workers, which so share the memory of the tokenizer; it is itself forked
+before there are threads, an event loop or clients.
 """
 
 import gc
@@ -27,7 +27,7 @@ CPU_SECONDS = 1.0  # of one job ...
 CPU_SECONDS_PER_MIB = 1.0  # ... and for each MiB of its body: several times what any takes
 MEMORY_BYTES = 96 * 2**20  # that one job may add ...
 MEMORY_BYTES_PER_TOKEN = 512  # ... and for each token of the context: tokenizing takes 110 bytes per character
-_RETIRE_BYTES = 32 * 2**20  # a worker that grew by so much gives its memory back by ending
+_RETIRE_BYTES = 32 * 2**20  # a worker that grew by so much is replaced
 _NICENESS = 5  # tokens of running streams go before prompts of new ones
 _LENGTH = struct.Struct("!I")
 _ERRORS: dict[str, type[ConveyorEngineError]] = {
@@ -36,7 +36,7 @@ _ERRORS: dict[str, type[ConveyorEngineError]] = {
 
 
 class Failure(msgspec.Struct, tag=True):
-    """An error of `errors`, on its way between processes."""
+    """An error of `errors`, as a message between processes."""
 
     kind: str
     message: str
@@ -57,7 +57,7 @@ class Failure(msgspec.Struct, tag=True):
 
 
 class Bug(msgspec.Struct, tag=True):
-    """An exception that nobody expected."""
+    """An unexpected exception."""
 
     what: str
 
@@ -66,7 +66,7 @@ AnyPrepared = Prepared | PreparedEmbeddings
 
 
 class Reply(msgspec.Struct, array_like=True):
-    """What became of a job; `retires`: the worker takes no other."""
+    """The result of a job. `retires`: the worker exits after it."""
 
     result: AnyPrepared | Failure | Bug
     retires: bool = False
@@ -78,7 +78,7 @@ _job_decoder = msgspec.msgpack.Decoder(Job)
 
 
 def frame(payload: bytes) -> bytes:
-    """As it lies on the socket: its length, and itself."""
+    """A message on the socket: the payload behind its length."""
     return _LENGTH.pack(len(payload)) + payload
 
 
@@ -92,8 +92,8 @@ def too_costly() -> InvalidRequest:
     )
 
 
-class Nursery:
-    """This side of the process that forks workers."""
+class ForkServer:
+    """The API process's side of the process that forks workers."""
 
     def __init__(self, model: ServedModel) -> None:
         """Forks: to be called while the process has one thread and no event loop."""
@@ -105,11 +105,11 @@ class Nursery:
         theirs.close()
 
     def close(self) -> None:
-        """Ends it; its workers go on until their sockets are closed."""
+        """Ends the process; its workers go on until their sockets are closed."""
         self._control.close()
 
     def start_worker(self) -> socket.socket:
-        """The socket of a new worker, which ends when it is closed. OSError if the nursery has ended."""
+        """The socket of a new worker, which exits when it is closed. Raises OSError if the fork server has ended."""
         ours, theirs = socket.socketpair()
         with theirs:
             socket.send_fds(self._control, [b"w"], [theirs.fileno()])
@@ -117,7 +117,7 @@ class Nursery:
 
 
 def _exit_after(work: Callable[[], None]) -> NoReturn:
-    """Nothing of the process that was forked may run again in its child."""
+    """Runs `work` and exits without the cleanup of the process that was forked."""
     code = 1
     try:
         work()
@@ -129,8 +129,8 @@ def _exit_after(work: Callable[[], None]) -> NoReturn:
 def _fork_workers(control: socket.socket, model: ServedModel) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the server
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system forgets ended workers by itself
-    gc.freeze()  # what is there now is never collected, so that its memory stays shared
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps workers
+    gc.freeze()  # the collector would write to the memory that workers share
     while True:
         data, fds, _, _ = socket.recv_fds(control, 1, 1)
         if not data:
@@ -142,7 +142,7 @@ def _fork_workers(control: socket.socket, model: ServedModel) -> None:
 
 
 def _work(connection: socket.socket, model: ServedModel) -> None:
-    """One worker, until the other side is gone or it has grown."""
+    """Runs one worker until its socket closes or it has grown too large."""
     os.nice(_NICENESS)
     signal.signal(signal.SIGPROF, _raise_out_of_time)
     os.environ["RUST_BACKTRACE"] = "0"  # tokenizers ends the process when memory ends, and would explain at length
@@ -163,7 +163,7 @@ def _payloads(received: BinaryIO) -> Iterator[bytes]:
 
 
 class _OutOfTime(BaseException):
-    """Not an Exception, so that no handler on the way takes it for one."""
+    """Not an Exception, so that no `except Exception` on the way catches it."""
 
 
 def _raise_out_of_time(_: int, __: FrameType | None) -> None:
@@ -171,7 +171,7 @@ def _raise_out_of_time(_: int, __: FrameType | None) -> None:
 
 
 def _prepare_within_limits(payload: bytes, model: ServedModel) -> AnyPrepared | Failure | Bug:
-    """The signal ends what Python runs; the system's own limit, two seconds later, what it does not."""
+    """The signal interrupts Python code; the kernel's limit, two seconds later, ends native code."""
     job = _job_decoder.decode(payload)
     seconds = CPU_SECONDS + CPU_SECONDS_PER_MIB * len(job.body) / 2**20
     used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])

@@ -1,6 +1,6 @@
-"""How a request is sampled that does not say it: by the model's generation_config.json, as vLLM and SGLang do.
+"""Reads the model's sampling defaults from its generation_config.json, as vLLM and SGLang do.
 
-Read once, by `server`. A default is judged as if a client had sent it: what this engine would refuse does not apply.
+Called once, by `__main__`. A default is validated as if a client had sent it; one that would be refused is ignored.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What clients may send: here the fields that act, with OpenAI's and vLLM's names; in `fields` those that do not.
+"""The schemas of requests: the fields that act, with OpenAI's and vLLM's names. `fields` has those that do not.
 
 Any other field, and a wrong value, is an error that names the field. Used by `prepare` and `sampling_defaults`. Pure.
 """
@@ -50,11 +50,11 @@ def _list_of(items: dict[str, Any]) -> dict[str, Any]:
     return {"type": "array", "items": items, "minItems": 1}
 
 
-# What the readers above take, which pydantic cannot see.
+# JSON Schema of what the parsers above accept, which pydantic cannot derive.
 _STOP: dict[str, Any] = {"type": "string", "minLength": 1, "maxLength": STOP_CHARACTERS_MAX}
 _IDS = _list_of({"type": "integer", "minimum": 0, "exclusiveMaximum": 2**31})
 
-# Every list stops at its first error: a client would make millions of them.
+# Lists stop at their first error, since one body could have millions.
 Prompts = Annotated[
     Annotated[list[str], Field(fail_fast=True)] | Annotated[list[list[int]], Field(fail_fast=True)],
     BeforeValidator(_parse_prompt),
