@@ -208,7 +208,7 @@ def prepare(control_plane: ControlPlane, address: str, port: int) -> None:
     collection = "/apis/conveyor.dev/v1alpha1/inferenceservices"
     wait_until("the CRD", lambda: api.reachable(collection), 20, lambda: None)
     cluster = Cluster(api, "default")
-    cluster.apply_service("qwen", batching={"maxBatchSize": 1024}, endpoint={"maxQueuedRequests": 10_000})
+    cluster.apply_service("qwen", batching={"maxBatchSize": 1024}, queue={"maxRequests": 10_000})
     cluster.apply_engine("qwen", address, port)
 
 

@@ -107,8 +107,8 @@ def prepare(plane: ControlPlane, address: str, ports: dict[str, int]) -> None:
     cluster = Cluster(api, "default")
     for name, port in ports.items():
         timeout_seconds = TIMEOUT_SECONDS if name == "hostile" else 600
-        endpoint = {"requestTimeoutSeconds": timeout_seconds, "maxQueuedRequests": 5000}
-        cluster.apply_service(name, batching={"maxBatchSize": 8}, endpoint=endpoint)
+        limits = {"requestTimeout": f"{timeout_seconds}s", "queue": {"maxRequests": 5000}}
+        cluster.apply_service(name, batching={"maxBatchSize": 8}, **limits)
         cluster.apply_engine(name, address, port)
 
 

@@ -43,7 +43,7 @@ class Code(AnswerCode):
     REQUEST_TOO_LARGE = "request_too_large", 413, "the body is longer than `--max-request-bytes`, or 1 MiB at the root"
     ENCODED_BODY = "encoded_body", 415, "at the gateway's root: the body is compressed"
     HOST_WITHOUT_NAMESPACE = "host_without_namespace", 421, "the host names a service but no namespace"
-    QUEUE_FULL = "queue_full", 429, "as many requests wait in this gateway as `endpoint.maxQueuedRequests` allows"
+    QUEUE_FULL = "queue_full", 429, "as many requests wait in this gateway as its share of `queue.maxRequests` allows"
     HEADERS_TOO_LARGE = "headers_too_large", 431, "request line or headers are too long"
     INTERNAL_ERROR = "internal_error", 500, "a bug of the gateway; its log has the request's id"
     ENGINE_LOST = "engine_lost", 502, "two engines died before they answered"
@@ -55,7 +55,7 @@ class Code(AnswerCode):
     STOPPING = "stopping", 503, "the gateway stops"
     GATEWAY_MEMORY_FULL = "gateway_memory_full", 503, "the gateway holds as many bytes as `--max-held-bytes` allows"
     TOO_MANY_CONNECTIONS = "too_many_connections", 503, "as many requests as `--max-connections` are being answered"
-    QUEUE_TIMEOUT = "queue_timeout", 504, "no engine had a place within `endpoint.queueTimeoutSeconds`"
+    QUEUE_TIMEOUT = "queue_timeout", 504, "no engine had a place within `queue.timeout`"
     DEADLINE_EXCEEDED = "deadline_exceeded", 504, "the request's time, the service's or the client's, is over"
 
 

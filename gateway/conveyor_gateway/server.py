@@ -52,7 +52,7 @@ class Server:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         metrics = Metrics()
-        queues = Queues(asyncio.get_running_loop(), on_gone=metrics.forget)
+        queues = Queues(asyncio.get_running_loop(), metrics.forget, settings.gateways)
         directory = queues.catalog.directory
         memory = Memory(settings.max_held_bytes)
         bodies = BodyReader(settings.max_request_bytes, settings.body_timeout_seconds)

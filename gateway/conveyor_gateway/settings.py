@@ -37,6 +37,9 @@ class Settings:
         "read as NAME.NAMESPACE",
         HOSTS,
     )
+    gateways: int = setting(
+        1, "gateways that share what may wait for a service (queue.maxRequests) evenly", whole_number(1, 1000)
+    )
     # One takes 0.1 MiB with the longest headers, 0.25 MiB more with a stream that its client does not read: all of them
     # and max_held_bytes fit in the 1 GiB that the chart allows.
     max_connections: int = setting(

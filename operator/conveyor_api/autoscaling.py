@@ -45,7 +45,7 @@ class Behavior(ApiModel):
 
 
 class Autoscaling(ApiModel):
-    """Replicas that follow the queue. Without this object their number is fixed at `spec.replicas`."""
+    """Replicas that follow the queue, by a HorizontalPodAutoscaler. Without this object their number is fixed."""
 
     rules: ClassVar = (
         Rule(
@@ -56,15 +56,13 @@ class Autoscaling(ApiModel):
         ),
     )
 
-    provider: Literal["Native", "None"] = "Native"
-    """Native: a HorizontalPodAutoscaler on the queue metrics. None: replicas stay at `spec.replicas`."""
     min_replicas: Annotated[int, Field(ge=1, le=1000)] = 1
-    """Fewest replicas."""
+    """Fewest replicas; the service begins with them."""
     max_replicas: Annotated[int, Field(ge=1, le=1000)]
     """Most replicas."""
-    target_utilization: Annotated[int, Field(ge=1, le=100)] = 80
+    target_utilization_percent: Annotated[int, Field(ge=1, le=100)] = 80
     """Requests in flight that a replica should have, in per cent of its batch size."""
-    queue_depth_target: Annotated[int, Field(ge=1, le=100_000)] | None = None
-    """Requests per replica that may wait beyond the batching window; default: an eighth of the batch size."""
+    queue_depth_per_replica: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    """Requests for each replica that may wait beyond the batching window; default: an eighth of the batch size."""
     behavior: Behavior | None = None
     """How fast replicas may change, as in autoscaling/v2."""

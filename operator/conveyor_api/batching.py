@@ -3,13 +3,12 @@
 The numbers that gateway, operator and engine must agree on are derived here, once.
 """
 
-import re
 from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
 
 from conveyor_api.base import ApiModel, Rule
-from conveyor_api.quantities import Duration, parse_duration_seconds
+from conveyor_api.quantities import Duration, between, parse_duration_seconds
 
 BatchingMode = Literal["None", "Static", "Dynamic", "Continuous"]
 
@@ -21,31 +20,10 @@ DEFAULT_WINDOW_SECONDS: Final[dict[BatchingMode, float]] = {
     "Continuous": 0.0,
 }
 WINDOWED_MODES: Final = ("Static", "Dynamic")
-MAX_WINDOW_SECONDS: Final = 3600.0
-
-_FRACTION_PATTERN: Final = r"^0[.][0-9]{1,4}$"
 
 Tokens = Annotated[int, Field(ge=1, le=16_777_216)]
 
-Window = Annotated[
-    Duration,
-    Rule(
-        "!self.matches('^([0-9]{1,6}(ms|s|m|h))+$')"
-        " || (duration(self) >= duration('1ms') && duration(self) <= duration('1h'))",
-        "must be between 1ms and 1h",
-        lambda window: 0.001 <= parse_duration_seconds(window) <= MAX_WINDOW_SECONDS,
-    ),
-]
-
-MemoryFraction = Annotated[
-    str,
-    Field(max_length=6),
-    Rule(
-        f"self.matches('{_FRACTION_PATTERN}') && double(self) >= 0.01",
-        'must be a fraction from 0.01 to 0.9999 in quotes, for example "0.85"',
-        lambda fraction: re.fullmatch(_FRACTION_PATTERN, fraction) is not None and float(fraction) >= 0.01,
-    ),
-]
+Window = Annotated[Duration, between("1ms", "1h")]
 
 
 class Batching(ApiModel):
@@ -81,8 +59,6 @@ class Batching(ApiModel):
     max_batch_tokens: Tokens | None = None
     """Tokens of one step over all requests; default: the engine's choice. In mode Dynamic, a batch whose prompts have
     so many tokens starts too."""
-    max_queued_requests: Annotated[int, Field(ge=1, le=100_000)] = 256
-    """Requests that may wait inside one engine; one more gets 429. The gateway keeps this queue short."""
 
     @property
     def effective_batch_size(self) -> int:
@@ -105,10 +81,10 @@ class KVCache(ApiModel):
 
     rules: ClassVar = (
         Rule(
-            "!(has(self.blockBudget) && has(self.memoryFraction))",
-            "set blockBudget or memoryFraction, not both: one counts blocks, the other takes a share of memory",
-            lambda kv_cache: kv_cache.block_budget is None or kv_cache.memory_fraction is None,
-            field="memoryFraction",
+            "!(has(self.blockBudget) && has(self.memoryPercent))",
+            "set blockBudget or memoryPercent, not both: one counts blocks, the other takes a share of memory",
+            lambda kv_cache: kv_cache.block_budget is None or kv_cache.memory_percent is None,
+            field="memoryPercent",
         ),
         Rule(
             "self.blockSize in [8, 16, 32, 64, 128]",
@@ -119,9 +95,9 @@ class KVCache(ApiModel):
     )
 
     block_budget: Annotated[int, Field(ge=1, le=16_777_216)] | None = None
-    """Number of blocks; excludes `memoryFraction`."""
-    memory_fraction: MemoryFraction | None = None
-    """Share of the device memory that weights and the largest step leave, as a string; default `0.85` without
+    """Number of blocks; excludes `memoryPercent`."""
+    memory_percent: Annotated[int, Field(ge=1, le=99)] | None = None
+    """Share of the device memory that weights and the largest step leave, in per cent; default `85` without
     `blockBudget`."""
     block_size: int = 16
     """Tokens per block: 8, 16, 32, 64 or 128."""
@@ -132,6 +108,6 @@ class KVCache(ApiModel):
         return None if self.block_budget is None else self.block_budget * self.block_size
 
     @property
-    def memory_fraction_value(self) -> float | None:
+    def memory_fraction(self) -> float | None:
         """The share of memory to take; None leaves it to the engine, which takes less of a CPU's memory."""
-        return None if self.memory_fraction is None else float(self.memory_fraction)
+        return None if self.memory_percent is None else self.memory_percent / 100

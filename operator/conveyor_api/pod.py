@@ -133,6 +133,9 @@ class Engine(ApiModel):
     and on GPUs without BFloat16. Auto on a CPU: BFloat16 if it computes in it, else Float32."""
     max_model_len: Annotated[int, Field(ge=2, le=16_777_216)] | None = None
     """Longest request, prompt and output together, in tokens; default: the model's own limit."""
+    max_queued_requests: Annotated[int, Field(ge=1, le=100_000)] = 256
+    """Requests that may wait inside one engine, each text to embed one; one more gets 429. The gateways keep this queue
+    short."""
     sampling_defaults: Literal["Model", "OpenAI"] = "Model"
     """How a request is sampled that does not say it. Model: temperature, top_p and top_k of the model's
     generation_config.json. OpenAI: temperature 1 and no cut."""

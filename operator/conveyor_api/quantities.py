@@ -90,12 +90,24 @@ IntOrPercent = Annotated[
     ),
 ]
 
+_DURATION_CEL: Final = "self.matches('^([0-9]{1,6}(ms|s|m|h))+$')"
+
 Duration = Annotated[
     str,
     Field(max_length=16),
     Rule(
-        "self.matches('^([0-9]{1,6}(ms|s|m|h))+$')",
+        _DURATION_CEL,
         "must be a duration such as 10ms, 2s or 1m30s",
         lambda value: _DURATION.fullmatch(value) is not None,
     ),
 ]
+
+
+def between(least: str, most: str) -> Rule:
+    """Bounds of a Duration, both allowed. What is no duration at all is left to `Duration`'s own rule."""
+    low, high = parse_duration_seconds(least), parse_duration_seconds(most)
+    return Rule(
+        f"!{_DURATION_CEL} || (duration(self) >= duration('{least}') && duration(self) <= duration('{most}'))",
+        f"must be between {least} and {most}",
+        lambda value: low <= parse_duration_seconds(value) <= high,
+    )

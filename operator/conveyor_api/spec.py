@@ -13,19 +13,22 @@ from conveyor_api.base import ApiModel, Rule
 from conveyor_api.batching import Batching, KVCache
 from conveyor_api.model import Model
 from conveyor_api.pod import Engine, ImagePullSecrets, Resources
-from conveyor_api.quantities import IntOrPercent, is_zero
+from conveyor_api.quantities import Duration, IntOrPercent, between, is_zero, parse_duration_seconds
 from conveyor_api.scheduling import Scheduling
 
 
-class Endpoint(ApiModel):
-    """The service's queue in the gateway."""
+class Queue(ApiModel):
+    """What waits at the gateways for a place on an engine."""
 
-    max_queued_requests: Annotated[int, Field(ge=1, le=100_000)] = 512
-    """Requests that may wait in one gateway; one more gets 429 with Retry-After."""
-    queue_timeout_seconds: Annotated[int, Field(ge=1, le=3600)] = 60
+    max_requests: Annotated[int, Field(ge=1, le=100_000)] = 1024
+    """Requests that may wait, however many gateways there are: each takes an equal share of them, at least one. One
+    more gets 429 with Retry-After."""
+    timeout: Annotated[Duration, between("1s", "1h")] = "60s"
     """Longest wait for a place on an engine; then 504."""
-    request_timeout_seconds: Annotated[int, Field(ge=1, le=86_400)] = 600
-    """Longest time from a request's arrival to its last byte; then 504 or the end of the stream."""
+
+    @property
+    def timeout_seconds(self) -> float:
+        return parse_duration_seconds(self.timeout)
 
 
 class Rollout(ApiModel):
@@ -48,9 +51,13 @@ class Rollout(ApiModel):
 class Drain(ApiModel):
     """How a pod ends."""
 
-    timeout_seconds: Annotated[int, Field(ge=0, le=3600)] = 120
+    timeout: Annotated[Duration, between("0s", "1h")] = "2m"
     """Time for running requests to finish after the pod is told to stop; then they are cut off. Set it to the longest
     answer that must survive a scale-down or a rollout."""
+
+    @property
+    def timeout_seconds(self) -> float:
+        return parse_duration_seconds(self.timeout)
 
 
 class InferenceServiceSpec(ApiModel):
@@ -79,11 +86,10 @@ class InferenceServiceSpec(ApiModel):
             field="engine",
         ),
         Rule(
-            "!has(self.autoscaling) || self.autoscaling.provider == 'None'"
-            " || !has(oldSelf.autoscaling) || oldSelf.autoscaling.provider == 'None'"
-            " || self.replicas == oldSelf.replicas",
+            "!has(self.replicas) || !has(self.autoscaling)",
             "with autoscaling the HorizontalPodAutoscaler sets the replicas: change autoscaling.minReplicas and "
             "autoscaling.maxReplicas, or remove autoscaling to set replicas yourself",
+            lambda spec: spec.replicas is None or spec.autoscaling is None,
             field="replicas",
         ),
     )
@@ -96,12 +102,15 @@ class InferenceServiceSpec(ApiModel):
     """How requests become batches; also what the autoscaler aims at."""
     kv_cache: KVCache = KVCache()
     """Memory for attention keys and values."""
-    replicas: Annotated[int, Field(ge=0, le=1000)] = 1
-    """Number of engines; with autoscaling only the number to start with, which cannot be changed then."""
+    queue: Queue = Queue()
+    """What waits at the gateways for a place on an engine."""
+    request_timeout: Annotated[Duration, between("1s", "24h")] = "10m"
+    """Longest time from a request's arrival to its last byte; then 504 or the end of the stream."""
+    replicas: Annotated[int, Field(ge=0, le=1000)] | None = None
+    """Number of engines; excludes `autoscaling`. Without either it is 1, or what an autoscaler has left. Set it where
+    something else scales the service through `/scale`."""
     autoscaling: Autoscaling | None = None
-    """Replicas that follow the queue; absent: `replicas` is fixed."""
-    endpoint: Endpoint = Endpoint()
-    """The service's queue in the gateway."""
+    """Replicas that follow the queue; excludes `replicas`."""
     rollout: Rollout = Rollout()
     """How pods are replaced when the spec changes."""
     drain: Drain = Drain()
@@ -114,20 +123,31 @@ class InferenceServiceSpec(ApiModel):
     """Secrets with the credentials of image registries."""
 
     @property
-    def is_autoscaled(self) -> bool:
-        """Whether an autoscaler, not `replicas`, says how many engines there are."""
-        return self.autoscaling is not None and self.autoscaling.provider != "None"
+    def request_timeout_seconds(self) -> float:
+        return parse_duration_seconds(self.request_timeout)
+
+    @property
+    def first_replicas(self) -> int:
+        """Engines to begin with."""
+        if self.autoscaling is not None:
+            return self.autoscaling.min_replicas
+        return 1 if self.replicas is None else self.replicas
+
+    @property
+    def most_replicas(self) -> int:
+        """Engines that there may ever be."""
+        return self.first_replicas if self.autoscaling is None else self.autoscaling.max_replicas
 
     @property
     def in_flight_target(self) -> float | None:
         """Requests in flight per replica that the autoscaler aims at; None when replicas are fixed."""
-        if self.autoscaling is None or not self.is_autoscaled:
+        if self.autoscaling is None:
             return None
-        return max(1.0, self.batching.effective_batch_size * self.autoscaling.target_utilization / 100)
+        return max(1.0, self.batching.effective_batch_size * self.autoscaling.target_utilization_percent / 100)
 
     @property
     def queue_depth_target(self) -> int | None:
         """Requests waiting beyond the window per replica that the autoscaler aims at; None when replicas are fixed."""
-        if self.autoscaling is None or not self.is_autoscaled:
+        if self.autoscaling is None:
             return None
-        return self.autoscaling.queue_depth_target or max(1, self.batching.effective_batch_size // 8)
+        return self.autoscaling.queue_depth_per_replica or max(1, self.batching.effective_batch_size // 8)

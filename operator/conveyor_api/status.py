@@ -71,8 +71,6 @@ class MetricStatus(_StatusModel):
 class AutoscalingStatus(_StatusModel):
     """What the autoscaler decided last, with the readings of that moment; it changes with the decision."""
 
-    provider: Annotated[str, Field(max_length=32)] | None = None
-    """Who decides the replicas."""
     desired_replicas: Count | None = None
     """Replicas that it wants."""
     reason: Word | None = None

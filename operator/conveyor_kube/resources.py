@@ -19,7 +19,8 @@ class _ServiceSpec(TypedDict):
     model: Any
     engine: NotRequired[_Engine | None]
     batching: NotRequired[Any]
-    endpoint: NotRequired[Any]
+    queue: NotRequired[Any]
+    requestTimeout: NotRequired[Any]
 
 
 class _ServiceStatus(TypedDict):

@@ -74,7 +74,6 @@ def _resources(title: str, path: str, sentence: str, /, **resources: Any) -> Bad
 HUB_SHAPE = "must have the shape hf://organisation/name or hf://organisation/name@revision"
 VOLUME_SHAPE = "must have the shape pvc://claim/path, with the name of a claim"
 DURATION = "must be a duration such as 10ms, 2s or 1m30s"
-FRACTION = "must be a fraction from 0.01 to 0.9999 in quotes"
 SURGE = "must be a whole number of pods (0 or more) or a percentage such as 25%"
 AMOUNT = "must be a quantity such as 500m, 2 or 10Gi, and not negative"
 DEVICES = "must ask for GPUs and other devices in whole numbers"
@@ -133,6 +132,7 @@ BAD_SERVICES: tuple[Bad, ...] = (
     _engine("unknown device", ".device", 'supported values: "CUDA", "Auto"', device="cuda"),
     _engine("unknown dtype", ".dtype", "supported values:", dtype="fp16"),
     _engine("one token", ".maxModelLen", "should be greater than or equal to 2", maxModelLen=1),
+    _engine("queue of none", ".maxQueuedRequests", "should be greater than or equal to 1", maxQueuedRequests=0),
     _engine("tokens as text", ".maxModelLen", "must be of type integer", maxModelLen="4096"),
     _env(
         "variable that starts with a digit", "[0].name", "must be the name of an environment variable", {"name": "1A"}
@@ -175,13 +175,11 @@ BAD_SERVICES: tuple[Bad, ...] = (
     _batching("window of two hours", ".window", "must be between 1ms and 1h", mode="Static", window="2h"),
     _batching("window as a number", ".window", "must be of type string", mode="Dynamic", window=10),
     _batching("fewer tokens than requests", ".maxBatchTokens", "must be at least maxBatchSize", maxBatchTokens=8),
-    _batching("queue of none", ".maxQueuedRequests", "should be greater than or equal to 1", maxQueuedRequests=0),
-    _kv_cache("both budgets", ".memoryFraction", "not both", blockBudget=100, memoryFraction="0.5"),
-    _kv_cache("fraction of one", ".memoryFraction", FRACTION, memoryFraction="1.0"),
-    _kv_cache("fraction of nothing", ".memoryFraction", FRACTION, memoryFraction="0.0"),
-    _kv_cache("fraction of almost nothing", ".memoryFraction", FRACTION, memoryFraction="0.009"),
-    _kv_cache("fraction in per cent", ".memoryFraction", FRACTION, memoryFraction="85%"),
-    _kv_cache("fraction as a number", ".memoryFraction", "must be of type string", memoryFraction=0.85),
+    _kv_cache("both budgets", ".memoryPercent", "not both", blockBudget=100, memoryPercent=50),
+    _kv_cache("all of the memory", ".memoryPercent", "should be less than or equal to 99", memoryPercent=100),
+    _kv_cache("none of the memory", ".memoryPercent", "should be greater than or equal to 1", memoryPercent=0),
+    _kv_cache("per cent as text", ".memoryPercent", "must be of type integer", memoryPercent="85%"),
+    _kv_cache("per cent as a fraction", ".memoryPercent", "must be of type integer", memoryPercent=0.85),
     _kv_cache("block of 17 tokens", ".blockSize", "blockSize must be 8, 16, 32, 64 or 128 tokens", blockSize=17),
     _kv_cache("budget of nothing", ".blockBudget", "should be greater than or equal to 1", blockBudget=0),
     _bad(
@@ -198,9 +196,17 @@ BAD_SERVICES: tuple[Bad, ...] = (
         "minimum above maximum", ".minReplicas", "minReplicas must not be more than maxReplicas", minReplicas=5
     ),
     _autoscaling("minimum of nothing", ".minReplicas", "should be greater than or equal to 1", minReplicas=0),
-    _autoscaling("unknown provider", ".provider", 'supported values: "Native", "None"', provider="KEDA"),
-    _autoscaling("utilization of 101", ".targetUtilization", "less than or equal to 100", targetUtilization=101),
-    _autoscaling("queue of nothing", ".queueDepthTarget", "greater than or equal to 1", queueDepthTarget=0),
+    _autoscaling(
+        "utilization of 101", ".targetUtilizationPercent", "less than or equal to 100", targetUtilizationPercent=101
+    ),
+    _autoscaling("queue of nothing", ".queueDepthPerReplica", "greater than or equal to 1", queueDepthPerReplica=0),
+    _bad(
+        "replicas that two things set",
+        "spec.replicas",
+        "with autoscaling the HorizontalPodAutoscaler sets the replicas",
+        replicas=1,
+        autoscaling={"maxReplicas": 4},
+    ),
     _policy("change of nothing", ".value", "should be greater than or equal to 1", value=0),
     _policy("period above half an hour", ".periodSeconds", "less than or equal to 1800", periodSeconds=1801),
     _policy("change of unknown kind", ".type", 'supported values: "Pods", "Percent"', type="Nodes"),
@@ -210,15 +216,11 @@ BAD_SERVICES: tuple[Bad, ...] = (
         "less than or equal to 3600",
         behavior={"scaleDown": {"stabilizationWindowSeconds": 3601}},
     ),
-    _bad(
-        "timeout of nothing", "spec.endpoint.queueTimeoutSeconds", "greater than", endpoint={"queueTimeoutSeconds": 0}
-    ),
-    _bad(
-        "timeout as text",
-        "spec.endpoint.requestTimeoutSeconds",
-        "of type integer",
-        endpoint={"requestTimeoutSeconds": "1m"},
-    ),
+    _bad("queue without a place", "spec.queue.maxRequests", "greater than or equal to 1", queue={"maxRequests": 0}),
+    _bad("wait of nothing", "spec.queue.timeout", "must be between 1s and 1h", queue={"timeout": "999ms"}),
+    _bad("wait as a number", "spec.queue.timeout", "must be of type string", queue={"timeout": 60}),
+    _bad("timeout without a unit", "spec.requestTimeout", DURATION, requestTimeout="600"),
+    _bad("timeout above a day", "spec.requestTimeout", "must be between 1s and 24h", requestTimeout="24h1s"),
     _bad("rollout that cannot move", "spec.rollout", "must not both be 0", rollout={"maxUnavailable": 0}),
     _bad(
         "rollout of no per cent",
@@ -229,9 +231,7 @@ BAD_SERVICES: tuple[Bad, ...] = (
     _bad("surge below nothing", "spec.rollout.maxSurge", SURGE, rollout={"maxSurge": -1}),
     _bad("surge as text", "spec.rollout.maxSurge", SURGE, rollout={"maxSurge": "1"}),
     _bad("unavailable without a number", "spec.rollout.maxUnavailable", SURGE, rollout={"maxUnavailable": "%"}),
-    _bad(
-        "drain of two hours", "spec.drain.timeoutSeconds", "less than or equal to 3600", drain={"timeoutSeconds": 7200}
-    ),
+    _bad("drain of two hours", "spec.drain.timeout", "must be between 0s and 1h", drain={"timeout": "2h"}),
     _resources("amount that is none", ".limits[memory]", AMOUNT, limits={"memory": "8 GB"}),
     _resources("amount below nothing", ".limits[cpu]", AMOUNT, limits={"cpu": "-1"}),
     _resources("half a GPU", ".limits", DEVICES, limits={"nvidia.com/gpu": "500m"}),

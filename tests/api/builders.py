@@ -33,6 +33,7 @@ def build_full_body(name: str = "full") -> Json:
             "device": "Auto",
             "dtype": "BFloat16",
             "maxModelLen": 4096,
+            "maxQueuedRequests": 64,
             "samplingDefaults": "OpenAI",
             "env": [
                 {"name": "HF_ENDPOINT", "value": "http://hub.example"},
@@ -47,16 +48,13 @@ def build_full_body(name: str = "full") -> Json:
             "maxBatchSize": 16,
             "window": "1s500ms",
             "maxBatchTokens": 2048,
-            "maxQueuedRequests": 64,
         },
         kvCache={"blockBudget": 512, "blockSize": 32},
-        replicas=2,
         autoscaling={
-            "provider": "Native",
             "minReplicas": 2,
             "maxReplicas": 8,
-            "targetUtilization": 70,
-            "queueDepthTarget": 3,
+            "targetUtilizationPercent": 70,
+            "queueDepthPerReplica": 3,
             "behavior": {
                 "scaleUp": {"selectPolicy": "Max", "tolerance": "0.1"},
                 "scaleDown": {
@@ -65,9 +63,10 @@ def build_full_body(name: str = "full") -> Json:
                 },
             },
         },
-        endpoint={"maxQueuedRequests": 100, "queueTimeoutSeconds": 30, "requestTimeoutSeconds": 300},
+        queue={"maxRequests": 100, "timeout": "30s"},
+        requestTimeout="5m",
         rollout={"maxSurge": "25%", "maxUnavailable": 0},
-        drain={"timeoutSeconds": 60},
+        drain={"timeout": "1m"},
         resources={
             "requests": {"cpu": 2, "memory": "8Gi", "nvidia.com/gpu": 1},
             "limits": {"memory": "16Gi", "nvidia.com/gpu": "1"},

@@ -52,12 +52,13 @@ def test_the_crd_is_structural_and_established(api: Api, crd: Json) -> None:
         build_body(batching={"mode": "None", "maxBatchTokens": 8}),
         build_body(batching={"mode": "Static", "window": "1h"}),
         build_body(batching={"mode": "Dynamic", "window": "1ms"}),
-        build_body(kvCache={"memoryFraction": "0.5", "blockSize": 128}),
+        build_body(kvCache={"memoryPercent": 50, "blockSize": 128}),
         build_body(kvCache={"blockBudget": 256}, engine={"maxModelLen": 4096}),
         build_body(model={"uri": "hf://a/b", "cache": {"strategy": "EmptyDir", "size": 1_000_000}}),
         build_body(rollout={"maxSurge": "50%", "maxUnavailable": "0%"}),
         build_body(autoscaling={"minReplicas": 4, "maxReplicas": 4}),
         build_body(replicas=0),
+        build_body(queue={"timeout": "1h"}, requestTimeout="24h", drain={"timeout": "0s"}),
         build_full_body(),
     ],
     ids=lambda body: f"{body['metadata']['name'][:8]} {', '.join(body['spec'])}",
@@ -71,14 +72,14 @@ def test_the_defaults_stand_in_the_answer(services: Services) -> None:
     answer = services.create(build_body(autoscaling={"maxReplicas": 4}))
     assert answer["spec"] == {
         "model": {"uri": "hf://Qwen/Qwen3-0.6B", "cache": {"strategy": "EmptyDir"}},
-        "engine": {"device": "CUDA", "dtype": "Auto", "samplingDefaults": "Model"},
-        "batching": {"mode": "Continuous", "maxBatchSize": 32, "maxQueuedRequests": 256},
+        "engine": {"device": "CUDA", "dtype": "Auto", "maxQueuedRequests": 256, "samplingDefaults": "Model"},
+        "batching": {"mode": "Continuous", "maxBatchSize": 32},
         "kvCache": {"blockSize": 16},
-        "replicas": 1,
-        "autoscaling": {"provider": "Native", "minReplicas": 1, "maxReplicas": 4, "targetUtilization": 80},
-        "endpoint": {"maxQueuedRequests": 512, "queueTimeoutSeconds": 60, "requestTimeoutSeconds": 600},
+        "queue": {"maxRequests": 1024, "timeout": "60s"},
+        "requestTimeout": "10m",
+        "autoscaling": {"minReplicas": 1, "maxReplicas": 4, "targetUtilizationPercent": 80},
         "rollout": {"maxSurge": 0, "maxUnavailable": 1},
-        "drain": {"timeoutSeconds": 120},
+        "drain": {"timeout": "2m"},
     }
 
 
@@ -124,7 +125,7 @@ def test_a_resource_from_before_a_rule_can_still_be_updated_elsewhere(api: Api, 
 
 
 def test_scale_reads_and_writes_replicas(services: Services) -> None:
-    services.create(build_body())
+    services.create(build_body(replicas=1))
     services.merge("qwen", {"status": build_status().to_manifest()}, "/status")
     scale = services.get("qwen", "/scale")
     assert scale["spec"] == {"replicas": 1}
@@ -145,10 +146,14 @@ def test_scaling_by_hand_is_refused_with_a_sentence_while_an_autoscaler_does_it(
         services.merge("qwen", {"spec": {"replicas": 2}})
     services.merge("qwen", {"spec": {"replicas": 2, "autoscaling": None}})
     services.merge("qwen", {"spec": {"replicas": 3}}, "/scale")
-    services.merge("qwen", {"spec": {"replicas": 1, "autoscaling": {"maxReplicas": 4}}})
-    services.merge("qwen", {"spec": {"autoscaling": {"provider": "None"}}})
-    services.merge("qwen", {"spec": {"replicas": 2}}, "/scale")
-    assert services.get("qwen")["spec"]["replicas"] == 2, "without an autoscaler it is the number of engines"
+    assert services.get("qwen")["spec"]["replicas"] == 3, "without an autoscaler it is the number of engines"
+    services.merge("qwen", {"spec": {"replicas": None, "autoscaling": {"maxReplicas": 4}}})
+
+
+def test_scaling_by_hand_gives_a_service_its_number(services: Services, kubeconfig: Path, namespace: str) -> None:
+    services.create(build_body())
+    kubectl(kubeconfig, namespace, "scale", "infsvc/qwen", "--replicas=2")
+    assert services.get("qwen", "/scale")["spec"] == {"replicas": 2}
 
 
 def test_an_edit_that_the_model_cannot_follow_is_refused_once_its_limit_is_known(services: Services) -> None:
@@ -186,7 +191,7 @@ def test_status_is_kept_whole_and_does_not_touch_the_spec(services: Services) ->
     status = build_status()
     answer = services.merge("qwen", {"status": status.to_manifest(), "spec": {"replicas": 9}}, "/status")
     assert answer["metadata"]["generation"] == created["metadata"]["generation"]
-    assert answer["spec"]["replicas"] == 1
+    assert "replicas" not in answer["spec"]
     assert InferenceService.parse(answer).status == status
 
 
@@ -253,7 +258,7 @@ def test_the_documentation_s_parts_of_a_spec_are_taken(services: Services) -> No
     for body in bodies:
         InferenceService.parse(body)
     embeds, mirrored = (services.create(body)["spec"] for body in bodies)
-    assert embeds["batching"]["maxQueuedRequests"] == 2048
+    assert embeds["engine"]["maxQueuedRequests"] == 2048
     assert mirrored["engine"]["env"][0]["name"] == "HF_ENDPOINT"
 
 

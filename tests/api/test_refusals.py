@@ -52,7 +52,6 @@ def _path(bad: Bad) -> str:
 
 # What may not follow on what was there: no resource is bad by itself. `test_admission` tries these.
 BAD_CHANGES = (
-    "with autoscaling the HorizontalPodAutoscaler sets the replicas",
     "spec.engine.maxModelLen is more than the model was made for",
     "spec.kvCache.blockBudget x blockSize is less than the model's longest request",
 )

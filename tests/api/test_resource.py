@@ -51,12 +51,12 @@ def test_a_newer_status_is_read_as_far_as_it_is_known() -> None:
 
 def test_a_field_of_a_newer_release_is_ignored_unless_only_known_ones_may_be_there() -> None:
     model = {"uri": "hf://org/name", "signature": "x"}
-    body = build_body(model=model, endpoint={"apiKeyRequired": False}, sharing={"mode": "None"})
+    body = build_body(model=model, queue={"apiKeyRequired": False}, sharing={"mode": "None"})
     assert InferenceService.parse(body) == InferenceService.parse(build_body(model={"uri": "hf://org/name"}))
     with pytest.raises(InvalidResource) as caught:
         InferenceService.parse(body, known_only=True)
     assert {problem.path for problem in caught.value.problems} == {
-        "spec.model.signature", "spec.endpoint.apiKeyRequired", "spec.sharing"
+        "spec.model.signature", "spec.queue.apiKeyRequired", "spec.sharing"
     }  # fmt: skip
 
 

@@ -38,11 +38,11 @@ def test_the_window_is_the_modes_own_unless_said(batching: dict[str, str], secon
     assert parse_spec(batching=batching).batching.window_seconds == pytest.approx(seconds)
 
 
-def test_block_budget_and_memory_fraction_exclude_each_other() -> None:
-    assert parse_spec().kv_cache.memory_fraction_value is None
-    assert parse_spec(kvCache={"memoryFraction": "0.5"}).kv_cache.memory_fraction_value == 0.5
+def test_block_budget_and_memory_per_cent_exclude_each_other() -> None:
+    assert parse_spec().kv_cache.memory_fraction is None
+    assert parse_spec(kvCache={"memoryPercent": 50}).kv_cache.memory_fraction == 0.5
     budget = parse_spec(kvCache={"blockBudget": 10}).kv_cache
-    assert (budget.memory_fraction_value, budget.capacity_tokens) == (None, 160)
+    assert (budget.memory_fraction, budget.capacity_tokens) == (None, 160)
 
 
 @pytest.mark.parametrize(
@@ -50,8 +50,8 @@ def test_block_budget_and_memory_fraction_exclude_each_other() -> None:
     [
         ({}, {}, (25.6, 4)),
         ({"mode": "None"}, {}, (1, 1)),
-        ({"maxBatchSize": 4}, {"targetUtilization": 50}, (2, 1)),
-        ({}, {"queueDepthTarget": 7}, (25.6, 7)),
+        ({"maxBatchSize": 4}, {"targetUtilizationPercent": 50}, (2, 1)),
+        ({}, {"queueDepthPerReplica": 7}, (25.6, 7)),
     ],
 )
 def test_targets_follow_the_batch_size(
@@ -61,8 +61,20 @@ def test_targets_follow_the_batch_size(
     assert (spec.in_flight_target, spec.queue_depth_target) == targets
 
 
-@pytest.mark.parametrize("autoscaling", [None, {"provider": "None", "maxReplicas": 4}])
-def test_fixed_replicas_have_no_targets(autoscaling: dict[str, Any] | None) -> None:
-    spec = parse_spec(autoscaling=autoscaling)
-    assert not spec.is_autoscaled
+def test_fixed_replicas_have_no_targets() -> None:
+    spec = parse_spec()
     assert (spec.in_flight_target, spec.queue_depth_target) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("spec", "first", "most"),
+    [({}, 1, 1), ({"replicas": 0}, 0, 0), ({"replicas": 3}, 3, 3), ({"autoscaling": {"maxReplicas": 4}}, 1, 4)],
+)
+def test_a_service_begins_with_its_replicas_or_the_autoscalers_fewest(spec: Any, first: int, most: int) -> None:
+    parsed = parse_spec(**spec)
+    assert (parsed.first_replicas, parsed.most_replicas) == (first, most)
+
+
+def test_times_are_seconds() -> None:
+    spec = parse_spec(queue={"timeout": "1m30s"}, requestTimeout="1h", drain={"timeout": "0s"})
+    assert (spec.queue.timeout_seconds, spec.request_timeout_seconds, spec.drain.timeout_seconds) == (90, 3600, 0)

@@ -34,6 +34,7 @@ FULL = (
     "metrics.extraArgs={--gateway-timeout-seconds=2}",
     "networkPolicies.prometheusNamespaces={monitoring}",
 )
+GATEWAY = ("gateway.drainTimeoutSeconds=30", "gateway.replicas=3")
 VALUES = {
     "defaults": (),
     "without metrics and policies": ("metrics.enabled=false", "networkPolicies.create=false"),
@@ -129,7 +130,7 @@ def test_every_process_understands_its_flags(values: tuple[str, ...]) -> None:
 
 
 def test_values_reach_the_processes() -> None:
-    objects = render(*FULL, "watchNamespaces={a,b}", "clusterDomain=example.org", "gateway.drainTimeoutSeconds=30")
+    objects = render(*FULL, "watchNamespaces={a,b}", "clusterDomain=example.org", *GATEWAY)
     args = {
         name: dict(arg.removeprefix("--").split("=", 1) for arg in spec["containers"][0]["args"])
         for name, spec in pods_of(objects).items()
@@ -142,7 +143,7 @@ def test_values_reach_the_processes() -> None:
     assert gateway["public-hosts"] == "inference.example"
     spec = pods_of(objects)["conveyor-gateway"]
     settings = conveyor_gateway.settings.PROGRAM.parse(spec["containers"][0]["args"], {})
-    assert settings.drain_timeout_seconds == 30
+    assert (settings.drain_timeout_seconds, settings.gateways) == (30, 3)
     assert spec["terminationGracePeriodSeconds"] > settings.drain_delay_seconds + settings.drain_timeout_seconds
     assert {args[name]["log-level"] for name in args} == {"debug"}
 

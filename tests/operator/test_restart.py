@@ -7,7 +7,7 @@ from tests.operator.killer import live_write_by_write
 from tests.operator.kubelet import Kubelet, ready
 from tests.operator.stage import CHILD_KINDS, Json, Stage, wait_until
 
-AUTOSCALING = {"minReplicas": 1, "maxReplicas": 5}
+AUTOSCALING = {"minReplicas": 2, "maxReplicas": 5}
 _SERVER_WRITTEN = (
     "uid",
     "resourceVersion",
@@ -48,7 +48,7 @@ def test_every_write_may_be_the_last_one_of_its_operator(stage: Stage) -> None:
         lives = live_write_by_write(stage, after=False)
         assert lives >= 7, "six children and a status, one life each"
         stage.space.wait_condition("qwen", "Ready", "True", "Ready")
-        stage.space.edit("qwen", batching={"maxBatchSize": 8}, autoscaling=AUTOSCALING)
+        stage.space.edit("qwen", replicas=None, batching={"maxBatchSize": 8}, autoscaling=AUTOSCALING)
         live_write_by_write(stage, after=True)
         stage.space.wait_condition("qwen", "Ready", "True", "Ready")
         tortured, seen = end_state(stage), conditions(stage)
@@ -56,7 +56,7 @@ def test_every_write_may_be_the_last_one_of_its_operator(stage: Stage) -> None:
         stage.space.delete("InferenceService", "qwen")
         wait_until("all is gone", lambda: not stage.space.children("qwen"), 60)
         with stage.operator():
-            stage.space.make_service(replicas=2, batching={"maxBatchSize": 8}, autoscaling=AUTOSCALING)
+            stage.space.make_service(batching={"maxBatchSize": 8}, autoscaling=AUTOSCALING)
             stage.space.wait_condition("qwen", "Ready", "True", "Ready")
             wait_until("one ConfigMap", lambda: set(end_state(stage)) == set(tortured))
             assert end_state(stage) == tortured
@@ -108,7 +108,7 @@ def test_an_upgrade_with_another_default_image_restarts_no_pod(stage: Stage) -> 
         generation = stage.space.need("Deployment", "qwen-engine")["metadata"]["generation"]
         with stage.operator(engine_image="example/engine:2"):
             stage.proxy.wait_quiet()
-            stage.space.edit("qwen", endpoint={"maxQueuedRequests": 9})
+            stage.space.edit("qwen", queue={"maxRequests": 9})
             stage.space.wait_observed("qwen")
             stage.proxy.wait_quiet()
             deployment = stage.space.need("Deployment", "qwen-engine")

@@ -13,11 +13,15 @@ from conveyor_gateway.watching.catalog import Catalog, Service
 
 
 class Queues:
-    """One queue per known service. Everything runs on `loop`. `on_gone` is told of services that were deleted."""
+    """One queue per known service. Everything runs on `loop`. `on_gone` is told of services that were deleted.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, on_gone: Callable[[str], None]) -> None:
+    Of what may wait for a service this gateway takes its part of `gateways`.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_gone: Callable[[str], None], gateways: int = 1) -> None:
         self._loop = loop
         self._on_gone = on_gone
+        self._gateways = gateways
         self._queues: dict[str, ServiceQueue] = {}
         self.catalog = Catalog(self._on_service, self._on_engines)
 
@@ -37,7 +41,8 @@ class Queues:
                 gone.close(NotFound(f"the InferenceService {key} was deleted", Code.SERVICE_DELETED))
                 self._on_gone(key)
             return
-        limits = QueueLimits(service.max_queued_requests, service.queue_timeout_seconds, service.place_limit)
+        share = max(1, service.max_queued_requests // self._gateways)
+        limits = QueueLimits(share, service.queue_timeout_seconds, service.place_limit)
         if key in self._queues:
             self._queues[key].configure(limits)
         else:

@@ -22,7 +22,7 @@ from conveyor_gateway.errors import Code, GatewayError, QueueFull, TimedOut
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """What a service allows; `place_limit` is the number of requests on one engine."""
+    """What a service allows this gateway; `place_limit` is the number of requests on one engine."""
 
     max_queued_requests: int
     queue_timeout_seconds: float
@@ -205,7 +205,8 @@ class ServiceQueue:
         if ticket.state is TicketState.QUEUED and self.queued > self.limits.max_queued_requests:
             self.finish(ticket)
             raise QueueFull(
-                f"{self.limits.max_queued_requests} requests wait already, the limit of endpoint.maxQueuedRequests",
+                f"{self.limits.max_queued_requests} requests wait here already, this gateway's share of "
+                "queue.maxRequests",
                 Code.QUEUE_FULL,
             )
         return ticket

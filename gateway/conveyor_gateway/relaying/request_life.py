@@ -4,7 +4,7 @@ Called by `listening` with a request that `routing` has read. Every request ends
 one count, also when the client goes away (aiohttp cancels the task then) and when the gateway stops (`stop` cancels
 it).
 
-Time: the service's requestTimeoutSeconds (or what the client asked for, if that is less) bounds everything. The engine,
+Time: the service's requestTimeout (or what the client asked for, if that is less) bounds everything. The engine,
 which is told the time that is left, ends what takes too long; the gateway, after a short grace, what goes on then.
 """
 

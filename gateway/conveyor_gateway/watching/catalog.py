@@ -35,7 +35,7 @@ class Service:
     batch_size: int  # requests that one engine runs at once
     place_limit: int  # requests that this gateway may have on one engine
     window_seconds: float  # how long a request may wait for its batch before it counts as waiting
-    max_queued_requests: int
+    max_queued_requests: int  # at all gateways
     queue_timeout_seconds: float
     request_timeout_seconds: float
     max_model_len: int | None = None  # tokens of the longest request; None: not known yet
@@ -49,7 +49,7 @@ def parse_service(body: Mapping[str, Any]) -> Service:
     """Raises InvalidResource."""
     resource = InferenceService.parse(body)
     created = resource.metadata.creation_timestamp
-    batching, endpoint = resource.spec.batching, resource.spec.endpoint
+    spec, batching = resource.spec, resource.spec.batching
     return Service(
         namespace=resource.namespace,
         name=resource.name,
@@ -58,10 +58,10 @@ def parse_service(body: Mapping[str, Any]) -> Service:
         batch_size=batching.effective_batch_size,
         place_limit=batching.engine_place_limit,
         window_seconds=batching.window_seconds,
-        max_queued_requests=endpoint.max_queued_requests,
-        queue_timeout_seconds=endpoint.queue_timeout_seconds,
-        request_timeout_seconds=endpoint.request_timeout_seconds,
-        max_model_len=resource.spec.engine.max_model_len or _made_for(resource),
+        max_queued_requests=spec.queue.max_requests,
+        queue_timeout_seconds=spec.queue.timeout_seconds,
+        request_timeout_seconds=spec.request_timeout_seconds,
+        max_model_len=spec.engine.max_model_len or _made_for(resource),
     )
 
 

@@ -69,5 +69,4 @@ def _choose_access_mode(spec: InferenceServiceSpec, owner: Owner, observed: Obse
     live = observed.children.get((CLAIM.kind, names.model_claim_name(owner.name)))
     if live is not None and live.access_mode:
         return live.access_mode
-    most = spec.autoscaling.max_replicas if spec.autoscaling is not None and spec.is_autoscaled else spec.replicas
-    return "ReadWriteOnce" if most <= 1 and spec.rollout.max_surge in (0, "0%") else "ReadWriteMany"
+    return "ReadWriteOnce" if spec.most_replicas <= 1 and spec.rollout.max_surge in (0, "0%") else "ReadWriteMany"

@@ -1,6 +1,6 @@
 """Who sets the Deployment's replicas, and how the field changes hands without losing a pod. Pure; used by `plan`.
 
-Fixed (no `autoscaling`, or provider None): the operator owns the field and sends a number. Autoscaled: the HPA owns
+Fixed (no `autoscaling`): the operator owns the field and sends a number. Autoscaled: the HPA owns
 it, and the operator never sends it.
 
 Handing over (tried on a real 1.37.1, docs/adr/0002): leaving out a field that only we own removes it, and the
@@ -8,8 +8,8 @@ Deployment falls to its default of 1. So a second field manager, `conveyor-repli
 then the Deployment goes without. The live object's managedFields say how far that got, so an operator that is killed in
 between resumes where it stopped.
 
-Handing back: the HPA goes first, then the number is ours again. If more pods run than `spec.replicas` asks for, the
-live number is held until somebody changes `spec.replicas`; an annotation of the Deployment remembers it.
+Handing back: the HPA goes first, then the number is ours again. Without `spec.replicas` the live number is held until
+somebody sets it; an annotation of the Deployment remembers it.
 """
 
 from dataclasses import dataclass
@@ -40,17 +40,16 @@ class Handover:
 
 def plan_replicas(spec: InferenceServiceSpec, live: DeploymentState | None, autoscaled: bool) -> Replicas:
     """The number to send with the Deployment. `autoscaled`: our HPA still exists, or did a moment ago."""
-    if spec.is_autoscaled:
+    if spec.autoscaling is not None:
         return Replicas(None)
-    if live is None:
-        return Replicas(spec.replicas)
-    asked, _, held = live.held_replicas.partition(":")
-    if held.isdigit() and asked == str(spec.replicas):
-        return Replicas(int(held), live.held_replicas)
+    if live is None or spec.replicas is not None:
+        return Replicas(spec.first_replicas)
+    if live.held_replicas.isdigit():
+        return Replicas(int(live.held_replicas), live.held_replicas)
     handed_back = names.FIELD_MANAGER not in live.replicas_managers and live.replicas_managers & _SCALERS
-    if (autoscaled or handed_back) and live.asked_replicas > spec.replicas:
-        return Replicas(live.asked_replicas, f"{spec.replicas}:{live.asked_replicas}")
-    return Replicas(spec.replicas)
+    if (autoscaled or handed_back) and live.asked_replicas > spec.first_replicas:
+        return Replicas(live.asked_replicas, str(live.asked_replicas))
+    return Replicas(spec.first_replicas)
 
 
 def plan_hold(spec: InferenceServiceSpec, live: DeploymentState | None, former: int = 0) -> Handover | None:
@@ -60,7 +59,7 @@ def plan_hold(spec: InferenceServiceSpec, live: DeploymentState | None, former: 
     just created: nobody owns the default, so the first number is set, or the `former` one of a Deployment that somebody
     deleted: what the autoscaler had decided).
     """
-    if not spec.is_autoscaled or live is None:
+    if spec.autoscaling is None or live is None:
         return None
     if names.FIELD_MANAGER in live.replicas_managers:
         # An HPA ignores a Deployment at 0, so it starts from 1. That is not the live number, so it needs force.
@@ -71,7 +70,5 @@ def plan_hold(spec: InferenceServiceSpec, live: DeploymentState | None, former: 
 
 
 def first_count(spec: InferenceServiceSpec, former: int) -> int:
-    """Replicas at creation: `spec.replicas` or the former number, within the autoscaler's bounds if there is one."""
-    if spec.autoscaling is None or not spec.is_autoscaled:
-        return spec.replicas
-    return max(min(former or spec.replicas, spec.autoscaling.max_replicas), spec.autoscaling.min_replicas)
+    """Replicas at creation: those to begin with or, under an autoscaler, the former number within its bounds."""
+    return max(min(former, spec.most_replicas), spec.first_replicas)

@@ -49,7 +49,7 @@ class Wish:
 
 def judge_scaling(spec: InferenceServiceSpec, observed: Observed, metrics_api: MetricsApi) -> tuple[str, Reason, str]:
     """(status, reason, message) of the condition ScalingReady."""
-    if not spec.is_autoscaled:
+    if spec.autoscaling is None:
         return "True", Reason.FIXED_REPLICAS, _explain_fixed(spec, observed)
     if metrics_api.owner:
         return (
@@ -57,7 +57,7 @@ def judge_scaling(spec: InferenceServiceSpec, observed: Observed, metrics_api: M
             Reason.METRICS_API_OWNED_BY_OTHER,
             (
                 f"APIService {metrics_api.api_service} belongs to {metrics_api.owner}; Conveyor does not displace it. "
-                "The replicas stay as they are. Remove that adapter, or set autoscaling.provider: None."
+                "The replicas stay as they are. Remove that adapter, or leave autoscaling out."
             ),
         )
     if metrics_api.missing:
@@ -77,10 +77,9 @@ def build_scaling_status(spec: InferenceServiceSpec, observed: Observed) -> Auto
         return None
     autoscaler = observed.autoscaler
     if autoscaler is None:
-        return AutoscalingStatus(provider=spec.autoscaling.provider)
+        return AutoscalingStatus()
     reason, message = explain(autoscaler)
     return AutoscalingStatus(
-        provider=spec.autoscaling.provider,
         desired_replicas=autoscaler.desired_replicas,
         reason=reason,
         metrics=[
@@ -98,7 +97,7 @@ def keep_decision(former: Object, present: dict[str, Any]) -> dict[str, Any]:
 
 def _decision(status: Object) -> Any:
     targets = {metric.get("name"): metric.get("target") for metric in status.get("metrics") or ()}
-    return status.get("provider"), status.get("desiredReplicas"), status.get("reason"), targets
+    return status.get("desiredReplicas"), status.get("reason"), targets
 
 
 def explain(autoscaler: AutoscalerState) -> tuple[str, str]:
@@ -152,13 +151,10 @@ def _why_held(autoscaler: AutoscalerState) -> tuple[str, str]:
 
 
 def _explain_fixed(spec: InferenceServiceSpec, observed: Observed) -> str:
-    held = observed.deployment.held_replicas.partition(":")[2] if observed.deployment is not None else ""
+    held = observed.deployment.held_replicas if observed.deployment is not None else ""
     if not held:
-        return f"replicas is fixed at {spec.replicas}; there is no autoscaler"
-    return (
-        f"{held} replicas are kept from the time of the autoscaler; "
-        f"set spec.replicas to another number than {spec.replicas} to change that"
-    )
+        return f"replicas is fixed at {spec.first_replicas}; there is no autoscaler"
+    return f"{held} replicas are kept from the time of the autoscaler; set spec.replicas to change that"
 
 
 def _mirror(autoscaler: AutoscalerState) -> tuple[str, Reason, str]:

@@ -43,7 +43,7 @@ class Situation:
 
     @property
     def deployment(self) -> DeploymentState:
-        return self.observed.deployment or DeploymentState(asked_replicas=self.spec.replicas, generation=1)
+        return self.observed.deployment or DeploymentState(asked_replicas=self.spec.first_replicas, generation=1)
 
     @property
     def rolled_out(self) -> bool:

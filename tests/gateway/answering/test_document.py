@@ -218,8 +218,8 @@ async def test_a_refusal_before_any_engine_is_as_it_says(
 async def test_a_full_queue_and_one_that_nobody_serves_are_as_it_says(
     stack: Stack, http: aiohttp.ClientSession
 ) -> None:
-    limits = {"maxQueuedRequests": 1, "queueTimeoutSeconds": 1}
-    await stack.apply_service(model={"uri": "hf://org/model", "name": "limited"}, endpoint=limits)
+    limits = {"maxRequests": 1, "timeout": "1s"}
+    await stack.apply_service(model={"uri": "hf://org/model", "name": "limited"}, queue=limits)
     await stack.wait(lambda: b'"limited"' in urllib.request.urlopen(f"{stack.url}/models").read())
     answers = await asyncio.gather(*(ask(http, stack.completions, method="POST") for _ in range(3)))
     assert {body["error"]["code"] for _, body in answers} == {"queue_full", "queue_timeout"}

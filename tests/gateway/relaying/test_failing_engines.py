@@ -209,7 +209,7 @@ async def test_an_engines_own_errors_pass(stack: Stack, http: aiohttp.ClientSess
 async def test_a_stream_is_ended_when_the_requests_time_is_over_whether_it_moves_or_not(
     stack: Stack, http: aiohttp.ClientSession
 ) -> None:
-    await stack.apply_service(endpoint={"requestTimeoutSeconds": 3})
+    await stack.apply_service(requestTimeout="3s")
 
     async def handle(request: web.Request) -> web.StreamResponse:
         answer = await begin_stream(request)
@@ -235,7 +235,7 @@ async def test_a_stream_is_ended_when_the_requests_time_is_over_whether_it_moves
 async def test_a_client_that_reads_a_little_now_and_then_gives_its_place_back_in_time(
     stack: Stack, http: aiohttp.ClientSession
 ) -> None:
-    await stack.apply_service(batching={"maxBatchSize": 1}, endpoint={"requestTimeoutSeconds": 3})
+    await stack.apply_service(batching={"maxBatchSize": 1}, requestTimeout="3s")
     event = b"data: " + b"x" * 1_000 + b"\n\n"
 
     async def handle(request: web.Request) -> web.StreamResponse:

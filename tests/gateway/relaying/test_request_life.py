@@ -45,7 +45,7 @@ async def test_a_text_to_embed_goes_to_an_engine_like_any_other_request(
 async def test_a_full_queue_answers_429_and_the_demand_counts_each_state(
     stack: Stack, http: aiohttp.ClientSession
 ) -> None:
-    await stack.apply_service(**BATCH_OF_ONE, endpoint={"maxQueuedRequests": 1})
+    await stack.apply_service(**BATCH_OF_ONE, queue={"maxRequests": 1})
     slow = SlowEngine()
     async with running_engine(slow.handle) as engine:
         await stack.add_engine(engine.port)
@@ -84,7 +84,7 @@ async def test_the_least_loaded_engine_is_asked(stack: Stack, http: aiohttp.Clie
 
 
 async def test_waiting_longer_than_the_queue_timeout_is_answered_504(stack: Stack, http: aiohttp.ClientSession) -> None:
-    await stack.apply_service(endpoint={"queueTimeoutSeconds": 1})
+    await stack.apply_service(queue={"timeout": "1s"})
     status, body, _ = await post(http, stack.completions)
     assert (status, body["error"]["code"]) == (504, "queue_timeout")
     assert "0 engines are ready" in body["error"]["message"]
@@ -109,7 +109,7 @@ async def test_the_clients_deadline_is_answered_504_in_the_queue_and_at_an_engin
 async def test_the_engine_is_told_the_time_that_is_left_at_most_the_services(
     stack: Stack, http: aiohttp.ClientSession
 ) -> None:
-    await stack.apply_service(endpoint={"requestTimeoutSeconds": 30})
+    await stack.apply_service(requestTimeout="30s")
     async with running_engine(answering(web.json_response, data={})) as engine:
         await stack.add_engine(engine.port)
         for asked in ("20", "3600"):

@@ -35,7 +35,8 @@ def test_a_service_carries_what_the_queue_needs() -> None:
         "default",
         model={"uri": "hf://org/model", "name": "Qwen/Qwen3"},
         batching={"mode": "Dynamic", "maxBatchSize": 32, "window": "50ms"},
-        endpoint={"maxQueuedRequests": 7, "queueTimeoutSeconds": 8, "requestTimeoutSeconds": 9},
+        queue={"maxRequests": 7, "timeout": "8s"},
+        requestTimeout="9s",
     )
     body["metadata"]["creationTimestamp"] = CREATED
     assert parse_service(body) == Service("default", "qwen", "Qwen/Qwen3", 1795219200, 32, 36, 0.05, 7, 8, 9)
@@ -151,8 +152,8 @@ def test_a_list_replaces_everything_in_its_namespace_and_nothing_else() -> None:
 
 def test_a_service_that_cannot_be_read_keeps_its_last_readable_state(caplog: pytest.LogCaptureFixture) -> None:
     changes = Changes()
-    changes.catalog.services.put(make_service("qwen", "default", endpoint={"maxQueuedRequests": 7}))
-    bad = make_service("qwen", "default", endpoint={"maxQueuedRequests": "many"})
+    changes.catalog.services.put(make_service("qwen", "default", queue={"maxRequests": 7}))
+    bad = make_service("qwen", "default", queue={"maxRequests": "many"})
     replace(changes.catalog.services, [bad, make_service("worse", "default", batching={"maxBatchSize": "many"})], "")
     assert set(changes.catalog.directory.services) == {"default/qwen"}
     assert changes.catalog.directory.services["default/qwen"].max_queued_requests == 7
@@ -189,7 +190,7 @@ def test_a_namespace_with_more_than_its_share_keeps_what_is_known_and_harms_no_o
         catalog.services.put(make_service(name, "evil"))
         endpoints = [make_endpoint(f"10.0.{ord(name)}.{number}") for number in range(2)]
         catalog.slices.put(make_slice(name, "evil", name, 8000, *endpoints))
-    catalog.services.put(make_service("a", "evil", endpoint={"maxQueuedRequests": 7}))
+    catalog.services.put(make_service("a", "evil", queue={"maxRequests": 7}))
     catalog.services.put(make_service("good", "good"))
     catalog.slices.put(make_slice("good", "good", "good", 8000, make_endpoint("10.0.0.1")))
     assert set(catalog.directory.services) == {"evil/a", "evil/b", "good/good"}

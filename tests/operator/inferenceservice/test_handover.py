@@ -74,7 +74,7 @@ def test_from_fixed_to_autoscaled_and_back_no_pod_is_dropped(stage: Stage) -> No
 
 
 def switch_there_and_back(stage: Stage) -> None:
-    stage.space.edit("qwen", autoscaling=AUTOSCALING)
+    stage.space.edit("qwen", replicas=None, autoscaling=AUTOSCALING)
     wait_until("the HPA", lambda: hpa(stage))
     stage.proxy.wait_quiet()
     assert replicas(stage) == 3
@@ -96,7 +96,7 @@ def switch_there_and_back(stage: Stage) -> None:
 
 def test_a_deployment_that_somebody_deletes_comes_back_with_the_number_that_it_had(stage: Stage) -> None:
     with stage.operator(), Kubelet(stage.space, ready):
-        stage.space.make_service(replicas=2, autoscaling=AUTOSCALING)
+        stage.space.make_service(autoscaling=AUTOSCALING)
         wait_until("an HPA", lambda: hpa(stage))
         scale_as_the_hpa(stage, 4)
         wait_until("it is told", lambda: stage.space.wait_observed("qwen")["status"]["desiredReplicas"] == 4)
@@ -119,7 +119,7 @@ def test_operators_that_die_in_between_drop_no_pod_either(stage: Stage) -> None:
             stage.space.wait_children("qwen")
             stage.proxy.wait_quiet()
         with watching_replicas(stage) as seen:
-            stage.space.edit("qwen", autoscaling=AUTOSCALING)
+            stage.space.edit("qwen", replicas=None, autoscaling=AUTOSCALING)
             live_write_by_write(stage, after=False)
             assert hpa(stage)
             scale_as_the_hpa(stage, 4)
@@ -134,7 +134,7 @@ def test_operators_that_die_in_between_drop_no_pod_either(stage: Stage) -> None:
 
 def test_the_hpas_last_word_is_held_although_no_watch_has_told_of_it(stage: Stage) -> None:
     with stage.operator():
-        stage.space.make_service(replicas=1, autoscaling=AUTOSCALING)
+        stage.space.make_service(autoscaling=AUTOSCALING)
         wait_until("the HPA", lambda: hpa(stage))
         stage.proxy.wait_quiet()
         deaf = stage.proxy.fail(lambda call: (call.verb, call.resource) == ("watch", "deployments"), 0, times=10**6)
@@ -151,10 +151,10 @@ def test_the_hpas_last_word_is_held_although_no_watch_has_told_of_it(stage: Stag
 
 def test_a_held_number_goes_when_the_spec_names_another(stage: Stage) -> None:
     with stage.operator():
-        stage.space.make_service(replicas=1, autoscaling=AUTOSCALING)
+        stage.space.make_service(autoscaling=AUTOSCALING)
         wait_until("the HPA", lambda: hpa(stage))
         scale_as_the_hpa(stage, 4)
-        stage.space.edit("qwen", autoscaling={"provider": "None", "maxReplicas": 5})
+        stage.space.edit("qwen", autoscaling=None)
         wait_until("no HPA", lambda: hpa(stage) is None)
         stage.proxy.wait_quiet()
         assert replicas(stage) == 4
@@ -163,9 +163,9 @@ def test_a_held_number_goes_when_the_spec_names_another(stage: Stage) -> None:
         wait_until("no note", lambda: "kept" not in stage.space.condition("qwen", "ScalingReady")["message"])
 
 
-def test_an_autoscaled_service_starts_with_the_specs_number(stage: Stage) -> None:
+def test_an_autoscaled_service_starts_with_the_autoscalers_fewest(stage: Stage) -> None:
     with stage.operator():
-        stage.space.make_service(replicas=3, autoscaling=AUTOSCALING)
+        stage.space.make_service(autoscaling=AUTOSCALING | {"minReplicas": 3})
         wait_until("the HPA", lambda: hpa(stage))
         stage.proxy.wait_quiet()
         assert replicas(stage) == 3
@@ -177,7 +177,7 @@ def test_an_autoscaler_starts_from_one_when_there_were_none(stage: Stage) -> Non
         stage.space.make_service(replicas=0)
         stage.space.wait_children("qwen")
         stage.space.wait_condition("qwen", "Ready", "False", "ScaledToZero")
-        stage.space.edit("qwen", autoscaling=AUTOSCALING)
+        stage.space.edit("qwen", replicas=None, autoscaling=AUTOSCALING)
         wait_until("the HPA", lambda: hpa(stage))
         wait_until("one replica", lambda: replicas(stage) == 1)
 
@@ -188,7 +188,7 @@ def test_the_hpas_number_is_never_touched(stage: Stage) -> None:
         wait_until("the HPA", lambda: hpa(stage))
         for count in (4, 2):
             scale_as_the_hpa(stage, count)
-            stage.space.edit("qwen", drain={"timeoutSeconds": count})  # the Deployment is applied all the same
+            stage.space.edit("qwen", drain={"timeout": f"{count}s"})  # the Deployment is applied all the same
             stage.proxy.wait_quiet()
             assert replicas(stage) == count
 

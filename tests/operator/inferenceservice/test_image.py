@@ -28,12 +28,12 @@ def test_a_new_default_does_not_touch_running_pods() -> None:
 def test_scaling_is_no_reason_for_another_image() -> None:
     assert choose(live(), replicas=5) == OLD
     assert choose(live(), autoscaling={"maxReplicas": 4}) == OLD
-    assert choose(live(), endpoint={"maxQueuedRequests": 7}) == OLD
+    assert choose(live(), queue={"maxRequests": 7}) == OLD
 
 
 def test_pods_that_are_replaced_anyway_take_the_new_default() -> None:
     assert choose(live(), batching={"maxBatchSize": 8}) == NEW
-    assert choose(live(), drain={"timeoutSeconds": 9}) == NEW
+    assert choose(live(), drain={"timeout": "9s"}) == NEW
 
 
 def test_an_image_in_the_spec_wins() -> None:

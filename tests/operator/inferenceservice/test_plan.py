@@ -106,7 +106,7 @@ def test_a_touched_child_is_applied_again() -> None:
 
 
 def test_a_changed_spec_applies_what_it_changed_the_configuration_first() -> None:
-    rounds = live_through(all_there({}), remember({}), drain={"timeoutSeconds": 7})
+    rounds = live_through(all_there({}), remember({}), drain={"timeout": "7s"})
     assert [reasons(steps) for steps in rounds[:2]] == [{"ConfigMap": "created"}, {"Deployment": "changed"}]
 
 
@@ -181,7 +181,8 @@ def test_an_unwanted_autoscaler_goes_before_anything_is_applied() -> None:
 
 
 def test_the_number_of_replicas_is_held_before_the_apply_that_lets_go_of_it() -> None:
-    rounds = live_through(all_there({}, asked=3), remember({"replicas": 3}), replicas=3, autoscaling=AUTOSCALING)
+    before = remember({"replicas": 3}, former_replicas=3)
+    rounds = live_through(all_there({}, asked=3), before, autoscaling=AUTOSCALING)
     hold, apply = rounds[0]
     assert hold == Hold(DEPLOYMENT, 3)
     assert isinstance(apply, Apply)
@@ -191,7 +192,7 @@ def test_the_number_of_replicas_is_held_before_the_apply_that_lets_go_of_it() ->
 
 def test_a_number_that_was_not_held_when_the_deployment_was_made_is_held_in_the_next_reconcile() -> None:
     """The operator, or that one call, has failed in between."""
-    spec: dict[str, Any] = {"autoscaling": AUTOSCALING, "replicas": 2}
+    spec: dict[str, Any] = {"autoscaling": AUTOSCALING | {"minReplicas": 2}}
     assert next_steps(all_there(spec, 1, frozenset()), remember(spec), **spec) == [Hold(DEPLOYMENT, 2)]
 
 

@@ -15,13 +15,12 @@ HANDED_OVER = frozenset({"conveyor", "conveyor-replicas"})
 THE_HPAS = frozenset({"kube-controller-manager"})
 
 
-def fixed(replicas: int = 1) -> InferenceServiceSpec:
-    return make_resource(replicas=replicas).spec
+def fixed(replicas: int | None = None) -> InferenceServiceSpec:
+    return make_resource(**({} if replicas is None else {"replicas": replicas})).spec
 
 
-def autoscaled(replicas: int = 1, low: int = 1, high: int = 5, provider: str = "Native") -> InferenceServiceSpec:
-    bounds = {"provider": provider, "minReplicas": low, "maxReplicas": high}
-    return make_resource(replicas=replicas, autoscaling=bounds).spec
+def autoscaled(low: int = 1, high: int = 5) -> InferenceServiceSpec:
+    return make_resource(autoscaling={"minReplicas": low, "maxReplicas": high}).spec
 
 
 def live(replicas: int, managers: frozenset[str], **changes: Any) -> DeploymentState:
@@ -34,10 +33,6 @@ def test_fixed_replicas_are_those_of_the_spec() -> None:
     assert plan_hold(fixed(3), live(5, OURS)) is None
 
 
-def test_provider_none_means_fixed() -> None:
-    assert plan_replicas(autoscaled(3, provider="None"), live(5, OURS), False) == Replicas(3)
-
-
 def test_a_new_autoscaled_deployment_gets_its_first_number_from_the_second_manager() -> None:
     assert plan_replicas(autoscaled(3), None, False) == Replicas(None)
     assert plan_hold(autoscaled(3), None) is None, "there is nothing to hold before the Deployment is made"
@@ -46,13 +41,9 @@ def test_a_new_autoscaled_deployment_gets_its_first_number_from_the_second_manag
 
 def test_a_deployment_that_was_deleted_comes_back_with_the_number_that_the_autoscaler_had_decided() -> None:
     created = live(1, frozenset())
-    assert plan_hold(autoscaled(5), created, former=2) == Handover(2), "not the number to start with"
-    assert plan_hold(autoscaled(1, high=5), created, former=9) == Handover(5)
-
-
-def test_the_first_number_is_within_the_autoscalers_bounds() -> None:
-    assert plan_hold(autoscaled(9, 1, 5), live(1, frozenset())) == Handover(5)
-    assert plan_hold(autoscaled(0, 2, 5), live(1, frozenset())) == Handover(2)
+    assert plan_hold(autoscaled(), created, former=2) == Handover(2), "not the number to start with"
+    assert plan_hold(autoscaled(), created, former=9) == Handover(5)
+    assert plan_hold(autoscaled(2), created, former=1) == Handover(2)
 
 
 def test_a_number_of_ours_is_held_before_we_let_go_of_it() -> None:
@@ -70,18 +61,19 @@ def test_once_handed_over_the_field_is_left_alone() -> None:
     assert plan_hold(autoscaled(), live(0, frozenset({"kubectl"}))) is None
 
 
-def test_more_pods_than_the_spec_asks_for_are_kept_when_the_autoscaler_goes() -> None:
-    assert plan_replicas(fixed(1), live(4, THE_HPAS), True) == Replicas(4, "1:4")
-    assert plan_replicas(fixed(1), live(4, THE_HPAS), False) == Replicas(4, "1:4"), "also after a restart in between"
+def test_the_pods_are_kept_when_the_autoscaler_goes() -> None:
+    assert plan_replicas(fixed(), live(4, THE_HPAS), True) == Replicas(4, "4")
+    assert plan_replicas(fixed(), live(4, THE_HPAS), False) == Replicas(4, "4"), "also after a restart in between"
 
 
-def test_fewer_pods_than_the_spec_asks_for_are_not_kept() -> None:
-    assert plan_replicas(fixed(3), live(2, THE_HPAS), True) == Replicas(3)
+def test_they_are_not_kept_where_the_spec_names_a_number_nor_if_there_are_none() -> None:
+    assert plan_replicas(fixed(3), live(5, THE_HPAS), True) == Replicas(3)
+    assert plan_replicas(fixed(), live(0, THE_HPAS), True) == Replicas(1)
 
 
-def test_a_held_number_stays_until_the_spec_names_another() -> None:
-    held = live(4, OURS, held_replicas="1:4")
-    assert plan_replicas(fixed(1), held, False) == Replicas(4, "1:4")
+def test_a_held_number_stays_until_the_spec_names_one() -> None:
+    held = live(4, OURS, held_replicas="4")
+    assert plan_replicas(fixed(), held, False) == Replicas(4, "4")
     assert plan_replicas(fixed(2), held, False) == Replicas(2)
 
 
@@ -92,13 +84,13 @@ def test_somebody_who_scales_the_deployment_by_hand_is_undone() -> None:
 managers = st.frozensets(st.sampled_from(["conveyor", "conveyor-replicas", "kube-controller-manager", "kubectl"]))
 
 
-@given(st.integers(0, 1000), st.integers(0, 1000), managers, st.booleans())
-def test_under_an_autoscaler_no_number_is_ever_sent(asked: int, there: int, owners: frozenset[str], seen: bool) -> None:
-    assert plan_replicas(autoscaled(asked), live(there, owners), seen).count is None
+@given(st.integers(0, 1000), managers, st.booleans())
+def test_under_an_autoscaler_no_number_is_ever_sent(there: int, owners: frozenset[str], seen: bool) -> None:
+    assert plan_replicas(autoscaled(), live(there, owners), seen).count is None
 
 
 @given(st.integers(1, 1000), st.integers(1, 1000), managers)
-def test_a_hold_never_takes_a_running_pod_away(asked: int, there: int, owners: frozenset[str]) -> None:
-    hold = plan_hold(autoscaled(asked, 1, 1000), live(there, owners))
+def test_a_hold_never_takes_a_running_pod_away(low: int, there: int, owners: frozenset[str]) -> None:
+    hold = plan_hold(autoscaled(low, 1000), live(there, owners))
     if hold is not None and owners:
         assert hold == Handover(there)

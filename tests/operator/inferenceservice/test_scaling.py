@@ -199,7 +199,7 @@ def test_fixed_replicas_are_always_ready() -> None:
 
 
 def test_held_replicas_say_how_to_change_them() -> None:
-    observed = make_observed(deployment=make_deployment(4, held_replicas="1:4"))
+    observed = make_observed(deployment=make_deployment(4, held_replicas="4"))
     message = judge_scaling(make_resource().spec, observed, MetricsApi())[2]
     assert "4 replicas are kept" in message
     assert "spec.replicas" in message

@@ -76,7 +76,7 @@ def test_a_service_made_again_while_watches_expired_keeps_its_children(stage: St
         stage.proxy.wait_quiet(2)
         found = [stage.space.need(kind, name)["metadata"] for kind, name in stage.space.children("qwen")]
         assert {metadata["ownerReferences"][0]["uid"] for metadata in found} == {uid}
-        stage.space.edit("qwen", drain={"timeoutSeconds": 9})
+        stage.space.edit("qwen", drain={"timeout": "9s"})
         stage.proxy.wait_quiet(2)
         after = [stage.space.need(kind, name)["metadata"]["uid"] for kind, name in stage.space.children("qwen")]
         assert {metadata["uid"] for metadata in found} <= set(after)

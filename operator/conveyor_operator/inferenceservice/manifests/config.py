@@ -27,12 +27,12 @@ RESOURCE_FIELDS: Final = {
     "max_num_seqs": "batching.maxBatchSize",
     "batching_window_seconds": "batching.window",
     "max_num_batched_tokens": "batching.maxBatchTokens",
-    "max_num_queued_requests": "batching.maxQueuedRequests",
+    "max_num_queued_requests": "engine.maxQueuedRequests",
     "num_kv_blocks": "kvCache.blockBudget",
-    "kv_memory_fraction": "kvCache.memoryFraction",
+    "kv_memory_fraction": "kvCache.memoryPercent",
     "block_size": "kvCache.blockSize",
-    "request_timeout_seconds": "endpoint.requestTimeoutSeconds",
-    "drain_timeout_seconds": "drain.timeoutSeconds",
+    "request_timeout_seconds": "requestTimeout",
+    "drain_timeout_seconds": "drain.timeout",
     "sampling_defaults": "engine.samplingDefaults",
 }
 
@@ -59,11 +59,11 @@ def build_engine_config(owner: Owner, spec: InferenceServiceSpec) -> EngineConfi
         "max_num_seqs": batching.max_batch_size,
         "batching_window_seconds": batching.window_seconds or None,  # 0: a mode without a window
         "max_num_batched_tokens": batching.max_batch_tokens,
-        "max_num_queued_requests": batching.max_queued_requests,
+        "max_num_queued_requests": spec.engine.max_queued_requests,
         "num_kv_blocks": cache.block_budget,
-        "kv_memory_fraction": cache.memory_fraction_value,
+        "kv_memory_fraction": cache.memory_fraction,
         "block_size": cache.block_size,
-        "request_timeout_seconds": spec.endpoint.request_timeout_seconds,
+        "request_timeout_seconds": spec.request_timeout_seconds,
         "drain_timeout_seconds": spec.drain.timeout_seconds,
         "port": names.ENGINE_PORT,
     }

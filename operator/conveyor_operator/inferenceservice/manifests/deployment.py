@@ -5,6 +5,7 @@ standard. No label or annotation in the template names a version: an upgrade of 
 For the same reason a test holds the rendered template, so that only a deliberate change alters it.
 """
 
+from math import ceil
 from typing import Any
 
 from conveyor_api import names
@@ -77,7 +78,9 @@ def build_pod_template(owner: Owner, spec: InferenceServiceSpec, config: EngineC
             "serviceAccountName": names.engine_name(owner.name),
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
-            "terminationGracePeriodSeconds": _PRE_STOP_SECONDS + spec.drain.timeout_seconds + _EXIT_MARGIN_SECONDS,
+            "terminationGracePeriodSeconds": _PRE_STOP_SECONDS
+            + ceil(spec.drain.timeout_seconds)
+            + _EXIT_MARGIN_SECONDS,
             "securityContext": _pod_security(spec),
             "initContainers": [_fetch_container(spec)],
             "containers": [_engine_container(spec)],

@@ -1,0 +1,17 @@
+"""The queues of all services follow what their InferenceServices allow."""
+
+import asyncio
+
+import pytest
+from tests.gateway.cluster import make_service
+
+from conveyor_gateway.admission.queues import Queues
+
+
+@pytest.mark.parametrize(("allowed", "gateways", "here"), [(7, 1, 7), (7, 3, 2), (1, 3, 1)])
+async def test_a_gateway_takes_its_share_of_what_may_wait_and_at_least_one(
+    allowed: int, gateways: int, here: int
+) -> None:
+    queues = Queues(asyncio.get_running_loop(), on_gone=lambda key: None, gateways=gateways)
+    queues.catalog.services.put(make_service("qwen", "default", queue={"maxRequests": allowed}))
+    assert queues["default/qwen"].limits.max_queued_requests == here
