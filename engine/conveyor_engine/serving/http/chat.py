@@ -9,10 +9,12 @@ from starlette.requests import Request
 
 from conveyor_engine.serving.http.choice import Delta
 from conveyor_engine.serving.http.edge import Edge
+from conveyor_engine.serving.http.engine_response import open_request
 from conveyor_engine.serving.http.formats import Answer, Usage, encode
-from conveyor_engine.serving.http.generated import GeneratedResponse, generate
+from conveyor_engine.serving.http.generated import GeneratedResponse
 from conveyor_engine.serving.http.logprobs import ChatLogprobs, chat_logprobs, chat_logprobs_pieces
 from conveyor_engine.serving.preparing.prepare import Prepared
+from conveyor_engine.wire.request import Task
 
 
 class DeltaMessage(msgspec.Struct, omit_defaults=True):
@@ -112,4 +114,4 @@ class ChatFormat:
 
 async def create_chat_completion(request: Request) -> GeneratedResponse:
     """Answers the conversation, `n` times."""
-    return await generate(request, "chat", ChatFormat)
+    return GeneratedResponse(await open_request(request, "chat", Task.GENERATE), ChatFormat)

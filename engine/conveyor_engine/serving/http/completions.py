@@ -9,10 +9,12 @@ from starlette.requests import Request
 
 from conveyor_engine.serving.http.choice import Delta
 from conveyor_engine.serving.http.edge import Edge
+from conveyor_engine.serving.http.engine_response import open_request
 from conveyor_engine.serving.http.formats import Answer, Usage, encode
-from conveyor_engine.serving.http.generated import GeneratedResponse, generate
+from conveyor_engine.serving.http.generated import GeneratedResponse
 from conveyor_engine.serving.http.logprobs import CompletionLogprobs, completion_logprobs, completion_logprobs_pieces
 from conveyor_engine.serving.preparing.prepare import Prepared
+from conveyor_engine.wire.request import Task
 
 
 class CompletionChoice(msgspec.Struct):
@@ -78,4 +80,4 @@ class CompletionFormat:
 
 async def create_completion(request: Request) -> GeneratedResponse:
     """Continues each prompt, `n` times."""
-    return await generate(request, "completion", CompletionFormat)
+    return GeneratedResponse(await open_request(request, "completion", Task.GENERATE), CompletionFormat)

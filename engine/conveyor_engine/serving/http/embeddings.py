@@ -42,19 +42,18 @@ class EmbeddingList(msgspec.Struct):
 
 async def create_embeddings(request: Request) -> "EmbeddingsResponse":
     """Answers with a vector of each input. Each is an engine request of its own, so it shares batches with others."""
-    opened = await open_request(request, "embedding", Task.EMBED)
-    assert isinstance(opened.prepared, PreparedEmbeddings)
-    return EmbeddingsResponse(opened, opened.prepared)
+    return EmbeddingsResponse(await open_request(request, "embedding", Task.EMBED))
 
 
 class EmbeddingsResponse(EngineResponse):
     """All vectors, or one error."""
 
-    def __init__(self, opened: Opened, prepared: PreparedEmbeddings) -> None:
+    def __init__(self, opened: Opened) -> None:
         super().__init__(opened)
-        self._prepared = prepared
+        assert isinstance(opened.prepared, PreparedEmbeddings)
+        self._prepared = opened.prepared
         self._vectors: dict[str, bytes] = {}
-        self._open = set(prepared.request_ids)
+        self._open = set(self._prepared.request_ids)
 
     async def _answer(self, send: Send) -> None:
         for num_tokens in self._prepared.nums_prompt_tokens:

@@ -1,7 +1,8 @@
 """A request for the engine from its arrival to its answer, for every task.
 
-Used by `generated` and `embeddings`, which make the answer of the engine's outputs. When a client leaves, its requests
-end in the engine.
+The conductor of the API process. A route calls `open_request` on the way in and returns an `EngineResponse`, whose
+subclasses (`generated`, `embeddings`) make the answer of the engine's outputs. When a client leaves, its requests end
+in the engine.
 """
 
 import asyncio

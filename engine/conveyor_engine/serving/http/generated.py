@@ -1,24 +1,23 @@
 """A generating request's answer, whole or as server-sent events.
 
-Used by `completions` and `chat`, which make its JSON. Every request ends in exactly one of these: a whole body, a
-stream that closes with [DONE], an error status, or an error event in a stream that had begun.
+Made by `completions` and `chat`, whose formats make its JSON. Every request ends in exactly one of these: a whole body,
+a stream that closes with [DONE], an error status, or an error event in a stream that had begun.
 """
 
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 
-from starlette.requests import Request
 from starlette.types import Send
 
 from conveyor_engine.errors import ConveyorEngineError
 from conveyor_engine.serving.http.choice import Choice, Delta
 from conveyor_engine.serving.http.edge import Edge
-from conveyor_engine.serving.http.engine_response import EngineResponse, Opened, open_request
+from conveyor_engine.serving.http.engine_response import EngineResponse, Opened
 from conveyor_engine.serving.http.failures import failure_body
 from conveyor_engine.serving.http.formats import Answer, Format, Usage, encode
-from conveyor_engine.serving.preparing.prepare import Kind, Prepared
+from conveyor_engine.serving.preparing.prepare import Prepared
 from conveyor_engine.text.stop_strings import StopStrings
-from conveyor_engine.wire.request import RequestOutput, Task
+from conveyor_engine.wire.request import RequestOutput
 
 _log = logging.getLogger(__name__)
 _SSE_HEADERS = [
@@ -29,24 +28,16 @@ _SSE_HEADERS = [
 _LINE_ENDS = tuple((end.encode(), f"\\u{ord(end):04x}".encode()) for end in "\u0085\u2028\u2029")
 
 
-async def generate(
-    request: Request, kind: Kind, make_format: Callable[[Edge, Prepared], Format]
-) -> "GeneratedResponse":
-    """Sends the request to the engine."""
-    opened = await open_request(request, kind, Task.GENERATE)
-    assert isinstance(opened.prepared, Prepared)
-    return GeneratedResponse(opened, opened.prepared, make_format(opened.edge, opened.prepared))
-
-
 class GeneratedResponse(EngineResponse):
     """Text, whole or as a stream."""
 
-    def __init__(self, opened: Opened, prepared: Prepared, answer_format: Format) -> None:
+    def __init__(self, opened: Opened, make_format: Callable[[Edge, Prepared], Format]) -> None:
         super().__init__(opened)
+        edge, prepared = opened.edge, opened.prepared
+        assert isinstance(prepared, Prepared)
         self._prepared = prepared
-        self._format = answer_format
+        self._format = make_format(edge, prepared)
         stop = StopStrings(prepared.stop)
-        edge = opened.edge
         self._choices = [
             Choice(index, choice, stop, edge.tokenizer, edge.metrics) for index, choice in enumerate(prepared.choices)
         ]
