@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from conveyor_api import names
 from conveyor_api.resource import InferenceService
 from conveyor_api.spec import InferenceServiceSpec
-from conveyor_operator.inferenceservice.image import choose_engine_image
+from conveyor_operator.inferenceservice.image import choose_engine_image, hash_template
 from conveyor_operator.inferenceservice.kinds import INFERENCE_SERVICE
 from conveyor_operator.inferenceservice.manifests.autoscaling import build_autoscaler, build_disruption_budget
 from conveyor_operator.inferenceservice.manifests.config import build_config_map, build_engine_config
@@ -52,7 +52,7 @@ def build_desired(service: InferenceService, settings: Settings, observed: Obser
         build_config_map(owner, config),
         build_engine_service(owner),
         build_public_service(owner, settings.gateway_host),
-        build_deployment(owner, spec, template, image),
+        build_deployment(owner, spec, template, image, hash_template(template, image)),
         build_disruption_budget(owner),
     ]
     if settings.network_policies:

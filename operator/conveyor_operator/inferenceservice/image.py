@@ -10,8 +10,8 @@ so the next reconcile may still read the previous image in it.
 """
 
 from conveyor_api.spec import InferenceServiceSpec
-from conveyor_operator.inferenceservice.manifests.deployment import hash_template
 from conveyor_operator.inferenceservice.observed import DeploymentState
+from conveyor_operator.loop.child import hash_of
 from conveyor_operator.loop.owner import Object
 
 
@@ -24,3 +24,8 @@ def choose_engine_image(
     if live is None:
         return default
     return live.engine_image if live.template_hash == hash_template(template, live.engine_image) else default
+
+
+def hash_template(template: Object, image: str) -> str:
+    """Hash of the template that the spec asks for, and of the image that was chosen for it."""
+    return hash_of([template, image])

@@ -10,10 +10,9 @@ from datetime import datetime, timedelta
 from conveyor_api import names
 from conveyor_operator.inferenceservice.desired import Desired
 from conveyor_operator.inferenceservice.kinds import CHILDREN
-from conveyor_operator.inferenceservice.manifests.deployment import with_replicas
 from conveyor_operator.inferenceservice.memory import ServiceMemory
 from conveyor_operator.inferenceservice.observed import Observed
-from conveyor_operator.inferenceservice.replicas import plan_hold, plan_replicas
+from conveyor_operator.inferenceservice.replicas import plan_hold, plan_replicas, with_replicas
 from conveyor_operator.kinds import AUTOSCALER, CLAIM, CONFIG_MAP, DEPLOYMENT, SERVICE_ACCOUNT
 from conveyor_operator.loop.differences import find_applies, find_obstacle, find_obstacles, find_unwanted
 from conveyor_operator.loop.owner import Object
@@ -107,7 +106,7 @@ def _find_wanted(desired: Desired, observed: Observed, memory: ServiceMemory) ->
     replicas = plan_replicas(desired.spec, observed.deployment, memory.had_autoscaler)
 
     def complete(child: Object) -> Object:
-        return with_replicas(child, replicas.count, replicas.held) if child["kind"] == DEPLOYMENT.kind else child
+        return with_replicas(child, replicas) if child["kind"] == DEPLOYMENT.kind else child
 
     children = sorted(_without_aimless_autoscaler(desired, observed), key=lambda child: _ORDER[child["kind"]])
     return [complete(child) for child in children]

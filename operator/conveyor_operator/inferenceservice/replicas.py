@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 from conveyor_api import names
 from conveyor_api.spec import InferenceServiceSpec
-from conveyor_operator.inferenceservice.observed import DeploymentState
+from conveyor_operator.inferenceservice.observed import HELD_REPLICAS_ANNOTATION, DeploymentState
+from conveyor_operator.loop.owner import Object
 
 # Who may have set the number while an HPA was there: we for it, or the HPA's own controller.
 _SCALERS = frozenset({names.REPLICAS_FIELD_MANAGER, "kube-controller-manager"})
@@ -50,6 +51,16 @@ def plan_replicas(spec: InferenceServiceSpec, live: DeploymentState | None, auto
     if (autoscaled or handed_back) and live.asked_replicas > spec.first_replicas:
         return Replicas(live.asked_replicas, str(live.asked_replicas))
     return Replicas(spec.first_replicas)
+
+
+def with_replicas(deployment: Object, replicas: Replicas) -> Object:
+    """The Deployment with a number of replicas of ours; no count leaves the field to whoever owns it."""
+    if replicas.count is None:
+        return deployment
+    metadata = dict(deployment["metadata"])
+    if replicas.held:
+        metadata["annotations"] = {**metadata["annotations"], HELD_REPLICAS_ANNOTATION: replicas.held}
+    return {**deployment, "metadata": metadata, "spec": {"replicas": replicas.count, **deployment["spec"]}}
 
 
 def plan_hold(spec: InferenceServiceSpec, live: DeploymentState | None, former: int = 0) -> Handover | None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.operator.builders import OWNER, build, build_one, desire
 
 from conveyor_api import names
-from conveyor_operator.inferenceservice.manifests.deployment import with_replicas
+from conveyor_operator.inferenceservice.replicas import Replicas, with_replicas
 
 
 def template(**spec: Any) -> dict[str, Any]:
@@ -287,5 +287,5 @@ def test_equal_specs_give_equal_children_with_our_labels_and_owner(spec: dict[st
 def test_a_deployment_never_carries_replicas_by_itself(spec: dict[str, Any]) -> None:
     deployment = next(c for c in desire(**spec).children if c["kind"] == "Deployment")
     assert "replicas" not in deployment["spec"]
-    assert "replicas" not in with_replicas(deployment, None)["spec"]
-    assert with_replicas(deployment, 3)["spec"]["replicas"] == 3
+    assert "replicas" not in with_replicas(deployment, Replicas(None))["spec"]
+    assert with_replicas(deployment, Replicas(3))["spec"]["replicas"] == 3

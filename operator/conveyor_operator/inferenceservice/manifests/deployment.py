@@ -13,8 +13,7 @@ from conveyor_api.model import VolumeModel
 from conveyor_api.spec import InferenceServiceSpec
 from conveyor_operator.inferenceservice.manifests.config import EngineConfig
 from conveyor_operator.inferenceservice.manifests.model import build_model_mount, build_model_volume
-from conveyor_operator.inferenceservice.observed import HELD_REPLICAS_ANNOTATION, TEMPLATE_HASH_ANNOTATION
-from conveyor_operator.loop.child import hash_of
+from conveyor_operator.inferenceservice.observed import TEMPLATE_HASH_ANNOTATION
 from conveyor_operator.loop.owner import Object, Owner, build_metadata
 
 ENGINE_CONTAINER = "engine"
@@ -33,10 +32,12 @@ _COMPUTE = ("cpu", "memory", "ephemeral-storage")
 _SCRATCH_MOUNT = {"name": "scratch", "mountPath": "/tmp"}
 
 
-def build_deployment(owner: Owner, spec: InferenceServiceSpec, template: Object, image: str) -> Object:
-    """`template` is one of `build_pod_template`. Without replicas: `with_replicas` adds them where they are ours."""
+def build_deployment(
+    owner: Owner, spec: InferenceServiceSpec, template: Object, image: str, template_hash: str
+) -> Object:
+    """`template` is one of `build_pod_template`, `template_hash` that of `image.hash_template`. It has no replicas."""
     metadata = build_metadata(owner, names.engine_name(owner.name))
-    metadata["annotations"] = {TEMPLATE_HASH_ANNOTATION: hash_template(template, image)}
+    metadata["annotations"] = {TEMPLATE_HASH_ANNOTATION: template_hash}
     rollout = {"maxSurge": spec.rollout.max_surge, "maxUnavailable": spec.rollout.max_unavailable}
     return {
         "apiVersion": "apps/v1",
@@ -50,21 +51,6 @@ def build_deployment(owner: Owner, spec: InferenceServiceSpec, template: Object,
             "template": _with_image(template, image),
         },
     }
-
-
-def with_replicas(deployment: Object, replicas: int | None, held: str = "") -> Object:
-    """The Deployment with a number of replicas of ours; None leaves the field to whoever owns it."""
-    if replicas is None:
-        return deployment
-    metadata = dict(deployment["metadata"])
-    if held:
-        metadata["annotations"] = {**metadata["annotations"], HELD_REPLICAS_ANNOTATION: held}
-    return {**deployment, "metadata": metadata, "spec": {"replicas": replicas, **deployment["spec"]}}
-
-
-def hash_template(template: Object, image: str) -> str:
-    """Hash of the template that the spec asks for, and of the image that was chosen for it."""
-    return hash_of([template, image])
 
 
 def build_pod_template(owner: Owner, spec: InferenceServiceSpec, config: EngineConfig) -> Object:
