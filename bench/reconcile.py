@@ -78,7 +78,7 @@ def measure_creation(space: Space, kubeconfig: Path, count: int) -> dict[str, fl
         }
 
 
-def measure_restart(space: Space, kubeconfig: Path, folder: Path, idle_seconds: float) -> dict[str, float]:
+def measure_restart(kubeconfig: Path, folder: Path, idle_seconds: float) -> dict[str, float]:
     with ApiProxy(kubeconfig).running() as proxy:
         began = time.monotonic()
         with operator(proxy.write_kubeconfig(folder / "kubeconfig")) as process:
@@ -126,7 +126,7 @@ def main() -> int:
         install_crd(api)
         space = Space(api, NAMESPACE)
         found = measure_creation(space, plane.kubeconfig, given.services)
-        found |= measure_restart(space, plane.kubeconfig, Path(folder), given.idle_seconds)
+        found |= measure_restart(plane.kubeconfig, Path(folder), given.idle_seconds)
     print_table(given.services, found)
     print(json.dumps({"services": given.services} | {key: round(value, 1) for key, value in found.items()}))
     return 1 if found["idle_calls_per_minute"] else 0

@@ -105,7 +105,7 @@ async def _watch(story: Story, load: Load, live: Live, done: Callable[[], bool],
         sample = await asyncio.to_thread(read_sample)
         add_client_side(sample, load)
         story.note(sample)
-        live.update(screen.table(story, load, TITLE))
+        live.update(screen.table(story, TITLE))
         await asyncio.sleep(max(0.0, sample.at + 0.5 - time.monotonic()))
 
 

@@ -31,7 +31,7 @@ Next: docs/quickstart.md for a cluster with GPUs, docs/autoscaling.md for the nu
 make demo-down   # removes the cluster; says what stays on the disk"""
 
 
-def table(story: Story, load: Load, title: str) -> RenderableType:
+def table(story: Story, title: str) -> RenderableType:
     made = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for column in (
         "time\ns",

@@ -96,7 +96,6 @@ class WatchState:
     name: str
     synced: bool = False
     heard_at: float = 0.0  # when the API server last sent a list, an event or a bookmark
-    lists: int = 0
 
 
 class WatchFailed(Exception):
@@ -172,7 +171,6 @@ class _Watch:
                 break
             query["continue"] = page.metadata.more
         self._sink.keep_only(keys, self._collection.namespace)
-        self._state.lists += 1
         if not self._state.synced:
             self._state.synced = True
             logger.info("event=watch_synced watch=%s objects=%d", self._state.name, len(keys))

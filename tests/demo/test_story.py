@@ -30,8 +30,7 @@ def burst(num_samples: int = 300) -> Story:
 
 def printed(story: Story, width: int = 160) -> str:
     out = io.StringIO()
-    load = Load("http://gateway", {}, 10)
-    Console(file=out, width=width).print(screen.table(story, load, "demo"))
+    Console(file=out, width=width).print(screen.table(story, "demo"))
     return out.getvalue()
 
 
@@ -66,7 +65,7 @@ def test_on_a_narrow_screen_no_figure_is_cut_off() -> None:
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_what_went_wrong_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_went_wrong_is_no_success() -> None:
     console = Console(file=io.StringIO())
     load = Load("http://gateway", {}, 10)
     assert screen.report(console, burst(), load)

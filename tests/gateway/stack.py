@@ -39,11 +39,6 @@ class Stack:
         )
         await self.wait(lambda: self.num_engines() == self._num_engines)
 
-    async def remove_engine(self, port: int) -> None:
-        self._num_engines -= 1
-        await asyncio.to_thread(self.cluster.delete_engine, "qwen", port)
-        await self.wait(lambda: self.num_engines() == self._num_engines)
-
     def num_engines(self) -> float:
         return self.metric("engines")
 

@@ -22,7 +22,3 @@ CHILDREN = (SERVICE_ACCOUNT, CLAIM, CONFIG_MAP, SERVICE, NETWORK_POLICY, DEPLOYM
 
 # Made by controllers for our children; read for the status.
 GRANDCHILDREN = (POD, ENDPOINT_SLICE)
-
-WATCHED = (INFERENCE_SERVICE, *CHILDREN, *GRANDCHILDREN)
-
-BY_NAME = {kind.kind: kind for kind in WATCHED}

@@ -92,7 +92,7 @@ def test_a_volume_that_is_too_small_is_said_before_the_first_byte(
 
 
 def test_a_disk_that_is_full_within_the_last_write_is_no_wrong_checksum(
-    fetch_from: Fetch, hub: Hub, root: Path, target: Path
+    fetch_from: Fetch, hub: Hub, target: Path
 ) -> None:
     with files_no_larger_than(200_000), pytest.raises(ModelError, match="cannot write") as caught:
         fetch_from(hub.url, "hf://org/tiny", target)

@@ -207,7 +207,7 @@ def test_a_namespace_with_more_than_its_share_keeps_what_is_known_and_harms_no_o
     assert catalog.engines("evil/c") == ("10.0.0.3:8000",)
 
 
-def test_a_parser_that_recurses_too_deep_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_parser_that_recurses_too_deep_harms_nobody() -> None:
     deep: Any = 1
     for _ in range(100_000):
         deep = {"a": deep}

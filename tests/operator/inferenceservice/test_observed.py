@@ -5,7 +5,7 @@ from typing import Any
 
 from tests.operator.builders import ROLLING_OUT, build, build_one, make_child, make_deployment, make_pod
 
-from conveyor_operator.inferenceservice.kinds import BY_NAME, INFERENCE_SERVICE
+from conveyor_operator.inferenceservice.kinds import CHILDREN, GRANDCHILDREN, INFERENCE_SERVICE
 from conveyor_operator.inferenceservice.observed import (
     DeploymentState,
     Observed,
@@ -129,10 +129,10 @@ def test_claims_say_how_they_may_be_mounted() -> None:
 
 
 def make_store(**values: list[Any]) -> Store:
-    store = Store()
+    store, kinds = Store(), {kind.kind: kind for kind in (*CHILDREN, *GRANDCHILDREN)}
     for kind, found in values.items():
         for number, value in enumerate(found):
-            store.put(BY_NAME[kind], f"{kind}-{number}", KEY, value)
+            store.put(kinds[kind], f"{kind}-{number}", KEY, value)
     return store
 
 

@@ -16,7 +16,7 @@ from tests.operator.api_proxy import Call
 from tests.operator.stage import Stage, wait_until
 
 from conveyor_api import names
-from conveyor_operator.inferenceservice.kinds import WATCHED
+from conveyor_operator.inferenceservice.kinds import CHILDREN, GRANDCHILDREN, INFERENCE_SERVICE
 from conveyor_operator.inferenceservice.resource import InferenceServices
 from conveyor_operator.kinds import AUTOSCALER, POD, Kind
 from conveyor_operator.loop.store import Store
@@ -47,7 +47,7 @@ def test_a_child_that_was_deleted_while_watches_expired_comes_back(stage: Stage)
         stage.space.make_service(autoscaling=AUTOSCALING)
         wait_until("the HPA", lambda: stage.space.get("HorizontalPodAutoscaler", "qwen-engine"))
         stage.proxy.wait_quiet()
-        with watches_expired(stage, *WATCHED):
+        with watches_expired(stage, INFERENCE_SERVICE, *CHILDREN, *GRANDCHILDREN):
             stage.space.delete("HorizontalPodAutoscaler", "qwen-engine")
         wait_until("the HPA again", lambda: stage.space.get("HorizontalPodAutoscaler", "qwen-engine"))
 
@@ -68,7 +68,7 @@ def test_a_service_made_again_while_watches_expired_keeps_its_children(stage: St
         stage.space.make_service()
         stage.space.wait_children("qwen")
         stage.proxy.wait_quiet()
-        with watches_expired(stage, *WATCHED):
+        with watches_expired(stage, INFERENCE_SERVICE, *CHILDREN, *GRANDCHILDREN):
             stage.space.delete("InferenceService", "qwen")
             wait_until("nothing is left", lambda: not stage.space.children("qwen"), 60)
             uid = stage.space.make_service()["metadata"]["uid"]

@@ -27,9 +27,6 @@ class PackedLinear(nn.Module, ABC):
     def weight(self) -> torch.Tensor:
         """The plain matrix (out, in): a new one each time, as large as the packed one, in one pass over it."""
 
-    def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
-
 
 class NativeLinear(PackedLinear):
     """By the compiled kernels."""
