@@ -1,9 +1,50 @@
-"""Runs random histories of a scheduler until they have met what makes them hard."""
+"""Random histories of a scheduler: what those of both tasks do, and running them until they have met every hardship."""
 
 from collections import Counter
+from collections.abc import Collection
 
 from hypothesis import HealthCheck, settings
-from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
+from tests.engine.builders import FailsLate, Wired
+
+from conveyor_engine.scheduling.scheduler import Scheduler
+from conveyor_engine.wire.request import FinishReason
+
+
+class SchedulerHistory(RuleBasedStateMachine):
+    """Subclasses begin, ask, and `step`; requests are told apart by their ids in `asked` and `ended`."""
+
+    mode = "continuous"
+    happened: Counter[str]  # over all histories of the mode
+    now: float
+    scheduler: Scheduler
+    executor: FailsLate | Wired
+    asked: Collection[str]
+    ended: dict[str, FinishReason]
+    drains: bool
+
+    @rule(seconds=st.floats(0.0, 1.0))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    def step(self) -> None:
+        raise NotImplementedError
+
+    def finish(self, most_steps: int) -> None:
+        """Steps until no request is left."""
+        if self.drains:
+            self.scheduler.drain()
+        for _ in range(most_steps):
+            if not self.scheduler.has_unfinished():
+                break
+            wakeup = self.scheduler.next_wakeup(self.now)
+            assert wakeup is not None, "unfinished requests, and nothing will ever happen"
+            self.now = max(self.now, wakeup)
+            self.step()
+        assert set(self.ended) == set(self.asked), "everybody gets exactly one last output"
+        if isinstance(self.executor, FailsLate):
+            self.happened["late errors"] += self.executor.num_errors
 
 
 def run_histories(machine: type[RuleBasedStateMachine], happened: Counter[str], hardships: set[str]) -> None:

@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import initialize, invariant, rule
 from tests.engine.builders import AtOnce, FailsLate, Wired, make_scheduler
-from tests.engine.scheduling.histories import run_histories
+from tests.engine.scheduling.histories import SchedulerHistory, run_histories
 
 from conveyor_engine.errors import Overloaded
 from conveyor_engine.loop import step_runner
@@ -58,12 +58,9 @@ class PretendedEncoder:
         return lambda: StepResult(plan.number, [], vectors=vectors)
 
 
-class EmbeddingHistory(RuleBasedStateMachine):
+class EmbeddingHistory(SchedulerHistory):
     """add, abort, step, let time pass, break a vector, make steps raise; perhaps drain. Results come up to
     two late; so do errors."""
-
-    mode = "continuous"
-    happened: Counter[str]
 
     @initialize(
         max_num_seqs=st.sampled_from((4, 4, 2, 1)),
@@ -111,10 +108,6 @@ class EmbeddingHistory(RuleBasedStateMachine):
         if live := list(self.scheduler.requests):
             self.scheduler.abort(live[choice % len(live)])
 
-    @rule(seconds=st.floats(0.0, 1.0))
-    def wait(self, seconds: float) -> None:
-        self.now += seconds
-
     @rule()
     def break_next(self) -> None:
         self.model.breaks = True
@@ -127,9 +120,9 @@ class EmbeddingHistory(RuleBasedStateMachine):
     @rule(count=st.integers(1, 6))
     def steps(self, count: int) -> None:
         for _ in range(count):
-            self._step()
+            self.step()
 
-    def _step(self) -> None:
+    def step(self) -> None:
         plan = self.scheduler.schedule(self.now)
         if plan is not None:
             assert sum(plan.num_tokens) <= BUDGET or len(plan.rows) == 1
@@ -165,18 +158,7 @@ class EmbeddingHistory(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "scheduler"):
             return
-        if self.drains:
-            self.scheduler.drain()
-        for _ in range(1_000):
-            if not self.scheduler.has_unfinished():
-                break
-            wakeup = self.scheduler.next_wakeup(self.now)
-            assert wakeup is not None, "unfinished requests, and nothing will ever happen"
-            self.now = max(self.now, wakeup)
-            self._step()
-        assert set(self.ended) == set(self.asked), "everybody gets exactly one answer"
-        if isinstance(self.executor, FailsLate):
-            self.happened["late errors"] += self.executor.num_errors
+        self.finish(1_000)
         stats = self.scheduler.stats()
         assert (stats.padding_tokens, stats.generation_tokens, stats.num_preemptions) == (0, 0, 0)
         assert stats.kv_cache_usage == 0.0

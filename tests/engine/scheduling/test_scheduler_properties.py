@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import (
-    RuleBasedStateMachine,
     initialize,
     invariant,
     rule,
 )
 from tests.engine.builders import AtOnce, FailsLate, PretendedModel, Wired, make_request, make_scheduler, next_token
-from tests.engine.scheduling.histories import run_histories
+from tests.engine.scheduling.histories import SchedulerHistory, run_histories
 
 from conveyor_engine.errors import Overloaded
 from conveyor_engine.loop import step_runner
@@ -36,15 +35,13 @@ HEAD = list(range(100, 108))
 PROMPTS = ([5], HEAD[:4], HEAD, [*HEAD, 6], [*HEAD, *range(200, 208)], list(range(300, 313)), list(range(400, 422)))
 
 
-class History(RuleBasedStateMachine):
+class History(SchedulerHistory):
     """add, abort, step, let time pass, break a row's logits, withhold a token, make steps raise; perhaps drain.
 
     Results come up to two steps late; so do errors.
     """
 
-    mode = "continuous"
     padding: str | None = None
-    happened: Counter[str]  # over all histories of the mode
 
     @initialize(
         # The smallest pool holds one request of MAX_MODEL_LEN tokens, and answers are longer than is expected at first:
@@ -120,10 +117,6 @@ class History(RuleBasedStateMachine):
             self.scheduler.abort(request.request_id)
             assert request.block_table == [], "an abort frees the blocks at once"
 
-    @rule(seconds=st.floats(0.0, 1.0))
-    def wait(self, seconds: float) -> None:
-        self.now += seconds
-
     @rule()
     def break_next(self) -> None:
         self.model.breaks = True
@@ -144,9 +137,9 @@ class History(RuleBasedStateMachine):
     @rule(count=st.integers(1, 12))
     def steps(self, count: int) -> None:
         for _ in range(count):
-            self._step()
+            self.step()
 
-    def _step(self) -> None:
+    def step(self) -> None:
         scheduler = self.scheduler
         wakeup = scheduler.next_wakeup(self.now)
         plan = scheduler.schedule(self.now)
@@ -237,23 +230,12 @@ class History(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "scheduler"):
             return
-        if self.drains:
-            self.scheduler.drain()
         self.model.memory_tokens = BUDGET
-        for _ in range(5_000):
-            if not self.scheduler.has_unfinished():
-                break
-            wakeup = self.scheduler.next_wakeup(self.now)
-            assert wakeup is not None, "unfinished requests, and nothing will ever happen"
-            self.now = max(self.now, wakeup)
-            self._step()
-        assert set(self.ended) == set(self.asked), "everybody gets exactly one last output"
+        self.finish(5_000)
         assert self.scheduler.blocks.num_free == self.scheduler.blocks.num_blocks
         assert self.scheduler.next_wakeup(self.now) is None
         assert not self.scheduler._batch.steps
         stats = self.scheduler.stats()
-        if isinstance(self.executor, FailsLate):
-            self.happened["late errors"] += self.executor.num_errors
         self.happened["padding"] += stats.padding_tokens
         self.happened["preemptions"] += stats.num_preemptions
         self.happened["prefix hits"] += stats.prefix_cache_hit_tokens
