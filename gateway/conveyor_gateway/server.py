@@ -28,9 +28,9 @@ from conveyor_gateway.relaying.request_life import OpenRequests
 from conveyor_gateway.routing import OwnHosts
 from conveyor_gateway.settings import Settings
 from conveyor_gateway.watching.readiness import Readiness
-from conveyor_kube.http_server import allow_open_files
 from conveyor_kube.resources import service_collection, slice_collection
 from conveyor_kube.watch import Collection, Sink, WatchState, connect, watch_collection
+from conveyor_process.listening import allow_open_files
 
 logger = logging.getLogger(__name__)
 

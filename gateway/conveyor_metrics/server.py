@@ -12,7 +12,7 @@ import aiohttp
 from kubernetes.aio.client import ApiClient
 
 from conveyor_api.names import GATEWAY_ADMIN_SERVICE
-from conveyor_kube.http_server import AppRunner, allow_open_files, open_port
+from conveyor_kube.http_server import AppRunner, open_port
 from conveyor_kube.resources import slice_collection
 from conveyor_kube.wanted_json import Json
 from conveyor_kube.watch import Collection, WatchState, connect, watch_collection
@@ -24,6 +24,7 @@ from conveyor_metrics.listener import Listener
 from conveyor_metrics.settings import Settings
 from conveyor_metrics.source import GatewaySource
 from conveyor_metrics.watched_list import WatchedList
+from conveyor_process.listening import allow_open_files
 
 logger = logging.getLogger(__name__)
 

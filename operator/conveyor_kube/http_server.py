@@ -6,7 +6,6 @@ their client loses those that have been silent for longest. Only if none waits f
 
 import heapq
 import logging
-import resource
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, cast
@@ -89,9 +88,3 @@ async def open_port(runner: web.BaseRunner, host: str, port: int) -> web.TCPSite
     site = web.TCPSite(runner, host or None, port, backlog=BACKLOG)
     await site.start()
     return site
-
-
-def allow_open_files() -> None:
-    """As many as the system lets this process have: many systems begin with 1024."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

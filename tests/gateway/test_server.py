@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import resource
 import socket
 import time
 from collections.abc import AsyncIterator
@@ -20,7 +19,6 @@ from tests.gateway.stack import Stack
 from conveyor_gateway.__main__ import main
 from conveyor_gateway.server import Server
 from conveyor_gateway.settings import Settings
-from conveyor_kube.http_server import allow_open_files
 
 
 @pytest.fixture
@@ -298,16 +296,6 @@ def test_an_api_server_that_is_away_at_the_start_is_waited_for(tmp_path: Path, k
         assert gateway.wait_ended() == 0
     finally:
         gateway.kill()
-
-
-def test_the_process_may_open_as_many_files_as_the_system_allows() -> None:
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (before[1] - 1, before[1]))
-    try:
-        allow_open_files()
-        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 @pytest.mark.parametrize(

@@ -19,13 +19,13 @@ from conveyor_engine.errors import ConfigError, Unavailable
 from conveyor_engine.serving.engine_client import EngineClient
 from conveyor_engine.serving.engine_process import ENGINE_PROGRAM, Death
 from conveyor_engine.serving.http.app import build_app
-from conveyor_engine.serving.http.connection import Connection, allow_open_files
+from conveyor_engine.serving.http.connection import Connection
 from conveyor_engine.serving.http.edge import Edge
 from conveyor_engine.serving.http.memory import Memory
 from conveyor_engine.serving.metrics import EngineMetrics
 from conveyor_engine.serving.preparing.pool import WorkerPool
 from conveyor_engine.serving.preparing.process import ForkServer
-from conveyor_process.listening import BACKLOG
+from conveyor_process.listening import BACKLOG, allow_open_files
 
 _FLUSH_SECONDS = 5.0  # for the last bytes to reach their clients
 _log = logging.getLogger(__name__)

@@ -21,12 +21,6 @@ _PIPELINED_MAX = 8  # requests that wait for the answer to one before them
 _OTHER_FILES = 128  # open files that are no connections
 
 
-def allow_open_files() -> None:
-    """As many as the system lets this process have: many systems begin with 1,024."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
 class Connection(HttpToolsProtocol):
     """Answers what is too long or is not HTTP with an error in OpenAI's form, and closes."""
 
