@@ -6,14 +6,13 @@ termination message, which is `{"reason", "message"}` when the engine or the fet
 log.
 """
 
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from conveyor_api.conditions import Reason
 from conveyor_api.status import clip
-from conveyor_operator.inferenceservice.pods import ContainerState, PodState
+from conveyor_operator.inferenceservice.pods import ContainerState, PodState, parse_message
 from conveyor_operator.inferenceservice.wording import say_in_fields
 from conveyor_process.failure_reasons import FailureReason
 
@@ -118,11 +117,8 @@ def _judge_ending(container: ContainerState) -> tuple[Reason, str]:
 
 def _parse_told(message: str) -> tuple[Reason, str] | None:
     """`{"reason", "message"}` as the engine writes it; None for anything else, such as log lines."""
-    try:
-        told = json.loads(message)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(told, dict) or not isinstance(told.get("message"), str):
+    told = parse_message(message)
+    if not isinstance(told.get("message"), str):
         return None
     reason, said = told.get("reason"), say_in_fields(told["message"])
     if isinstance(reason, str) and reason in set(FailureReason):

@@ -58,13 +58,17 @@ def find_context_length(pods: Iterable[PodState]) -> int | None:
     return next((length for length in map(_context_length, endings) if length is not None), None)
 
 
-def _context_length(message: str) -> int | None:
-    """A tenant's image writes the termination message: anything but a sensible number is ignored."""
+def parse_message(message: str) -> dict[str, Any]:
+    """A termination message, which a tenant's image may write: the JSON object in it; empty for anything else."""
     try:
         told = json.loads(message)
     except (ValueError, RecursionError):
-        return None
-    length = told.get("contextLength") if isinstance(told, dict) else None
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+def _context_length(message: str) -> int | None:
+    length = parse_message(message).get("contextLength")
     return length if type(length) is int and 2 <= length <= MAX_CONTEXT_LENGTH else None
 
 
