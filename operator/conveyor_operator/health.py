@@ -29,7 +29,7 @@ class Health:
         self.waiting_for = "starting"
         """What keeps the operator from watching; empty once it does."""
 
-    def find_illness(self) -> str:
+    def find_fault(self) -> str:
         """Why the process should be restarted; empty if it should not."""
         running = self._longest_run_seconds()
         return f"a reconcile has been running for {running:.0f} s" if running > _STUCK_SECONDS else ""
@@ -59,9 +59,9 @@ class HealthServer:
         await self._runner.cleanup()
 
     async def _live(self, request: web.Request) -> web.Response:
-        illness = self._health.find_illness()
-        if illness:
-            return web.Response(status=500, text=f"{illness}\n")
+        fault = self._health.find_fault()
+        if fault:
+            return web.Response(status=500, text=f"{fault}\n")
         return web.Response(text=f"alive; waiting: {self._health.waiting_for or 'for nothing'}\n")
 
     async def _ready(self, request: web.Request) -> web.Response:

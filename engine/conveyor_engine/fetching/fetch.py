@@ -135,18 +135,18 @@ def _fetch_files(model: HubModel, partial: Path) -> list[HubFile]:
     if "config.json" not in by_name:
         raise ModelError(f"{model} has no config.json: it is not a transformers model")
     good = {file for file in model.files if _is_good(file, partial / file.name)}
-    _remove_strangers(partial, model.files, good)
+    _remove_other_files(partial, model.files, good)
     index = [by_name[_INDEX]] if _INDEX in by_name else []
     _fetch_missing(model, [file for file in index if file not in good], partial)
     good.update(index)
     files = index + choose_files(model, _weights_of_index(partial) if index else None)
-    _remove_strangers(partial, files, good)
+    _remove_other_files(partial, files, good)
     _fetch_missing(model, [file for file in files if file not in good], partial)
     return files
 
 
-def _remove_strangers(partial: Path, files: Iterable[HubFile], good: set[HubFile]) -> None:
-    """What `files` have no use for, as another commit's, so that it takes no room. Nobody serves from `partial`."""
+def _remove_other_files(partial: Path, files: Iterable[HubFile], good: set[HubFile]) -> None:
+    """Removes what `files` do not need, such as files of another commit, to free space. `partial` is never served."""
     of_use = {file.name if file in good else _unfinished_name(file) for file in files}
     for path in list(partial.rglob("*")):
         if not path.is_dir() and path.relative_to(partial).as_posix() not in of_use:

@@ -37,7 +37,7 @@ class BodyReader:
         max_bytes = min(MAX_ROUTED_BYTES, self._max_request_bytes) if is_routed else self._max_request_bytes
         if (request.content_length or 0) > max_bytes:
             raise self._too_large(max_bytes)
-        _invite(request)
+        _send_continue(request)
         received = bytearray()  # no list of pieces: they may be of one byte each
         content, began = request.content, asyncio.get_running_loop().time()
         is_here = content.is_eof()  # as most are with their headers: no timer for those
@@ -77,7 +77,7 @@ class BodyReader:
         return RequestTooLarge(f"the body is longer than {max_bytes} bytes{elsewhere}", Code.REQUEST_TOO_LARGE)
 
 
-def _invite(request: BaseRequest) -> None:
+def _send_continue(request: BaseRequest) -> None:
     """Answers `Expect: 100-continue`: without it curl waits a second before it sends a body above 1 MiB."""
     expected = request.headers.get("Expect", "").lower() == "100-continue"
     if expected and not request.content.is_eof() and request.transport is not None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from conveyor_api.conditions import Reason
 from conveyor_api.status import clip
 from conveyor_operator.inferenceservice.pods import ContainerState, PodState, parse_message
-from conveyor_operator.inferenceservice.wording import say_in_fields
+from conveyor_operator.inferenceservice.wording import to_field_names
 from conveyor_process.failure_reasons import FailureReason
 
 _IMAGE_REASONS = frozenset(
@@ -120,7 +120,7 @@ def _parse_told(message: str) -> tuple[Reason, str] | None:
     told = parse_message(message)
     if not isinstance(told.get("message"), str):
         return None
-    reason, said = told.get("reason"), say_in_fields(told["message"])
+    reason, said = told.get("reason"), to_field_names(told["message"])
     if isinstance(reason, str) and reason in set(FailureReason):
         return Reason(reason), said
     return Reason.ENGINE_ERROR, f"{reason}: {said}"  # an engine of another version

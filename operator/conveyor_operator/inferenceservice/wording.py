@@ -18,7 +18,7 @@ _VALUES: Final = {
 _VARIABLES: Final = {name.lower(): f"{names.ENGINE_ENV_PREFIX}{name} in engine.env" for name in FREE_ENGINE_SETTINGS}
 
 
-def say_in_fields(message: str) -> str:
+def to_field_names(message: str) -> str:
     """`message` with the fields of the spec in place of the engine's settings."""
     return _SETTING.sub(_field, message)
 

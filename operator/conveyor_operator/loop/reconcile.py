@@ -83,7 +83,7 @@ class Reconciler:
     async def _look_up(self, key: Key, case: Case, memory: Memory, id: ChildId) -> None:
         """A name that no labelled object of ours has may still be taken: look before applying over it."""
         case.stale.discard(id)
-        with _told_as_obstacle(memory, id):
+        with _recorded_as_obstacle(memory, id):
             found = await self._cluster.get(self._kinds[id[0]], key.namespace, id[1])
         if found is not None:
             case.see(found)
@@ -93,13 +93,13 @@ class Reconciler:
         memory.done.append(step)
         match step:
             case Apply():
-                with contextlib.suppress(Refused), _told_as_obstacle(memory, step.id):
+                with contextlib.suppress(Refused), _recorded_as_obstacle(memory, step.id):
                     await self._apply(key, case, memory, step)
             case Hold():
-                with contextlib.suppress(Refused), _told_as_obstacle(memory, step.id):
+                with contextlib.suppress(Refused), _recorded_as_obstacle(memory, step.id):
                     await self._hold(key, case, step)
             case Delete():
-                with _told_as_obstacle(memory, step.id):
+                with _recorded_as_obstacle(memory, step.id):
                     await self._delete(key, case, memory, step)
 
     async def _apply(self, key: Key, case: Case, memory: Memory, step: Apply) -> None:
@@ -133,11 +133,11 @@ class Reconciler:
     async def _report(self, resource: Resource, body: Object, case: Case, memory: Memory) -> None:
         await self._write_status(resource, body, case.build_status(datetime.now(UTC)))
         for child, deleted in memory.restored.items():
-            await self._reporter.tell_restored(body, memory, child, resource.restored(child, deleted))
+            await self._reporter.record_restored(body, memory, child, resource.restored(child, deleted))
 
     async def _write_status(self, resource: Resource, body: Object, status: Object) -> None:
         if await self._reporter.write(resource.kind, body, status):
-            await self._reporter.tell(body, resource.find_news(body.get("status") or {}, status))
+            await self._reporter.record_events(body, resource.find_news(body.get("status") or {}, status))
 
     def _recall(self, key: Key, body: Object) -> Memory:
         uid = str(body["metadata"]["uid"])
@@ -149,7 +149,7 @@ class Reconciler:
 
 
 @contextlib.contextmanager
-def _told_as_obstacle(memory: Memory, id: ChildId) -> Iterator[None]:
+def _recorded_as_obstacle(memory: Memory, id: ChildId) -> Iterator[None]:
     """Records an ApiError as an obstacle, with the API server's own message, and raises it again."""
     try:
         yield

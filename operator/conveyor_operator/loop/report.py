@@ -50,14 +50,14 @@ class Reporter:
             raise
         return True
 
-    async def tell_restored(self, body: Object, memory: Memory, child: ChildId, news: News) -> None:
-        """Tells that a hand edit of a child was undone; once, however often it is edited within a while."""
+    async def record_restored(self, body: Object, memory: Memory, child: ChildId, news: News) -> None:
+        """Records that a hand edit of a child was undone; once, however often it is edited within a while."""
         now = time.monotonic()
         if now - memory.told_restored.get(child, -_QUIET_SECONDS) >= _QUIET_SECONDS:
             memory.told_restored[child] = now
-            await self.tell(body, [news])
+            await self.record_events(body, [news])
 
-    async def tell(self, body: Object, found: Iterable[News]) -> None:
+    async def record_events(self, body: Object, found: Iterable[News]) -> None:
         """An Event for each thing that happened."""
         for news in found:
             try:
