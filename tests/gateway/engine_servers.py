@@ -79,6 +79,20 @@ def answering(kind: Callable[..., web.StreamResponse], **arguments: Any) -> Hand
     return handle
 
 
+def answering_in_two(first: bytes, second: bytes, gate: asyncio.Event) -> Handle:
+    """Answers with JSON of two pieces; the second waits for the gate."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await answer.prepare(request)
+        await answer.write(first)
+        await gate.wait()
+        await answer.write(second)
+        return answer
+
+    return handle
+
+
 class SlowEngine:
     """Answers when it is told to; `cancelled` counts clients that went away first."""
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from aiohttp import web
 from tests.gateway.cluster import Cluster
-from tests.gateway.engine_servers import running_engine
+from tests.gateway.engine_servers import answering_in_two, running_engine
 from tests.gateway.process import GatewayProcess
 from tests.gateway.stack import Stack
 
@@ -230,16 +230,8 @@ async def test_an_answer_for_which_there_is_no_memory_passes_as_it_comes(
     ending: Stack, http: aiohttp.ClientSession
 ) -> None:
     seen = asyncio.Event()
-
-    async def handle(request: web.Request) -> web.StreamResponse:
-        answer = web.StreamResponse(headers={"Content-Type": "application/json"})
-        await answer.prepare(request)
-        await answer.write(b"1" * 1201)  # of 1200 that one service may have
-        await seen.wait()
-        await answer.write(b"2")
-        return answer
-
-    async with running_engine(handle) as engine:
+    too_much = b"1" * 1201  # of 1200 bytes that one service may have
+    async with running_engine(answering_in_two(too_much, b"2", seen)) as engine:
         await ending.add_engine(engine.port)
         async with http.post(ending.completions, data=b"{}") as answer:
             assert set(await answer.content.readany()) == set(b"1")

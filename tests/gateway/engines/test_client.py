@@ -10,7 +10,14 @@ import aiohttp
 import pytest
 from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
-from tests.gateway.engine_servers import answering, refusing_address, running_engine, running_raw_engine, silent_address
+from tests.gateway.engine_servers import (
+    answering,
+    answering_in_two,
+    refusing_address,
+    running_engine,
+    running_raw_engine,
+    silent_address,
+)
 from tests.gateway.process import GatewayProcess
 from tests.gateway.stack import Stack
 
@@ -121,16 +128,7 @@ async def test_an_answer_too_large_to_be_collected_begins_before_it_ends(
     stack: Stack, http: aiohttp.ClientSession
 ) -> None:
     seen = asyncio.Event()
-
-    async def handle(request: web.Request) -> web.StreamResponse:
-        answer = web.StreamResponse(headers={"Content-Type": "application/json"})
-        await answer.prepare(request)
-        await answer.write(b"1" * (2 << 20))
-        await seen.wait()
-        await answer.write(b"2")
-        return answer
-
-    async with running_engine(handle) as engine:
+    async with running_engine(answering_in_two(b"1" * (2 << 20), b"2", seen)) as engine:
         await stack.add_engine(engine.port)
         async with http.post(stack.completions, data=b"{}") as answer:
             assert set(await answer.content.readany()) == set(b"1")
