@@ -3,8 +3,11 @@
 Each program has one KV head and a tile of BLOCK_M rows: all query heads of that KV head for a few query tokens
 (GQA packing), so keys and values are read once for the whole group, and tl.dot has its 16 rows even in decode. The
 softmax is online (FlashAttention-2, Dao 2023, algorithm 1). The grid depends on the number of tokens and sequences
-only; a program finds its sequence by bisection, and one without work returns. A few long decodes leave most of the GPU
-idle, so their keys are split among programs and joined afterwards (Flash-Decoding, Dao et al. 2023).
+only; a program of a prompt finds its sequence by bisection, and one without work returns. A few long decodes leave most
+of the GPU idle, so their keys are split among programs and joined afterwards (Flash-Decoding, Dao et al. 2023).
+
+While a tile of keys and values is multiplied, the next ones are on their way: Triton pipelines their loads, since their
+addresses hang on no load of the same iteration. Where they are is looked up one iteration ahead.
 """
 
 # Triton compiles the kernels from their source: annotations mean other things to it.
@@ -31,25 +34,25 @@ class TileShape:
     num_stages: int
 
 
-# By (decode only, head dimension up to); wider heads leave less room in registers and shared memory.
+# By (decode only, bytes of a head up to); wider heads leave less room in registers and shared memory. With three stages
+# two tiles of keys and values are on their way while a third is computed with.
 _TILES = (
-    (True, 128, TileShape(rows=16, keys=64, num_warps=4, num_stages=3)),
-    (True, 256, TileShape(rows=16, keys=32, num_warps=4, num_stages=2)),
-    (True, 512, TileShape(rows=16, keys=16, num_warps=4, num_stages=2)),
-    (False, 64, TileShape(rows=128, keys=64, num_warps=4, num_stages=3)),
-    (False, 128, TileShape(rows=64, keys=64, num_warps=4, num_stages=2)),
-    (False, 256, TileShape(rows=32, keys=32, num_warps=4, num_stages=2)),
-    (False, 512, TileShape(rows=16, keys=16, num_warps=4, num_stages=2)),
+    (True, 256, TileShape(rows=16, keys=64, num_warps=4, num_stages=3)),
+    (True, 512, TileShape(rows=16, keys=32, num_warps=4, num_stages=3)),
+    (True, 1024, TileShape(rows=16, keys=16, num_warps=4, num_stages=3)),
+    (False, 256, TileShape(rows=128, keys=64, num_warps=8, num_stages=3)),
+    (False, 512, TileShape(rows=64, keys=32, num_warps=8, num_stages=3)),
+    (False, 1024, TileShape(rows=16, keys=16, num_warps=4, num_stages=3)),
 )
 
 
-def tile_shape(decode: bool, head_dim: int, group: int) -> TileShape:
-    """The tile for heads of this dimension, tall enough for one token of a whole group of query heads."""
+def tile_shape(decode: bool, head_bytes: int, group: int) -> TileShape:
+    """The tile for heads of this size, tall enough for one token of a whole group of query heads."""
     for for_decode, limit, tile in _TILES:
-        if for_decode == decode and head_dim <= limit:
+        if for_decode == decode and head_bytes <= limit:
             rows = max(tile.rows, _MIN_ROWS, triton.next_power_of_2(group))
             return TileShape(rows, tile.keys, tile.num_warps, tile.num_stages)
-    raise ValueError(f"heads of {head_dim} dimensions are wider than this kernel's widest tile")
+    raise ValueError(f"heads of {head_bytes} bytes are wider than this kernel's widest tile")
 
 
 @triton.jit
@@ -81,18 +84,21 @@ def _attend(
     GROUP: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
     DIM: tl.constexpr, DIM_PADDED: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, DECODE: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
-    first_of_all = tl.load(query_start)
-    seq = _find_sequence(query_start, tile, num_seqs, first_of_all, BLOCK_Q)
-    start = tl.load(query_start + seq)
-    num_queries = tl.load(query_start + seq + 1) - start
-    first_query = (tile - ((start - first_of_all) // BLOCK_Q + seq)) * BLOCK_Q
-    if first_query >= num_queries:
-        return
+    if DECODE:  # the first of the batch, one query each
+        seq, start, num_queries, first_query = tile, tile, 1, 0
+    else:
+        first_of_all = tl.load(query_start)
+        seq = _find_sequence(query_start, tile, num_seqs, first_of_all, BLOCK_Q)
+        start = tl.load(query_start + seq)
+        num_queries = tl.load(query_start + seq + 1) - start
+        first_query = (tile - ((start - first_of_all) // BLOCK_Q + seq)) * BLOCK_Q
+        if first_query >= num_queries:
+            return
     seq_len = tl.load(seq_lens + seq)
 
     rows = tl.arange(0, BLOCK_M)
@@ -122,11 +128,15 @@ def _attend(
     highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.full([BLOCK_M], 0.0, tl.float32)
     acc = tl.full([BLOCK_M, VALUE_PADDED], 0.0, tl.float32)
+    table = block_tables + seq.to(tl.int64) * table_stride
+    next_keys = begin + tl.arange(0, BLOCK_N)
+    block = tl.load(table + next_keys // BLOCK_SIZE, mask=next_keys < end, other=0)
     for first_key in range(begin, end, BLOCK_N):
         keys = first_key + tl.arange(0, BLOCK_N)
         real_key = keys < end
-        block = tl.load(block_tables + seq.to(tl.int64) * table_stride + keys // BLOCK_SIZE, mask=real_key, other=0)
         slot = block.to(tl.int64) * BLOCK_SIZE + keys % BLOCK_SIZE
+        next_keys = keys + BLOCK_N
+        block = tl.load(table + next_keys // BLOCK_SIZE, mask=next_keys < end, other=0)
         k = tl.load(
             key_cache + (slot * NUM_KV_HEADS + kv_head)[None, :] * DIM + dims[:, None],
             mask=real_key[None, :] & (dims[:, None] < DIM), other=0.0,
@@ -217,20 +227,20 @@ def paged_attention(
     num_heads, dim = query.shape[1:]
     num_kv_heads, value_dim = values.shape[1:]
     group = num_heads // num_kv_heads
-    tile = tile_shape(decode, max(dim, value_dim), group)
+    tile = tile_shape(decode, max(dim, value_dim) * query.itemsize, group)
     assert tile.rows >= _MIN_ROWS
     assert num_splits == 1 or decode
+    assert not decode or query_start.storage_offset() == 0  # the kernel takes them for the first of the batch
     tokens_per_tile = tile.rows // group
     num_seqs = seq_lens.shape[0]
     value_padded = max(16, triton.next_power_of_2(value_dim))
     partial_out = partial_highest = partial_sum = out
     num_rows = num_queries * num_heads
     if num_splits > 1:
-        assert query_start.storage_offset() == 0  # decodes come first: their rows are the first of `out`
         partial_out = torch.empty((num_splits, num_rows, value_dim), dtype=torch.float32, device=query.device)
         partial_highest, partial_sum = partial_out.new_empty((2, num_splits, num_rows)).unbind()
     # Sequence s begins at tile (its first token) // tokens_per_tile + s: never more tiles than this.
-    num_tiles = num_queries // tokens_per_tile + num_seqs
+    num_tiles = num_seqs if decode else num_queries // tokens_per_tile + num_seqs
     _attend[(num_tiles, num_kv_heads, num_splits)](
         out, partial_out, partial_highest, partial_sum,
         query, keys, values, query_start, seq_lens, block_tables,
@@ -239,7 +249,8 @@ def paged_attention(
         GROUP=group, NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads,
         DIM=dim, DIM_PADDED=max(16, triton.next_power_of_2(dim)), VALUE_DIM=value_dim, VALUE_PADDED=value_padded,
         BLOCK_SIZE=block_size, WINDOW=sliding_window or 0, HAS_SOFTCAP=softcap is not None,
-        BLOCK_M=tile.rows, BLOCK_Q=tokens_per_tile, BLOCK_N=tile.keys, SPLIT=num_splits > 1,
+        BLOCK_M=tile.rows, BLOCK_Q=tokens_per_tile, BLOCK_N=tile.keys,
+        DECODE=decode, SPLIT=num_splits > 1,
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     if num_splits > 1:

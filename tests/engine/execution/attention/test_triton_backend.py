@@ -1,9 +1,5 @@
-"""The Triton kernels against the backend in plain torch: on a GPU, or else through Triton's interpreter.
+"""The Triton kernels against the backend in plain torch: on a GPU, or else through Triton's interpreter."""
 
-The interpreter computes bfloat16 wrongly, so that type is tried on a GPU only.
-"""
-
-import os
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -11,49 +7,28 @@ from typing import Any
 
 import pytest
 import torch
+from tests.engine.execution.attention.test_cpu_native import LAYERS, make_metadata
+from tests.engine.execution.interpreter import DEVICE, DTYPES, HAVE_GPU, TOLERANCE
+from tests.engine.references import add, run
+from tests.engine.tiny_models import save_tiny_model
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.compiler import make_backend
+from triton.runtime.jit import JITFunction, create_function_from_signature
 
-HAVE_GPU = torch.cuda.is_available()
-if not HAVE_GPU:
-    os.environ["TRITON_INTERPRET"] = "1"  # read when triton and the kernels are first imported
+from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.errors import ConfigError
+from conveyor_engine.execution import model_runner
+from conveyor_engine.execution.attention.backend import AttentionBackend, AttentionSpec, LayerShape
+from conveyor_engine.execution.attention.select import select_backend
+from conveyor_engine.execution.attention.torch_paged import TorchPaged
+from conveyor_engine.execution.attention.triton_backend import TritonPaged
+from conveyor_engine.execution.kernels import kv_store
+from conveyor_engine.execution.kernels import paged_attention as kernels
+from conveyor_engine.execution.kernels.kv_store import store
+from conveyor_engine.execution.model_runner import ModelRunner
+from conveyor_engine.loop.core import EngineCore
 
-import triton  # noqa: E402
-from tests.engine.execution.attention.test_cpu_native import LAYERS, make_metadata  # noqa: E402
-from tests.engine.references import add, run  # noqa: E402
-from tests.engine.tiny_models import save_tiny_model  # noqa: E402
-from triton.backends.compiler import GPUTarget  # noqa: E402
-from triton.compiler import make_backend  # noqa: E402
-from triton.runtime.jit import JITFunction, create_function_from_signature  # noqa: E402
-
-from conveyor_engine.config.engine_config import EngineConfig  # noqa: E402
-from conveyor_engine.errors import ConfigError  # noqa: E402
-from conveyor_engine.execution import model_runner  # noqa: E402
-from conveyor_engine.execution.attention.backend import AttentionBackend, AttentionSpec, LayerShape  # noqa: E402
-from conveyor_engine.execution.attention.select import select_backend  # noqa: E402
-from conveyor_engine.execution.attention.torch_paged import TorchPaged  # noqa: E402
-from conveyor_engine.execution.attention.triton_backend import TritonPaged  # noqa: E402
-from conveyor_engine.execution.kernels import kv_store  # noqa: E402
-from conveyor_engine.execution.kernels import paged_attention as kernels  # noqa: E402
-from conveyor_engine.execution.kernels.kv_store import store  # noqa: E402
-from conveyor_engine.execution.model_runner import ModelRunner  # noqa: E402
-from conveyor_engine.loop.core import EngineCore  # noqa: E402
-
-DEVICE = torch.device("cuda" if HAVE_GPU else "cpu")
-TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 3e-2}
-DTYPES = pytest.mark.parametrize(
-    "dtype",
-    [
-        torch.float32,
-        torch.float16,
-        pytest.param(
-            torch.bfloat16,
-            marks=[
-                pytest.mark.gpu,
-                pytest.mark.skipif(not HAVE_GPU, reason="needs a GPU: Triton's interpreter computes bfloat16 wrongly"),
-            ],
-        ),
-    ],
-    ids=["float32", "float16", "bfloat16"],
-)
 STEPS = [([(5, 5), (40, 40)], 0), ([(1, 6), (20, 60)], 3), ([(1, 7), (1, 61)], 2)]
 
 
@@ -94,7 +69,7 @@ def assert_agrees(dtype: torch.dtype, num_processors: int = 1, **case: object) -
 
 
 def test_the_kernels_run_in_the_interpreter_or_on_a_gpu() -> None:
-    assert HAVE_GPU or triton.knobs.runtime.interpret, "triton was imported before this file could set TRITON_INTERPRET"
+    assert HAVE_GPU or knobs.runtime.interpret, "triton was imported before TRITON_INTERPRET was set"
 
 
 @DTYPES
@@ -174,13 +149,13 @@ def test_warm_up_compiles_all_that_serving_needs(tmp_path: Path, monkeypatch: py
 
 def test_a_tile_is_never_shorter_than_the_hardware_takes_nor_than_a_group() -> None:
     for decode in (True, False):
-        for head_dim in (16, 64, 80, 128, 256, 512):
+        for head_bytes in (32, 128, 160, 256, 512, 1024):
             for group in (1, 2, 7, 16, 20):
-                tile = kernels.tile_shape(decode, head_dim, group)
+                tile = kernels.tile_shape(decode, head_bytes, group)
                 assert tile.rows >= max(16, group)
                 assert tile.rows.bit_count() == tile.keys.bit_count() == 1
-    with pytest.raises(ValueError, match="1024 dimensions"):
-        kernels.tile_shape(True, 1024, 1)
+    with pytest.raises(ValueError, match="2048 bytes"):
+        kernels.tile_shape(True, 2048, 1)
 
 
 def test_a_negative_slot_is_not_written() -> None:

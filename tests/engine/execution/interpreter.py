@@ -1,0 +1,31 @@
+"""Triton's interpreter where there is no GPU: to be imported before triton and the kernels are.
+
+The interpreter computes bfloat16 wrongly, so that type is tried on a GPU only.
+"""
+
+import os
+
+import pytest
+import torch
+
+HAVE_GPU = torch.cuda.is_available()
+if not HAVE_GPU:
+    os.environ["TRITON_INTERPRET"] = "1"  # read when triton and the kernels are first imported
+
+DEVICE = torch.device("cuda" if HAVE_GPU else "cpu")
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 3e-2}
+DTYPES = pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float32,
+        torch.float16,
+        pytest.param(
+            torch.bfloat16,
+            marks=[
+                pytest.mark.gpu,
+                pytest.mark.skipif(not HAVE_GPU, reason="needs a GPU: Triton's interpreter computes bfloat16 wrongly"),
+            ],
+        ),
+    ],
+    ids=["float32", "float16", "bfloat16"],
+)

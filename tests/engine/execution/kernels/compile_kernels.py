@@ -1,0 +1,109 @@
+"""Compiles every Triton kernel that decoder layers launch, for GPUs that are not there, as they launch it.
+
+A program of its own, since a process with Triton's interpreter cannot compile. The layers run on tensors without
+numbers; each launch goes through Triton's own launcher up to where the GPU would begin, so types, alignment, constants
+and options are those of a real launch, and cannot drift from it. What is compiled lies in Triton's cache for next time.
+`python -m tests.engine.execution.kernels.compile_kernels` prints the table.
+"""
+
+import pickle
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from tests.engine.execution.kernels.compiled import CAPABILITIES, HEADER, Compiled
+from tests.engine.execution.kernels.cuda_layers import SHAPES, STEPS, make_layer, run_layer
+from torch._subclasses.fake_tensor import FakeTensorMode
+from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import JITFunction
+
+
+class AbsentGpu:
+    """As much of a Triton driver as its launcher asks before a kernel begins."""
+
+    def __init__(self, capability: int) -> None:
+        self._capability = capability
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self._capability, 32)
+
+    def get_current_device(self) -> int:
+        return self._capability  # the launcher keeps apart by device what it has compiled
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+class Pointer:
+    """A tensor without numbers as the launcher sees one: a type, and an address whose alignment counts."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.dtype = tensor.dtype
+        self._address = tensor.storage_offset() * tensor.itemsize
+
+    def data_ptr(self) -> int:
+        return self._address
+
+
+def compile_all() -> list[Compiled]:
+    found: dict[tuple[int, int], Compiled] = {}
+    launch = JITFunction.run
+    place: tuple[str, str, int] = ("", "", 0)
+
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        args = tuple(Pointer(arg) if isinstance(arg, torch.Tensor) else arg for arg in args)
+        kernel = launch(self, *args, grid=grid, warmup=True, **options)
+        found.setdefault((id(kernel), place[2]), _describe(kernel, *place))
+
+    JITFunction.run = compile_only
+    for capability in CAPABILITIES:
+        triton.runtime.driver.set_active(AbsentGpu(capability))
+        for layer, shape in SHAPES.items():
+            for step in STEPS:
+                place = (layer, step, capability)
+                with FakeTensorMode(), torch.inference_mode():
+                    run_layer(make_layer(shape), shape, STEPS[step])
+    return list(found.values())
+
+
+def _describe(kernel: Any, layer: str, step: str, capability: int) -> Compiled:
+    usage = _resource_usage(kernel.asm["cubin"])
+    return Compiled(
+        name=kernel.metadata.name,
+        layer=layer,
+        step=step,
+        capability=capability,
+        num_warps=kernel.metadata.num_warps,
+        num_stages=kernel.metadata.num_stages,
+        registers=usage["REG"],
+        stack_bytes=usage["STACK"] + usage["LOCAL"],
+        shared_bytes=kernel.metadata.shared,
+        ptx=kernel.asm["ptx"],
+    )
+
+
+def _resource_usage(cubin: bytes) -> dict[str, int]:
+    """What the binary itself says that it takes."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        tool = triton.knobs.nvidia.cuobjdump.path
+        told = subprocess.run([tool, "--dump-resource-usage", file.name], check=True, capture_output=True, text=True)
+    return {name: int(value) for name, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", told.stdout)}
+
+
+def main() -> None:
+    compiled = compile_all()
+    if len(sys.argv) > 1:
+        Path(sys.argv[1]).write_bytes(pickle.dumps([vars(kernel) for kernel in compiled]))
+    else:
+        print(HEADER, *compiled, sep="\n")
+
+
+if __name__ == "__main__":
+    main()

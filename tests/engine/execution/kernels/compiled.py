@@ -1,0 +1,30 @@
+"""What is told of a compiled kernel. Without Triton, so that whoever reads it can have its interpreter."""
+
+from dataclasses import dataclass, field
+
+CAPABILITIES = (80, 90, 100)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """One kernel for one GPU, where it was launched first."""
+
+    name: str
+    layer: str
+    step: str
+    capability: int
+    num_warps: int
+    num_stages: int
+    registers: int  # of each thread
+    stack_bytes: int  # of each thread: where registers are spilled to
+    shared_bytes: int  # of each block
+    ptx: str = field(repr=False)
+
+    def __str__(self) -> str:
+        return (
+            f"sm_{self.capability:<4} {self.name:<20} {self.layer:<13} {self.step:<20} {self.num_warps:>5} "
+            f"{self.num_stages:>6} {self.registers:>9} {self.stack_bytes:>5} {self.shared_bytes:>6}"
+        )
+
+
+HEADER = f"{'part':<7} {'kernel':<20} {'layer':<13} {'step':<20} warps stages registers stack shared"

@@ -1,0 +1,115 @@
+"""Decoder layers of real models' shapes on CUDA tensors that have no numbers, and steps for them.
+
+Whatever launches kernels does here as on a GPU; the caller decides what a launch is. To be called in a FakeTensorMode.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from conveyor_engine.execution.attention.backend import AttentionMetadata, AttentionSpec, LayerShape
+from conveyor_engine.execution.attention.interface import PagedStep
+from conveyor_engine.execution.attention.triton_backend import TritonPaged
+from conveyor_engine.execution.models.elementwise import choose_elementwise
+from conveyor_engine.execution.models.layers import Attention, DecoderLayer, GatedMlp, LayerNorms, RmsNorm
+from conveyor_engine.execution.models.linear import build_linear
+
+CUDA = torch.device("cuda")
+BLOCK_SIZE, NUM_BLOCKS = 16, 1024
+MULTIPROCESSORS = 132
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of one layer."""
+
+    hidden: int
+    intermediate: int
+    heads: LayerShape
+    has_head_norms: bool = False
+    sandwich: bool = False  # norms after attention and MLP too, as Gemma's
+    window: int | None = None
+    softcap: float | None = None
+
+
+SHAPES = {
+    "Llama-3.2-1B": Shape(2048, 8192, LayerShape(32, 8, 64, 64)),
+    "Qwen3-8B": Shape(4096, 12288, LayerShape(32, 8, 128, 128), has_head_norms=True),
+    "Gemma-2-2B": Shape(2304, 9216, LayerShape(8, 4, 256, 256), sandwich=True, window=4096, softcap=50.0),
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """The rows of a batch: (query tokens, context) of each, decodes first."""
+
+    rows: tuple[tuple[int, int], ...]
+
+
+STEPS = {
+    "decodes": Step(((1, 200),) * 64),
+    "one long decode": Step(((1, 30_000),)),
+    "a chunk of a prompt": Step(((500, 900),)),
+}
+
+
+def make_layer(shape: Shape, dtype: torch.dtype = torch.bfloat16) -> DecoderLayer:
+    """As `recognise` makes it of the model's own."""
+    heads, elementwise = shape.heads, choose_elementwise(CUDA, dtype)
+    linear = partial(nn.Linear, bias=False, device=CUDA, dtype=dtype)
+
+    def norm(size: int) -> RmsNorm:
+        return RmsNorm(torch.empty(size, device=CUDA, dtype=dtype), 1e-6, float(shape.sandwich))
+
+    q_size, kv_size = heads.num_heads * heads.head_dim, heads.num_kv_heads * heads.head_dim
+    attention = Attention(
+        AttentionSpec(0, heads.head_dim**-0.5, shape.window, shape.softcap),
+        heads,
+        (build_linear([linear(shape.hidden, q_size + 2 * kv_size)]), build_linear([linear(q_size, shape.hidden)])),
+        (norm(heads.head_dim), norm(heads.head_dim)) if shape.has_head_norms else None,
+        elementwise.rope,
+    )
+    mlp = GatedMlp(
+        build_linear([linear(shape.hidden, 2 * shape.intermediate)]),
+        build_linear([linear(shape.intermediate, shape.hidden)]),
+        _gelu_mul if shape.sandwich else elementwise.silu_mul,
+    )
+    after = (norm(shape.hidden), norm(shape.hidden)) if shape.sandwich else None
+    return DecoderLayer(LayerNorms(norm(shape.hidden), norm(shape.hidden), after), attention, mlp)
+
+
+def _gelu_mul(x: torch.Tensor) -> torch.Tensor:
+    gate, up = x.chunk(2, dim=-1)
+    return functional.gelu(gate, approximate="tanh") * up
+
+
+def make_paged(shape: Shape, step: Step, dtype: torch.dtype = torch.bfloat16) -> PagedStep:
+    """The step's batch on a cache of one layer."""
+    backend = TritonPaged(MULTIPROCESSORS)
+    backend.allocate([shape.heads], NUM_BLOCKS, BLOCK_SIZE, dtype, CUDA)
+    queries, totals = (np.array(column, dtype=np.int32) for column in zip(*step.rows, strict=True))
+    starts = np.concatenate([[0], queries.cumsum()]).astype(np.int32)
+    width = -(-int(totals.max()) // BLOCK_SIZE)
+    metadata = AttentionMetadata(
+        query_start_loc=torch.empty(len(starts), dtype=torch.int32, device=CUDA),
+        seq_lens=torch.empty(len(totals), dtype=torch.int32, device=CUDA),
+        block_tables=torch.empty((len(totals), width), dtype=torch.int32, device=CUDA),
+        slot_mapping=torch.empty(int(starts[-1]), dtype=torch.int64, device=CUDA),
+        num_seqs=len(totals),
+        num_decodes=int((queries == 1).sum()),
+        num_tokens=int(starts[-1]),
+        query_start_loc_host=starts,
+        seq_lens_host=totals,
+    )
+    return PagedStep(backend, metadata)
+
+
+def run_layer(layer: DecoderLayer, shape: Shape, step: Step, dtype: torch.dtype = torch.bfloat16) -> None:
+    paged = make_paged(shape, step, dtype)
+    tokens = paged.metadata.num_tokens
+    rotation = torch.empty((2, 1, tokens, shape.heads.head_dim), dtype=dtype, device=CUDA).unbind()
+    layer(torch.empty((1, tokens, shape.hidden), dtype=dtype, device=CUDA), rotation, paged)

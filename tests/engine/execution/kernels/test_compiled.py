@@ -1,0 +1,65 @@
+"""What the Triton kernels become on the GPUs they are for, seen without one: `compile_kernels` makes it."""
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.engine.execution.kernels.compiled import CAPABILITIES, HEADER, Compiled
+from tests.engine.execution.kernels.ptx import copied_from_where_a_load_just_said, copies_in_flight, product_loop
+
+ROOT = Path(__file__).parents[4]
+SHARED_KIB = {80: 163, 90: 227, 100: 227}  # the most that one block may have
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first time; Triton keeps what it has compiled
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[Compiled]:
+    file = tmp_path_factory.mktemp("kernels") / "compiled.pickle"
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tests.engine.execution.kernels.compile_kernels", str(file)]
+    subprocess.run(command, cwd=ROOT, env=environment, check=True)
+    kernels = [Compiled(**values) for values in pickle.loads(file.read_bytes())]
+    print(HEADER, *kernels, sep="\n")
+    return kernels
+
+
+def test_every_kernel_of_a_layer_compiles_for_every_gpu(compiled: list[Compiled]) -> None:
+    for capability in CAPABILITIES:
+        names = {kernel.name for kernel in compiled if kernel.capability == capability}
+        assert names == {"_store", "_attend", "_join"}, f"sm_{capability}"
+
+
+def test_no_kernel_spills_registers(compiled: list[Compiled]) -> None:
+    assert [str(kernel) for kernel in compiled if kernel.stack_bytes] == []
+
+
+def test_every_kernel_fits_into_a_blocks_shared_memory(compiled: list[Compiled]) -> None:
+    assert [str(k) for k in compiled if k.shared_bytes > SHARED_KIB[k.capability] * 1024] == []
+
+
+def loops_of_attention(compiled: list[Compiled]) -> dict[str, list[str]]:
+    return {str(kernel): product_loop(kernel.ptx) for kernel in compiled if kernel.name == "_attend"}
+
+
+def test_keys_and_values_are_copied_while_the_tile_before_them_is_computed_with(compiled: list[Compiled]) -> None:
+    """Where the loop waits for one tile's two copies, the two of the next are under way."""
+    loops = loops_of_attention(compiled)
+    assert [kernel for kernel, loop in loops.items() if copies_in_flight(loop) < 2] == []
+    assert [kernel for kernel, loop in loops.items() if any("ld.global.v" in line for line in loop)] == []
+
+
+def test_blocks_are_looked_up_an_iteration_before_they_are_copied(compiled: list[Compiled]) -> None:
+    loops = loops_of_attention(compiled)
+    assert all(any("ld.global.b32" in line for line in loop) for loop in loops.values()), "in the block table"
+    assert [kernel for kernel, loop in loops.items() if copied_from_where_a_load_just_said(loop)] == []
+
+
+def test_a_copy_from_where_a_load_just_said_is_found() -> None:
+    load = "@%p1 ld.global.b32 { %r1 }, [ %rd1 + 0 ];"
+    copy = "cp.async.cg.shared.global [ %r9 + 0 ], [ %rd2 + 0 ], 0x10, %r3;"
+    assert copied_from_where_a_load_just_said([load, "mul.wide.s32 %rd2, %r1, 16;", copy]) == [copy]
+    assert copied_from_where_a_load_just_said(["mul.wide.s32 %rd2, %r1, 16;", load, copy, "mov.b32 %r7, %r1;"]) == []
