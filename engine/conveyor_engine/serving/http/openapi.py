@@ -51,7 +51,11 @@ def build_document() -> Json:
 def _operations() -> Iterator[tuple[str, str, Json]]:
     yield "/v1/chat/completions", "post", _generation("Answers a conversation.", ChatRequest, ChatCompletion, ChatChunk)
     yield "/v1/completions", "post", _generation("Continues prompts.", CompletionRequest, Completion, Completion)
-    yield "/v1/embeddings", "post", _asking("Makes a vector of each input.", EmbeddingRequest, _content(EmbeddingList))
+    yield (
+        "/v1/embeddings",
+        "post",
+        _task_path("Makes a vector of each input.", EmbeddingRequest, _content(EmbeddingList)),
+    )
     yield "/v1/models", "get", _page("Lists the model.", ModelList)
     one = _page("Describes the model, if its id is this one; ids may have slashes.", Model, (404,))
     one["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]
@@ -71,18 +75,20 @@ def _generation(summary: str, request: type, answer: type, chunk: type) -> Json:
     whole = _content(answer)
     # OpenAPI 3.1 has no keyword for the schema of an event.
     events = {"text/event-stream": {"schema": {"type": "string"}, "x-event-schema": _reference(chunk)}}
-    told = f"Whole, or with `stream` server-sent events, each `data: ` and a {chunk.__name__}, the last `data: [DONE]`."
-    return _asking(summary, request, whole | events, told)
+    description = (
+        f"Whole, or with `stream` server-sent events, each `data: ` and a {chunk.__name__}, the last `data: [DONE]`."
+    )
+    return _task_path(summary, request, whole | events, description)
 
 
-def _asking(summary: str, request: type, content: Json, told: str = "Whole.") -> Json:
+def _task_path(summary: str, request: type, content: Json, description: str = "Whole.") -> Json:
     """A path for one task. An engine of the other task answers 400 `wrong_task`."""
     statuses = {code.status for code in ErrorCode}
     return {
         "summary": summary,
         "parameters": _HEADERS,
         "requestBody": {"required": True, "content": _content(request)},
-        "responses": {"200": {"description": told, "content": content}, **_refusals(statuses)},
+        "responses": {"200": {"description": description, "content": content}, **_refusals(statuses)},
     }
 
 
@@ -99,11 +105,11 @@ def _probe(summary: str) -> Json:
 
 
 def _refusals(statuses: set[int]) -> Json:
-    told = {}
+    responses = {}
     for status in sorted(statuses):
         cases = [f"`{code}`: {code.meaning}." for code in ErrorCode if code.status == status]
-        told[str(status)] = {"description": " ".join(cases), "content": _content(ErrorAnswer)}
-    return told
+        responses[str(status)] = {"description": " ".join(cases), "content": _content(ErrorAnswer)}
+    return responses
 
 
 def _content(kind: type) -> Json:
