@@ -41,8 +41,8 @@ def kubectl(*arguments: str, stdin: str | None = None, timeout_seconds: float = 
     return _run("kubectl", *arguments, stdin=stdin, timeout_seconds=timeout_seconds)
 
 
-def helm(*arguments: str, timeout_seconds: float = 300) -> str:
-    return _run("helm", *arguments, timeout_seconds=timeout_seconds)
+def helm(*arguments: str) -> str:
+    return _run("helm", *arguments, timeout_seconds=300)
 
 
 def _run(*command: str, stdin: str | None = None, timeout_seconds: float = 180) -> str:
@@ -92,11 +92,9 @@ def wait_until(what: str, probe: Callable[[], T | None], timeout_seconds: float 
     raise TimeoutError(f"after {timeout_seconds:g} s still not: {what}; last seen: {last!r}")
 
 
-def wait_ready(name: str, namespace: str, timeout_seconds: float = 240) -> None:
-    kubectl(
-        "wait", f"infsvc/{name}", "-n", namespace, "--for=condition=Ready",
-        f"--timeout={timeout_seconds:g}s", timeout_seconds=timeout_seconds + 10,
-    )  # fmt: skip
+def wait_ready(name: str, namespace: str) -> None:
+    condition = "--for=condition=Ready"
+    kubectl("wait", f"infsvc/{name}", "-n", namespace, condition, "--timeout=240s", timeout_seconds=250)
 
 
 def current_context() -> str:

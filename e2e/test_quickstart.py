@@ -19,12 +19,9 @@ from e2e.deploy import deploy
 from e2e.hub_of_demo import from_hub, running_hub
 
 
-def commands(page: str, section: str | None = None) -> list[str]:
-    """The `sh` blocks of a page, or of one of its sections, in order."""
-    text = (REPOSITORY / page).read_text()
-    if section:
-        text = text.split(f"## {section}\n", 1)[1].split("\n## ", 1)[0]
-    return re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+def commands(page: str) -> list[str]:
+    """The `sh` blocks of a page, in order."""
+    return re.findall(r"```sh\n(.*?)```", (REPOSITORY / page).read_text(), re.DOTALL)
 
 
 def shell(script: str, timeout_seconds: float = 500) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from e2e.load import Load
 
 WANTED_REPLICAS = 3
+WINDOW_SECONDS = 10.0  # of the figures of the clients' side
 
 
 @dataclass(slots=True)
@@ -66,9 +67,9 @@ def shown(samples: list[Sample], rows: int) -> list[Sample]:
     return sorted({id(s): s for s in [*told, *some, *samples[-1:]]}.values(), key=lambda s: s.at)
 
 
-def add_client_side(sample: Sample, load: Load, window_seconds: float = 10.0) -> None:
+def add_client_side(sample: Sample, load: Load) -> None:
     """What the clients saw in the last seconds: tokens spread evenly over each answer's time, and first tokens."""
-    since = sample.at - window_seconds
+    since = sample.at - WINDOW_SECONDS
     tokens = 0.0
     first: list[float] = []
     for answer in load.answers:
@@ -82,7 +83,7 @@ def add_client_side(sample: Sample, load: Load, window_seconds: float = 10.0) ->
         if since <= begin <= sample.at:
             first.append(answer.first_token_seconds)
     first.sort()
-    sample.tokens_per_second = tokens / window_seconds
+    sample.tokens_per_second = tokens / WINDOW_SECONDS
     sample.first_token_p50, sample.first_token_p95 = _percentile(first, 0.5), _percentile(first, 0.95)
 
 

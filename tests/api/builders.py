@@ -18,10 +18,10 @@ def build_body(name: str = "qwen", /, **spec: Any) -> Json:
     }
 
 
-def build_full_body(name: str = "full") -> Json:
+def build_full_body() -> Json:
     """A resource that uses every field of the spec, except those that exclude one another."""
     return build_body(
-        name,
+        "full",
         model={
             "uri": "hf://Qwen/Qwen3-0.6B@refs/pr/1",
             "name": "Qwen/Qwen3-0.6B",

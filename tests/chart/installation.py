@@ -142,10 +142,10 @@ def take_over(release: Release, version: str) -> None:
     release.api.apply(f"{API_SERVICES_PATH}/{name}", body)
 
 
-def render(*values: str, chart: Path = CHART) -> list[Json]:
+def render(*values: str) -> list[Json]:
     """All objects of the chart, in Helm's order; `values` as for `--set`."""
     options = [option for value in values for option in ("--set", value)]
-    text = helm("template", RELEASE, chart, "--namespace", SYSTEM_NAMESPACE, *options)
+    text = helm("template", RELEASE, CHART, "--namespace", SYSTEM_NAMESPACE, *options)
     return [document for document in yaml.safe_load_all(text) if document]
 
 

@@ -24,9 +24,9 @@ class Engine:
 
 
 @contextlib.asynccontextmanager
-async def running_engine(handle: Handle, port: int = 0) -> AsyncIterator[Engine]:
+async def running_engine(handle: Handle) -> AsyncIterator[Engine]:
     """An aiohttp server on this machine's own address; clients that go away cancel `handle`."""
-    engine = Engine(port)
+    engine = Engine(0)
 
     async def record(request: web.BaseRequest) -> web.StreamResponse:
         assert isinstance(request, web.Request)
@@ -37,7 +37,7 @@ async def running_engine(handle: Handle, port: int = 0) -> AsyncIterator[Engine]
     app.router.add_route("*", "/{path:.*}", record)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1, auto_decompress=False)
     await runner.setup()
-    site = web.TCPSite(runner, own_address(), port)
+    site = web.TCPSite(runner, own_address(), 0)
     await site.start()
     engine.port = runner.addresses[0][1]
     try:

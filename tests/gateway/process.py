@@ -77,8 +77,8 @@ class GatewayProcess:
     def terminate(self) -> None:
         self.process.terminate()
 
-    def wait_ended(self, timeout_seconds: float = 30) -> int:
-        return self.process.wait(timeout_seconds)
+    def wait_ended(self) -> int:
+        return self.process.wait(30)
 
     def kill(self) -> None:
         self.process.kill()

@@ -55,9 +55,9 @@ class Stack:
     async def wait_demand(self, **counts: int) -> None:
         await self.wait(lambda: counts.items() <= self.demand().items())
 
-    async def wait(self, holds: Callable[[], bool], timeout_seconds: float = 20) -> None:
+    async def wait(self, holds: Callable[[], bool]) -> None:
         """Looks again and again, outside the event loop: the engines of the test run on it."""
-        deadline = time.monotonic() + timeout_seconds
+        deadline = time.monotonic() + 20
         while not await asyncio.to_thread(holds):
             assert time.monotonic() < deadline, f"still {self.gateway.admin('/demand')}"
             await asyncio.sleep(0.01)

@@ -112,9 +112,9 @@ class Space:
         selector = f"{names.INFERENCE_SERVICE_LABEL}={name}"
         return {(kind, o["metadata"]["name"]) for kind in CHILD_KINDS for o in self.list(kind, selector)}
 
-    def config_maps(self, name: str = "qwen") -> set[str]:
-        """The names of the service's."""
-        selector = f"{names.INFERENCE_SERVICE_LABEL}={name}"
+    def config_maps(self) -> set[str]:
+        """The names of those of the service `qwen`."""
+        selector = f"{names.INFERENCE_SERVICE_LABEL}=qwen"
         return {o["metadata"]["name"] for o in self.list("ConfigMap", selector)}
 
     def wait_children(self, name: str, timeout: float = 30) -> set[tuple[str, str]]:
@@ -123,7 +123,7 @@ class Space:
         wait_until(f"children of {name}", lambda: wanted <= self.children(name), timeout)
         return self.children(name)
 
-    def wait_observed(self, name: str, timeout: float = 30) -> Json:
+    def wait_observed(self, name: str) -> Json:
         """Until the status speaks of the present spec."""
 
         def found() -> Json | None:
@@ -131,7 +131,7 @@ class Space:
             seen = (body.get("status") or {}).get("observedGeneration")
             return body if seen == body["metadata"]["generation"] else None
 
-        return wait_until(f"{name} is observed", found, timeout)
+        return wait_until(f"{name} is observed", found, 30)
 
 
 class RunningOperator:

@@ -79,13 +79,13 @@ async def test_requests_behind_each_other_are_answered_in_order_however_they_are
 
 
 @contextlib.asynccontextmanager
-async def listening(max_connections: int = 10) -> AsyncIterator[Listener]:
+async def listening() -> AsyncIterator[Listener]:
     """A port of this process that answers every request at once."""
 
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
         return web.Response(text="ok")
 
-    opened = Listener(handle, "127.0.0.1", 0, max_connections)
+    opened = Listener(handle, "127.0.0.1", 0, max_connections=10)
     await opened.open()
     try:
         yield opened

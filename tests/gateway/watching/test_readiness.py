@@ -4,8 +4,8 @@ from conveyor_gateway.watching.readiness import Readiness
 from conveyor_kube.watch import WatchState
 
 
-def make_readiness(*watches: WatchState, now: float = 200.0) -> Readiness:
-    return Readiness(watches, now_seconds=lambda: now)
+def make_readiness(*watches: WatchState) -> Readiness:
+    return Readiness(watches, now_seconds=lambda: 200.0)
 
 
 def test_not_ready_until_every_watch_has_listed_once() -> None:

@@ -55,8 +55,9 @@ def logits_of(*probabilities: float, rows: int = 1) -> torch.Tensor:
     return torch.tensor([math.log(p) if p else -math.inf for p in probabilities]).repeat(rows, 1)
 
 
-def frequencies(rows: int = 20_000, **params: Any) -> list[float]:
+def frequencies(**params: Any) -> list[float]:
     """How often each of the five tokens is drawn from PROBABILITIES, over differently seeded rows."""
+    rows = 20_000
     states = [row(seed=seed, **params) for seed in range(rows)]
     tokens = sample(logits_of(*PROBABILITIES, rows=rows), states)
     return [count / rows for count in np.bincount(tokens, minlength=len(PROBABILITIES))]
