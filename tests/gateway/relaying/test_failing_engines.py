@@ -174,28 +174,24 @@ async def test_an_engine_that_dies_in_a_stream_ends_it_with_an_error_event(
     await stack.wait_demand(in_flight=0)
 
 
-async def test_an_engine_that_dies_in_an_answer_that_is_no_stream_becomes_502(
-    stack: Stack, http: aiohttp.ClientSession
+@pytest.mark.parametrize(
+    ("sent", "code"),
+    [
+        pytest.param(b'HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"choices": [', "engine_broke", id="begun"),
+        pytest.param(b"SSH-2.0-OpenSSH_9.2\r\n", "engine_lost", id="no HTTP"),
+    ],
+)
+async def test_an_answer_that_is_not_whole_and_no_stream_becomes_502(
+    stack: Stack, http: aiohttp.ClientSession, sent: bytes, code: str
 ) -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b'HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"choices": [')
+        writer.write(sent)
         await writer.drain()
 
     async with running_raw_engine(talk) as port:
         await stack.add_engine(port)
         status, body, _ = await post(http, stack.completions)
-    assert (status, body["error"]["code"]) == (502, "engine_broke")
-
-
-async def test_what_is_no_http_from_an_engine_becomes_502(stack: Stack, http: aiohttp.ClientSession) -> None:
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"SSH-2.0-OpenSSH_9.2\r\n")
-        await writer.drain()
-
-    async with running_raw_engine(talk) as port:
-        await stack.add_engine(port)
-        status, body, _ = await post(http, stack.completions)
-    assert (status, body["error"]["code"]) == (502, "engine_lost")
+    assert (status, body["error"]["code"]) == (502, code)
 
 
 @pytest.mark.parametrize("status", [400, 404, 500, 504])
