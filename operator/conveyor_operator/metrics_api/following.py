@@ -3,13 +3,15 @@
 By field selector, so that a role with `resourceNames` is enough.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, TypeVar
 
 from conveyor_kube.wanted_json import Json
 from conveyor_kube.watch import Collection, WatchState, watch_collection
 from conveyor_operator.cluster import Cluster, Object
 from conveyor_operator.kinds import Key
+
+K = TypeVar("K")
 
 
 async def follow(cluster: Cluster, key: Key, tell: Callable[[Object | None], None]) -> None:
@@ -20,6 +22,17 @@ async def follow(cluster: Cluster, key: Key, tell: Callable[[Object | None], Non
         kind.group, kind.version, kind.plural, namespace, field_selector=selector, shape=dict[str, Any]
     )
     await watch_collection(cluster.client, collection, _One(name, tell), WatchState(f"{kind.plural}/{name}"))
+
+
+async def remember(known: MutableMapping[K, Object | None], key: K, write: Awaitable[Object | None]) -> None:
+    """Puts what a write answers into `known`, unless a watch has told of the object in the meantime.
+
+    Its word is as new, or a newer one follows; the answer may be older, and nothing would follow.
+    """
+    before = known.get(key)
+    after = await write
+    if known.get(key) is before:
+        known[key] = after
 
 
 class _One:

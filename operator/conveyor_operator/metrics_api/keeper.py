@@ -21,7 +21,7 @@ from conveyor_operator.metrics import Metrics
 from conveyor_operator.metrics_api import certificates
 from conveyor_operator.metrics_api.answer import MetricsApi
 from conveyor_operator.metrics_api.certificates import DropOld, Issue, Keep
-from conveyor_operator.metrics_api.following import follow
+from conveyor_operator.metrics_api.following import follow, remember
 from conveyor_operator.metrics_api.registrar import Registrar
 from conveyor_operator.metrics_api.registration import (
     API_SERVICES,
@@ -124,8 +124,7 @@ class MetricsApiKeeper:
         plan = self._plan()
         if isinstance(plan, Withdraw):
             await self._registrar.withdraw(plan.why)
-            plan = self._plan()
-            assert not isinstance(plan, Withdraw), "there is nothing of ours left"
+            return self._now()
         await self._registrar.release()
         if isinstance(plan, Wait):
             self._tell(plan.why)
@@ -204,9 +203,8 @@ class MetricsApiKeeper:
             "metadata": {"resourceVersion": secret["metadata"]["resourceVersion"]},
             "data": {key: base64.b64encode(value).decode() for key, value in data.items()},
         }
-        self._found[SECRET] = await self._cluster.merge(
-            SECRET, self._namespace, names.METRICS_TLS_SECRET, patch, names.FIELD_MANAGER
-        )
+        write = self._cluster.merge(SECRET, self._namespace, names.METRICS_TLS_SECRET, patch, names.FIELD_MANAGER)
+        await remember(self._found, SECRET, write)
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:

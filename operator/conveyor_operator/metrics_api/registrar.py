@@ -11,6 +11,7 @@ from conveyor_api import names
 from conveyor_operator.cluster import Cluster, Object
 from conveyor_operator.errors import ApiError
 from conveyor_operator.kinds import API_SERVICE, CLUSTER_ROLE, SERVICE
+from conveyor_operator.metrics_api.following import remember
 from conveyor_operator.metrics_api.registration import (
     API_SERVICES,
     build_api_service,
@@ -76,9 +77,8 @@ class Registrar:
             if found is not None:
                 wanted["metadata"]["resourceVersion"] = found["metadata"]["resourceVersion"]
             # Without force, an APIService that another owner has made meanwhile is left alone.
-            self._api_services[name] = await self._cluster.apply(
-                API_SERVICE, wanted, names.FIELD_MANAGER, force=found is not None
-            )
+            write = self._cluster.apply(API_SERVICE, wanted, names.FIELD_MANAGER, force=found is not None)
+            await remember(self._api_services, name, write)
 
     async def withdraw(self, why: str) -> None:
         """Deletes ours; one that somebody takes over at this moment is a Conflict, and stays."""
@@ -88,7 +88,9 @@ class Registrar:
                 metadata = found["metadata"]
                 self._withdrawn[name] = metadata["uid"]  # before the watch can tell of it
                 await self._cluster.delete(API_SERVICE, None, name, metadata["uid"], metadata["resourceVersion"])
-                self._api_services[name] = None
+                left = self._api_services[name]
+                if left is not None and left["metadata"]["uid"] == metadata["uid"]:
+                    self._api_services[name] = None
 
     async def release(self) -> None:
         """Removes our owner from an APIService that another one took over, or our uninstall would delete it."""
@@ -97,9 +99,8 @@ class Registrar:
                 continue
             if patch := build_release(found):
                 logger.info("event=api_service_left_to_other name=%s", name)
-                self._api_services[name] = await self._cluster.merge(
-                    API_SERVICE, None, name, patch, names.FIELD_MANAGER
-                )
+                write = self._cluster.merge(API_SERVICE, None, name, patch, names.FIELD_MANAGER)
+                await remember(self._api_services, name, write)
 
     async def _read_named(self) -> str:
         """Why there is nothing to name, or empty."""

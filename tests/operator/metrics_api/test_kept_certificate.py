@@ -3,13 +3,17 @@
 import asyncio
 import base64
 from datetime import timedelta
+from typing import Any
 
+import pytest
 from tests.operator.metrics_api.adapters import (
     API_SERVICES_PATH,
     MetricsServer,
+    registered,
 )
 from tests.operator.metrics_api.steps import (
     AGED,
+    OURS,
     SECRET,
     Clock,
     authorities,
@@ -22,8 +26,9 @@ from tests.operator.metrics_api.steps import (
     until_asked_again,
     until_registered,
 )
-from tests.operator.stage import Space, Stage
+from tests.operator.stage import Json, Space, Stage, wait_until
 
+from conveyor_operator.cluster import Cluster
 from conveyor_operator.metrics_api.certificates import KEEP_OLD_AUTHORITY, Serving
 from conveyor_operator.metrics_api.registration import API_SERVICES
 
@@ -113,6 +118,33 @@ async def test_a_replacement_for_a_fault_never_loses_the_api_servers_trust(
         await until("both bundles", lambda: set(bundles(installed)) == {third.bundle})
         await until_asked_again(installed, server)  # it still has the first pair
         assert [c["lastTransitionTime"] for c in available(installed)] == trusted_since
+
+
+async def test_an_answer_that_is_older_than_what_the_watch_has_told_is_not_believed(
+    stage: Stage, installed: Space, server: MetricsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apply = Cluster.apply
+
+    async def apply_slowly(*arguments: Any, **options: Any) -> Any:
+        answer = await apply(*arguments, **options)
+        await asyncio.to_thread(wait_until, "its status", lambda: is_judged(installed, answer))
+        await asyncio.sleep(0.5)  # the watch is quicker
+        return answer
+
+    monkeypatch.setattr(Cluster, "apply", apply_slowly)
+    async with keeping(stage, Clock()):
+        first = await until("a pair", lambda: serving_of(installed))
+        server.serve(first)
+        await until("registered", lambda: registered(installed) == OURS, 60)
+        installed.patch("Secret", SECRET, {"data": None})
+        await until("another pair", lambda: other_than(serving_of(installed), first))
+
+
+def is_judged(space: Space, api_service: Json) -> bool:
+    """The API server has written what it thinks of it."""
+    return bool(
+        space.api.get(f"{API_SERVICES_PATH}/{api_service['metadata']['name']}").get("status", {}).get("conditions")
+    )
 
 
 async def test_what_is_kept_costs_no_calls(stage: Stage, installed: Space, server: MetricsServer) -> None:
