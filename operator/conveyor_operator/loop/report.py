@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from conveyor_api import names
 from conveyor_operator.cluster import Cluster
 from conveyor_operator.errors import Refused
 from conveyor_operator.kinds import EVENT, Kind
@@ -32,18 +31,10 @@ class Reporter:
 
     async def write(self, kind: Kind, body: Object, status: Object) -> bool:
         """The status of the resource `body`, if it says something new; whether it was written."""
-        previous, metadata = body.get("status") or {}, body["metadata"]
-        if is_same(status, previous):
+        if is_same(status, body.get("status") or {}):
             return False
-        patch = {
-            "apiVersion": kind.api_version,
-            "kind": kind.kind,
-            # The uid makes it fail on another resource that has come under this name.
-            "metadata": {"name": metadata["name"], "namespace": metadata["namespace"], "uid": metadata["uid"]},
-            "status": status,
-        }
         try:
-            await self._cluster.apply(kind, patch, names.FIELD_MANAGER, subresource="status")
+            await self._cluster.replace_status(kind, body, status)
         except Refused as error:
             if error.status == 404:
                 return False  # it was deleted meanwhile
