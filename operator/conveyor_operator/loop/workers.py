@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 
 from conveyor_operator.errors import ApiError, Unavailable
 from conveyor_operator.kinds import Key
+from conveyor_operator.loop.slots import Slots
 from conveyor_operator.metrics import Metrics
 
 logger = logging.getLogger(__name__)
@@ -51,7 +52,7 @@ class Workers:
     def __init__(self, reconcile: Callable[[Key], Awaitable[Outcome]], metrics: Metrics, limit: int) -> None:
         self._reconcile = reconcile
         self._metrics = metrics
-        self._slots = asyncio.Semaphore(limit)
+        self._slots = Slots(limit)
         self._workers: dict[Key, _Worker] = {}
         self._stopped = False
 
@@ -94,7 +95,7 @@ class Workers:
         try:
             while worker.dirty:
                 with self._metrics.queue_depth.track_inprogress():
-                    await self._slots.acquire()
+                    await self._slots.acquire(key.namespace)
                 try:
                     worker.dirty = False
                     worker.marked.clear()
