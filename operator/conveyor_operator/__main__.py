@@ -1,5 +1,7 @@
 """`python -m conveyor_operator`: reads settings, sets up the log, runs `process`. Start reading here.
 
+`python -m conveyor_operator simulate` is another program, which needs no cluster.
+
 Kopf and the client library take seconds to import, so that happens after the flags were found to be right.
 """
 
@@ -32,6 +34,10 @@ async def _operate(settings: Settings) -> None:
 
 def main() -> int:
     """The exit code."""
+    if sys.argv[1:2] == ["simulate"]:
+        from conveyor_operator.simulate.command import main as simulate
+
+        return simulate(sys.argv[2:])
     return run_program(PROGRAM, _run)
 
 

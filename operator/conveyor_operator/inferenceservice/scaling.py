@@ -125,19 +125,22 @@ def explain(autoscaler: AutoscalerState) -> tuple[str, str]:
 def find_wishes(autoscaler: AutoscalerState) -> list[Wish]:
     """What each metric that could be read asks for. The HPA reports averages; requests are whole, so is the total."""
     now, wishes = max(1, autoscaler.current_replicas), []
-    for name, target_text in autoscaler.targets.items():
+    for name, target in autoscaler.targets.items():
         current = autoscaler.currents.get(name)
-        if current is None or not target_text:
-            continue
-        target, average = parse_quantity(target_text), parse_quantity(current)
-        total = int((average * now).to_integral_value())
-        replicas = int((total / target).to_integral_value(rounding=ROUND_CEILING))
-        tolerance = parse_quantity(autoscaler.tolerance_up if average > target else autoscaler.tolerance_down)
-        if replicas != now and abs(average / target - 1) <= tolerance:
-            wishes.append(Wish(name, total, target, now, tolerance))
-        else:
-            wishes.append(Wish(name, total, target, replicas))
+        if current is not None and target:
+            total = int((parse_quantity(current) * now).to_integral_value())
+            wishes.append(find_wish(autoscaler, name, total, now))
     return wishes
+
+
+def find_wish(autoscaler: AutoscalerState, metric: str, total: int, now: int) -> Wish:
+    """What one metric asks for where `now` replicas are there, at least one."""
+    target = parse_quantity(autoscaler.targets[metric])
+    replicas, ratio = int((total / target).to_integral_value(rounding=ROUND_CEILING)), total / (target * now)
+    tolerance = parse_quantity(autoscaler.tolerance_up if ratio > 1 else autoscaler.tolerance_down)
+    if replicas != now and abs(ratio - 1) <= tolerance:
+        return Wish(metric, total, target, now, tolerance)
+    return Wish(metric, total, target, replicas)
 
 
 def _why_held(autoscaler: AutoscalerState) -> tuple[str, str]:

@@ -1,0 +1,138 @@
+"""`python -m conveyor_operator simulate`: flags in, table out."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import yaml
+
+from conveyor_api.errors import InvalidResource
+from conveyor_api.resource import InferenceService
+from conveyor_api.spec import InferenceServiceSpec
+from conveyor_operator.simulate.plot import build_svg
+from conveyor_operator.simulate.report import build_json, build_table, summarise
+from conveyor_operator.simulate.run import Case, Run
+from conveyor_operator.simulate.scenarios import PLAIN, build_scenarios
+from conveyor_operator.simulate.traces import Trace, burst, diurnal, ramp, read_csv, steady, step
+
+_DESCRIPTION = """Simulate what the autoscaler makes of a load: the HorizontalPodAutoscaler's own arithmetic, with the
+targets and the behavior that the operator gives it, over gateways that queue and engines that take time to start.
+Without --trace or --csv it runs the scenarios by which Conveyor's defaults are chosen. Each figure is the worst of the
+seeds."""
+_EPILOG = """A load is counted in busy replicas: 1 keeps the batch of one engine full. Requests run for times drawn
+from an exponential distribution, however full the batch is; only modes None and Continuous are simulated."""
+_TRACES = ("steady", "step", "ramp", "burst", "diurnal")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m conveyor_operator simulate", description=_DESCRIPTION, epilog=_EPILOG, allow_abbrev=False
+    )
+    parser.add_argument(
+        "--service", type=Path, metavar="FILE", help="an InferenceService; default: all defaults, 40 replicas at most"
+    )
+    parser.add_argument(
+        "--scenario",
+        action="append",
+        metavar="NAME",
+        choices=[case.name for case in build_scenarios()],
+        help="only this one, several times for several: %(choices)s",
+    )
+    load = parser.add_argument_group("a load of your own")
+    load.add_argument("--trace", choices=_TRACES, help="shape of the load")
+    load.add_argument(
+        "--csv",
+        type=Path,
+        metavar="FILE",
+        help="arrivals: column `at` in seconds, and `seconds` if it is known how long each ran",
+    )
+    load.add_argument("--low", type=float, default=0.7, help="load before, or at the least (default %(default)s)")
+    load.add_argument("--high", type=float, default=3, help="load after, or at the most (default %(default)s)")
+    load.add_argument("--at", type=float, default=1800, help="second of the change (default %(default)g)")
+    load.add_argument(
+        "--length", type=float, default=600, help="seconds of ramp, burst or period (default %(default)g)"
+    )
+    load.add_argument("--seconds", type=float, default=5400, help="length of it all (default %(default)g)")
+    pods = parser.add_argument_group("its pods (not those of the scenarios)")
+    pods.add_argument("--start-seconds", type=float, default=120, help="until a new pod is ready (default %(default)g)")
+    pods.add_argument(
+        "--request-seconds", type=float, default=20, help="mean time that a request runs (default %(default)g)"
+    )
+    pods.add_argument(
+        "--carries", type=int, help="requests that the KV cache of an engine holds; default: the whole batch"
+    )
+    parser.add_argument("--gateways", type=int, default=2, help="number of gateways (default %(default)s)")
+    parser.add_argument("--seeds", type=int, default=3, help="number of runs of each (default %(default)s)")
+    signal = parser.add_argument_group("signals that Conveyor does not have")
+    signal.add_argument("--depth-age-seconds", type=float, default=0, help="queue depth counts what has waited so long")
+    signal.add_argument("--count-carried", action="store_true", help="in flight is measured against what engines carry")
+    parser.add_argument("--json", action="store_true", help="print JSON with every look, not the table")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="write an SVG of the last one, with the first seed")
+    return parser
+
+
+def read_service(path: Path) -> InferenceServiceSpec:
+    """Raises ValueError for what cannot be simulated."""
+    try:
+        spec = InferenceService.parse(yaml.safe_load(path.read_text(encoding="utf-8")), known_only=True).spec
+    except InvalidResource as error:
+        raise ValueError(f"{path}: {error}") from None
+    if spec.autoscaling is None:
+        raise ValueError(f"{path}: it has no autoscaling, so its replicas never change")
+    if spec.batching.window_seconds:
+        raise ValueError(f"{path}: only the modes None and Continuous are simulated, not {spec.batching.mode}")
+    return spec
+
+
+def build_trace(flags: argparse.Namespace) -> Trace:
+    """Raises ValueError for a file of arrivals that is none."""
+    if flags.csv is not None:
+        with flags.csv.open(encoding="utf-8", newline="") as lines:
+            return read_csv(lines)
+    low, high, at, length, seconds = flags.low, flags.high, flags.at, flags.length, flags.seconds
+    match flags.trace:
+        case "steady":
+            return steady(high, seconds)
+        case "step":
+            return step(low, high, at, seconds)
+        case "ramp":
+            return ramp(low, high, at, length, seconds)
+        case "burst":
+            return burst(low, high, at, length, seconds)
+        case _:
+            return diurnal(low, high, length, seconds)
+
+
+def build_cases(flags: argparse.Namespace) -> list[Case]:
+    """What is asked for. Raises ValueError, OSError for files."""
+    spec = PLAIN if flags.service is None else read_service(flags.service)
+    signal = {"depth_age_seconds": flags.depth_age_seconds, "counts_carried": flags.count_carried}
+    if flags.trace is None and flags.csv is None:
+        cases = [case for case in build_scenarios(spec) if case.name in (flags.scenario or [case.name])]
+    else:
+        pods = {"start_seconds": flags.start_seconds, "request_seconds": flags.request_seconds}
+        cases = [Case(flags.trace or str(flags.csv), spec, build_trace(flags), carries=flags.carries, **pods)]
+    return [replace(case, gateways=flags.gateways, **signal) for case in cases]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The exit code: 2 for what cannot be simulated."""
+    flags = build_parser().parse_args(arguments)
+    try:
+        cases = build_cases(flags)
+    except (OSError, ValueError) as error:
+        print(f"python -m conveyor_operator simulate: {error}", file=sys.stderr)
+        return 2
+    runs = [(case, [Run(case, seed).go() for seed in range(flags.seeds)]) for case in cases]
+    if flags.plot is not None:
+        case, outcomes = runs[-1]
+        flags.plot.write_text(build_svg(case.name, outcomes[0].samples), encoding="utf-8")
+    rows = [summarise(case, outcomes) for case, outcomes in runs]
+    if flags.json:
+        print(json.dumps([build_json(row, outcomes) for row, (_, outcomes) in zip(rows, runs, strict=True)], indent=1))
+    else:
+        print(build_table(rows))
+    return 0

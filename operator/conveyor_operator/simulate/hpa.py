@@ -1,0 +1,114 @@
+"""One HorizontalPodAutoscaler as its controller runs it, look by look. Pure; used by `run`.
+
+The arithmetic of kubernetes: pkg/controller/podautoscaler/horizontal.go for Object metrics with `AverageValue`;
+tests/operator/simulate compares it with the controller's own. Times are seconds on any clock.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from conveyor_api.autoscaling import Behavior, ScalingPolicy, ScalingRules
+from conveyor_operator.inferenceservice.observed import observe_autoscaler
+from conveyor_operator.inferenceservice.scaling import find_wish
+from conveyor_operator.simulate.rates import Change, limit_down, limit_up
+
+# What the API server adds to a `behavior` that leaves it open (pkg/apis/autoscaling/v2/defaults.go).
+_DEFAULT_UP: Final = ScalingRules(
+    stabilization_window_seconds=0,
+    policies=[
+        ScalingPolicy(type="Pods", value=4, period_seconds=15),
+        ScalingPolicy(type="Percent", value=100, period_seconds=15),
+    ],
+)
+_DEFAULT_DOWN: Final = ScalingRules(policies=[ScalingPolicy(type="Percent", value=100, period_seconds=15)])
+
+
+@dataclass(frozen=True, slots=True)
+class Controller:
+    """Flags of kube-controller-manager, with their defaults."""
+
+    sync_period_seconds: float = 15
+    downscale_stabilization_seconds: int = 300
+
+
+class Hpa:
+    """`body` is the HPA as the operator applies it."""
+
+    def __init__(self, body: Mapping[str, Any], controller: Controller = Controller()) -> None:
+        self.asked = observe_autoscaler(body)
+        self._down_window_seconds = controller.downscale_stabilization_seconds
+        behavior = body["spec"].get("behavior")
+        self._rules = None if behavior is None else self._fill(Behavior.model_validate(behavior))
+        self._wishes: list[Change] = []
+        self._ups: list[Change] = []
+        self._downs: list[Change] = []
+
+    def look(self, now: float, replicas: int, values: Mapping[str, int | None]) -> int:
+        """The replicas from now on. A metric whose value is None could not be read."""
+        wish = self.wish(replicas, values)
+        desired = self.limit(now, replicas, wish)
+        self.note(now, replicas, wish, desired)
+        return desired
+
+    def wish(self, replicas: int, values: Mapping[str, int | None]) -> int | None:
+        """What the largest metric asks for. None: nothing was read, or the part that was read asks for fewer."""
+        targets = self.asked.targets
+        known = {name: value for name in targets if (value := values[name]) is not None}
+        wishes = [find_wish(self.asked, name, value, replicas).replicas for name, value in known.items()]
+        largest = max(wishes, default=None)
+        if largest is None or (len(known) < len(targets) and largest < replicas):
+            return None
+        return largest
+
+    def limit(self, now: float, replicas: int, wish: int | None) -> int:
+        """What becomes of a wish: stabilised, then bounded."""
+        low, high = self.asked.min_replicas, self.asked.max_replicas
+        if replicas == 0:
+            return 0
+        if not low <= replicas <= high:
+            return min(max(replicas, low), high)
+        if wish is None:
+            return replicas
+        if self._rules is None:
+            highest = max([wish, low, *self._past(now, replicas, self._down_window_seconds)])
+            return min(highest, high, max(2 * replicas, 4))
+        return self._limit_by(*self._rules, now, replicas, wish)
+
+    def note(self, now: float, replicas: int, wish: int | None, desired: int) -> None:
+        """What later looks take into account."""
+        self._wishes = self._wishes or [Change(now, replicas)]
+        if wish is not None:
+            self._wishes.append(Change(now, wish))
+        if desired != replicas:
+            (self._ups if desired > replicas else self._downs).append(Change(now, abs(desired - replicas)))
+
+    def _limit_by(self, up: ScalingRules, down: ScalingRules, now: float, replicas: int, wish: int) -> int:
+        least = min([wish, *self._past(now, replicas, up.stabilization_window_seconds or 0)])
+        most = max([wish, *self._past(now, replicas, down.stabilization_window_seconds or 0)])
+        stable = min(max(replicas, least), most)
+        if stable > replicas:
+            allowed = max(limit_up(up, now, replicas, self._ups, self._downs), replicas)
+            return min(stable, self.asked.max_replicas, allowed)
+        if stable < replicas:
+            allowed = min(limit_down(down, now, replicas, self._ups, self._downs), replicas)
+            return max(stable, self.asked.min_replicas, allowed)
+        return replicas
+
+    def _past(self, now: float, replicas: int, window_seconds: float) -> list[int]:
+        """What was wished within the window; before the first look, the replicas that there are."""
+        past = self._wishes or [Change(now, replicas)]
+        return [wish.number for wish in past if wish.at > now - window_seconds]
+
+    def _fill(self, behavior: Behavior) -> tuple[ScalingRules, ScalingRules]:
+        """Up and down, with what the API server and the controller's flags add."""
+        down = _merge(behavior.scale_down, _DEFAULT_DOWN)
+        if down.stabilization_window_seconds is None:
+            down = down.model_copy(update={"stabilization_window_seconds": self._down_window_seconds})
+        return _merge(behavior.scale_up, _DEFAULT_UP), down
+
+
+def _merge(rules: ScalingRules | None, defaults: ScalingRules) -> ScalingRules:
+    """Field by field; policies are one field."""
+    given = {} if rules is None else {name: value for name, value in rules if value is not None}
+    return defaults.model_copy(update=given)

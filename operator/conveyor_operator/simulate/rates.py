@@ -1,0 +1,54 @@
+"""How fast replicas may change: the policies of an HPA's `behavior`, in one direction. Pure; used by `hpa`.
+
+Percentages are rounded up on the way up, so that one replica can become two, and down on the way down.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from conveyor_api.autoscaling import ScalingPolicy, ScalingRules
+
+
+class Change(NamedTuple):
+    """A number, and when it was: replicas that were wished, or added, or taken away."""
+
+    at: float
+    number: int
+
+
+def limit_up(rules: ScalingRules, now: float, replicas: int, ups: Iterable[Change], downs: Iterable[Change]) -> int:
+    """The most replicas that the policies allow now; fewer than `replicas` where a period has had its share."""
+    if rules.select_policy == "Disabled":
+        return replicas
+    choose = min if rules.select_policy == "Min" else max
+    return choose(
+        _raise(policy, _at_period_start(policy, now, replicas, ups, downs)) for policy in rules.policies or ()
+    )
+
+
+def limit_down(rules: ScalingRules, now: float, replicas: int, ups: Iterable[Change], downs: Iterable[Change]) -> int:
+    """The fewest replicas that the policies allow now."""
+    if rules.select_policy == "Disabled":
+        return replicas
+    choose = max if rules.select_policy == "Min" else min
+    return choose(
+        _lower(policy, _at_period_start(policy, now, replicas, ups, downs)) for policy in rules.policies or ()
+    )
+
+
+def _raise(policy: ScalingPolicy, start: int) -> int:
+    return start + policy.value if policy.type == "Pods" else math.ceil(start * (1 + policy.value / 100))
+
+
+def _lower(policy: ScalingPolicy, start: int) -> int:
+    return start - policy.value if policy.type == "Pods" else int(start * (1 - policy.value / 100))
+
+
+def _at_period_start(
+    policy: ScalingPolicy, now: float, replicas: int, ups: Iterable[Change], downs: Iterable[Change]
+) -> int:
+    added, removed = (
+        sum(change.number for change in changes if change.at > now - policy.period_seconds) for changes in (ups, downs)
+    )
+    return replicas - added + removed

@@ -1,0 +1,58 @@
+"""What came of a case, as a table, as JSON and as a picture. Pure; used by `command`.
+
+A case is run with several seeds; each figure is the worst of them.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from conveyor_operator.simulate.run import Case, Outcome
+
+_HEAD = "| scenario | peak replicas | mean | replica-seconds | p50 wait, s | p95 wait, s | failed | settled after, s |"
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """`settled_seconds` is None for loads that change all the time, or never."""
+
+    scenario: str
+    peak_replicas: int
+    mean_replicas: float
+    replica_seconds: int
+    p50_wait_seconds: float
+    p95_wait_seconds: float
+    failed: int
+    settled_seconds: float | None
+
+
+def summarise(case: Case, outcomes: Sequence[Outcome]) -> Figures:
+    seconds = max(outcome.replica_seconds for outcome in outcomes)
+    changed_at = case.trace.changed_at
+    settled = [each for outcome in outcomes if (each := outcome.settled_seconds(changed_at)) is not None]
+    return Figures(
+        scenario=case.name,
+        peak_replicas=max(outcome.peak for outcome in outcomes),
+        mean_replicas=round(seconds / case.trace.seconds, 1),
+        replica_seconds=round(seconds),
+        p50_wait_seconds=round(max(outcome.wait(0.5) for outcome in outcomes), 1),
+        p95_wait_seconds=round(max(outcome.wait(0.95) for outcome in outcomes), 1),
+        failed=max(outcome.failed for outcome in outcomes),
+        settled_seconds=max(settled, default=None),
+    )
+
+
+def build_table(rows: Iterable[Figures]) -> str:
+    """Markdown, one line for each case."""
+    lines = [_HEAD, "|" + " --- |" * (_HEAD.count("|") - 1)]
+    for row in rows:
+        cells = (
+            "–" if cell is None else f"{cell:,}" if isinstance(cell, int) else cell for cell in asdict(row).values()
+        )
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines)
+
+
+def build_json(figures: Figures, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """The figures, and what the HPA saw and did in the run of the first seed."""
+    return asdict(figures) | {"samples": [asdict(sample) for sample in outcomes[0].samples]}

@@ -1,0 +1,179 @@
+"""One service under one load, from its first request to its last. Pure; called by `command`.
+
+Events in order of time: requests come and end, pods become ready, the HorizontalPodAutoscaler looks. Pods are there
+for certain and take the same time to become ready; requests run for times drawn from an exponential distribution,
+however full the batch is.
+"""
+
+import heapq
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from random import Random
+from statistics import median
+
+from conveyor_api import names
+from conveyor_api.spec import InferenceServiceSpec
+from conveyor_operator.inferenceservice.desired import build_owner
+from conveyor_operator.inferenceservice.manifests.autoscaling import build_autoscaler
+from conveyor_operator.simulate.hpa import Controller, Hpa
+from conveyor_operator.simulate.serving import Engine, Request, Serving
+from conveyor_operator.simulate.traces import Arrival, Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """`carries`: requests that an engine's KV cache holds at once, None for the whole batch.
+
+    `depth_age_seconds` and `counts_carried` are signals that Conveyor does not have: a queue depth of what has waited
+    that long, and requests in flight scaled as if the target were a share of what engines carry.
+    """
+
+    name: str
+    spec: InferenceServiceSpec
+    trace: Trace
+    start_seconds: float = 120
+    request_seconds: float = 20
+    carries: int | None = None
+    gateways: int = 2
+    depth_age_seconds: float = 0
+    counts_carried: bool = False
+
+    @property
+    def carried(self) -> int:
+        """Requests that run at once on one engine."""
+        batch_size = self.spec.batching.effective_batch_size
+        return batch_size if self.carries is None else min(self.carries, batch_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What there was after one look of the HPA."""
+
+    at: float
+    replicas: int
+    ready: int
+    in_flight: int
+    queue_depth: int
+
+
+@dataclass(slots=True)
+class Outcome:
+    """`waits` in seconds until a request ran, or until the gateway gave it up; `failed`: given up or refused."""
+
+    waits: list[float] = field(default_factory=list)
+    failed: int = 0
+    samples: list[Sample] = field(default_factory=list)
+    replica_seconds: float = 0.0
+
+    @property
+    def peak(self) -> int:
+        return max(sample.replicas for sample in self.samples)
+
+    def wait(self, share: float) -> float:
+        """The wait that this share of all requests did not exceed; 0 without requests."""
+        waits = sorted(self.waits)
+        return waits[min(len(waits) - 1, int(share * len(waits)))] if waits else 0.0
+
+    def settled_seconds(self, changed_at: float | None) -> float | None:
+        """From the load's last change until the replicas stay within 1 of the last quarter's median."""
+        if changed_at is None:
+            return None
+        last = median(sample.replicas for sample in self.samples[-len(self.samples) // 4 :])
+        away = [sample.at for sample in self.samples if sample.at > changed_at and abs(sample.replicas - last) > 1]
+        return away[-1] - changed_at if away else 0.0
+
+
+class Run:
+    """One simulation; `go` runs it."""
+
+    def __init__(self, case: Case, seed: int, controller: Controller = Controller()) -> None:  # noqa: B008  frozen
+        body = build_autoscaler(build_owner("default", "simulated", ""), case.spec)
+        assert body is not None, "the service is autoscaled"
+        self._case = case
+        self._hpa = Hpa(body, controller)
+        self._sync_seconds = controller.sync_period_seconds
+        self._random = Random(seed)
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = itertools.count()
+        self._now = 0.0
+        self._starting: list[Engine] = []
+        self._serving = Serving(case.spec, case.gateways, self._on_begin, self._on_expire)
+        self.replicas = case.spec.first_replicas
+        self.outcome = Outcome()
+
+    def go(self) -> Outcome:
+        """Until the trace ends; what still waits then is not counted."""
+        case = self._case
+        for _ in range(self.replicas):
+            self._serving.add_engine(0, Engine(case.carried))
+        self._at(self._sync_seconds, self._look)
+        self._expect(case.trace.draw(self._random, case.carried / case.request_seconds))
+        while self._events and self._events[0][0] <= case.trace.seconds:
+            self._now, _, happen = heapq.heappop(self._events)
+            happen()
+        return self.outcome
+
+    def _at(self, time: float, happen: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (time, next(self._count), happen))
+
+    def _expect(self, arrivals: Iterator[Arrival]) -> None:
+        arrival = next(arrivals, None)
+        if arrival is not None:
+            self._at(arrival.at, lambda: self._on_arrival(arrival, arrivals))
+
+    def _on_arrival(self, arrival: Arrival, arrivals: Iterator[Arrival]) -> None:
+        self._expect(arrivals)
+        seconds = arrival.seconds
+        if seconds is None:
+            seconds = self._random.expovariate(1 / self._case.request_seconds)
+        request = Request(self._now, self._random.choice(self._serving.gateways), seconds)
+        if not self._serving.admit(self._now, request):
+            self.outcome.failed += 1
+
+    def _on_begin(self, request: Request) -> None:
+        self.outcome.waits.append(self._now - request.arrived_at)
+        self._at(self._now + request.seconds, lambda: self._serving.end(self._now, request))
+
+    def _on_expire(self, request: Request) -> None:
+        self.outcome.failed += 1
+        self.outcome.waits.append(self._case.spec.queue.timeout_seconds)
+
+    def _look(self) -> None:
+        self._serving.expire(self._now)
+        values = self._read()
+        desired = self._hpa.look(self._now, self.replicas, values)
+        self._scale(desired)
+        self.outcome.replica_seconds += desired * self._sync_seconds
+        counts = (values[names.IN_FLIGHT_METRIC], values[names.QUEUE_DEPTH_METRIC])
+        self.outcome.samples.append(Sample(self._now, desired, len(self._serving.engines), *counts))
+        self._at(self._now + self._sync_seconds, self._look)
+
+    def _read(self) -> dict[str, int]:
+        """What the metrics server would answer."""
+        case, batching = self._case, self._case.spec.batching
+        in_flight = self._serving.in_flight
+        if case.counts_carried:
+            in_flight = -(-in_flight * batching.effective_batch_size // case.carried)
+        beyond_seconds = max(batching.window_seconds, case.depth_age_seconds)
+        depth = self._serving.count_waiting(self._now, beyond_seconds)
+        return {names.IN_FLIGHT_METRIC: in_flight, names.QUEUE_DEPTH_METRIC: depth}
+
+    def _scale(self, desired: int) -> None:
+        """As a ReplicaSet does: of too many pods, those that are not ready go first, then the newest."""
+        for _ in range(desired - self.replicas):
+            engine = Engine(self._case.carried)
+            self._starting.append(engine)
+            self._at(self._now + self._case.start_seconds, partial(self._on_ready, engine))
+        for _ in range(self.replicas - desired):
+            if self._starting:
+                self._starting.pop()
+            else:
+                self._serving.remove_engine()
+        self.replicas = desired
+
+    def _on_ready(self, engine: Engine) -> None:
+        if engine in self._starting:
+            self._starting.remove(engine)
+            self._serving.add_engine(self._now, engine)

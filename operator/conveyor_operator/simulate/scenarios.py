@@ -1,0 +1,30 @@
+"""The loads by which Conveyor's defaults are chosen. Pure; used by `command`."""
+
+from collections.abc import Iterator
+
+from conveyor_api import names
+from conveyor_api.resource import InferenceService
+from conveyor_api.spec import InferenceServiceSpec
+from conveyor_operator.simulate.run import Case
+from conveyor_operator.simulate.traces import burst, steady, step
+
+PLAIN = InferenceService.parse(
+    {
+        "apiVersion": names.API_VERSION,
+        "kind": names.KIND,
+        "metadata": {"name": "simulated"},
+        "spec": {"model": {"uri": "hf://example/model"}, "autoscaling": {"maxReplicas": 40}},
+    }
+).spec
+"""A service with nothing but defaults, and room to run away."""
+
+
+def build_scenarios(spec: InferenceServiceSpec = PLAIN) -> Iterator[Case]:
+    """Slow and fast starts under a step, a KV cache that is too small, a steady load, a burst, a large step."""
+    change = step(0.7, 3, at=1800, seconds=5400)
+    for seconds in (60, 120, 300):
+        yield Case(f"step-start-{seconds}", spec, change, start_seconds=seconds)
+    yield Case("kv-carries-8", spec, steady(3.4, seconds=7200), carries=8)
+    yield Case("steady", spec, steady(3.4, seconds=7200))
+    yield Case("burst", spec, burst(0.7, 3, at=1800, length=120, seconds=5400))
+    yield Case("large-step", spec, step(1, 12, at=1800, seconds=5400))

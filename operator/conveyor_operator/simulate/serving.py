@@ -1,0 +1,155 @@
+"""A service's requests: in the gateways' queues, inside engines, running. Pure; used by `run`, which has the clock.
+
+As gateway/conveyor_gateway/admission does it, with which tests/contract compares it: a bounded queue in each gateway,
+whose head goes to the engine that has the fewest of that gateway's requests, below its places. An engine begins what
+it has in order, as many at once as its KV cache carries.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from conveyor_api.spec import InferenceServiceSpec
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One client's: when it came, through which gateway, and how long it will run."""
+
+    arrived_at: float
+    gateway: "Gateway"
+    seconds: float
+    engine: "Engine | None" = None
+
+
+@dataclass(slots=True, eq=False)
+class Engine:
+    """`carries` requests run at once."""
+
+    carries: int
+    running: int = 0
+    waiting: deque[Request] = field(default_factory=deque)
+
+
+@dataclass(slots=True)
+class _Place:
+    load: int = 0
+    last_chosen: int = 0
+
+
+class Gateway:
+    """One gateway's queue, and its places on the engines that are ready."""
+
+    def __init__(self, place_limit: int) -> None:
+        self.queue: deque[Request] = deque()
+        self._place_limit = place_limit
+        self._places: dict[Engine, _Place] = {}
+        self._choices = 0
+
+    def add(self, engine: Engine) -> None:
+        self._places[engine] = _Place()
+
+    def remove(self, engine: Engine) -> None:
+        """It takes no new requests; those that it has go on."""
+        del self._places[engine]
+
+    def choose(self) -> Engine | None:
+        """A place on the least loaded engine, of several on the one chosen longest ago; None if there is no place."""
+        free = [(place, engine) for engine, place in self._places.items() if place.load < self._place_limit]
+        if not free:
+            return None
+        place, engine = min(free, key=lambda pair: (pair[0].load, pair[0].last_chosen))
+        self._choices += 1
+        place.load, place.last_chosen = place.load + 1, self._choices
+        return engine
+
+    def release(self, engine: Engine) -> None:
+        """Gives back one place."""
+        if engine in self._places:
+            self._places[engine].load -= 1
+
+
+class Serving:
+    """`on_begin` is told of requests that begin to run, `on_expire` of those that waited too long in a gateway."""
+
+    def __init__(
+        self,
+        spec: InferenceServiceSpec,
+        num_gateways: int,
+        on_begin: Callable[[Request], None],
+        on_expire: Callable[[Request], None],
+    ) -> None:
+        self._max_queued = max(1, spec.queue.max_requests // num_gateways)
+        self._timeout_seconds = spec.queue.timeout_seconds
+        self._on_begin, self._on_expire = on_begin, on_expire
+        self.gateways = [Gateway(spec.batching.engine_place_limit) for _ in range(num_gateways)]
+        self.engines: list[Engine] = []
+        self._draining: list[Engine] = []
+        self.in_flight = 0
+
+    def add_engine(self, now: float, engine: Engine) -> None:
+        self.engines.append(engine)
+        for gateway in self.gateways:
+            gateway.add(engine)
+            self._match(now, gateway)
+
+    def remove_engine(self) -> None:
+        """The newest, as a ReplicaSet chooses among ready pods; it ends what it has."""
+        engine = self.engines.pop()
+        self._draining.append(engine)
+        for gateway in self.gateways:
+            gateway.remove(engine)
+
+    def admit(self, now: float, request: Request) -> bool:
+        """Whether there was room."""
+        queue = request.gateway.queue
+        queue.append(request)
+        self.in_flight += 1
+        self._match(now, request.gateway)
+        if request.engine is not None or len(queue) <= self._max_queued:
+            return True
+        queue.pop()
+        self.in_flight -= 1
+        return False
+
+    def end(self, now: float, request: Request) -> None:
+        """A running request is answered."""
+        assert request.engine is not None, "only a running request ends"
+        self.in_flight -= 1
+        request.engine.running -= 1
+        request.gateway.release(request.engine)
+        self._begin(request.engine)
+        self._match(now, request.gateway)
+
+    def expire(self, now: float) -> None:
+        """Those that waited too long in any gateway are told so."""
+        for gateway in self.gateways:
+            self._expire(now, gateway)
+
+    def count_waiting(self, now: float, beyond_seconds: float) -> int:
+        """Requests that wait for a place in a batch, in a gateway or an engine, and came so long ago."""
+        return sum(now - request.arrived_at >= beyond_seconds for request in self._waiting())
+
+    def _waiting(self) -> Iterator[Request]:
+        for holder in (*self.engines, *self._draining):
+            yield from holder.waiting
+        for gateway in self.gateways:
+            yield from gateway.queue
+
+    def _match(self, now: float, gateway: Gateway) -> None:
+        self._expire(now, gateway)
+        while gateway.queue and (engine := gateway.choose()) is not None:
+            request = gateway.queue.popleft()
+            request.engine = engine
+            engine.waiting.append(request)
+            self._begin(engine)
+
+    def _begin(self, engine: Engine) -> None:
+        while engine.waiting and engine.running < engine.carries:
+            engine.running += 1
+            self._on_begin(engine.waiting.popleft())
+
+    def _expire(self, now: float, gateway: Gateway) -> None:
+        while gateway.queue and now - gateway.queue[0].arrived_at >= self._timeout_seconds:
+            self.in_flight -= 1
+            self._on_expire(gateway.queue.popleft())
