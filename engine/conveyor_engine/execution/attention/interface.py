@@ -6,6 +6,7 @@ attention modules call `paged_attention` once per layer with packed (1, H, T, D)
 registered: the mask is None, causality comes from the metadata.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -14,6 +15,7 @@ from transformers import AttentionInterface
 
 from conveyor_engine.errors import ModelError
 from conveyor_engine.execution.attention.backend import AttentionBackend, AttentionMetadata, AttentionSpec, LayerShape
+from conveyor_engine.execution.attention.slot_caches import SlotCaches
 
 IMPLEMENTATION = "conveyor_paged"
 # Keywords that models pass along and that change nothing here; any other that is not None is refused.
@@ -62,6 +64,31 @@ class Probe:
             num_heads=query.shape[1], num_kv_heads=key.shape[1], head_dim=key.shape[2], value_dim=value.shape[2]
         )
         return query.new_zeros((*query.shape[:2], value.shape[-1]))
+
+
+Caches = tuple[torch.Tensor, torch.Tensor]  # keys (slots, Hkv, D), values (slots, Hkv, Dv)
+
+
+def attend_stored(
+    paged: Paged,
+    spec: AttentionSpec,
+    shape: LayerShape,
+    like: torch.Tensor,
+    store: Callable[[Caches, torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """`paged.attend` for a layer that writes its keys and values itself.
+
+    store(caches, slots (T,)) writes them and gives the queries (T, H, D). The caches are the step's, or where there are
+    none with a row for each slot, new ones of the type of `like` (T, ...), which attention is told like any others.
+    """
+    if isinstance(paged, PagedStep) and isinstance(paged.backend, SlotCaches):
+        query = store(paged.backend.caches(spec.layer), paged.metadata.slot_mapping)
+        return paged.backend.attend(spec, query, paged.metadata)
+    tokens = like.shape[0]
+    keys = like.new_empty((tokens, shape.num_kv_heads, shape.head_dim))
+    values = like.new_empty((tokens, shape.num_kv_heads, shape.value_dim))
+    query = store((keys, values), torch.arange(tokens, device=like.device))
+    return paged.attend(spec, query, keys, values)
 
 
 def paged_attention(

@@ -1,11 +1,10 @@
 """Chooses the attention backend for a device. Called by `model_runner` once."""
 
-import importlib.util
-
 import torch
 
 from conveyor_engine.config.engine_config import AttentionBackendName
 from conveyor_engine.errors import ConfigError
+from conveyor_engine.execution import kernels
 from conveyor_engine.execution.attention import cpu_native
 from conveyor_engine.execution.attention.backend import AttentionBackend
 from conveyor_engine.execution.attention.torch_paged import TorchPaged
@@ -17,7 +16,7 @@ def select_backend(
     """The backend called `name`, or for auto the fastest that works here. Raises ConfigError."""
     obstacles: dict[AttentionBackendName, str | None] = {
         "native": _native_obstacle(device, dtype, block_size),
-        "triton": _triton_obstacle(device),
+        "triton": kernels.why_missing(device),
         "torch": None,
     }
     if name == "auto":
@@ -37,9 +36,3 @@ def _native_obstacle(device: torch.device, dtype: torch.dtype, block_size: int) 
     if device.type != "cpu":
         return f"it runs on CPUs, and the device is {device.type}"
     return cpu_native.find_obstacle(block_size, dtype)
-
-
-def _triton_obstacle(device: torch.device) -> str | None:
-    if device.type != "cuda":
-        return f"it runs on CUDA, and the device is {device.type}"
-    return None if importlib.util.find_spec("triton") else "triton is not installed"

@@ -30,3 +30,7 @@ class SlotCaches:
             shape = (num_blocks * block_size, layer.num_kv_heads)
             keys = torch.zeros((*shape, layer.head_dim), dtype=dtype, device=device)
             self._caches.append((keys, torch.zeros((*shape, layer.value_dim), dtype=dtype, device=device)))
+
+    def caches(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of one layer, for who writes them without `write_kv`."""
+        return self._caches[layer]

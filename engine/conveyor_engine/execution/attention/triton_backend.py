@@ -36,7 +36,8 @@ class TritonPaged(SlotCaches):
         caches = self._caches[spec.layer]
         num_tokens, num_heads, _ = query.shape
         out = query.new_empty((num_tokens, num_heads, caches[1].shape[2]))
-        out[metadata.num_tokens :] = 0
+        if metadata.num_tokens < num_tokens:
+            out[metadata.num_tokens :] = 0
         # Decodes in small tiles, prompts in large ones: two launches of the same kernel.
         num_decodes, num_seqs = metadata.num_decodes, metadata.num_seqs
         for begin, end, decode in ((0, num_decodes, True), (num_decodes, num_seqs, False)):

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch.nn import functional
 
-from conveyor_engine.execution import native
+from conveyor_engine.execution import kernels, native
 
 
 class Elementwise(Protocol):
@@ -53,4 +53,8 @@ def choose_elementwise(device: torch.device, dtype: torch.dtype) -> Elementwise:
     """The compiled kernels if they can take tensors of this type there, else torch."""
     if device.type == "cpu" and native.why_missing() is None and native.supports(dtype):
         return native
+    if kernels.why_missing(device) is None:
+        from conveyor_engine.execution.models.triton_layers import TritonElementwise  # needs triton
+
+        return TritonElementwise()
     return TorchElementwise()

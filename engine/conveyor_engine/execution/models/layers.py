@@ -42,8 +42,12 @@ class GatedMlp(nn.Module):
         self._gated = gated
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.down_proj(self._gated(self.gate_up_proj(hidden_states)))
+        out: torch.Tensor = self.down_proj(self.activate(hidden_states))
         return out
+
+    def activate(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """What goes into the last product: (1, T, size)."""
+        return self._gated(self.gate_up_proj(hidden_states))
 
 
 class Attention(nn.Module):
@@ -59,7 +63,7 @@ class Attention(nn.Module):
     ) -> None:
         """projections: queries, keys and values side by side; out. norms: of each query's and each key's head."""
         super().__init__()
-        self.spec, self.head_dim = spec, shape.head_dim
+        self.spec, self.shape, self.head_dim = spec, shape, shape.head_dim
         self.qkv_proj, self.o_proj = projections
         self.q_norm: nn.Module | None
         self.k_norm: nn.Module | None

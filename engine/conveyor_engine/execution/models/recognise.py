@@ -5,13 +5,14 @@ unknown part, weight, hook or argument is not recognised, nor one that differs o
 a scaled residual, another rotation). Modules that neither check tells apart are taken for the same.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 from torch import nn
 from torch.nn import functional
 
+from conveyor_engine.execution import kernels
 from conveyor_engine.execution.attention.backend import LayerShape
 from conveyor_engine.execution.models.elementwise import choose_elementwise
 from conveyor_engine.execution.models.layers import Attention, DecoderLayer, GatedMlp, LayerNorms, RmsNorm
@@ -34,7 +35,7 @@ def layer_of(layer: nn.Module, calls: Calls) -> DecoderLayer | None:
     attention, mlp = attention_of(parts["self_attn"], calls), mlp_of(parts["mlp"])
     if attention is None or mlp is None:
         return None
-    ours = DecoderLayer(norms, attention, mlp)
+    ours = layer_class(mlp.down_proj.weight.device, norms)(norms, attention, mlp)
     return ours if calls[layer].same(layer, ours, LAYER_SCALES) else None
 
 
@@ -49,11 +50,12 @@ def attention_of(attention: nn.Module, calls: Calls) -> Attention | None:
     if attended is None or sum(linear.out_features for linear in qkv) != _qkv_features(attended.shape):
         return None
     weight = out[0].weight
-    ours = Attention(
+    head_norms = (norm_of(norms[0]) or norms[0], norm_of(norms[1]) or norms[1]) if norms else None
+    ours = attention_class(weight.device, head_norms or ())(
         attended.spec,
         attended.shape,
         (build_linear(qkv), build_linear(out)),
-        (norm_of(norms[0]) or norms[0], norm_of(norms[1]) or norms[1]) if norms else None,
+        head_norms,
         choose_elementwise(weight.device, weight.dtype).rope,
     )
     return ours if calls[attention].same(attention, ours, PART_SCALES) else None
@@ -96,6 +98,25 @@ def linear_of(linear: nn.Module) -> Linear | None:
         return None
     ours = build_linear([linear])
     return None if ours is linear else ours
+
+
+def attention_class(device: torch.device, norms: Sequence[nn.Module]) -> type[Attention]:
+    """For heads with these norms."""
+    kinds = {(norm.eps, norm.offset) if isinstance(norm, RmsNorm) else None for norm in norms}
+    if kernels.why_missing(device) is not None or None in kinds or len(kinds) > 1:
+        return Attention
+    from conveyor_engine.execution.models.triton_layers import TritonAttention  # needs triton
+
+    return TritonAttention
+
+
+def layer_class(device: torch.device, norms: LayerNorms) -> type[DecoderLayer]:
+    """For a layer with these norms."""
+    if kernels.why_missing(device) is not None or not isinstance(norms.before_mlp, RmsNorm):
+        return DecoderLayer
+    from conveyor_engine.execution.models.triton_layers import TritonDecoderLayer  # needs triton
+
+    return TritonDecoderLayer
 
 
 def is_hooked(module: nn.Module) -> bool:

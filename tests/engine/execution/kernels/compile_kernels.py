@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import triton
 from tests.engine.execution.kernels.compiled import CAPABILITIES, HEADER, Compiled
-from tests.engine.execution.kernels.cuda_layers import SHAPES, STEPS, make_layer, run_layer
+from tests.engine.execution.kernels.cuda_layers import SHAPES, STEPS, prepare, prepare_attention
 from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
@@ -67,7 +67,8 @@ def compile_all() -> list[Compiled]:
             for step in STEPS:
                 place = (layer, step, capability)
                 with FakeTensorMode(), torch.inference_mode():
-                    run_layer(make_layer(shape), shape, STEPS[step])
+                    prepare(shape, STEPS[step])()
+                    prepare_attention(shape, STEPS[step])()
     return list(found.values())
 
 

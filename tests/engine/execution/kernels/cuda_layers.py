@@ -3,6 +3,7 @@
 Whatever launches kernels does here as on a GPU; the caller decides what a launch is. To be called in a FakeTensorMode.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,8 +16,9 @@ from conveyor_engine.execution.attention.backend import AttentionMetadata, Atten
 from conveyor_engine.execution.attention.interface import PagedStep
 from conveyor_engine.execution.attention.triton_backend import TritonPaged
 from conveyor_engine.execution.models.elementwise import choose_elementwise
-from conveyor_engine.execution.models.layers import Attention, DecoderLayer, GatedMlp, LayerNorms, RmsNorm
+from conveyor_engine.execution.models.layers import DecoderLayer, GatedMlp, LayerNorms, RmsNorm
 from conveyor_engine.execution.models.linear import build_linear
+from conveyor_engine.execution.models.recognise import attention_class, layer_class
 
 CUDA = torch.device("cuda")
 BLOCK_SIZE, NUM_BLOCKS = 16, 1024
@@ -66,11 +68,13 @@ def make_layer(shape: Shape, dtype: torch.dtype = torch.bfloat16) -> DecoderLaye
         return RmsNorm(torch.empty(size, device=CUDA, dtype=dtype), 1e-6, float(shape.sandwich))
 
     q_size, kv_size = heads.num_heads * heads.head_dim, heads.num_kv_heads * heads.head_dim
-    attention = Attention(
+    norms = LayerNorms(norm(shape.hidden), norm(shape.hidden), (norm(shape.hidden),) * 2 if shape.sandwich else None)
+    head_norms = (norm(heads.head_dim), norm(heads.head_dim)) if shape.has_head_norms else None
+    attention = attention_class(CUDA, head_norms or ())(
         AttentionSpec(0, heads.head_dim**-0.5, shape.window, shape.softcap),
         heads,
         (build_linear([linear(shape.hidden, q_size + 2 * kv_size)]), build_linear([linear(q_size, shape.hidden)])),
-        (norm(heads.head_dim), norm(heads.head_dim)) if shape.has_head_norms else None,
+        head_norms,
         elementwise.rope,
     )
     mlp = GatedMlp(
@@ -78,8 +82,7 @@ def make_layer(shape: Shape, dtype: torch.dtype = torch.bfloat16) -> DecoderLaye
         build_linear([linear(shape.intermediate, shape.hidden)]),
         _gelu_mul if shape.sandwich else elementwise.silu_mul,
     )
-    after = (norm(shape.hidden), norm(shape.hidden)) if shape.sandwich else None
-    return DecoderLayer(LayerNorms(norm(shape.hidden), norm(shape.hidden), after), attention, mlp)
+    return layer_class(CUDA, norms)(norms, attention, mlp)
 
 
 def _gelu_mul(x: torch.Tensor) -> torch.Tensor:
@@ -108,8 +111,20 @@ def make_paged(shape: Shape, step: Step, dtype: torch.dtype = torch.bfloat16) ->
     return PagedStep(backend, metadata)
 
 
-def run_layer(layer: DecoderLayer, shape: Shape, step: Step, dtype: torch.dtype = torch.bfloat16) -> None:
-    paged = make_paged(shape, step, dtype)
+def prepare_attention(shape: Shape, step: Step, dtype: torch.dtype = torch.bfloat16) -> Callable[[], object]:
+    """What a layer that is not ours calls."""
+    paged, heads = make_paged(shape, step, dtype), shape.heads
+    qkv = torch.empty(
+        (paged.metadata.num_tokens, heads.num_heads + 2 * heads.num_kv_heads, heads.head_dim), dtype=dtype, device=CUDA
+    )
+    query, key, value = qkv.split([heads.num_heads, heads.num_kv_heads, heads.num_kv_heads], dim=1)
+    return partial(paged.attend, AttentionSpec(0, 1.0, shape.window, shape.softcap), query, key, value)
+
+
+def prepare(shape: Shape, step: Step, dtype: torch.dtype = torch.bfloat16) -> Callable[[], object]:
+    """The call of a layer, with all that a step has ready for it."""
+    layer, paged = make_layer(shape, dtype), make_paged(shape, step, dtype)
     tokens = paged.metadata.num_tokens
     rotation = torch.empty((2, 1, tokens, shape.heads.head_dim), dtype=dtype, device=CUDA).unbind()
-    layer(torch.empty((1, tokens, shape.hidden), dtype=dtype, device=CUDA), rotation, paged)
+    hidden_states = torch.empty((1, tokens, shape.hidden), dtype=dtype, device=CUDA)
+    return partial(layer, hidden_states, rotation, paged)

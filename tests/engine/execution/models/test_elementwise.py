@@ -48,6 +48,5 @@ def test_the_compiled_kernels_are_for_cpus_and_types_that_they_know(monkeypatch:
     monkeypatch.setattr(native, "why_missing", lambda: None)
     assert choose_elementwise(torch.device("cpu"), torch.float32) is native
     assert isinstance(choose_elementwise(torch.device("cpu"), torch.float16), TorchElementwise)
-    assert isinstance(choose_elementwise(torch.device("cuda"), torch.bfloat16), TorchElementwise)
     monkeypatch.setattr(native, "why_missing", lambda: "no compiler")
     assert isinstance(choose_elementwise(torch.device("cpu"), torch.float32), TorchElementwise)

@@ -1,0 +1,85 @@
+"""What stands between the matrix products of a layer, each in one kernel: norms with the residual, SiLU x up."""
+
+# Triton compiles the kernels from their source: annotations mean other things to it.
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
+
+import torch
+import triton
+import triton.language as tl
+
+_SILU_BLOCK = 1024
+
+
+@triton.jit
+def _rms_norm(
+    x, residual, weight, added, out,
+    eps, offset,
+    SIZE: tl.constexpr, SIZE_PADDED: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * SIZE
+    columns = tl.arange(0, SIZE_PADDED)
+    real = columns < SIZE
+    values = tl.load(x + row + columns, mask=real, other=0.0).to(tl.float32)
+    if HAS_RESIDUAL:
+        values += tl.load(residual + row + columns, mask=real, other=0.0).to(tl.float32)
+        rounded = values.to(added.dtype.element_ty)
+        tl.store(added + row + columns, rounded, mask=real)
+        values = rounded.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(values * values, axis=0) / SIZE + eps)
+    weights = offset + tl.load(weight + columns, mask=real, other=0.0).to(tl.float32)
+    tl.store(out + row + columns, (values * scale * weights).to(out.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def _silu_mul(x, out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    real = columns < SIZE
+    gate = tl.load(x + row * (2 * SIZE) + columns, mask=real, other=0.0).to(tl.float32)
+    up = tl.load(x + row * (2 * SIZE) + SIZE + columns, mask=real, other=0.0).to(tl.float32)
+    tl.store(out + row * SIZE + columns, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=real)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float) -> torch.Tensor:
+    """x / rms(x) * (offset + weight) over the last dimension of x (..., size); the result is contiguous."""
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    _launch_norm(x, None, weight, None, out, eps, offset)
+    return out
+
+
+def add_rms_norm(
+    residual: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """residual + x (..., size), and `rms_norm` of it."""
+    residual, x = residual.contiguous(), x.contiguous()
+    added, out = torch.empty_like(x), torch.empty_like(x)
+    _launch_norm(x, residual, weight, added, out, eps, offset)
+    return added, out
+
+
+def _launch_norm(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    added: torch.Tensor | None,
+    out: torch.Tensor,
+    eps: float,
+    offset: float,
+) -> None:
+    size = x.shape[-1]
+    padded = triton.next_power_of_2(size)
+    _rms_norm[(x.numel() // size,)](
+        x, residual, weight, added, out, eps, offset,
+        SIZE=size, SIZE_PADDED=padded, HAS_RESIDUAL=residual is not None,
+        num_warps=min(16, max(1, padded // 512)),
+    )  # fmt: skip
+
+
+def silu_mul(x: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up of contiguous x (..., 2 * size), gate first -> (..., size)."""
+    assert x.is_contiguous()
+    size = x.shape[-1] // 2
+    out = x.new_empty((*x.shape[:-1], size))
+    _silu_mul[(out.numel() // size, triton.cdiv(size, _SILU_BLOCK))](x, out, SIZE=size, BLOCK=_SILU_BLOCK)
+    return out

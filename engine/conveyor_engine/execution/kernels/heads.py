@@ -1,0 +1,103 @@
+"""From merged queries, keys and values to attention: heads normed and rotated, keys and values written to the cache.
+
+One kernel in place of two norms, two rotations and two copies. Each program has a few heads of one token.
+"""
+
+# Triton compiles the kernels from their source: annotations mean other things to it.
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+_HEADS_PER_PROGRAM = 4
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """RMSNorm of each query's and each key's head: weights (D,)."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    eps: float
+    offset: float
+
+
+@triton.jit
+def _prepare_heads(
+    qkv, query, keys, values, slots, cos, sin, query_weight, key_weight,
+    eps, offset,
+    NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
+    ROTARY: tl.constexpr, HAS_NORMS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + token)
+    heads = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    dims = tl.arange(0, DIM_PADDED)
+    is_query = (heads < NUM_HEADS)[:, None]
+    is_key = ((heads >= NUM_HEADS) & (heads < NUM_HEADS + NUM_KV_HEADS))[:, None]
+    is_value = (heads >= NUM_HEADS + NUM_KV_HEADS)[:, None]
+    real = (heads < NUM_HEADS + 2 * NUM_KV_HEADS)[:, None] & (dims < DIM)[None, :]
+    turned = dims < ROTARY
+    partners = tl.where(dims < ROTARY // 2, dims + ROTARY // 2, dims - ROTARY // 2)  # the other half of each pair
+
+    rows = qkv + token * ((NUM_HEADS + 2 * NUM_KV_HEADS) * DIM) + heads[:, None] * DIM
+    plain = tl.load(rows + dims[None, :], mask=real, other=0.0).to(tl.float32)
+    x = plain
+    y = tl.load(rows + partners[None, :], mask=real & turned[None, :], other=0.0).to(tl.float32)
+    if HAS_NORMS:
+        scale = tl.rsqrt(tl.sum(x * x, axis=1) / DIM + eps)[:, None]
+        x *= scale * _weights(query_weight, key_weight, dims, dims < DIM, is_query, offset)
+        y *= scale * _weights(query_weight, key_weight, partners, turned, is_query, offset)
+    c = tl.load(cos + token * ROTARY + dims, mask=turned, other=1.0).to(tl.float32)
+    s = tl.load(sin + token * ROTARY + dims, mask=turned, other=0.0).to(tl.float32)
+    s = tl.where(dims < ROTARY // 2, -s, s)
+    x = tl.where(is_value, plain, x * c[None, :] + y * s[None, :]).to(query.dtype.element_ty)
+
+    tl.store(query + token * (NUM_HEADS * DIM) + heads[:, None] * DIM + dims[None, :], x, mask=real & is_query)
+    if slot >= 0:  # else padding
+        cached = slot * (NUM_KV_HEADS * DIM) + dims[None, :]
+        key_heads, value_heads = heads - NUM_HEADS, heads - NUM_HEADS - NUM_KV_HEADS
+        tl.store(keys + cached + key_heads[:, None] * DIM, x, mask=real & is_key)
+        tl.store(values + cached + value_heads[:, None] * DIM, x, mask=real & is_value)
+
+
+@triton.jit
+def _weights(query_weight, key_weight, dims, real, is_query, offset):
+    """(heads, D): the query's or the key's."""
+    of_query = tl.load(query_weight + dims, mask=real, other=0.0).to(tl.float32)
+    of_key = tl.load(key_weight + dims, mask=real, other=0.0).to(tl.float32)
+    return offset + tl.where(is_query, of_query[None, :], of_key[None, :])
+
+
+def prepare_heads(
+    qkv: torch.Tensor,
+    rotation: tuple[torch.Tensor, torch.Tensor],
+    norms: HeadNorms | None,
+    caches: tuple[torch.Tensor, torch.Tensor],
+    slots: torch.Tensor,
+) -> torch.Tensor:
+    """qkv (T, H + 2 Hkv, D) -> queries (T, H, D); keys and values go to `slots` (T,) of caches (slots, Hkv, D).
+
+    Norms of heads as RMSNorm, rotation by cos, sin (1, T, R), R <= D, halves of R paired, as transformers'
+    apply_rotary_pos_emb; all of it rounded once. A negative slot is not written.
+    """
+    tokens, heads, dim = qkv.shape
+    keys, values = caches
+    cos, sin = rotation
+    num_kv_heads = keys.shape[1]
+    num_heads = heads - 2 * num_kv_heads
+    assert keys.shape[2] == values.shape[2] == dim
+    assert cos.shape == sin.shape == (1, tokens, cos.shape[2])
+    assert slots.shape == (tokens,)
+    assert all(x.is_contiguous() for x in (qkv, keys, values, cos, sin))
+    query = qkv.new_empty((tokens, num_heads, dim))
+    _prepare_heads[(tokens, triton.cdiv(heads, _HEADS_PER_PROGRAM))](
+        qkv, query, keys, values, slots, cos, sin,
+        norms and norms.query, norms and norms.key, norms.eps if norms else 0.0, norms.offset if norms else 0.0,
+        NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, DIM=dim, DIM_PADDED=triton.next_power_of_2(dim),
+        ROTARY=cos.shape[2], HAS_NORMS=norms is not None, BLOCK=_HEADS_PER_PROGRAM,
+    )  # fmt: skip
+    return query

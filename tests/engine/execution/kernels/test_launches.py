@@ -1,0 +1,67 @@
+"""How many kernels a decoder layer launches on a GPU. It is pretended: CUDA tensors without numbers.
+
+Whoever asks for a number, and so would wait for the GPU, raises.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tests.engine.execution import interpreter  # noqa: F401  before the kernels are imported
+from tests.engine.execution.kernels.cuda_layers import SHAPES, STEPS, prepare
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from conveyor_engine.execution.kernels import paged_attention
+
+aten = torch.ops.aten
+NO_KERNEL = {
+    *(aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default),
+    *(aten._unsafe_view.default, torch.ops.prim.device.default),
+}
+DECODE = ["_rms_norm", "linear", "_prepare_heads", "_attend", "linear", "_rms_norm", "linear", "_silu_mul", "addmm_"]
+
+
+class Launches(TorchDispatchMode):
+    """The kernels that torch and Triton would launch, in their order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+        def launch(kernel: Any, *_: Any, **__: Any) -> None:
+            self.names.append(kernel.fn.__name__)
+
+        monkeypatch.setattr(type(paged_attention._attend), "run", launch)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not func.is_view and func not in NO_KERNEL:
+            self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], list[str]]:
+    def run(shape: str, step: str) -> list[str]:
+        with FakeTensorMode(), torch.inference_mode():
+            call = prepare(SHAPES[shape], STEPS[step])
+            with Launches(monkeypatch) as launches:
+                call()
+        return launches.names
+
+    return run
+
+
+@pytest.mark.parametrize("shape", ["Llama-3.2-1B", "Qwen3-8B"])
+def test_a_layer_launches_nine_kernels(launched: Callable[[str, str], list[str]], shape: str) -> None:
+    assert launched(shape, "decodes") == DECODE
+    assert launched(shape, "a chunk of a prompt") == DECODE
+    assert launched(shape, "one long decode") == [*DECODE[:4], "_join", *DECODE[4:]]
+
+
+def test_further_norms_and_another_activation_are_launches_of_their_own(
+    launched: Callable[[str, str], list[str]],
+) -> None:
+    behind_attention = ["linear", "_rms_norm", "_rms_norm", "linear", "gelu", "mul", "linear", "_rms_norm", "add"]
+    assert launched("Gemma-2-2B", "decodes") == [*DECODE[:4], *behind_attention]

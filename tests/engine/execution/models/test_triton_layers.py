@@ -1,0 +1,129 @@
+"""The engine's layers for CUDA, on a GPU or else through Triton's interpreter.
+
+Kernels are compared with their definitions, whole models with transformers' own layers.
+"""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from tests.engine.execution.interpreter import DEVICE, DTYPES, TOLERANCE
+from tests.engine.execution.models.families import logits_of, make_model, relative_error
+from tests.engine.references import Reference, add, run, tokens_of
+from torch import nn
+
+from conveyor_engine.execution import kernels, model_runner, native
+from conveyor_engine.execution.attention.triton_backend import TritonPaged
+from conveyor_engine.execution.kernels import elementwise
+from conveyor_engine.execution.kernels.heads import HeadNorms, prepare_heads
+from conveyor_engine.execution.models.elementwise import TorchElementwise, choose_elementwise
+from conveyor_engine.execution.models.fuse import fuse_model
+from conveyor_engine.execution.models.triton_layers import (
+    TritonAttention,
+    TritonDecoderLayer,
+    TritonElementwise,
+    _add_product,
+)
+
+# Of the sigmoid of a large negative number, which is 0 then, as it should be.
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
+
+
+@pytest.fixture
+def triton_runs_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "why_missing", lambda device: None)
+    monkeypatch.setattr(native, "why_missing", lambda: "not wanted")
+
+
+def random(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(shape).to(dtype).to(DEVICE)
+
+
+def assert_close(actual: torch.Tensor, exact: torch.Tensor) -> None:
+    assert actual.shape == exact.shape
+    error = (actual.double() - exact).abs().max() / exact.abs().max()
+    assert error < TOLERANCE[actual.dtype], f"differ by {error:.1e}"
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float) -> torch.Tensor:
+    x = x.double()
+    return x * (x.pow(2).mean(-1, keepdim=True) + eps).rsqrt() * (offset + weight.double())
+
+
+@DTYPES
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+def test_a_norm_adds_the_residual_first(dtype: torch.dtype, offset: float) -> None:
+    torch.manual_seed(0)
+    x, residual, weight = random(1, 5, 48, dtype=dtype), random(1, 5, 48, dtype=dtype), random(48, dtype=dtype)
+    added, normed = elementwise.add_rms_norm(residual, x, weight, 0.1, offset)
+    assert torch.equal(added, residual + x)
+    assert_close(normed, rms_norm(added, weight, 0.1, offset))
+    assert_close(elementwise.rms_norm(x, weight, 0.1, offset), rms_norm(x, weight, 0.1, offset))
+
+
+@DTYPES
+@pytest.mark.parametrize("size", [34, 1500])
+def test_silu_mul_is_its_definition(dtype: torch.dtype, size: int) -> None:
+    x = random(1, 3, 2 * size, dtype=dtype)
+    gate, up = x.double().chunk(2, dim=-1)
+    assert_close(elementwise.silu_mul(x), gate * gate.sigmoid() * up)
+
+
+@DTYPES
+@pytest.mark.parametrize("offset", [None, 0.0, 1.0], ids=str)
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "dim", "rotary"), [(4, 2, 16, 16), (7, 1, 20, 8)])
+def test_heads_are_normed_rotated_and_written(
+    dtype: torch.dtype, num_heads: int, num_kv_heads: int, dim: int, rotary: int, offset: float | None
+) -> None:
+    torch.manual_seed(0)
+    qkv = random(3, num_heads + 2 * num_kv_heads, dim, dtype=dtype)
+    cos, sin = random(1, 3, rotary, dtype=dtype), random(1, 3, rotary, dtype=dtype)
+    norms = None if offset is None else HeadNorms(random(dim, dtype=dtype), random(dim, dtype=dtype), 0.1, offset)
+    caches = torch.zeros((2, 6, num_kv_heads, dim), dtype=dtype, device=DEVICE).unbind()
+    query = prepare_heads(qkv, (cos, sin), norms, caches, torch.tensor([4, -1, 0], device=DEVICE))
+
+    exact = list(qkv.double().split([num_heads, num_kv_heads, num_kv_heads], dim=1))
+    for index, weight in enumerate((norms.query, norms.key) if norms else ()):
+        exact[index] = rms_norm(exact[index], weight, 0.1, norms.offset)
+    turned = [TorchElementwise().rope(x, cos.double(), sin.double()) for x in exact[:2]]
+    assert_close(query, turned[0])
+    for cache, source in zip(caches, (turned[1], exact[2]), strict=True):
+        assert_close(cache[[4, 0]], source[[0, 2]])
+        assert not cache[[1, 2, 3, 5]].any()
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_product_is_added_to_the_residual(bias: bool) -> None:
+    linear, residual, x = nn.Linear(6, 4, bias=bias), torch.randn(1, 3, 4), torch.randn(1, 3, 6)
+    with torch.inference_mode():
+        expected = residual + linear(x)
+        torch.testing.assert_close(_add_product(residual.clone(), linear, x), expected)
+
+
+@pytest.mark.usefixtures("triton_runs_here")
+@pytest.mark.parametrize("family", ["Llama", "Qwen3", "Gemma2", "Phi3"])
+def test_a_model_on_these_layers_gives_the_logits_of_transformers(family: str) -> None:
+    model = make_model(family)
+    expected = logits_of(model)
+    assert fuse_model(model)["layers"] == 2
+    assert all(type(layer) is TritonDecoderLayer for layer in model.model.layers)
+    assert all(type(layer.self_attn) is TritonAttention for layer in model.model.layers)
+    assert relative_error(logits_of(model), expected) < 1e-5
+
+
+@pytest.mark.usefixtures("triton_runs_here")
+def test_an_engine_on_these_layers_and_caches_gives_the_tokens_of_generate(
+    reference: Callable[[str], Reference], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref = reference("qwen3")
+    monkeypatch.setattr(model_runner, "select_backend", lambda *_: TritonPaged(num_processors=16))
+    core = ref.make_core(attention_backend="auto")
+    for number in (0, 1):
+        add(core, str(number), ref.prompts[number], max_tokens=5)
+    outputs = run(core)
+    assert [tokens_of(outputs[str(number)]) for number in (0, 1)] == [ref.answers[number][:5] for number in (0, 1)]
+
+
+def test_they_are_for_cuda() -> None:
+    assert type(choose_elementwise(torch.device("cuda"), torch.bfloat16)) is TritonElementwise
+    assert not isinstance(choose_elementwise(torch.device("cpu"), torch.float16), TritonElementwise)
