@@ -50,7 +50,7 @@ class TorchElementwise:
 
 
 def choose_elementwise(device: torch.device, dtype: torch.dtype) -> Elementwise:
-    """The compiled kernels if they can take tensors of this type there, else torch."""
+    """The compiled kernels, or Triton's, if they can take tensors of this type there; else torch."""
     if device.type == "cpu" and native.why_missing() is None and native.supports(dtype):
         return native
     if kernels.why_missing(device) is None:

@@ -16,14 +16,15 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
-from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine import execution
+from conveyor_engine.config.engine_config import AttentionBackendName, EngineConfig
 from conveyor_engine.errors import ConfigError
-from conveyor_engine.execution import model_runner
+from conveyor_engine.execution import model_runner, native
 from conveyor_engine.execution.attention.backend import AttentionBackend, AttentionSpec, LayerShape
 from conveyor_engine.execution.attention.select import select_backend
 from conveyor_engine.execution.attention.torch_paged import TorchPaged
 from conveyor_engine.execution.attention.triton_backend import TritonPaged
-from conveyor_engine.execution.kernels import kv_store
+from conveyor_engine.execution.kernels import elementwise, heads, kv_store
 from conveyor_engine.execution.kernels import paged_attention as kernels
 from conveyor_engine.execution.kernels.kv_store import store
 from conveyor_engine.execution.model_runner import ModelRunner
@@ -108,7 +109,10 @@ class Compilations:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seen: set[tuple[str, str]] = set()
-        watched: tuple[tuple[ModuleType, str], ...] = ((kernels, "_attend"), (kernels, "_join"), (kv_store, "_store"))
+        watched: tuple[tuple[ModuleType, str], ...] = (
+            *((kernels, "_attend"), (kernels, "_join"), (kv_store, "_store")),
+            *((elementwise, "_rms_norm"), (elementwise, "_silu_mul"), (heads, "_prepare_heads")),
+        )
         for module, name in watched:
             monkeypatch.setattr(module, name, self._watch(name, getattr(module, name)))
 
@@ -128,19 +132,28 @@ class Compilations:
         return Watched()
 
 
-def test_warm_up_compiles_all_that_serving_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+OURS = ["_prepare_heads", "_rms_norm", "_rms_norm", "_silu_mul"]  # the norm with a residual and without
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
+@pytest.mark.parametrize(("backend", "others"), [("torch", ["_store"]), ("auto", OURS)], ids=["attention", "layers"])
+def test_warm_up_compiles_all_that_serving_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: AttentionBackendName, others: list[str]
+) -> None:
+    monkeypatch.setattr(execution.kernels, "why_missing", lambda device: None)
+    monkeypatch.setattr(native, "why_missing", lambda: "not wanted")
     save_tiny_model("llama", tmp_path, num_hidden_layers=1, hidden_size=64)
     monkeypatch.setattr(model_runner, "select_backend", lambda *_: TritonPaged(num_processors=16))
     monkeypatch.setattr(kernels, "KEYS_PER_SPLIT", 16)
     monkeypatch.setattr(TritonPaged, "extra_warmup_tokens", 32)
     compilations = Compilations(monkeypatch)
     config = EngineConfig(
-        model=str(tmp_path), device="auto", dtype="float32", attention_backend="torch",
+        model=str(tmp_path), device="auto", dtype="float32", attention_backend=backend,
         max_num_seqs=5, max_num_batched_tokens=40, num_kv_blocks=64, prefix_caching=False,
     )  # fmt: skip
     core = EngineCore(config, ModelRunner(config))
     warm = set(compilations.seen)
-    assert sorted(name for name, _ in warm) == ["_attend", "_attend", "_attend", "_join", "_store"]
+    assert sorted(name for name, _ in warm) == ["_attend", "_attend", "_attend", "_join", *others]
     for number, (length, max_tokens) in enumerate([(1, 9), (70, 5), (20, 8), (5, 7), (37, 3), (50, 3), (33, 2)]):
         add(core, str(number), list(range(1, 1 + length)), max_tokens=max_tokens)
     run(core)
