@@ -20,7 +20,7 @@ from conveyor_engine.bench.turns import OURS, settled
 
 
 def summarise(rounds: Sequence[Sequence[Turn]], workload: Workload) -> dict[str, Any]:
-    """Figures for JSON. `spread` is the interquartile range over the median; null where no slice counts.
+    """Figures for JSON. `spread` is half of the median's 95 % interval over the median; null where no slice counts.
 
     `rounds` are each system's passes over the whole workload with every slice, also those that do not count.
     """

@@ -31,8 +31,10 @@ def test_the_ratio_is_of_pairs_weighed_by_our_time_in_each_phase() -> None:
     assert slices.seconds(measured, "conveyor", 11).spread > 1, "what both systems meet is not in the ratio"
 
 
-def test_the_spread_is_the_interquartile_range_over_the_median() -> None:
-    assert slices.estimate([1.0, 100.0, 3.0, 2.0, 4.0]) == slices.Estimate(3.0, pytest.approx(2 / 3), 5)
+def test_the_spread_is_half_of_the_medians_interval_and_shrinks_with_more_figures() -> None:
+    five = [1.0, 100.0, 3.0, 2.0, 4.0]
+    assert slices.estimate(five) == slices.Estimate(3.0, pytest.approx(1.57 * 2 / 5**0.5 / 3), 5)
+    assert slices.estimate(five * 20).spread == pytest.approx(1.57 * 2 / 100**0.5 / 3)
     assert slices.estimate([7.0]) == slices.Estimate(7.0, 0, 1)
     assert slices.estimate([]) is None
 
