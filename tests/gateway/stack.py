@@ -24,7 +24,13 @@ class Stack:
 
     async def apply_service(self, **spec: Any) -> None:
         await asyncio.to_thread(self.cluster.apply_service, "qwen", **spec)
-        await self.wait(lambda: self.gateway.demand(self.key) is not None)
+        await asyncio.to_thread(self.cluster.apply_service, "later")
+        await self.wait(lambda: self._knows("qwen") and self._knows("later"))  # a watch tells of changes in order
+        await asyncio.to_thread(self.cluster.delete_service, "later")
+        await self.wait(lambda: not self._knows("later"))
+
+    def _knows(self, name: str) -> bool:
+        return self.gateway.demand(f"{self.cluster.namespace}/{name}") is not None
 
     async def add_engine(self, port: int) -> None:
         self._num_engines += 1
