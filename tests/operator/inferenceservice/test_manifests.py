@@ -237,12 +237,32 @@ def test_the_autoscalers_targets_follow_from_the_batch(
     ]
 
 
+def build_behavior(**autoscaling: Any) -> Any:
+    return build_one("HorizontalPodAutoscaler", autoscaling={"maxReplicas": 4, **autoscaling})["spec"]["behavior"]
+
+
 def test_behavior_reaches_the_autoscaler_as_it_is() -> None:
+    policies = [{"type": "Pods", "value": 1, "periodSeconds": 5}]
     behavior = {
-        "scaleDown": {"stabilizationWindowSeconds": 10, "policies": [{"type": "Pods", "value": 1, "periodSeconds": 5}]}
+        "scaleUp": {"policies": policies},
+        "scaleDown": {"stabilizationWindowSeconds": 10, "policies": policies},
     }
-    autoscaling = {"maxReplicas": 4, "behavior": behavior}
-    assert build_one("HorizontalPodAutoscaler", autoscaling=autoscaling)["spec"]["behavior"] == behavior
+    assert build_behavior(behavior=behavior) == behavior
+
+
+def test_a_step_up_is_limited_where_behavior_does_not_say_by_how_much() -> None:
+    default = build_behavior()
+    assert default == {
+        "scaleUp": {
+            "policies": [
+                {"type": "Pods", "value": 4, "periodSeconds": 420},
+                {"type": "Percent", "value": 200, "periodSeconds": 420},
+            ]
+        }
+    }
+    down, window = {"scaleDown": {"selectPolicy": "Disabled"}}, {"stabilizationWindowSeconds": 60}
+    assert build_behavior(behavior=down) == default | down
+    assert build_behavior(behavior={"scaleUp": window}) == {"scaleUp": default["scaleUp"] | window}
 
 
 def test_no_version_is_in_the_template_that_would_roll_pods_on_an_upgrade() -> None:

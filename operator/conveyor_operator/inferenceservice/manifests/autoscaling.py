@@ -24,9 +24,8 @@ def build_autoscaler(owner: Owner, spec: InferenceServiceSpec) -> Object | None:
         "minReplicas": autoscaling.min_replicas,
         "maxReplicas": autoscaling.max_replicas,
         "metrics": metrics,
+        "behavior": autoscaling.effective_behavior.to_manifest(),
     }
-    if autoscaling.behavior is not None:
-        content["behavior"] = autoscaling.behavior.to_manifest()
     return {
         "apiVersion": "autoscaling/v2",
         "kind": "HorizontalPodAutoscaler",

@@ -1,0 +1,35 @@
+"""The bars that the operator's defaults were chosen by (docs/adr/0024-a-step-up-waits-for-its-pods.md)."""
+
+import pytest
+
+from conveyor_api.autoscaling import Behavior, ScalingPolicy, ScalingRules
+from conveyor_operator.simulate.run import Case, Run
+from conveyor_operator.simulate.scenarios import PLAIN, build_scenarios
+
+CASES = {case.name: case for case in build_scenarios()}
+KUBERNETES = ScalingRules(
+    policies=[
+        ScalingPolicy(type="Pods", value=4, period_seconds=15),
+        ScalingPolicy(type="Percent", value=100, period_seconds=15),
+    ]
+)
+
+
+def as_kubernetes_would(case: Case) -> Case:
+    assert PLAIN.autoscaling is not None
+    autoscaling = PLAIN.autoscaling.model_copy(update={"behavior": Behavior(scale_up=KUBERNETES)})
+    (found,) = (
+        each
+        for each in build_scenarios(PLAIN.model_copy(update={"autoscaling": autoscaling}))
+        if each.name == case.name
+    )
+    return found
+
+
+@pytest.mark.parametrize(("start_seconds", "most"), [(60, 6), (120, 6), (300, 8)])
+def test_a_step_does_not_run_away_while_pods_start(start_seconds: int, most: int) -> None:
+    case = CASES[f"step-start-{start_seconds}"]
+    now, before = Run(case, 0).go(), Run(as_kubernetes_would(case), 0).go()
+    assert now.peak <= most < before.peak
+    assert now.wait(0.95) <= before.wait(0.95) + 0.2
+    assert now.failed <= before.failed
