@@ -30,7 +30,9 @@ class Settings:
     kubeconfig: str = setting("", KUBECONFIG_MEANING, TEXT)
     host: str = setting("", "address to listen on; empty for every address", TEXT)
     admin_port: int = setting(names.OPERATOR_ADMIN_PORT, "port of /livez, /readyz and /metrics; 0: any free one", PORT)
-    workers: int = setting(8, "services reconciled at once", whole_number(1, 1000))
+    workers: int = setting(
+        8, "services reconciled at once, at most half of them in one namespace", whole_number(1, 1000)
+    )
     log_level: str = setting("INFO", "least level of the log", LOG_LEVEL)
     log_format: LogFormat = setting("logfmt", "form of each line of the log", LOG_FORMAT)
 

@@ -52,7 +52,7 @@ class Workers:
     def __init__(self, reconcile: Callable[[Key], Awaitable[Outcome]], metrics: Metrics, limit: int) -> None:
         self._reconcile = reconcile
         self._metrics = metrics
-        self._slots = Slots(limit)
+        self._slots = Slots(limit, max(1, limit // 2))
         self._workers: dict[Key, _Worker] = {}
         self._stopped = False
 
@@ -102,7 +102,7 @@ class Workers:
                     worker.respecified.clear()
                     again = await self._run(key, worker)
                 finally:
-                    self._slots.release()
+                    self._slots.release(key.namespace)
                 if isinstance(again, datetime):
                     await _wait(worker.marked, (again - datetime.now(UTC)).total_seconds())
                     worker.dirty = True

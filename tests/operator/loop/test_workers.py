@@ -96,7 +96,7 @@ async def test_no_more_keys_than_the_limit_are_worked_on_at_once() -> None:
 
     workers, metrics = make(reconcile, limit=3)
     for number in range(20):
-        workers.mark(KEY._replace(name=str(number)))
+        workers.mark(KEY._replace(namespace=str(number % 4), name=str(number)))
     await until_done(metrics, 20)
     assert most == 3
 
