@@ -3,9 +3,10 @@
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import yaml
 
@@ -17,6 +18,8 @@ from conveyor_operator.simulate.report import build_json, build_table, summarise
 from conveyor_operator.simulate.run import Case, Run
 from conveyor_operator.simulate.scenarios import PLAIN, build_scenarios
 from conveyor_operator.simulate.traces import Trace, burst, diurnal, ramp, read_csv, steady, step
+from conveyor_process.kinds import number, seconds, whole_number
+from conveyor_process.settings import Kind
 
 _DESCRIPTION = """Simulate what the autoscaler makes of a load: the HorizontalPodAutoscaler's own arithmetic, with the
 targets and the behavior that the operator gives it, over gateways that queue and engines that take time to start.
@@ -24,7 +27,23 @@ Without --trace or --csv it runs the scenarios by which Conveyor's defaults are 
 seeds."""
 _EPILOG = """A load is counted in busy replicas: 1 keeps the batch of one engine full. Requests run for times drawn
 from an exponential distribution, however full the batch is; only modes None and Continuous are simulated."""
+_LOAD = number(0.001, 1000)
 _TRACES = ("steady", "step", "ramp", "burst", "diurnal")
+
+
+T = TypeVar("T")
+
+
+def _read(kind: Kind[T]) -> Callable[[str], T]:
+    """What argparse reads a flag's text with."""
+
+    def parse(text: str) -> T:
+        try:
+            return kind.parse(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"must be {kind.must_be}, not {text!r}") from None
+
+    return parse
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -49,25 +68,45 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="arrivals: column `at` in seconds, and `seconds` if it is known how long each ran",
     )
-    load.add_argument("--low", type=float, default=0.7, help="load before, or at the least (default %(default)s)")
-    load.add_argument("--high", type=float, default=3, help="load after, or at the most (default %(default)s)")
-    load.add_argument("--at", type=float, default=1800, help="second of the change (default %(default)g)")
     load.add_argument(
-        "--length", type=float, default=600, help="seconds of ramp, burst or period (default %(default)g)"
+        "--low", type=_read(_LOAD), default=0.7, help="load before, or at the least (default %(default)s)"
     )
-    load.add_argument("--seconds", type=float, default=5400, help="length of it all (default %(default)g)")
+    load.add_argument("--high", type=_read(_LOAD), default=3, help="load after, or at the most (default %(default)s)")
+    load.add_argument("--at", type=_read(seconds()), default=1800, help="second of the change (default %(default)g)")
+    load.add_argument(
+        "--length",
+        type=_read(seconds(least=1)),
+        default=600,
+        help="seconds of ramp, burst or period (default %(default)g)",
+    )
+    load.add_argument(
+        "--seconds", type=_read(seconds(least=15)), default=5400, help="length of it all (default %(default)g)"
+    )
     pods = parser.add_argument_group("its pods (not those of the scenarios)")
-    pods.add_argument("--start-seconds", type=float, default=120, help="until a new pod is ready (default %(default)g)")
     pods.add_argument(
-        "--request-seconds", type=float, default=20, help="mean time that a request runs (default %(default)g)"
+        "--start-seconds", type=_read(seconds()), default=120, help="until a new pod is ready (default %(default)g)"
     )
     pods.add_argument(
-        "--carries", type=int, help="requests that the KV cache of an engine holds; default: the whole batch"
+        "--request-seconds",
+        type=_read(seconds(least=0.001)),
+        default=20,
+        help="mean time that a request runs (default %(default)g)",
     )
-    parser.add_argument("--gateways", type=int, default=2, help="number of gateways (default %(default)s)")
-    parser.add_argument("--seeds", type=int, default=3, help="number of runs of each (default %(default)s)")
+    pods.add_argument(
+        "--carries",
+        type=_read(whole_number(1, 1024)),
+        help="requests that the KV cache of an engine holds; default: the whole batch",
+    )
+    parser.add_argument(
+        "--gateways", type=_read(whole_number(1, 1000)), default=2, help="number of gateways (default %(default)s)"
+    )
+    parser.add_argument(
+        "--seeds", type=_read(whole_number(1, 1000)), default=3, help="number of runs of each (default %(default)s)"
+    )
     signal = parser.add_argument_group("signals that Conveyor does not have")
-    signal.add_argument("--depth-age-seconds", type=float, default=0, help="queue depth counts what has waited so long")
+    signal.add_argument(
+        "--depth-age-seconds", type=_read(seconds()), default=0, help="queue depth counts what has waited so long"
+    )
     signal.add_argument("--count-carried", action="store_true", help="in flight is measured against what engines carry")
     parser.add_argument("--json", action="store_true", help="print JSON with every look, not the table")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="write an SVG of the last one, with the first seed")
@@ -92,18 +131,18 @@ def build_trace(flags: argparse.Namespace) -> Trace:
     if flags.csv is not None:
         with flags.csv.open(encoding="utf-8", newline="") as lines:
             return read_csv(lines)
-    low, high, at, length, seconds = flags.low, flags.high, flags.at, flags.length, flags.seconds
+    low, high, at, length, total = flags.low, flags.high, flags.at, flags.length, flags.seconds
     match flags.trace:
         case "steady":
-            return steady(high, seconds)
+            return steady(high, total)
         case "step":
-            return step(low, high, at, seconds)
+            return step(low, high, at, total)
         case "ramp":
-            return ramp(low, high, at, length, seconds)
+            return ramp(low, high, at, length, total)
         case "burst":
-            return burst(low, high, at, length, seconds)
+            return burst(low, high, at, length, total)
         case _:
-            return diurnal(low, high, length, seconds)
+            return diurnal(low, high, length, total)
 
 
 def build_cases(flags: argparse.Namespace) -> list[Case]:

@@ -92,5 +92,9 @@ def read_csv(lines: Iterable[str]) -> Recorded:
     rows = sorted((float(row["at"]), float(row.get("seconds") or "nan")) for row in reader)
     if not rows:
         raise ValueError("there are no arrivals")
+    if not all(math.isfinite(at) and (math.isnan(seconds) or 0 <= seconds < math.inf) for at, seconds in rows):
+        raise ValueError("arrivals are finite numbers, and no request runs for less than 0 s")
     first = rows[0][0]
+    if rows[-1][0] - first < 15:
+        raise ValueError("the arrivals end before the autoscaler looks for the first time, after 15 s")
     return Recorded(tuple(Arrival(at - first, None if math.isnan(seconds) else seconds) for at, seconds in rows))

@@ -63,6 +63,9 @@ def test_what_cannot_be_simulated_is_said_in_one_line(tmp_path: Path, capsys: py
         assert len(said) == 1
         assert words in said[0]
     assert main(["--csv=/nowhere"]) == 2
+    with pytest.raises(SystemExit):
+        main(["--seeds=0"])
+    assert "--seeds: must be a whole number from 1 to 1000, not '0'" in capsys.readouterr().err
 
 
 @pytest.mark.slow

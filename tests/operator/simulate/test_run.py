@@ -104,9 +104,16 @@ def test_arrivals_are_drawn_as_often_as_the_load_says() -> None:
 
 
 def test_arrivals_of_a_file_are_seconds_since_the_first() -> None:
-    trace = read_csv(["at,seconds", "107,2.5", "105,"])
-    assert trace.arrivals == (Arrival(0, None), Arrival(2, 2.5))
-    for lines in (["time", "1"], ["at"], ["at", "soon"]):
+    trace = read_csv(["at,seconds", "125,2.5", "105,"])
+    assert trace.arrivals == (Arrival(0, None), Arrival(20, 2.5))
+    for lines in (
+        ["time", "1"],
+        ["at"],
+        ["at", "soon"],
+        ["at", "1", "inf"],
+        ["at,seconds", "1,2", "20,-1"],
+        ["at", "1"],
+    ):
         with pytest.raises(ValueError):
             read_csv(lines)
 
