@@ -21,7 +21,7 @@ An unknown one, and a value that it must not have, end the process with code 2 a
 them; `operator.extraArgs`, `gateway.extraArgs` and `metrics.extraArgs` set the others, as `[--workers=16]`.
 
 The engine also reads a flat YAML file (`--config FILE`), which is weaker than the variables; its keys are the settings
-in snake_case (`max_num_seqs: 8`). The operator writes that file from the InferenceService, where `engine.env` may set a
+in snake_case (`max_num_seqs: 8`). The operator writes that file from the InferenceService, where `pod.env` may set a
 few of the variables.
 """
 

@@ -35,6 +35,7 @@ def from_hub(hub: Hub, body: dict[str, Any]) -> dict[str, Any]:
     """A manifest of the documentation, made to run here: that hub, the CPU, and the demo model's own length."""
     spec = dict(body["spec"])
     environment = [{"name": "HF_ENDPOINT", "value": hub.url}]
-    spec["engine"] = {**spec.get("engine", {}), "device": "Auto", "maxModelLen": 512, "env": environment}
+    spec["engine"] = {**spec.get("engine", {}), "device": "Auto", "maxModelLen": 512}
+    spec["pod"] = {"env": environment}
     spec["resources"] = {"requests": {"cpu": "100m"}, "limits": {"nvidia.com/gpu": 1, "cpu": 1}}
     return {**body, "spec": spec}

@@ -22,7 +22,7 @@ def test_a_bad_spec_is_refused_with_a_sentence(change: dict, sentence: str, name
 
 
 def test_a_child_that_the_cluster_refuses_shows_as_a_condition(namespace: str) -> None:
-    kube.apply(service("bad", scheduling={"nodeSelector": {"not a label": "x"}}), namespace)
+    kube.apply(service("bad", pod={"nodeSelector": {"not a label": "x"}}), namespace)
     message = kube.wait_until("a condition that says why", lambda: why_not_ready("bad", namespace), 60)
     assert "not a label" in message
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
-from pydantic.alias_generators import to_camel
+from pydantic.alias_generators import to_camel, to_snake
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
@@ -64,7 +64,7 @@ class KeyedBy:
         return handler(schema) | {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [self.key]}
 
     def _checked(self, entries: list[Any]) -> list[Any]:
-        seen = [getattr(entry, self.key) for entry in entries]
+        seen = [getattr(entry, to_snake(self.key)) for entry in entries]
         for key in seen:
             if seen.count(key) > 1:
                 raise PydanticCustomError("duplicate", "Duplicate value: {key}", {"key": key})

@@ -125,6 +125,8 @@ def _structural(schema: Schema, definitions: Mapping[str, Schema]) -> Schema:
             result[keyword] = {name: _structural(member, definitions) for name, member in value.items()}
         elif keyword == "items":
             result[keyword] = _structural(value, definitions)
+        elif keyword == "const":
+            result["enum"] = [value]
         elif keyword == "additionalProperties":
             result |= _map_values(value, definitions)
         elif keyword in _KEPT:

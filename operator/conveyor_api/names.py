@@ -67,6 +67,11 @@ VOLUME_MODELS_PATH: Final = f"{MODELS_PATH}/pvc"
 TERMINATION_LOG_ENV: Final = "TERMINATION_LOG"
 TERMINATION_LOG_PATH: Final = "/dev/termination-log"
 HUB_TOKEN_ENV: Final = "HF_TOKEN"
+CONFIG_VOLUME: Final = "config"
+MODEL_VOLUME: Final = "models"
+SHARED_MEMORY_VOLUME: Final = "shared-memory"
+SCRATCH_VOLUME: Final = "scratch"
+POD_VOLUMES: Final = (CONFIG_VOLUME, MODEL_VOLUME, SHARED_MEMORY_VOLUME, SCRATCH_VOLUME)
 
 # Devices of which an engine uses one: GPUs and MIG slices.
 GPU_VENDOR: Final = "nvidia.com/"

@@ -1,10 +1,10 @@
-"""`spec.scheduling`: where the engine's pods may run, as in a pod's spec.
+"""Where the engine's pods may run, as in a pod's spec: parts of `spec.pod`.
 
 Every member is typed and bounded here. An untyped one would let a tenant put JSON of any depth and width into an
 object that all of Conveyor's processes read, and let a mistake through that only the Deployment's apply would find.
 """
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -185,28 +185,3 @@ class Toleration(ApiModel):
     """Effect of the taint; none means all."""
     toleration_seconds: Annotated[int, Field(ge=0, json_schema_extra={"format": "int64"})] | None = None
     """How long a pod stays after a NoExecute taint appears."""
-
-
-class Scheduling(ApiModel):
-    """Where the pods may run. All of it goes to the pod template as it is."""
-
-    node_selector: Labels = Field(default_factory=dict)
-    """Labels that a node must have."""
-    tolerations: Annotated[list[Toleration], Field(max_length=32)] = Field(default_factory=list)
-    """Taints that the pods accept."""
-    affinity: Affinity | None = None
-    """Nodes and pods that attract or repel the pods."""
-    topology_spread_constraints: Annotated[list[TopologySpreadConstraint], Field(max_length=16)] = Field(
-        default_factory=list
-    )
-    """How evenly the pods are spread."""
-    priority_class_name: Name | None = None
-    """PriorityClass of the pods."""
-    runtime_class_name: Name | None = None
-    """RuntimeClass of the pods, for example `nvidia`."""
-    scheduler_name: Name | None = None
-    """Scheduler of the pods; default: the cluster's."""
-
-    def to_manifest(self) -> dict[str, Any]:
-        """What was given, and no default: an absent selector and an empty one mean different things."""
-        return self.model_dump(exclude_unset=True, exclude_none=True)

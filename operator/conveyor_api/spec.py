@@ -1,7 +1,7 @@
 """`spec` as a whole: what a person asks for.
 
-Parts: `model`, `batching`, `autoscaling`, `pod`, `scheduling`; the small ones are here. Defaults and limits live in
-these models only; the CRD and the API reference are generated from them.
+Parts: `model`, `engine`, `batching`, `autoscaling`, `resources`, `pod`; the small ones are here. Defaults and limits
+live in these models only; the CRD and the API reference are generated from them.
 """
 
 from typing import Annotated, ClassVar
@@ -11,10 +11,11 @@ from pydantic import Field
 from conveyor_api.autoscaling import Autoscaling
 from conveyor_api.base import ApiModel, Rule
 from conveyor_api.batching import Batching, KVCache
+from conveyor_api.engine import Engine
 from conveyor_api.model import Model
-from conveyor_api.pod import Engine, ImagePullSecrets, Resources
+from conveyor_api.pod import Pod
 from conveyor_api.quantities import Duration, IntOrPercent, between, is_zero, parse_duration_seconds
-from conveyor_api.scheduling import Scheduling
+from conveyor_api.resources import Resources
 
 
 class Queue(ApiModel):
@@ -77,13 +78,11 @@ class InferenceServiceSpec(ApiModel):
             field="kvCache",
         ),
         Rule(
-            "!has(self.model.secretRef) || !has(self.engine) || !has(self.engine.env)"
-            " || !self.engine.env.exists(variable, variable.name == 'HF_TOKEN')",
-            "HF_TOKEN comes from model.secretRef; remove it from engine.env, or remove secretRef",
-            lambda spec: (
-                spec.model.secret_ref is None or all(variable.name != "HF_TOKEN" for variable in spec.engine.env)
-            ),
-            field="engine",
+            "!has(self.model.secretRef) || !has(self.pod) || !has(self.pod.env)"
+            " || !self.pod.env.exists(variable, variable.name == 'HF_TOKEN')",
+            "HF_TOKEN comes from model.secretRef; remove it from pod.env, or remove secretRef",
+            lambda spec: spec.model.secret_ref is None or all(variable.name != "HF_TOKEN" for variable in spec.pod.env),
+            field="pod",
         ),
         Rule(
             "!has(self.replicas) || !has(self.autoscaling)",
@@ -117,10 +116,8 @@ class InferenceServiceSpec(ApiModel):
     """How a pod ends."""
     resources: Resources = Resources()
     """What one engine asks of its node."""
-    scheduling: Scheduling = Scheduling()
-    """Where the pods may run."""
-    image_pull_secrets: ImagePullSecrets = Field(default_factory=list)
-    """Secrets with the credentials of image registries."""
+    pod: Pod = Pod()
+    """What belongs to the engine's pods as such; it goes into them as it is."""
 
     @property
     def request_timeout_seconds(self) -> float:

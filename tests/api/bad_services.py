@@ -9,6 +9,8 @@ from typing import Any
 
 from tests.api.builders import Json, build_body
 
+from conveyor_api import names
+
 HUB = "hf://Qwen/Qwen3-0.6B"
 VOLUME = "pvc://models/qwen"
 SECRET = {"secretKeyRef": {"name": "a", "key": "b"}}
@@ -45,8 +47,23 @@ def _engine(title: str, path: str, sentence: str, /, **engine: Any) -> Bad:
     return _bad(title, f"spec.engine{path}", sentence, engine=engine)
 
 
+def _pod(title: str, path: str, sentence: str, /, **pod: Any) -> Bad:
+    return _bad(title, f"spec.pod{path}", sentence, pod=pod)
+
+
 def _env(title: str, path: str, sentence: str, /, *variables: Json) -> Bad:
-    return _engine(title, f".env{path}", sentence, env=list(variables))
+    return _pod(title, f".env{path}", sentence, env=list(variables))
+
+
+def _volume(title: str, path: str, sentence: str, /, **volume: Any) -> Bad:
+    whole = {"name": "extra", "configMap": {"name": "extra"}, **volume}
+    return _pod(title, f".volumes[0]{path}", sentence, volumes=[whole])
+
+
+def _mount(title: str, sentence: str, mount_path: str) -> Bad:
+    volumes = [{"name": "extra", "configMap": {"name": "extra"}}]
+    mounts = [{"name": "extra", "mountPath": mount_path}]
+    return _pod(title, ".volumeMounts[0].mountPath", sentence, volumes=volumes, volumeMounts=mounts)
 
 
 def _batching(title: str, path: str, sentence: str, /, **batching: Any) -> Bad:
@@ -157,10 +174,10 @@ BAD_SERVICES: tuple[Bad, ...] = (
     _env("variable of the pod", "[0].name", RESERVED, {"name": "TERMINATION_LOG", "value": "/tmp/log"}),
     _bad(
         "token from two places",
-        "spec.engine",
+        "spec.pod",
         "HF_TOKEN comes from model.secretRef",
         model={"uri": HUB, "secretRef": {"name": "hub"}},
-        engine={"env": [{"name": "HF_TOKEN", "value": "x"}]},
+        pod={"env": [{"name": "HF_TOKEN", "value": "x"}]},
     ),
     _batching("unknown mode", ".mode", 'supported values: "None", "Static", "Dynamic", "Continuous"', mode="Continuos"),
     _batching("mode in small letters", ".mode", "Unsupported value", mode="continuous"),
@@ -249,22 +266,22 @@ BAD_SERVICES: tuple[Bad, ...] = (
     _resources("seven resources", ".limits", "must have at most 6 items", limits={f"r{n}": 1 for n in range(7)}),
     _bad(
         "toleration of unknown effect",
-        "spec.scheduling.tolerations[0].effect",
+        "spec.pod.tolerations[0].effect",
         "supported values:",
-        scheduling={"tolerations": [{"effect": "NoRun"}]},
+        pod={"tolerations": [{"effect": "NoRun"}]},
     ),
     _bad(
         "affinity that Kubernetes does not know",
-        "spec.scheduling.affinity.anything",
+        "spec.pod.affinity.anything",
         "unknown field",
-        scheduling={"affinity": {"anything": {}}},
+        pod={"affinity": {"anything": {}}},
     ),
     _bad(
         "affinity with an unknown operator",
-        "spec.scheduling.affinity.podAffinity.requiredDuringSchedulingIgnoredDuringExecution[0]"
+        "spec.pod.affinity.podAffinity.requiredDuringSchedulingIgnoredDuringExecution[0]"
         ".labelSelector.matchExpressions[0].operator",
         "supported values:",
-        scheduling={
+        pod={
             "affinity": {
                 "podAffinity": {
                     "requiredDuringSchedulingIgnoredDuringExecution": [
@@ -279,23 +296,54 @@ BAD_SERVICES: tuple[Bad, ...] = (
     ),
     _bad(
         "spread that is not told what to do",
-        "spec.scheduling.topologySpreadConstraints[0].whenUnsatisfiable",
+        "spec.pod.topologySpreadConstraints[0].whenUnsatisfiable",
         "Required value",
-        scheduling={"topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone"}]},
+        pod={"topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone"}]},
     ),
     _bad(
         "spread with groups that nothing enforces",
-        "spec.scheduling.topologySpreadConstraints[0]",
+        "spec.pod.topologySpreadConstraints[0]",
         "minDomains needs whenUnsatisfiable: DoNotSchedule",
-        scheduling={
+        pod={
             "topologySpreadConstraints": [
                 {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway", "minDomains": 2}
             ]
         },
     ),
-    _bad(
-        "pull secret twice", "spec.imagePullSecrets", "Duplicate value", imagePullSecrets=[{"name": "a"}, {"name": "a"}]
+    _pod("pull secret twice", ".imagePullSecrets", "Duplicate value", imagePullSecrets=[{"name": "a"}, {"name": "a"}]),
+    _pod("label of ours", ".labels", "must leave out labels of Conveyor's own", labels={names.NAME_LABEL: "x"}),
+    _pod("label of our group", ".labels", "and those of conveyor.dev/", labels={names.INFERENCE_SERVICE_LABEL: "x"}),
+    _pod(
+        "annotation of ours",
+        ".annotations",
+        "must leave out annotations of Conveyor's own",
+        annotations={names.CONFIG_HASH_ANNOTATION: "x"},
     ),
+    _pod("root", ".securityContext.runAsUser", "greater than or equal to 1", securityContext={"runAsUser": 0}),
+    _pod("privileges", ".securityContext.privileged", "unknown field", securityContext={"privileged": True}),
+    _pod("the node's network", ".hostNetwork", "unknown field", hostNetwork=True),
+    _volume("folder of the node", ".hostPath", "unknown field", hostPath={"path": "/"}),
+    _volume("volume of two kinds", "", "exactly one of configMap, secret", secret={"secretName": "a"}),
+    _volume("volume of no kind", "", "exactly one of configMap, secret", configMap=None),
+    _volume("volume of ours", ".name", "is a volume of Conveyor's own", name="models"),
+    _volume("volume in capitals", ".name", "must be the name of a volume", name="Extra"),
+    _volume("folder without a limit", ".emptyDir.sizeLimit", "Required value", configMap=None, emptyDir={}),
+    _volume(
+        "folder of nothing", ".emptyDir.sizeLimit", "must be more than 0", configMap=None, emptyDir={"sizeLimit": "0"}
+    ),
+    _mount("mount over the models", "belong to the system and to Conveyor", "/models/other"),
+    _mount("mount over the configuration", "belong to the system and to Conveyor", "/etc/conveyor"),
+    _mount("mount over the system's files", "belong to the system and to Conveyor", "/etc"),
+    _mount("mount without a root", "must be an absolute path", "certs"),
+    _mount("mount that climbs", "must be an absolute path", "/certs/../models"),
+    _mount("mount over everything", "must be an absolute path", "/"),
+    _pod(
+        "mount of nothing",
+        ".volumeMounts",
+        "volumeMounts must name volumes of pod.volumes",
+        volumeMounts=[{"name": "extra", "mountPath": "/extra"}],
+    ),
+    _pod("device from nowhere", ".resourceClaims[0]", "needs exactly one of", resourceClaims=[{"name": "gpu"}]),
     _bad("unknown field of the spec", "spec.modelUri", "unknown field", modelUri="x"),
     _bad("field in snake case", "spec.max_queued_requests", "unknown field", max_queued_requests=1),
     _batching("unknown field deep down", ".maxBatchsize", "unknown field", maxBatchsize=8),

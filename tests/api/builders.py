@@ -35,13 +35,6 @@ def build_full_body() -> Json:
             "maxModelLen": 4096,
             "maxQueuedRequests": 64,
             "samplingDefaults": "OpenAI",
-            "env": [
-                {"name": "HF_ENDPOINT", "value": "http://hub.example"},
-                {"name": "CONVEYOR_ENGINE_NUM_THREADS", "value": "4"},
-                {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "one", "optional": True}}},
-                {"name": "SETTING", "valueFrom": {"configMapKeyRef": {"name": "settings", "key": "two"}}},
-                {"name": "ADDRESS", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
-            ],
         },
         batching={
             "mode": "Dynamic",
@@ -71,7 +64,17 @@ def build_full_body() -> Json:
             "requests": {"cpu": 2, "memory": "8Gi", "nvidia.com/gpu": 1},
             "limits": {"memory": "16Gi", "nvidia.com/gpu": "1"},
         },
-        scheduling={
+        pod={
+            "labels": {"team": "search"},
+            "annotations": {"example.com/cost-centre": "7"},
+            "serviceAccountName": "models",
+            "env": [
+                {"name": "HF_ENDPOINT", "value": "http://hub.example"},
+                {"name": "CONVEYOR_ENGINE_NUM_THREADS", "value": "4"},
+                {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "one", "optional": True}}},
+                {"name": "SETTING", "valueFrom": {"configMapKeyRef": {"name": "settings", "key": "two"}}},
+                {"name": "ADDRESS", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+            ],
             "nodeSelector": {"nvidia.com/gpu.product": "H200"},
             "tolerations": [{"key": "team", "operator": "Equal", "value": "a", "effect": "NoExecute"}],
             "affinity": {
@@ -104,6 +107,29 @@ def build_full_body() -> Json:
             "priorityClassName": "high",
             "runtimeClassName": "nvidia",
             "schedulerName": "mine",
+            "securityContext": {
+                "runAsUser": 1000,
+                "runAsGroup": 1001,
+                "fsGroup": 1002,
+                "fsGroupChangePolicy": "Always",
+                "supplementalGroups": [44],
+            },
+            "imagePullSecrets": [{"name": "registry"}],
+            "volumes": [
+                {"name": "authorities", "configMap": {"name": "ca", "items": [{"key": "ca", "path": "team.crt"}]}},
+                {"name": "key", "secret": {"secretName": "key", "optional": True}},
+                {"name": "data", "persistentVolumeClaim": {"claimName": "data", "readOnly": True}},
+                {"name": "cache", "emptyDir": {"sizeLimit": "1Gi", "medium": "Memory"}},
+            ],
+            "volumeMounts": [
+                {
+                    "name": "authorities",
+                    "mountPath": "/etc/ssl/certs/team.crt",
+                    "subPath": "team.crt",
+                    "readOnly": True,
+                },
+                {"name": "cache", "mountPath": "/var/cache/team"},
+            ],
+            "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "h200"}],
         },
-        imagePullSecrets=[{"name": "registry"}],
     )

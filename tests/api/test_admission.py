@@ -248,8 +248,8 @@ def test_json_of_any_depth_is_dropped_where_it_is_not_refused(api: Api, namespac
     for _ in range(400):
         deep = {"a": deep}
     path = f"/apis/{names.API_VERSION}/namespaces/{namespace}/{names.PLURAL}?fieldValidation=Ignore"
-    made = api.create(path, build_body(scheduling={"affinity": deep, "topologySpreadConstraints": []}))
-    assert made["spec"]["scheduling"] == {"affinity": {}, "topologySpreadConstraints": []}
+    made = api.create(path, build_body(pod={"affinity": deep, "topologySpreadConstraints": []}))
+    assert made["spec"]["pod"] == {"affinity": {}, "topologySpreadConstraints": []}
 
 
 def test_the_documentation_s_parts_of_a_spec_are_taken(services: Services) -> None:
@@ -259,12 +259,12 @@ def test_the_documentation_s_parts_of_a_spec_are_taken(services: Services) -> No
         InferenceService.parse(body)
     embeds, mirrored = (services.create(body)["spec"] for body in bodies)
     assert embeds["engine"]["maxQueuedRequests"] == 2048
-    assert mirrored["engine"]["env"][0]["name"] == "HF_ENDPOINT"
+    assert mirrored["pod"]["env"][0]["name"] == "HF_ENDPOINT"
 
 
 def test_entries_of_env_merge_by_name(services: Services, kubeconfig: Path, namespace: str, tmp_path: Path) -> None:
     for manager, name in (("one", "A"), ("two", "B")):
         manifest = tmp_path / f"{manager}.yaml"
-        manifest.write_text(yaml.safe_dump(build_body(engine={"env": [{"name": name, "value": "1"}]})))
+        manifest.write_text(yaml.safe_dump(build_body(pod={"env": [{"name": name, "value": "1"}]})))
         kubectl(kubeconfig, namespace, "apply", "--server-side", f"--field-manager={manager}", "-f", str(manifest))
-    assert [variable["name"] for variable in services.get("qwen")["spec"]["engine"]["env"]] == ["A", "B"]
+    assert [variable["name"] for variable in services.get("qwen")["spec"]["pod"]["env"]] == ["A", "B"]

@@ -55,7 +55,7 @@ def test_everything_that_can_grow_is_bounded() -> None:
 def test_every_number_that_people_write_has_limits() -> None:
     spec = {path: node for path, node in NODES.items() if path.startswith(".spec") and node.get("type") == "integer"}
     unbounded = {path for path, node in spec.items() if "minimum" not in node or "maximum" not in node}
-    assert unbounded == {".spec.kvCache.blockSize", ".spec.scheduling.tolerations[].tolerationSeconds"}
+    assert unbounded == {".spec.kvCache.blockSize", ".spec.pod.tolerations[].tolerationSeconds"}
 
 
 def test_enums_are_camel_case() -> None:

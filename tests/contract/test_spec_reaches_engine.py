@@ -17,8 +17,8 @@ import conveyor_engine
 from conveyor_api import names
 from conveyor_api.batching import DEFAULT_WINDOW_SECONDS, WINDOWED_MODES
 from conveyor_api.crd import build_schema
+from conveyor_api.env import FREE_ENGINE_SETTINGS
 from conveyor_api.model import _HUB_PATTERN, _VOLUME_PATTERN, HubModel, parse_model_uri
-from conveyor_api.pod import FREE_ENGINE_SETTINGS
 from conveyor_api.resource import InferenceService
 from conveyor_engine.config.engine_config import DEFAULT_MEMORY_FRACTION, EngineConfig
 from conveyor_engine.config.sources import parse_config
@@ -79,7 +79,7 @@ def test_what_is_asked_for_arrives(tmp_path: Path) -> None:
 
 
 def test_each_engine_setting_is_the_specs_or_free() -> None:
-    """A new setting of the engine needs a field of the spec, or a place among those that `engine.env` may set."""
+    """A new setting of the engine needs a field of the spec, or a place among those that `pod.env` may set."""
     settings = {field.name for field in dataclasses.fields(EngineConfig)}
     body = build_full_body()
     written = set(yaml.safe_load(build_engine_config(OWNER, InferenceService.parse(body).spec).text))

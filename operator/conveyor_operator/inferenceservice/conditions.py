@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from conveyor_api.conditions import ConditionType, Reason
 from conveyor_api.model import VolumeModel
-from conveyor_operator.inferenceservice.manifests.deployment import FETCH_CONTAINER
+from conveyor_operator.inferenceservice.manifests.pods import FETCH_CONTAINER
 from conveyor_operator.inferenceservice.pods import PodState
 from conveyor_operator.inferenceservice.scaling import judge_scaling
 from conveyor_operator.inferenceservice.situation import POD_KINDS, Blocker, Situation

@@ -12,9 +12,10 @@ from conveyor_operator.inferenceservice.image import choose_engine_image, hash_t
 from conveyor_operator.inferenceservice.kinds import INFERENCE_SERVICE
 from conveyor_operator.inferenceservice.manifests.autoscaling import build_autoscaler, build_disruption_budget
 from conveyor_operator.inferenceservice.manifests.config import build_config_map, build_engine_config
-from conveyor_operator.inferenceservice.manifests.deployment import build_deployment, build_pod_template
+from conveyor_operator.inferenceservice.manifests.deployment import build_deployment
 from conveyor_operator.inferenceservice.manifests.model import build_claim, needs_claim
 from conveyor_operator.inferenceservice.manifests.network import Network, build_network_policy
+from conveyor_operator.inferenceservice.manifests.pods import build_pod_template
 from conveyor_operator.inferenceservice.manifests.services import (
     build_engine_service,
     build_public_service,

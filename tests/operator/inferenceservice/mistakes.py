@@ -153,10 +153,10 @@ TOLD = (
     Told("`engine.image` with a typing error", "3 s", "ImagePullFailed", "image example/engine:1 cannot be pulled",
          kubelet.image_pull_failed,
          on_cluster={"engine": {"device": "Auto", "image": "example/engine:1"}}),
-    Told("`engine.env` from a ConfigMap that is not there", "3 s", "ContainerConfigInvalid",
+    Told("`pod.env` from a ConfigMap that is not there", "3 s", "ContainerConfigInvalid",
          'container fetch cannot start: configmap "proxy" not found in namespace',
          partial(kubelet.cannot_start, container="fetch", message='configmap "proxy" not found'),
-         on_cluster={"engine": {"device": "Auto", "env": [
+         on_cluster={"pod": {"env": [
              {"name": "HTTPS_PROXY", "valueFrom": {"configMapKeyRef": {"name": "proxy", "key": "url"}}}]}}),
     Told("no GPU in `resources.limits`, with `engine.device: CUDA`", "11 s", "NoDevice",
          "engine.device: CUDA is set, but no CUDA device is visible here; ask for a GPU "
@@ -171,11 +171,11 @@ TOLD = (
          first_ready(NO_GPU), {"replicas": 4}, ready="True",
          on_cluster={"replicas": 4, "resources": {"limits": {"nvidia.com/gpu": 5, "cpu": 1}}},
          seen="1 of 4 engines are ready; "),
-    Told("`scheduling.nodeSelector` that no node has", "1 s", "Unschedulable",
+    Told("`pod.nodeSelector` that no node has", "1 s", "Unschedulable",
          "3 node(s) didn't match Pod's node affinity/selector",
          partial(kubelet.unschedulable,
                  message="0/3 nodes are available: 3 node(s) didn't match Pod's node affinity/selector."),
-         on_cluster={"scheduling": {"nodeSelector": {"disk": "none"}}},
+         on_cluster={"pod": {"nodeSelector": {"disk": "none"}}},
          seen="didn't match Pod's node affinity/selector"),
     Told("`limits: {nvidia.com/gpu: 4}`: an engine uses one", "13 s, when it is ready", "GPUsUnused",
          "1 of 1 engines are ready; each asks for 4 GPUs and uses one; set resources.limits to 1", kubelet.ready,
@@ -202,9 +202,9 @@ TOLD = (
          engine_said(*budget_error(9999, 1024)), {"engine": {"device": "Auto"}},
          on_cluster={"kvCache": {"blockBudget": 9_000_000}}, seen="lower kvCache.blockBudget to "),
     Told("a ResourceQuota without room", "1 s", "PodsRefused", "exceeded quota: none", quota={"pods": "0"}),
-    Told("`scheduling.nodeSelector: {not a label: x}`", "1 s", "ChildRefused", "Deployment refused-child-engine:",
-         spec={"scheduling": {"nodeSelector": {"not a label": "x"}}},
-         on_cluster={"scheduling": {"nodeSelector": {"not a label": "x"}}}, seen="not a label"),
+    Told("`pod.nodeSelector: {not a label: x}`", "1 s", "ChildRefused", "Deployment refused-child-engine:",
+         spec={"pod": {"nodeSelector": {"not a label": "x"}}},
+         on_cluster={"pod": {"nodeSelector": {"not a label": "x"}}}, seen="not a label"),
 )  # fmt: skip
 
 

@@ -36,7 +36,7 @@ def test_the_engine_s_settings_are_told_as_fields_of_the_resource() -> None:
     )
     assert find(ended(told("KVBudgetTooSmall", said))).message == (
         "kvCache.blockBudget gives 8 KV blocks; set engine.maxModelLen to 128 or engine.device: Auto, "
-        "not engine.dtype: Float16; CONVEYOR_ENGINE_WARMUP in engine.env and `host` stay; `rm -rf`"
+        "not engine.dtype: Float16; CONVEYOR_ENGINE_WARMUP in pod.env and `host` stay; `rm -rf`"
     )
 
 

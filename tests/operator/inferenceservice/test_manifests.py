@@ -7,6 +7,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.api.builders import build_full_body
 from tests.operator.builders import OWNER, build, build_one, desire
 
 from conveyor_api import names
@@ -186,29 +187,51 @@ def test_pods_that_ask_for_a_gpu_tolerate_its_taint_and_others_do_not() -> None:
     taint = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
     own = {"key": "team", "operator": "Exists"}
     with_gpu = {"limits": {"nvidia.com/gpu": 1}}
-    assert template(resources=with_gpu, scheduling={"tolerations": [own]})["spec"]["tolerations"] == [taint, own]
+    assert template(resources=with_gpu, pod={"tolerations": [own]})["spec"]["tolerations"] == [taint, own]
     assert "tolerations" not in template()["spec"]
 
 
 def test_the_users_environment_comes_with_ours() -> None:
     endpoint = {"name": "HF_ENDPOINT", "value": "http://hub"}
     for name in ("fetch", "engine"):
-        env = container(name, engine={"env": [endpoint]})["env"]
+        env = container(name, pod={"env": [endpoint]})["env"]
         assert endpoint in env
         assert {"name": "TERMINATION_LOG", "value": "/dev/termination-log"} in env
         assert len({variable["name"] for variable in env}) == len(env)
     assert {"name": "HOME", "value": "/elsewhere"} in container(
-        "engine", engine={"env": [{"name": "HOME", "value": "/elsewhere"}]}
+        "engine", pod={"env": [{"name": "HOME", "value": "/elsewhere"}]}
     )["env"]
 
 
 def test_scheduling_and_pull_secrets_reach_the_pods() -> None:
     scheduling = {"nodeSelector": {"gpu": "a100"}, "priorityClassName": "high", "runtimeClassName": "nvidia"}
-    pod = template(scheduling=scheduling, imagePullSecrets=[{"name": "registry"}])["spec"]
+    pod = template(pod=scheduling | {"imagePullSecrets": [{"name": "registry"}]})["spec"]
     assert pod["nodeSelector"] == {"gpu": "a100"}
     assert pod["priorityClassName"] == "high"
     assert pod["runtimeClassName"] == "nvidia"
     assert pod["imagePullSecrets"] == [{"name": "registry"}]
+
+
+def test_what_the_spec_says_of_the_pods_comes_beside_what_is_ours() -> None:
+    given = build_full_body()["spec"]["pod"]
+    pods = template(pod=given)
+    spec = pods["spec"]
+    assert pods["metadata"]["labels"] == given["labels"] | names.child_labels("qwen")
+    assert given["annotations"].items() < pods["metadata"]["annotations"].items()
+    assert spec["serviceAccountName"] == "models"
+    assert spec["automountServiceAccountToken"] is False
+    assert given["securityContext"].items() < spec["securityContext"].items()
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert [volume for volume in spec["volumes"] if volume["name"] not in names.POD_VOLUMES] == given["volumes"]
+    assert spec["resourceClaims"] == given["resourceClaims"]
+    assert container("engine", pod=given)["resources"]["claims"] == [{"name": "gpu"}]
+    assert "claims" not in container("fetch", pod=given)["resources"]
+    for name in ("fetch", "engine"):
+        assert container(name, pod=given)["volumeMounts"][-2:] == given["volumeMounts"]
+
+
+def test_the_volumes_that_may_not_be_named_are_those_that_are_there() -> None:
+    assert {volume["name"] for volume in template()["spec"]["volumes"]} == set(names.POD_VOLUMES)
 
 
 def test_pods_are_replaced_as_the_spec_says() -> None:

@@ -6,12 +6,12 @@ from tests.operator.stage import Stage, wait_until
 
 def test_a_child_that_the_api_server_refuses_is_a_condition_with_its_words(stage: Stage) -> None:
     with stage.operator():
-        stage.space.make_service(scheduling={"nodeSelector": {"not a label": "x"}})
+        stage.space.make_service(pod={"nodeSelector": {"not a label": "x"}})
         condition = stage.space.wait_condition("qwen", "Ready", "False", "ChildRefused")
         assert "nodeSelector" in condition["message"]
         assert stage.space.condition("qwen", "WorkloadReady")["reason"] == "ChildRefused"
         assert stage.space.get("Deployment", "qwen-engine") is None
-        stage.space.edit("qwen", scheduling={"nodeSelector": None})
+        stage.space.edit("qwen", pod={"nodeSelector": None})
         wait_until("the Deployment", lambda: stage.space.get("Deployment", "qwen-engine"))
         wait_until("no complaint", lambda: stage.space.condition("qwen", "Ready")["reason"] != "ChildRefused")
 
@@ -21,7 +21,7 @@ def test_a_bad_edit_leaves_the_running_pods_alone(stage: Stage) -> None:
         stage.space.make_service()
         stage.space.wait_condition("qwen", "Ready", "True", "Ready")
         generation = stage.space.need("Deployment", "qwen-engine")["metadata"]["generation"]
-        stage.space.edit("qwen", batching={"maxBatchSize": 8}, scheduling={"nodeSelector": {"not a label": "x"}})
+        stage.space.edit("qwen", batching={"maxBatchSize": 8}, pod={"nodeSelector": {"not a label": "x"}})
         stage.space.wait_condition("qwen", "Ready", "False", "ChildRefused")
         assert stage.space.need("Deployment", "qwen-engine")["metadata"]["generation"] == generation
         assert stage.space.condition("qwen", "EndpointReady")["status"] == "True"

@@ -190,7 +190,7 @@ def context_length(stage: Stage) -> int | None:
 
 def test_two_services_with_one_refused_do_not_disturb_each_other(stage: Stage) -> None:
     with stage.operator(), Kubelet(stage.space, kubelet.ready):
-        stage.space.make_service("bad", scheduling={"nodeSelector": {"not a label": "x"}})
+        stage.space.make_service("bad", pod={"nodeSelector": {"not a label": "x"}})
         stage.space.create("InferenceService", make_service("good"))
         stage.space.wait_condition("good", "Ready", "True", "Ready")
         stage.space.wait_condition("bad", "Ready", "False", "ChildRefused")

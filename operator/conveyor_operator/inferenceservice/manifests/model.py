@@ -7,26 +7,25 @@ from conveyor_api.model import VolumeModel
 from conveyor_api.spec import InferenceServiceSpec
 from conveyor_operator.loop.owner import Object, Owner, build_metadata
 
-MODEL_VOLUME = "models"
 _EMPTY_DIR_SIZE = "200Gi"  # more than any model that one device holds; without a limit a download could fill the node
 
 
 def build_model_mount(spec: InferenceServiceSpec) -> Object:
     """Writable only where a download goes: a user's own claim is mounted read-only."""
     if isinstance(spec.model.source, VolumeModel):
-        return {"name": MODEL_VOLUME, "mountPath": names.VOLUME_MODELS_PATH, "readOnly": True}
-    return {"name": MODEL_VOLUME, "mountPath": names.MODELS_PATH}
+        return {"name": names.MODEL_VOLUME, "mountPath": names.VOLUME_MODELS_PATH, "readOnly": True}
+    return {"name": names.MODEL_VOLUME, "mountPath": names.MODELS_PATH}
 
 
 def build_model_volume(owner: Owner, spec: InferenceServiceSpec) -> Object:
     source, cache = spec.model.source, spec.model.cache
     if isinstance(source, VolumeModel):
         claim = {"claimName": source.claim_name, "readOnly": True}
-        return {"name": MODEL_VOLUME, "persistentVolumeClaim": claim}
+        return {"name": names.MODEL_VOLUME, "persistentVolumeClaim": claim}
     if cache.strategy == "PVC":
         claim_name = cache.claim_name or names.model_claim_name(owner.name)
-        return {"name": MODEL_VOLUME, "persistentVolumeClaim": {"claimName": claim_name}}
-    return {"name": MODEL_VOLUME, "emptyDir": {"sizeLimit": str(cache.size or _EMPTY_DIR_SIZE)}}
+        return {"name": names.MODEL_VOLUME, "persistentVolumeClaim": {"claimName": claim_name}}
+    return {"name": names.MODEL_VOLUME, "emptyDir": {"sizeLimit": str(cache.size or _EMPTY_DIR_SIZE)}}
 
 
 def needs_claim(spec: InferenceServiceSpec) -> bool:

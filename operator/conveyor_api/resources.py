@@ -1,0 +1,80 @@
+"""`spec.resources`: what one engine asks of its node."""
+
+import re
+from typing import Annotated, ClassVar, Final
+
+from pydantic import Field
+
+from conveyor_api.base import ApiModel, Rule
+from conveyor_api.quantities import IntOrString, parse_quantity
+
+_RESOURCE_NAME_PATTERN: Final = r"^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
+
+
+def _is_amount(value: int | str) -> bool:
+    try:
+        return parse_quantity(value) >= 0
+    except ValueError:
+        return False
+
+
+# Kubernetes counts a value that may be a number or a string as long as a whole request, so the cost of these rules
+# is near its limit: hence few resources, and guards only where a wrong value would hide the sentence.
+ResourceAmounts = Annotated[
+    dict[
+        str,
+        Annotated[
+            int | str,
+            IntOrString(),
+            Rule(
+                "type(self) == int ? self >= 0 : isQuantity(self) && !quantity(self).isLessThan(quantity('0'))",
+                "must be a quantity such as 500m, 2 or 10Gi, and not negative",
+                _is_amount,
+            ),
+        ],
+    ],
+    Field(max_length=6),
+    Rule(
+        f"self.all(name, name.matches('{_RESOURCE_NAME_PATTERN}'))",
+        "must name resources as Kubernetes does, for example cpu, memory or nvidia.com/gpu",
+        lambda amounts: all(re.fullmatch(_RESOURCE_NAME_PATTERN, name) for name in amounts),
+    ),
+    Rule(
+        "self.all(name, !name.contains('/') || type(self[name]) == int || string(self[name]).matches('^[0-9]+$'))",
+        "must ask for GPUs and other devices in whole numbers, for example nvidia.com/gpu: 1",
+        lambda amounts: all("/" not in name or str(amount).isdecimal() for name, amount in amounts.items()),
+    ),
+]
+
+
+class Resources(ApiModel):
+    """What one engine asks of its node. Ask for the GPU here, for example `limits: {nvidia.com/gpu: 1}`."""
+
+    rules: ClassVar = (
+        Rule(
+            "!has(self.requests) || !has(self.limits) || self.requests.all(name, !(name in self.limits) ||"
+            " !quantity(string(self.requests[name])).isGreaterThan(quantity(string(self.limits[name]))))",
+            "requests must not be more than limits",
+            lambda resources: all(
+                name not in resources.limits or parse_quantity(value) <= parse_quantity(resources.limits[name])
+                for name, value in resources.requests.items()
+            ),
+            field="requests",
+        ),
+        Rule(
+            "!has(self.requests) || self.requests.all(name, !name.contains('/')"
+            " || (has(self.limits) && name in self.limits"
+            " && string(self.limits[name]) == string(self.requests[name])))",
+            "GPUs and other devices go into limits; in requests they may only repeat the same number",
+            lambda resources: all(
+                "/" not in name or str(resources.limits.get(name)) == str(value)
+                for name, value in resources.requests.items()
+            ),
+            field="requests",
+        ),
+    )
+
+    requests: ResourceAmounts = Field(default_factory=dict)
+    """Amounts that are reserved."""
+    limits: ResourceAmounts = Field(default_factory=dict)
+    """Amounts that are never exceeded; GPUs are given here."""

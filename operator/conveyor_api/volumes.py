@@ -1,0 +1,161 @@
+"""`spec.pod.volumes` and `spec.pod.volumeMounts`: files beside the model.
+
+The kinds of volume are those that the Pod Security Standard "restricted" allows and that need no driver; a folder of
+the node is none of them. An emptyDir must have a limit, so that no pod fills its node.
+"""
+
+import re
+from typing import Annotated, ClassVar, Final, Literal
+
+from pydantic import Field
+
+from conveyor_api import names
+from conveyor_api.base import ApiModel, KeyedBy, Rule
+from conveyor_api.quantities import parse_quantity
+from conveyor_api.scheduling import Name
+
+_NAME_PATTERN: Final = "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
+_PATH_PATTERN: Final = "^(/[A-Za-z0-9_@+=.-]+)+$"
+_DOTS_PATTERN: Final = "/[.]{1,2}(/|$)"
+# Folders of the system, and those in which Conveyor has put something.
+_TAKEN_PATTERN: Final = "^/(etc$|etc/conveyor(/|$)|(dev|proc|sys|tmp|models)(/|$))"
+
+
+def _is_size(text: str) -> bool:
+    try:
+        return parse_quantity(text) > 0
+    except ValueError:
+        return False
+
+
+# A string, which costs a rule within a list less than a quantity's number or string does.
+SizeLimit = Annotated[
+    str,
+    Field(max_length=20),
+    Rule(
+        "isQuantity(self) && quantity(self).isGreaterThan(quantity('0'))",
+        "must be more than 0, for example 1Gi",
+        _is_size,
+    ),
+]
+
+
+class KeyToPath(ApiModel):
+    """One key as a file."""
+
+    key: Name
+    """Key of the value."""
+    path: Annotated[str, Field(min_length=1, max_length=512)]
+    """Path of the file within the volume."""
+
+
+KeysToPaths = Annotated[list[KeyToPath], Field(max_length=64)]
+
+
+class ConfigMapVolume(ApiModel):
+    """The keys of a ConfigMap as files."""
+
+    name: Name
+    """Name of the ConfigMap."""
+    items: KeysToPaths = Field(default_factory=list)
+    """Keys to take, with their files; none: all, each as a file of its name."""
+    optional: bool | None = None
+    """Start without it when it is missing."""
+
+
+class SecretVolume(ApiModel):
+    """The keys of a Secret as files."""
+
+    secret_name: Name
+    """Name of the Secret."""
+    items: KeysToPaths = Field(default_factory=list)
+    """Keys to take, with their files; none: all, each as a file of its name."""
+    optional: bool | None = None
+    """Start without it when it is missing."""
+
+
+class ClaimVolume(ApiModel):
+    """A PersistentVolumeClaim."""
+
+    claim_name: Name
+    """Name of the claim."""
+    read_only: bool | None = None
+    """Mount it for reading only."""
+
+
+class EmptyDirVolume(ApiModel):
+    """A folder that goes with the pod."""
+
+    size_limit: SizeLimit
+    """Most that it may hold; beyond it the pod is evicted."""
+    medium: Literal["Memory"] | None = None
+    """Memory: keep it there, where it counts as the pod's; default: the node's disk."""
+
+
+class Volume(ApiModel):
+    """One volume of the pods, of exactly one kind."""
+
+    rules: ClassVar = (
+        Rule(
+            "[has(self.configMap), has(self.secret), has(self.persistentVolumeClaim), has(self.emptyDir)]"
+            ".exists_one(given, given)",
+            "a volume needs exactly one of configMap, secret, persistentVolumeClaim and emptyDir",
+            lambda volume: (
+                [volume.config_map, volume.secret, volume.persistent_volume_claim, volume.empty_dir].count(None) == 3
+            ),
+        ),
+    )
+
+    name: Annotated[
+        str,
+        Field(max_length=63),
+        Rule(
+            f"self.matches('{_NAME_PATTERN}')",
+            "must be the name of a volume: small letters, digits and -",
+            lambda name: re.fullmatch(_NAME_PATTERN, name) is not None,
+        ),
+        Rule(
+            f"!(self in {list(names.POD_VOLUMES)})",
+            f"is a volume of Conveyor's own, as are {', '.join(names.POD_VOLUMES)}; choose another name",
+            lambda name: name not in names.POD_VOLUMES,
+        ),
+    ]
+    """Name that `volumeMounts` use."""
+    config_map: ConfigMapVolume | None = None
+    """The keys of a ConfigMap as files."""
+    secret: SecretVolume | None = None
+    """The keys of a Secret as files."""
+    persistent_volume_claim: ClaimVolume | None = None
+    """A PersistentVolumeClaim."""
+    empty_dir: EmptyDirVolume | None = None
+    """A folder that goes with the pod."""
+
+
+class VolumeMount(ApiModel):
+    """Where a volume lies, in the engine and in the model download."""
+
+    name: Annotated[str, Field(min_length=1, max_length=63)]
+    """Name of the volume."""
+    mount_path: Annotated[
+        str,
+        Field(max_length=512),
+        Rule(
+            f"self.matches('{_PATH_PATTERN}') && !self.matches('{_DOTS_PATTERN}')",
+            "must be an absolute path such as /etc/ssl/certs/team.crt",
+            lambda path: re.fullmatch(_PATH_PATTERN, path) is not None and re.search(_DOTS_PATTERN, path) is None,
+        ),
+        Rule(
+            f"!self.matches('{_TAKEN_PATTERN}')",
+            "is taken: /etc, /etc/conveyor, /dev, /proc, /sys, /tmp and /models belong to the system and to Conveyor",
+            lambda path: re.search(_TAKEN_PATTERN, path) is None,
+        ),
+    ]
+    """Folder, or with `subPath` file, in the container."""
+    sub_path: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    """Path within the volume; default: all of it."""
+    read_only: bool | None = None
+    """Mount it for reading only."""
+
+
+Volumes = Annotated[list[Volume], Field(max_length=16), KeyedBy("name")]
+VolumeMounts = Annotated[list[VolumeMount], Field(max_length=16), KeyedBy("mountPath")]
