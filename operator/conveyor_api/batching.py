@@ -3,6 +3,7 @@
 The numbers that gateway, operator and engine must agree on are derived here, once.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
@@ -12,14 +13,10 @@ from conveyor_api.quantities import Duration, between, parse_duration_seconds
 
 BatchingMode = Literal["None", "Static", "Dynamic", "Continuous"]
 
-# The window when a service names none: a Static batch should fill, a Dynamic one should not be felt.
-DEFAULT_WINDOW_SECONDS: Final[dict[BatchingMode, float]] = {
-    "None": 0.0,
-    "Static": 1.0,
-    "Dynamic": 0.01,
-    "Continuous": 0.0,
-}
-WINDOWED_MODES: Final = ("Static", "Dynamic")
+# What a service gets that names none. `status.effective` tells them: written into the object they could never follow
+# the device or a newer release. A Static batch should fill, the window of a Dynamic one should not be felt.
+DEFAULT_BATCH_SIZE: Final = 32
+DEFAULT_WINDOWS: Final[Mapping[BatchingMode, str]] = {"Static": "1s", "Dynamic": "10ms"}
 
 Tokens = Annotated[int, Field(ge=1, le=16_777_216)]
 
@@ -33,11 +30,12 @@ class Batching(ApiModel):
         Rule(
             "!has(self.window) || self.mode in ['Static', 'Dynamic']",
             "window is only for modes Static and Dynamic; remove it, or set mode: Dynamic",
-            lambda batching: batching.window is None or batching.mode in WINDOWED_MODES,
+            lambda batching: batching.window is None or batching.mode in DEFAULT_WINDOWS,
             field="window",
         ),
         Rule(
-            "!has(self.maxBatchTokens) || self.mode == 'None' || self.maxBatchTokens >= self.maxBatchSize",
+            "!has(self.maxBatchTokens) || !has(self.maxBatchSize) || self.mode == 'None'"
+            " || self.maxBatchTokens >= self.maxBatchSize",
             "maxBatchTokens must be at least maxBatchSize: each request of a batch needs one token per step",
             lambda batching: (
                 batching.max_batch_tokens is None or batching.max_batch_tokens >= batching.effective_batch_size
@@ -51,24 +49,35 @@ class Batching(ApiModel):
     is padded to its longest prompt, and all its answers leave together. Dynamic: a batch starts so too, unpadded, of
     requests of similar length, and each answer leaves when it is done. Continuous: requests join and leave at every
     step."""
-    max_batch_size: Annotated[int, Field(ge=1, le=1024)] = 32
-    """Requests that run together on one engine. Mode None runs one, whatever this says."""
+    max_batch_size: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Requests that run together on one engine; default: see `status.effective`. Mode None runs one, whatever this
+    says."""
     window: Window | None = None
-    """How long a batch waits for company since its first request: Static default `1s`, Dynamic default `10ms`;
-    1ms to 1h."""
+    """How long a batch waits for company since its first request, 1ms to 1h; default: `1s` for Static, `10ms` for
+    Dynamic."""
     max_batch_tokens: Tokens | None = None
     """Tokens of one step over all requests; default: the engine's choice. In mode Dynamic, a batch whose prompts have
     so many tokens starts too."""
 
     @property
+    def chosen_batch_size(self) -> int:
+        """`max_batch_size`, or the default, no more than a step may have tokens."""
+        return self.max_batch_size or min(DEFAULT_BATCH_SIZE, self.max_batch_tokens or DEFAULT_BATCH_SIZE)
+
+    @property
     def effective_batch_size(self) -> int:
-        """B, the requests that one engine runs together: 1 for mode None, else `max_batch_size`."""
-        return 1 if self.mode == "None" else self.max_batch_size
+        """B, the requests that one engine runs together: 1 for mode None."""
+        return 1 if self.mode == "None" else self.chosen_batch_size
+
+    @property
+    def effective_window(self) -> str | None:
+        """How long a batch waits for company; None for modes without a window."""
+        return self.window or DEFAULT_WINDOWS.get(self.mode)
 
     @property
     def window_seconds(self) -> float:
         """How long a batch waits for company, in seconds; 0 for modes without a window."""
-        return DEFAULT_WINDOW_SECONDS[self.mode] if self.window is None else parse_duration_seconds(self.window)
+        return parse_duration_seconds(self.effective_window or "0s")
 
     @property
     def engine_place_limit(self) -> int:

@@ -33,6 +33,7 @@ _KEPT: Final = frozenset(
         "x-kubernetes-validations",
     }
 )
+_INT32: Final = 2**31 - 1
 _DROPPED: Final = frozenset({"title", "$defs"})
 
 
@@ -78,10 +79,11 @@ def _version() -> Schema:
         "additionalPrinterColumns": [
             _column("Ready", "string", '.status.conditions[?(@.type=="Ready")].status'),
             _column("Reason", "string", '.status.conditions[?(@.type=="Ready")].reason'),
-            _column("Mode", "string", ".spec.batching.mode"),
+            _column("Model", "string", ".spec.model.uri"),
             _column("Replicas", "integer", ".status.replicas"),
             _column("ReadyReplicas", "integer", ".status.readyReplicas"),
             _column("Desired", "integer", ".status.desiredReplicas"),
+            _column("Mode", "string", ".spec.batching.mode", priority=1),
             _column("URL", "string", ".status.url", priority=1),
             _column("Age", "date", ".metadata.creationTimestamp"),
         ],
@@ -133,7 +135,14 @@ def _structural(schema: Schema, definitions: Mapping[str, Schema]) -> Schema:
             result[keyword] = value
         elif keyword not in _DROPPED:
             raise UnsupportedSchema(f"no structural schema for {keyword!r} in {schema}")
-    return _with_stated_default(result)
+    return _with_stated_default(_with_format(result))
+
+
+def _with_format(schema: Schema) -> Schema:
+    """With the width of an integer, which clients in Go and Java choose their types by."""
+    if schema.get("type") == "integer":
+        schema.setdefault("format", "int32" if schema.get("maximum", _INT32 + 1) <= _INT32 else "int64")
+    return schema
 
 
 def _resolved(schema: Schema, definitions: Mapping[str, Schema]) -> Schema:

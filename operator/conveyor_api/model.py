@@ -25,6 +25,10 @@ _HUB_PATTERN: Final = f"^hf://{_SEGMENT}/{_SEGMENT}(@{_REVISION})?$"
 _VOLUME_PATTERN: Final = rf"^pvc://{_CLAIM}(/[A-Za-z0-9_@+=.-]+)+$"
 _SERVED_NAME_PATTERN: Final = r"^[A-Za-z0-9]([A-Za-z0-9._/:@-]{0,126}[A-Za-z0-9])?$"
 
+_OWN_CLAIM_BEFORE_AND_AFTER: Final = (
+    "self.strategy == 'PVC' && has(self.size) && oldSelf.strategy == 'PVC' && has(oldSelf.size)"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class HubModel:
@@ -106,6 +110,19 @@ class Cache(ApiModel):
             "size must be more than 0, for example 20Gi",
             lambda cache: cache.size is None or parse_quantity(cache.size) > 0,
             field="size",
+        ),
+        Rule(
+            f"!({_OWN_CLAIM_BEFORE_AND_AFTER}) || !isQuantity(string(self.size))"
+            " || !quantity(string(self.size)).isLessThan(quantity(string(oldSelf.size)))",
+            "size of a claim that is there can only grow; to have a smaller one, name it in claimName",
+            field="size",
+        ),
+        Rule(
+            f"!({_OWN_CLAIM_BEFORE_AND_AFTER})"
+            " || (has(self.storageClassName) ? self.storageClassName : '')"
+            " == (has(oldSelf.storageClassName) ? oldSelf.storageClassName : '')",
+            "storageClassName of a claim that is there cannot change; to have another, name its claim in claimName",
+            field="storageClassName",
         ),
     )
 

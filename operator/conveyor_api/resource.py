@@ -23,6 +23,19 @@ _UNKNOWN_LIMIT = (
     " || !has(oldSelf.status.model.uri) || oldSelf.status.model.uri != self.spec.model.uri"
 )
 
+# The access mode of a claim never changes. Where one node at a time may have it, a second pod might wait for ever.
+_ONE_NODE = (
+    "has(oldSelf.status) && has(oldSelf.status.effective) && has(oldSelf.status.effective.cacheAccessMode)"
+    " && oldSelf.status.effective.cacheAccessMode == 'ReadWriteOnce'"
+    " && self.spec.model.cache.strategy == 'PVC' && has(self.spec.model.cache.size)"
+)
+
+
+def _one_pod(spec: str) -> str:
+    """CEL: at most one pod at a time."""
+    most = f"(has({spec}.autoscaling) ? {spec}.autoscaling.maxReplicas : has({spec}.replicas) ? {spec}.replicas : 1)"
+    return f"({most} <= 1 && string({spec}.rollout.maxSurge) in ['0', '0%'])"
+
 
 class Metadata(ApiModel):
     """The members of `metadata` that Conveyor reads."""
@@ -75,6 +88,11 @@ class InferenceService(ApiModel):
             " || (self.spec.kvCache == oldSelf.spec.kvCache && !has(oldSelf.spec.engine.maxModelLen))",
             "spec.kvCache.blockBudget x blockSize is less than the model's longest request, "
             "status.model.contextLength; raise blockBudget, or set spec.engine.maxModelLen to what fits",
+        ),
+        Rule(
+            f"!({_ONE_NODE}) || {_one_pod('self.spec')} || !{_one_pod('oldSelf.spec')}",
+            "the claim of spec.model.cache was made for one pod (ReadWriteOnce), so a second one might never start; "
+            "keep one replica without maxSurge, or name a ReadWriteMany claim in spec.model.cache.claimName",
         ),
     )
 

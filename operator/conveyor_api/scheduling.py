@@ -14,8 +14,7 @@ Name = Annotated[str, Field(min_length=1, max_length=253)]
 Key = Annotated[str, Field(min_length=1, max_length=317)]
 Label = Annotated[str, Field(max_length=63)]
 Labels = Annotated[dict[str, Label], Field(max_length=32)]
-Int32 = Annotated[int, Field(json_schema_extra={"format": "int32"})]
-Weight = Annotated[Int32, Field(ge=1, le=100)]
+Weight = Annotated[int, Field(ge=1, le=100)]
 
 
 class NodeRequirement(ApiModel):
@@ -154,7 +153,7 @@ class TopologySpreadConstraint(ApiModel):
         ),
     )
 
-    max_skew: Annotated[Int32, Field(ge=1, le=10_000)]
+    max_skew: Annotated[int, Field(ge=1, le=10_000)]
     """Most pods that one group may have more than another."""
     topology_key: Key
     """Node label that forms the groups."""
@@ -164,7 +163,7 @@ class TopologySpreadConstraint(ApiModel):
     """Which pods are counted."""
     match_label_keys: LabelKeys = Field(default_factory=list)
     """Labels in which counted pods must equal the engine's own."""
-    min_domains: Annotated[Int32, Field(ge=1, le=10_000)] | None = None
+    min_domains: Annotated[int, Field(ge=1, le=10_000)] | None = None
     """Least number of groups."""
     node_affinity_policy: Literal["Honor", "Ignore"] | None = None
     """Whether only nodes that the pods may run on are counted; default Honor."""
@@ -183,5 +182,5 @@ class Toleration(ApiModel):
     """Value of the taint."""
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
     """Effect of the taint; none means all."""
-    toleration_seconds: Annotated[int, Field(ge=0, json_schema_extra={"format": "int64"})] | None = None
+    toleration_seconds: Annotated[int, Field(ge=0)] | None = None
     """How long a pod stays after a NoExecute taint appears."""

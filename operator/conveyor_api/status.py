@@ -82,6 +82,19 @@ class AutoscalingStatus(_StatusModel):
     """The decision with its arithmetic."""
 
 
+class EffectiveStatus(_StatusModel):
+    """What holds where the spec leaves something open."""
+
+    image: Annotated[str, Field(max_length=512)] | None = None
+    """Image that the pods run; kept until the spec changes, so that an upgrade of Conveyor restarts no engine."""
+    max_batch_size: Count | None = None
+    """Requests that run together on one engine; the autoscaler aims by it."""
+    window: Word | None = None
+    """How long a batch waits for company since its first request, in modes that have a window."""
+    cache_access_mode: Word | None = None
+    """Access mode of the claim that Conveyor made for `model.cache`; it never changes."""
+
+
 class LastFailure(_StatusModel):
     """The latest failure of an engine pod; stays when the pod is gone."""
 
@@ -116,8 +129,8 @@ class InferenceServiceStatus(_StatusModel):
     """Selects the pods; for `/scale`."""
     url: Annotated[str, Field(max_length=1024)] | None = None
     """Base URL for OpenAI clients: at the chart's `gateway.url` if that is set, else at the gateway's Service."""
-    engine_image: Annotated[str, Field(max_length=512)] | None = None
-    """Image that the pods run; kept until the spec changes, so that an upgrade of Conveyor restarts no engine."""
+    effective: EffectiveStatus | None = None
+    """What holds where the spec leaves something open."""
     model: ModelStatus | None = None
     """The served model."""
     autoscaling: AutoscalingStatus | None = None

@@ -73,7 +73,7 @@ def test_the_defaults_stand_in_the_answer(services: Services) -> None:
     assert answer["spec"] == {
         "model": {"uri": "hf://Qwen/Qwen3-0.6B", "cache": {"strategy": "EmptyDir"}},
         "engine": {"device": "CUDA", "dtype": "Auto", "maxQueuedRequests": 256, "samplingDefaults": "Model"},
-        "batching": {"mode": "Continuous", "maxBatchSize": 32},
+        "batching": {"mode": "Continuous"},
         "kvCache": {"blockSize": 16},
         "queue": {"maxRequests": 1024, "timeout": "60s"},
         "requestTimeout": "10m",
@@ -186,6 +186,38 @@ def test_a_limit_that_becomes_known_too_late_stops_neither_status_nor_other_edit
     services.merge("qwen", {"spec": {"engine": {"maxModelLen": 1024}}})
 
 
+def test_a_claim_for_one_pod_keeps_its_service_at_one(services: Services) -> None:
+    cache = {"strategy": "PVC", "size": "10Gi"}
+    services.create(build_body(model={"uri": "hf://a/b", "cache": cache}))
+    services.merge("qwen", {"status": {"effective": {"cacheAccessMode": "ReadWriteOnce"}}}, "/status")
+    more = ({"replicas": 2}, {"autoscaling": {"maxReplicas": 2}}, {"rollout": {"maxSurge": 1}})
+    for spec in more:
+        with pytest.raises(ApiError, match="was made for one pod"):
+            services.merge("qwen", {"spec": spec})
+    services.merge("qwen", {"spec": {"replicas": 0}})
+    services.merge("qwen", {"spec": {"model": {"cache": {"size": None, "claimName": "shared"}}, "replicas": 2}})
+
+
+@pytest.mark.parametrize("mode", ["ReadWriteMany", None])
+def test_a_service_whose_claim_many_pods_may_have_grows(services: Services, mode: str | None) -> None:
+    services.create(build_body(model={"uri": "hf://a/b", "cache": {"strategy": "PVC", "size": "10Gi"}}))
+    services.merge("qwen", {"status": {"effective": {"cacheAccessMode": mode}}}, "/status")
+    services.merge("qwen", {"spec": {"replicas": 2, "rollout": {"maxSurge": 1}}})
+
+
+def test_a_claim_that_is_there_only_grows_and_keeps_its_class(services: Services) -> None:
+    cache = {"strategy": "PVC", "size": "10Gi", "storageClassName": "fast"}
+    services.create(build_body(model={"uri": "hf://a/b", "cache": cache}))
+    services.merge("qwen", {"spec": {"model": {"cache": {"size": "20Gi"}}}})
+    with pytest.raises(ApiError, match="can only grow"):
+        services.merge("qwen", {"spec": {"model": {"cache": {"size": "19Gi"}}}})
+    for other in ("slow", None):
+        with pytest.raises(ApiError, match="storageClassName of a claim that is there cannot change"):
+            services.merge("qwen", {"spec": {"model": {"cache": {"storageClassName": other}}}})
+    services.merge("qwen", {"spec": {"model": {"cache": None}}})
+    services.merge("qwen", {"spec": {"model": {"cache": {"strategy": "PVC", "size": "1Gi"}}}})
+
+
 def test_status_is_kept_whole_and_does_not_touch_the_spec(services: Services) -> None:
     created = services.create(build_body())
     status = build_status()
@@ -211,11 +243,12 @@ def test_kubectl_shows_the_columns(services: Services, kubeconfig: Path, namespa
     services.create(build_body())
     services.merge("qwen", {"status": build_status().to_manifest()}, "/status")
     header, line = kubectl(kubeconfig, namespace, "get", names.SHORT_NAME).splitlines()
-    assert header.split() == ["NAME", "READY", "REASON", "MODE", "REPLICAS", "READYREPLICAS", "DESIRED", "AGE"]
-    assert line.split()[:-1] == ["qwen", "True", "Ready", "Continuous", "3", "2", "4"]
+    assert header.split() == ["NAME", "READY", "REASON", "MODEL", "REPLICAS", "READYREPLICAS", "DESIRED", "AGE"]
+    assert line.split()[:-1] == ["qwen", "True", "Ready", "hf://Qwen/Qwen3-0.6B", "3", "2", "4"]
 
     header, line = kubectl(kubeconfig, namespace, "get", names.SHORT_NAME, "--output=wide").splitlines()
-    assert "URL" in header.split()
+    assert {"MODE", "URL"} < set(header.split())
+    assert "Continuous" in line
     assert "http://conveyor-gateway/default/qwen/v1" in line
 
 
@@ -232,7 +265,7 @@ def test_kubectl_waits_for_ready(services: Services, kubeconfig: Path, namespace
 
 def test_kubectl_explains_each_field(crd: Json, kubeconfig: Path) -> None:
     text = kubectl(kubeconfig, "default", "explain", "infsvc.spec.batching")
-    assert "Mode None runs one, whatever this says. Default: 32." in " ".join(text.split())
+    assert "Mode None runs one, whatever this says." in " ".join(text.split())
 
 
 def test_kubectl_apply_refuses_an_unknown_field(crd: Json, kubeconfig: Path, tmp_path: Path) -> None:

@@ -58,6 +58,13 @@ def test_every_number_that_people_write_has_limits() -> None:
     assert unbounded == {".spec.kvCache.blockSize", ".spec.pod.tolerations[].tolerationSeconds"}
 
 
+def test_every_integer_has_its_width() -> None:
+    integers = {path: node.get("format") for path, node in NODES.items() if node.get("type") == "integer"}
+    assert {format for path, format in integers.items()} == {"int32", "int64"}
+    assert integers[".spec.replicas"] == "int32"
+    assert integers[".status.observedGeneration"] == "int64"
+
+
 def test_enums_are_camel_case() -> None:
     values = {value for node in NODES.values() for value in node.get("enum", ())}
     assert {"Continuous", "Dynamic"} <= values

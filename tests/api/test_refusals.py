@@ -53,6 +53,9 @@ def _path(bad: Bad) -> str:
 # What may not follow on what was there: no resource is bad by itself. `test_admission` tries these.
 BAD_CHANGES = (
     "spec.engine.maxModelLen is more than the model was made for",
+    "the claim of spec.model.cache was made for one pod",
+    "size of a claim that is there can only grow",
+    "storageClassName of a claim that is there cannot change",
     "spec.kvCache.blockBudget x blockSize is less than the model's longest request",
 )
 

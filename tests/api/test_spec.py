@@ -19,6 +19,11 @@ def test_mode_none_runs_one_request_whatever_the_batch_size() -> None:
     assert parse_spec(batching={"maxBatchSize": 64}).batching.effective_batch_size == 64
 
 
+def test_a_batch_size_that_is_left_open_is_32_or_what_a_step_may_have() -> None:
+    assert parse_spec().batching.effective_batch_size == 32
+    assert parse_spec(batching={"maxBatchTokens": 8}).batching.effective_batch_size == 8
+
+
 @pytest.mark.parametrize(("mode", "size", "places"), [("None", 32, 2), ("Static", 4, 5), ("Continuous", 32, 36)])
 def test_an_engine_has_places_for_its_batch_and_an_eighth(mode: BatchingMode, size: int, places: int) -> None:
     assert parse_spec(batching={"mode": mode, "maxBatchSize": size}).batching.engine_place_limit == places

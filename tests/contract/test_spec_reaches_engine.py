@@ -15,10 +15,11 @@ from tests.api.builders import build_body, build_full_body
 
 import conveyor_engine
 from conveyor_api import names
-from conveyor_api.batching import DEFAULT_WINDOW_SECONDS, WINDOWED_MODES
+from conveyor_api.batching import DEFAULT_BATCH_SIZE, DEFAULT_WINDOWS
 from conveyor_api.crd import build_schema
 from conveyor_api.env import FREE_ENGINE_SETTINGS
 from conveyor_api.model import _HUB_PATTERN, _VOLUME_PATTERN, HubModel, parse_model_uri
+from conveyor_api.quantities import parse_duration_seconds
 from conveyor_api.resource import InferenceService
 from conveyor_engine.config.engine_config import DEFAULT_MEMORY_FRACTION, EngineConfig
 from conveyor_engine.config.sources import parse_config
@@ -139,12 +140,13 @@ def test_a_number_may_be_as_large_for_the_engine_as_for_the_api(setting: str, fi
 
 def test_what_api_and_engine_do_by_themselves_is_the_same() -> None:
     modes = {"Static": policy.STATIC_WINDOW_SECONDS, "Dynamic": policy.DYNAMIC_WINDOW_SECONDS}
-    assert modes == {mode: DEFAULT_WINDOW_SECONDS[mode] for mode in WINDOWED_MODES}  # type: ignore[index]
+    assert modes == {mode: parse_duration_seconds(window) for mode, window in DEFAULT_WINDOWS.items()}
+    assert FIELDS["max_num_seqs"].default == DEFAULT_BATCH_SIZE
     share = f"`{DEFAULT_MEMORY_FRACTION:.0%}`".replace("%", "")
     assert share in find_schema("kvCache.memoryPercent")["description"]
     assert share in (REPOSITORY / "docs" / "sizing.md").read_text()
     for setting, field in RESOURCE_FIELDS.items():
-        if setting in ("max_num_seqs", "max_num_queued_requests", "block_size"):
+        if setting in ("max_num_queued_requests", "block_size"):
             assert FIELDS[setting].default == find_schema(field)["default"], setting
 
 

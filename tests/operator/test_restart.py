@@ -113,12 +113,12 @@ def test_an_upgrade_with_another_default_image_restarts_no_pod(stage: Stage) -> 
             stage.proxy.wait_quiet()
             deployment = stage.space.need("Deployment", "qwen-engine")
             assert deployment["metadata"]["generation"] == generation
-            assert stage.space.need("InferenceService", "qwen")["status"]["engineImage"] == "example/engine:1"
+            assert stage.space.need("InferenceService", "qwen")["status"]["effective"]["image"] == "example/engine:1"
             stage.space.edit("qwen", batching={"maxBatchSize": 8})
 
             def new_image() -> bool:
                 status = stage.space.need("InferenceService", "qwen")["status"]
-                return bool(status["engineImage"] == "example/engine:2")
+                return bool(status["effective"]["image"] == "example/engine:2")
 
             wait_until("the new image with the next rollout", new_image)
             container = stage.space.need("Deployment", "qwen-engine")["spec"]["template"]["spec"]["containers"][0]

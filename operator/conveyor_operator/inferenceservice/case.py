@@ -73,5 +73,5 @@ class ServiceCase:
             self._metrics_api,
             self._memory.template_generation or 0,
         )
-        written = Written(self._url, self._desired.engine_image)
+        written = Written(self._url, self._desired.effective)
         return build_status(self._service, situation, written, self._previous, now)

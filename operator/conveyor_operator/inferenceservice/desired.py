@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from conveyor_api import names
 from conveyor_api.resource import InferenceService
 from conveyor_api.spec import InferenceServiceSpec
+from conveyor_api.status import EffectiveStatus
 from conveyor_operator.inferenceservice.image import choose_engine_image, hash_template
 from conveyor_operator.inferenceservice.kinds import INFERENCE_SERVICE
 from conveyor_operator.inferenceservice.manifests.autoscaling import build_autoscaler, build_disruption_budget
@@ -29,11 +30,11 @@ from conveyor_operator.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class Desired:
-    """The children come without replicas: `plan` decides on them by what is there."""
+    """The children come without replicas: `plan` decides on them by what is there. `effective` is for the status."""
 
     owner: Owner
     spec: InferenceServiceSpec
-    engine_image: str
+    effective: EffectiveStatus
     children: tuple[Object, ...]
 
 
@@ -59,10 +60,17 @@ def build_desired(service: InferenceService, settings: Settings, observed: Obser
     if settings.network_policies:
         network = Network(settings.system_namespace, settings.prometheus_namespaces)
         children.append(build_network_policy(owner, network))
-    if needs_claim(spec):
-        children.append(build_claim(owner, spec, _choose_access_mode(spec, owner, observed)))
+    access_mode = _choose_access_mode(spec, owner, observed) if needs_claim(spec) else None
+    if access_mode is not None:
+        children.append(build_claim(owner, spec, access_mode))
     autoscaler = build_autoscaler(owner, spec)
-    return Desired(owner, spec, image, (*children, *([] if autoscaler is None else [autoscaler])))
+    effective = EffectiveStatus(
+        image=image,
+        max_batch_size=spec.batching.effective_batch_size,
+        window=spec.batching.effective_window,
+        cache_access_mode=access_mode,
+    )
+    return Desired(owner, spec, effective, (*children, *([] if autoscaler is None else [autoscaler])))
 
 
 def _choose_access_mode(spec: InferenceServiceSpec, owner: Owner, observed: Observed) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from conveyor_api import names
 from conveyor_api.conditions import ConditionType, Reason
 from conveyor_api.resource import InferenceService
-from conveyor_api.status import Condition, InferenceServiceStatus, LastFailure, ModelStatus, clip
+from conveyor_api.status import Condition, EffectiveStatus, InferenceServiceStatus, LastFailure, ModelStatus, clip
 from conveyor_operator.inferenceservice.conditions import Judged, judge_all
 from conveyor_operator.inferenceservice.failures import PodFailure, find_last_failure
 from conveyor_operator.inferenceservice.pods import find_context_length
@@ -26,7 +26,7 @@ class Written:
     """What the installation and this reconcile add to the status."""
 
     url: str
-    engine_image: str
+    effective: EffectiveStatus
 
 
 def build_status(
@@ -43,7 +43,7 @@ def build_status(
         desired_replicas=deployment.asked_replicas,
         selector=names.pod_selector_string(service.name),
         url=written.url,
-        engine_image=written.engine_image,
+        effective=written.effective,
         model=_build_model(service, situation, previous),
         autoscaling=build_scaling_status(situation.spec, situation.observed),
     )

@@ -34,8 +34,10 @@ def test_autoscaling_and_a_cache_add_an_autoscaler_and_a_claim(stage: Stage) -> 
         stage.space.make_service(model=model, autoscaling=AUTOSCALING)
         stage.space.wait_children("qwen")
         wait_until("the HPA", lambda: stage.space.get("HorizontalPodAutoscaler", "qwen-engine"))
+        status = stage.space.wait_observed("qwen")["status"]
     claim = stage.space.need("PersistentVolumeClaim", "qwen-models")
     assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+    assert status["effective"]["cacheAccessMode"] == "ReadWriteMany"
     metrics = stage.space.need("HorizontalPodAutoscaler", "qwen-engine")["spec"]["metrics"]
     targets = {m["object"]["metric"]["name"]: m["object"]["target"]["averageValue"] for m in metrics}
     assert targets == {names.IN_FLIGHT_METRIC: "25600m", names.QUEUE_DEPTH_METRIC: "4"}

@@ -15,10 +15,10 @@ def live(**spec: Any) -> DeploymentState:
     return observe_deployment(build_one("Deployment", **spec))
 
 
-def choose(deployment: DeploymentState | None, **spec: Any) -> str:
+def choose(deployment: DeploymentState | None, **spec: Any) -> str | None:
     """By an operator with a new default."""
     settings = replace(SETTINGS, engine_image=NEW)
-    return build_desired(make_resource(**spec), settings, Observed(deployment=deployment)).engine_image
+    return build_desired(make_resource(**spec), settings, Observed(deployment=deployment)).effective.image
 
 
 def test_a_new_default_does_not_touch_running_pods() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from tests.operator.builders import ended, make_deployment, make_observed, make_pod, make_resource
 
-from conveyor_api.status import MAX_MESSAGE_LENGTH, InferenceServiceStatus
+from conveyor_api.status import MAX_MESSAGE_LENGTH, EffectiveStatus, InferenceServiceStatus
 from conveyor_operator.inferenceservice.pods import PodState
 from conveyor_operator.inferenceservice.situation import Situation
 from conveyor_operator.inferenceservice.status import Written, build_invalid_status, build_status
@@ -13,7 +13,7 @@ from conveyor_operator.loop.report import is_same
 
 EARLY = datetime(2026, 11, 21, 8, 0, 0, tzinfo=UTC)
 LATE = datetime(2026, 11, 21, 9, 30, 0, tzinfo=UTC)
-WRITTEN = Written("http://gateway/default/qwen/v1", "example/engine:1")
+WRITTEN = Written("http://gateway/default/qwen/v1", EffectiveStatus(image="example/engine:1", max_batch_size=32))
 
 
 def status_of(
@@ -39,7 +39,7 @@ def test_the_status_says_what_there_is() -> None:
     )
     assert status["selector"] == "conveyor.dev/inference-service=qwen"
     assert status["url"] == "http://gateway/default/qwen/v1"
-    assert status["engineImage"] == "example/engine:1"
+    assert status["effective"] == {"image": "example/engine:1", "maxBatchSize": 32}
     assert status["model"] == {"name": "qwen", "uri": "hf://example/model"}
     assert {c["observedGeneration"] for c in status["conditions"]} == {7}
 
@@ -111,5 +111,5 @@ def test_a_spec_that_cannot_be_read_leaves_the_rest_of_the_status_as_it_was() ->
     assert condition(after, "Ready")["reason"] == "InvalidSpec"
     assert "spec.batching.mode: unknown" in condition(after, "Ready")["message"]
     assert condition(after, "EndpointReady") == condition(before, "EndpointReady")
-    assert after["engineImage"] == before["engineImage"]
+    assert after["effective"] == before["effective"]
     assert {c["type"] for c in after["conditions"]} == {c["type"] for c in before["conditions"]}

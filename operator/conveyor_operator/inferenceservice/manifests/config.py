@@ -56,7 +56,7 @@ def build_engine_config(owner: Owner, spec: InferenceServiceSpec) -> EngineConfi
         "max_model_len": spec.engine.max_model_len,
         "sampling_defaults": "openai" if spec.engine.sampling_defaults == "OpenAI" else None,  # else the engine's own
         "batching_mode": batching.mode.lower(),
-        "max_num_seqs": batching.max_batch_size,
+        "max_num_seqs": batching.chosen_batch_size,
         "batching_window_seconds": batching.window_seconds or None,  # 0: a mode without a window
         "max_num_batched_tokens": batching.max_batch_tokens,
         "max_num_queued_requests": spec.engine.max_queued_requests,
