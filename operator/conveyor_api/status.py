@@ -16,6 +16,7 @@ MAX_CONTEXT_LENGTH: Final = 16_777_216
 Message = Annotated[str, Field(max_length=MAX_MESSAGE_LENGTH)]
 Word = Annotated[str, Field(max_length=253)]
 Count = Annotated[int, Field(ge=0)]
+Amounts = Annotated[dict[str, Annotated[str, Field(max_length=32)]], Field(max_length=8)]
 Time = Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-time"})]
 
 
@@ -82,6 +83,15 @@ class AutoscalingStatus(_StatusModel):
     """The decision with its arithmetic."""
 
 
+class ResourcesStatus(_StatusModel):
+    """What one engine asks of its node."""
+
+    requests: Amounts = Field(default_factory=dict)
+    """Amounts that are reserved."""
+    limits: Amounts = Field(default_factory=dict)
+    """Amounts that are never exceeded."""
+
+
 class EffectiveStatus(_StatusModel):
     """What holds where the spec leaves something open."""
 
@@ -91,6 +101,8 @@ class EffectiveStatus(_StatusModel):
     """Requests that run together on one engine; the autoscaler aims by it."""
     window: Word | None = None
     """How long a batch waits for company since its first request, in modes that have a window."""
+    resources: ResourcesStatus | None = None
+    """What one engine asks of its node, with the requests that the spec leaves out."""
     cache_access_mode: Word | None = None
     """Access mode of the claim that Conveyor made for `model.cache`; it never changes."""
 

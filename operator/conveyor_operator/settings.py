@@ -16,6 +16,9 @@ class Settings:
     """Every setting has the flag `--field-name` and the variable CONVEYOR_OPERATOR_FIELD_NAME."""
 
     engine_image: str = setting("conveyor/engine:dev", "engine image of services that name none", TEXT)
+    user_id: int = setting(
+        65532, "user and group of engine pods; 0: none, where the platform gives them one", whole_number(0, 2**31 - 1)
+    )
     watch_namespaces: tuple[str, ...] = setting(
         (), "namespaces whose InferenceServices are served; empty for all", NAMESPACES
     )

@@ -148,6 +148,15 @@ def test_values_reach_the_processes() -> None:
     assert {args[name]["log-level"] for name in args} == {"debug"}
 
 
+@pytest.mark.parametrize(("values", "user"), [((), 65532), (("userId=1000",), 1000), (("userId=null",), None)])
+def test_the_pods_have_the_user_that_is_named_or_the_platform_s(values: tuple[str, ...], user: int | None) -> None:
+    pods = pods_of(render(*values))
+    for spec in pods.values():
+        assert spec["securityContext"].get("runAsUser") == spec["securityContext"].get("runAsGroup") == user
+    (arg,) = [a for a in pods["conveyor-operator"]["containers"][0]["args"] if a.startswith("--user-id=")]
+    assert arg == f"--user-id={user or 0}"
+
+
 def test_ports_and_names_are_those_that_the_parts_share(rendered: list[Json]) -> None:
     for service, port, container_port in (
         (names.GATEWAY_SERVICE, names.GATEWAY_SERVICE_PORT, names.GATEWAY_PORT),

@@ -23,8 +23,10 @@ serviceAccountName: conveyor-{{ .process }}
 enableServiceLinks: false
 securityContext:
   runAsNonRoot: true
-  runAsUser: 65532
-  runAsGroup: 65532
+  {{- with .root.Values.userId }}
+  runAsUser: {{ int64 . }}
+  runAsGroup: {{ int64 . }}
+  {{- end }}
   seccompProfile: {type: RuntimeDefault}
 {{- with .root.Values.imagePullSecrets }}
 imagePullSecrets: {{- toYaml . | nindent 2 }}

@@ -17,6 +17,7 @@ from conveyor_operator.inferenceservice.manifests.deployment import build_deploy
 from conveyor_operator.inferenceservice.manifests.model import build_claim, needs_claim
 from conveyor_operator.inferenceservice.manifests.network import Network, build_network_policy
 from conveyor_operator.inferenceservice.manifests.pods import build_pod_template
+from conveyor_operator.inferenceservice.manifests.resources import tell_resources
 from conveyor_operator.inferenceservice.manifests.services import (
     build_engine_service,
     build_public_service,
@@ -47,7 +48,7 @@ def build_desired(service: InferenceService, settings: Settings, observed: Obser
     spec = service.spec
     owner = build_owner(service.namespace, service.name, service.metadata.uid)
     config = build_engine_config(owner, spec)
-    template = build_pod_template(owner, spec, config)
+    template = build_pod_template(owner, spec, config, settings.user_id)
     image = choose_engine_image(spec, template, settings.engine_image, observed.deployment)
     children = [
         build_service_account(owner),
@@ -69,6 +70,7 @@ def build_desired(service: InferenceService, settings: Settings, observed: Obser
         max_batch_size=spec.batching.effective_batch_size,
         window=spec.batching.effective_window,
         cache_access_mode=access_mode,
+        resources=tell_resources(spec.resources),
     )
     return Desired(owner, spec, effective, (*children, *([] if autoscaler is None else [autoscaler])))
 

@@ -1,6 +1,7 @@
 """What is built from a spec: targeted checks, and properties over many specs."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,9 +9,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.api.builders import build_full_body
-from tests.operator.builders import OWNER, build, build_one, desire
+from tests.operator.builders import OWNER, SETTINGS, build, build_one, desire, make_resource
 
 from conveyor_api import names
+from conveyor_operator.inferenceservice.desired import build_desired
+from conveyor_operator.inferenceservice.observed import Observed
 from conveyor_operator.inferenceservice.replicas import Replicas, with_replicas
 
 
@@ -105,6 +108,35 @@ def test_the_pods_meet_the_restricted_standard() -> None:
         assert each["terminationMessagePolicy"] == "FallbackToLogsOnError"
         assert each["securityContext"]["readOnlyRootFilesystem"] is True
         assert SCRATCH in each["volumeMounts"]
+
+
+def test_a_platform_that_gives_the_pods_a_user_is_asked_for_none() -> None:
+    settings = replace(SETTINGS, user_id=0)
+    children = build_desired(make_resource(), settings, Observed()).children
+    (deployment,) = [child for child in children if child["kind"] == "Deployment"]
+    assert deployment["spec"]["template"]["spec"]["securityContext"] == {
+        "runAsNonRoot": True,
+        "seccompProfile": {"type": "RuntimeDefault"},
+        "fsGroupChangePolicy": "OnRootMismatch",
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "requests"),
+    [
+        ({}, {"cpu": "500m", "memory": "1Gi"}),
+        ({"limits": {"nvidia.com/gpu": 1}}, {"cpu": "500m", "memory": "1Gi"}),
+        ({"limits": {"memory": "16Gi"}}, {"cpu": "500m"}),
+        ({"requests": {"cpu": 2, "memory": "8Gi"}}, {"cpu": 2, "memory": "8Gi"}),
+        ({"limits": {"cpu": 2, "memory": "8Gi"}}, None),
+    ],
+)
+def test_no_pod_is_without_a_request(given: dict[str, Any], requests: dict[str, Any] | None) -> None:
+    for name in ("engine", "fetch"):
+        assert container(name, resources=given)["resources"].get("requests") == requests
+    effective = desire(resources=given).effective.resources
+    assert effective is not None
+    assert effective.requests == {name: str(amount) for name, amount in (requests or {}).items()}
 
 
 def test_no_folder_of_a_pod_can_fill_the_node() -> None:

@@ -6,19 +6,18 @@ For the same reason a test holds the rendered template, so that only a deliberat
 """
 
 from math import ceil
-from typing import Any
 
 from conveyor_api import names
 from conveyor_api.model import VolumeModel
 from conveyor_api.spec import InferenceServiceSpec
 from conveyor_operator.inferenceservice.manifests.config import EngineConfig
 from conveyor_operator.inferenceservice.manifests.model import build_model_mount, build_model_volume
+from conveyor_operator.inferenceservice.manifests.resources import complete_resources, without_devices
 from conveyor_operator.loop.owner import Object, Owner
 
 ENGINE_CONTAINER = "engine"
 FETCH_CONTAINER = "fetch"
 
-_USER_ID = 65532
 _PRE_STOP_SECONDS = 5  # time for the gateways to see that the pod leaves, before it refuses requests
 _EXIT_MARGIN_SECONDS = 10
 _STARTUP_PERIOD_SECONDS = 2
@@ -36,12 +35,14 @@ _AS_GIVEN = (
     "imagePullSecrets",
     "resourceClaims",
 )
-_COMPUTE = ("cpu", "memory", "ephemeral-storage")
 _SCRATCH_MOUNT = {"name": names.SCRATCH_VOLUME, "mountPath": "/tmp"}
 
 
-def build_pod_template(owner: Owner, spec: InferenceServiceSpec, config: EngineConfig) -> Object:
-    """With the image that the spec names; without one the image is empty, and `build_deployment` sets it."""
+def build_pod_template(owner: Owner, spec: InferenceServiceSpec, config: EngineConfig, user_id: int) -> Object:
+    """With the image that the spec names; without one the image is empty, and `build_deployment` sets it.
+
+    `user_id` is that of the processes, their group and that of their files; 0 leaves it to the platform.
+    """
     return {
         "metadata": {
             "labels": {**spec.pod.labels, **names.child_labels(owner.name)},
@@ -54,7 +55,7 @@ def build_pod_template(owner: Owner, spec: InferenceServiceSpec, config: EngineC
             "terminationGracePeriodSeconds": _PRE_STOP_SECONDS
             + ceil(spec.drain.timeout_seconds)
             + _EXIT_MARGIN_SECONDS,
-            "securityContext": _pod_security(spec),
+            "securityContext": _pod_security(spec, user_id),
             "initContainers": [_fetch_container(spec)],
             "containers": [_engine_container(spec)],
             "volumes": _volumes(owner, spec, config),
@@ -76,7 +77,7 @@ def _fetch_container(spec: InferenceServiceSpec) -> Object:
         "imagePullPolicy": "IfNotPresent",
         "command": command,
         "env": _env(spec, token),
-        "resources": _without_devices(_resources(spec)),
+        "resources": without_devices(complete_resources(spec.resources)),
         "volumeMounts": [build_model_mount(spec), _SCRATCH_MOUNT, *_mounts(spec)],
         **_container_rules(),
     }
@@ -96,7 +97,7 @@ def _engine_container(spec: InferenceServiceSpec) -> Object:
         "command": ["python", "-m", "conveyor_engine", "serve", "--config", names.ENGINE_CONFIG_PATH],
         "env": _env(spec, []),
         "ports": [port],
-        "resources": _resources(spec) | _claims(spec),
+        "resources": complete_resources(spec.resources) | _claims(spec),
         "volumeMounts": [
             config_mount,
             build_model_mount(spec) | {"readOnly": True},
@@ -129,16 +130,13 @@ def _container_rules() -> Object:
     }
 
 
-def _pod_security(spec: InferenceServiceSpec) -> Object:
-    rules: Object = {
-        "runAsNonRoot": True,
-        "runAsUser": _USER_ID,
-        "runAsGroup": _USER_ID,
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }
+def _pod_security(spec: InferenceServiceSpec, user_id: int) -> Object:
+    rules: Object = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    if user_id:
+        rules |= {"runAsUser": user_id, "runAsGroup": user_id}
     if not isinstance(spec.model.source, VolumeModel):
         # The group makes the cache writable. A user's own claim is never changed, not even its group.
-        rules |= {"fsGroup": _USER_ID, "fsGroupChangePolicy": "OnRootMismatch"}
+        rules |= {"fsGroupChangePolicy": "OnRootMismatch"} | ({"fsGroup": user_id} if user_id else {})
     given: Object = spec.pod.to_manifest().get("securityContext", {})
     return rules | given
 
@@ -150,7 +148,7 @@ def _env(spec: InferenceServiceSpec, more: list[Object]) -> list[Object]:
     theirs = [variable.to_manifest() for variable in spec.pod.env]
     result = [variable for variable in theirs if variable["name"] not in taken] + ours
     if not any(variable["name"] == "HOME" for variable in result):
-        result.append({"name": "HOME", "value": "/tmp"})  # caches of compilers; uid 65532 has no home in most images
+        result.append({"name": "HOME", "value": "/tmp"})  # caches of compilers; their user has no home in most images
     return result
 
 
@@ -176,18 +174,6 @@ def _volumes(owner: Owner, spec: InferenceServiceSpec, config: EngineConfig) -> 
 def _mounts(spec: InferenceServiceSpec) -> list[Object]:
     mounts: list[Object] = spec.pod.to_manifest().get("volumeMounts", [])
     return mounts
-
-
-def _resources(spec: InferenceServiceSpec) -> dict[str, dict[str, Any]]:
-    return {kind: dict(amounts) for kind, amounts in spec.resources.to_manifest().items() if amounts}
-
-
-def _without_devices(resources: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """CPU and memory only: fetching needs no GPU, but a quota may ask every container for its share."""
-    return {
-        kind: {name: value for name, value in amounts.items() if name in _COMPUTE}
-        for kind, amounts in resources.items()
-    }
 
 
 def _claims(spec: InferenceServiceSpec) -> dict[str, list[Object]]:
