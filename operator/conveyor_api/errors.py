@@ -7,6 +7,10 @@ Raised by `InferenceService.parse`; the operator turns it into a condition, the 
 """
 
 from dataclasses import dataclass
+from typing import Self
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 
 class ConveyorApiError(Exception):
@@ -31,3 +35,19 @@ class InvalidResource(ConveyorApiError):
         assert problems, "an invalid resource has at least one problem"
         super().__init__("; ".join(str(problem) for problem in problems))
         self.problems = problems
+
+    @classmethod
+    def of(cls, error: ValidationError) -> Self:
+        """Every problem that pydantic has found."""
+        return cls(tuple(_problem(details) for details in error.errors(include_url=False)))
+
+
+def _problem(details: ErrorDetails) -> Problem:
+    """A pydantic error as a problem with the path and the words of Kubernetes."""
+    path = ""
+    for part in details["loc"]:
+        path += f".{part}" if str(part).isidentifier() else f"[{part}]"
+    if field := details.get("ctx", {}).get("field"):
+        path += f".{field}"
+    message = "unknown field" if details["type"] == "extra_forbidden" else details["msg"]
+    return Problem(path.removeprefix(".") or "metadata.name", message)

@@ -8,11 +8,10 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, ValidationError
-from pydantic_core import ErrorDetails
 
 from conveyor_api import names
 from conveyor_api.base import ApiModel, Rule
-from conveyor_api.errors import InvalidResource, Problem
+from conveyor_api.errors import InvalidResource
 from conveyor_api.spec import InferenceServiceSpec
 from conveyor_api.status import InferenceServiceStatus
 
@@ -112,8 +111,7 @@ class InferenceService(ApiModel):
         try:
             return cls.model_validate(dict(body), by_alias=True, by_name=False, extra=None if known_only else "ignore")
         except ValidationError as error:
-            problems = tuple(_problem(details) for details in error.errors(include_url=False))
-            raise InvalidResource(problems) from error
+            raise InvalidResource.of(error) from error
 
     @property
     def name(self) -> str:
@@ -134,14 +132,3 @@ class InferenceService(ApiModel):
     def served_model_name(self) -> str:
         """The name that clients put in `model`."""
         return self.spec.model.name or self.name
-
-
-def _problem(details: ErrorDetails) -> Problem:
-    """A pydantic error as a problem with the path and the words of Kubernetes."""
-    path = ""
-    for part in details["loc"]:
-        path += f".{part}" if str(part).isidentifier() else f"[{part}]"
-    if field := details.get("ctx", {}).get("field"):
-        path += f".{field}"
-    message = "unknown field" if details["type"] == "extra_forbidden" else details["msg"]
-    return Problem(path.removeprefix(".") or "metadata.name", message)

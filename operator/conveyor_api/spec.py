@@ -16,6 +16,7 @@ from conveyor_api.model import Model
 from conveyor_api.pod import Pod
 from conveyor_api.quantities import Duration, IntOrPercent, between, is_zero, parse_duration_seconds
 from conveyor_api.resources import Resources
+from conveyor_api.scheduling import Name
 
 
 class Queue(ApiModel):
@@ -114,6 +115,9 @@ class InferenceServiceSpec(ApiModel):
     """How pods are replaced when the spec changes."""
     drain: Drain = Drain()
     """How a pod ends."""
+    profile: Name | None = None
+    """Name of a profile of the installation (the chart's `profiles`), which fills what `resources` and `pod` leave
+    open; see `status.effective`."""
     resources: Resources = Resources()
     """What one engine asks of its node."""
     pod: Pod = Pod()

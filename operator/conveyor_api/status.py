@@ -103,6 +103,8 @@ class EffectiveStatus(_StatusModel):
     """How long a batch waits for company since its first request, in modes that have a window."""
     resources: ResourcesStatus | None = None
     """What one engine asks of its node, with the requests that the spec leaves out."""
+    from_profile: Annotated[list[Word], Field(max_length=64)] | None = None
+    """Fields of the spec that its profile has filled."""
     cache_access_mode: Word | None = None
     """Access mode of the claim that Conveyor made for `model.cache`; it never changes."""
 

@@ -1,12 +1,13 @@
 """The operator's settings, as `conveyor_process.settings` reads them. Read once, by `__main__`, and passed on."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from conveyor_api import names
 from conveyor_kube.kubeconfig import KUBECONFIG_MEANING
-from conveyor_process.kinds import LOG_FORMAT, LOG_LEVEL, NAMESPACES, PORT, TEXT, TRUE_OR_FALSE, whole_number
+from conveyor_process.kinds import LOG_FORMAT, LOG_LEVEL, NAMESPACES, PATH, PORT, TEXT, TRUE_OR_FALSE, whole_number
 from conveyor_process.log import LogFormat
-from conveyor_process.settings import Kind, Program, setting
+from conveyor_process.settings import Kind, Program, optional, setting
 
 _URL = Kind("a URL", lambda text: text.rstrip("/"))
 
@@ -18,6 +19,9 @@ class Settings:
     engine_image: str = setting("conveyor/engine:dev", "engine image of services that name none", TEXT)
     user_id: int = setting(
         65532, "user and group of engine pods; 0: none, where the platform gives them one", whole_number(0, 2**31 - 1)
+    )
+    profiles: Path | None = setting(
+        None, "YAML file of what services get that name a profile; default: there are none", optional(PATH)
     )
     watch_namespaces: tuple[str, ...] = setting(
         (), "namespaces whose InferenceServices are served; empty for all", NAMESPACES

@@ -11,6 +11,7 @@ from tests.chart.installation import CHART, PARSERS, PROCESSES, Json, find, helm
 import conveyor_gateway.settings
 from conveyor_api import names
 from conveyor_metrics.source import ADMIN_PORT_NAME
+from conveyor_operator.inferenceservice.profiles import read_profiles
 from e2e.cluster.api import Api, ApiError
 from e2e.cluster.tools import binary
 
@@ -155,6 +156,24 @@ def test_the_pods_have_the_user_that_is_named_or_the_platform_s(values: tuple[st
         assert spec["securityContext"].get("runAsUser") == spec["securityContext"].get("runAsGroup") == user
     (arg,) = [a for a in pods["conveyor-operator"]["containers"][0]["args"] if a.startswith("--user-id=")]
     assert arg == f"--user-id={user or 0}"
+
+
+def test_profiles_reach_the_operator_and_a_change_of_them_restarts_it(tmp_path: Path) -> None:
+    hashes = set()
+    for gpu in ("l4", "t4"):
+        objects = render("profiles.small.resources.limits.cpu=2", f"profiles.small.pod.nodeSelector.gpu={gpu}")
+        file = tmp_path / "profiles.yaml"
+        file.write_text(find(objects, "ConfigMap", "conveyor-profiles")["data"]["profiles.yaml"])
+        filled, _ = read_profiles(file).fill({"spec": {"profile": "small"}})
+        assert filled["spec"]["pod"] == {"nodeSelector": {"gpu": gpu}}
+        assert filled["spec"]["resources"] == {"limits": {"cpu": 2}}
+        template = find(objects, "Deployment", "conveyor-operator")["spec"]["template"]
+        hashes.add(template["metadata"]["annotations"]["conveyor.dev/profiles-hash"])
+        (container,) = template["spec"]["containers"]
+        (path,) = [arg.partition("=")[2] for arg in container["args"] if arg.startswith("--profiles=")]
+        (folder,) = [m["mountPath"] for m in container["volumeMounts"] if m["name"] == "profiles"]
+        assert path == f"{folder}/profiles.yaml"
+    assert len(hashes) == 2
 
 
 def test_ports_and_names_are_those_that_the_parts_share(rendered: list[Json]) -> None:

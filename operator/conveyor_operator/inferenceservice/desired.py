@@ -3,6 +3,7 @@
 The pod template and the engine's configuration are rendered here and nowhere else: the image is chosen by the template.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from conveyor_api import names
@@ -43,8 +44,13 @@ def build_owner(namespace: str, name: str, uid: str) -> Owner:
     return Owner(INFERENCE_SERVICE, namespace, name, uid, names.child_labels(name))
 
 
-def build_desired(service: InferenceService, settings: Settings, observed: Observed) -> Desired:
-    """Reads of `observed` only what must stay: the claim's access mode, and the engine image over an upgrade."""
+def build_desired(
+    service: InferenceService, settings: Settings, observed: Observed, from_profile: Sequence[str] = ()
+) -> Desired:
+    """Reads of `observed` only what must stay: the claim's access mode, and the engine image over an upgrade.
+
+    `from_profile` names what a profile has filled in the service's spec.
+    """
     spec = service.spec
     owner = build_owner(service.namespace, service.name, service.metadata.uid)
     config = build_engine_config(owner, spec)
@@ -70,6 +76,7 @@ def build_desired(service: InferenceService, settings: Settings, observed: Obser
         max_batch_size=spec.batching.effective_batch_size,
         window=spec.batching.effective_window,
         cache_access_mode=access_mode,
+        from_profile=list(from_profile) or None,
         resources=tell_resources(spec.resources),
     )
     return Desired(owner, spec, effective, (*children, *([] if autoscaler is None else [autoscaler])))

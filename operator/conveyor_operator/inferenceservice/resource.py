@@ -15,6 +15,7 @@ from conveyor_operator.inferenceservice.desired import build_desired
 from conveyor_operator.inferenceservice.kinds import CHILDREN, GRANDCHILDREN, INFERENCE_SERVICE
 from conveyor_operator.inferenceservice.memory import ServiceMemory
 from conveyor_operator.inferenceservice.observed import observe, project
+from conveyor_operator.inferenceservice.profiles import read_profiles
 from conveyor_operator.inferenceservice.status import build_invalid_status
 from conveyor_operator.kinds import Key, Kind
 from conveyor_operator.loop.child import ChildId
@@ -35,6 +36,7 @@ class InferenceServices:
 
     def __init__(self, settings: Settings, metrics_api: Callable[[], MetricsApi]) -> None:
         self._settings = settings
+        self._profiles = read_profiles(settings.profiles)
         self._metrics_api = metrics_api
 
     def project(self, kind: Kind, key: Key, body: Mapping[str, Any]) -> Any:
@@ -44,14 +46,15 @@ class InferenceServices:
         return ServiceMemory(uid)
 
     def begin(self, body: Object, store: Store, memory: ServiceMemory) -> ServiceCase:
-        service, previous = InferenceService.parse(body), body.get("status") or {}
+        filled, from_profile = self._profiles.fill(body)
+        service, previous = InferenceService.parse(filled), body.get("status") or {}
         observed = observe(store, Key(self.kind, service.namespace, service.name))
         if memory.template_generation is None:
             memory.see_template(None, observed.deployment)
         former = previous.get("desiredReplicas")
         memory.former_replicas = former if isinstance(former, int) else 0
         memory.had_autoscaler = observed.autoscaler is not None
-        desired = build_desired(service, self._settings, observed)
+        desired = build_desired(service, self._settings, observed, from_profile)
         url = self._settings.service_url(service.namespace, service.name)
         return ServiceCase(service, desired, observed, memory, self._metrics_api(), url, previous)
 

@@ -1,0 +1,14 @@
+"""A profile: what the platform team gives to the services that name it. It comes with the installation."""
+
+from conveyor_api.base import ApiModel
+from conveyor_api.pod import Pod
+from conveyor_api.resources import Resources
+
+
+class Profile(ApiModel):
+    """The parts of a spec that a profile may say, as they stand there."""
+
+    resources: Resources = Resources()
+    """What one engine asks of its node."""
+    pod: Pod = Pod()
+    """What belongs to the engine's pods as such."""
