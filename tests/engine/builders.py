@@ -1,7 +1,7 @@
 """Requests, facts and a pretended model for the tests of the torch-free half of the engine."""
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor as Pool
 from concurrent.futures import Future
 from typing import Any
@@ -20,15 +20,16 @@ EOS = 2
 
 
 def make_request(request_id: str = "a", prompt: int | list[int] = 4, **params: Any) -> EngineRequest:
-    """A request of `prompt` tokens (a list, or how many different ones); arrival_time, prompt_hashes by name."""
-    own = {name: params.pop(name) for name in ("arrival_time", "prompt_hashes", "cache_salt") if name in params}
+    """A request of `prompt` tokens (a list, or how many different ones); party, arrival_time and the like by name."""
+    names = ("party", "arrival_time", "prompt_hashes", "cache_salt")
+    own = {name: params.pop(name) for name in names if name in params}
     tokens = list(range(100, 100 + prompt)) if isinstance(prompt, int) else prompt
     params.setdefault("max_tokens", 4)
     return EngineRequest(request_id=request_id, prompt_token_ids=tokens, params=SamplingParams(**params), **own)
 
 
-def make_state(prompt: int | list[int] = 4, **params: Any) -> RequestState:
-    return RequestState(make_request("a", prompt, **params), (EOS,))
+def make_state(prompt: int | list[int] = 4, request_id: str = "a", **params: Any) -> RequestState:
+    return RequestState(make_request(request_id, prompt, **params), (EOS,))
 
 
 def make_facts(**changes: Any) -> ModelFacts:
@@ -180,6 +181,10 @@ class FailsLate:
             return begun.result()()
 
         return read
+
+
+def names_of(requests: Iterable[RequestState]) -> list[str]:
+    return [request.request_id for request in requests]
 
 
 def result_of(plan: StepPlan, token_id: int = 7) -> StepResult:

@@ -28,9 +28,11 @@ from conveyor_engine.bench.slices import pool
 from conveyor_engine.bench.summary import compare_with_limit, summarise
 from conveyor_engine.bench.systems import SHAPES, Conveyor, HfStatic, Prompts, System, Workload, generate, write_model
 from conveyor_engine.bench.turns import OURS, measure, random_prompts
+from conveyor_engine.bench.waits import main as measure_waits
 from conveyor_engine.execution import machine, native
 
 PEERS: dict[str, Callable[[Path, str], System]] = {"hf-static": HfStatic, "hf-continuous": HfContinuous}
+_OTHERS = {"host": measure_host, "waits": measure_waits}  # each with options of its own
 _DESCRIPTION = """Measure output tokens per second on a model of random weights, in turns with a peer in the same run.
 Prints progress, the machine, the limit that matrix products and reading KV set, and last one JSON object. Fails if a
 small float32 model gives other tokens here than in transformers."""
@@ -176,8 +178,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the `bench` command."""
-    if argv and argv[0] == "host":
-        return measure_host(argv[1:], lambda line: print(line, flush=True))
+    if argv and argv[0] in _OTHERS:
+        return _OTHERS[argv[0]](argv[1:], lambda line: print(line, flush=True))
     parser = argparse.ArgumentParser(prog="python -m conveyor_engine bench", description=_DESCRIPTION)
     add_arguments(parser)
     arguments = parser.parse_args(argv)

@@ -6,7 +6,6 @@ Owned by `scheduler`; `policy` and `step` read it. Nothing outside this room see
 import random
 from array import array
 from hashlib import blake2b
-from itertools import count
 
 from conveyor_engine.text.detokenizer import Detokenizer
 from conveyor_engine.wire.request import (
@@ -19,7 +18,6 @@ from conveyor_engine.wire.request import (
 )
 from conveyor_engine.wire.step import RowSampling
 
-_serials = count()
 _NO_OUTPUT_TOKENS = SamplingParams(max_tokens=0)
 
 
@@ -64,8 +62,8 @@ class RequestState:
         "num_sent_blocks",
         "padded_from",
         "params",
+        "party",
         "pooling",
-        "preempted",
         "prompt_hashes",
         "request_id",
         "row",
@@ -82,9 +80,10 @@ class RequestState:
         self.pooling = asked if isinstance(asked, PoolingParams) else None
         params = asked if isinstance(asked, SamplingParams) else _NO_OUTPUT_TOKENS
         self.request_id = request.request_id
+        self.party = request.party or request.request_id
         self.params = params
         self.arrival_time = request.arrival_time
-        self.serial = next(_serials)  # never reused, unlike rows and request ids
+        self.serial = -1  # its place in the order of admission
         self.token_ids = list(request.prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
         self.max_total_tokens = self.num_prompt_tokens + params.max_tokens
@@ -107,7 +106,6 @@ class RequestState:
         self.cache_root = _cache_root(request.cache_salt)  # before the first block's hash
         self.num_registered_blocks = 0
         self.was_admitted = False
-        self.preempted = False  # waits to come back
         self.stop_strings: Detokenizer | None = None  # where only the engine can find them in time
         self.finished: FinishReason | None = None
         self.held_output: RequestOutput | None = None  # what has been kept back so far

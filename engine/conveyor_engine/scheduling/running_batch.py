@@ -5,6 +5,7 @@ Used by `scheduler`, which decides who is admitted and what follows from a step.
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain, count, islice
 
 from conveyor_engine.scheduling.block_manager import BlockManager
 from conveyor_engine.scheduling.block_tables import BlockTables
@@ -43,6 +44,7 @@ class RunningBatch:
         self.blocks = BlockManager(facts.num_kv_blocks)
         self.tables = BlockTables(self.blocks, facts.block_size, facts.max_num_seqs, prefix_caching=prefix_caching)
         self.requests: list[RequestState] = []
+        self._serials = count()
         self.steps: dict[int, Step] = {}  # by number: planned, and not over
 
     def plan_step(self, step: Step, waiting: Iterable[RequestState]) -> bool:
@@ -55,8 +57,10 @@ class RunningBatch:
             self.feed_all(step)
         return preempted
 
-    def has_budget(self, step: Step) -> bool:
-        """Whether the step has room for more tokens."""
+    def has_budget(self, step: Step, request: RequestState) -> bool:
+        """Whether the step has room for tokens of a request that would join."""
+        if self._whole_prompts:
+            return self._whole_chunk(request, step) > 0
         return step.num_tokens < self._max_tokens
 
     def feed_all(self, step: Step) -> None:
@@ -79,11 +83,12 @@ class RunningBatch:
         Where requests join: a share of the step beside decodes, else what the short prompts leave. Chunked prefill as
         in Sarathi-Serve (Agrawal et al., OSDI'24), with a limit for all long prompts together as vLLM has it.
         """
-        if not self._policy.joins:
+        if not self._policy.joins or self._whole_prompts:
             return self._max_tokens
         if any(request.num_pending_tokens == 1 for request in self.requests):
             return self._long_prompt_tokens
-        pending = (request.num_pending_tokens for request in (*self.requests, *waiting))
+        may_join = islice(waiting, len(self.tables.free_rows))
+        pending = (request.num_pending_tokens for request in chain(self.requests, may_join))
         short = sum(num_tokens for num_tokens in pending if num_tokens <= self._long_prompt_tokens)
         return max(self._long_prompt_tokens, self._max_tokens - short)
 
@@ -159,7 +164,6 @@ class RunningBatch:
         request.num_padding_tokens = 0
         self.release(request)
         request.rewind(0)
-        request.preempted = True
         self._on_preempt(request)
 
     def admit(self, request: RequestState, step: Step) -> bool:
@@ -173,7 +177,7 @@ class RunningBatch:
         while not self.tables.reserve(request, num_tokens, self._spare_blocks()):
             if step.num_tokens or not self._retire_newest():
                 return False
-        request.preempted = False
+        request.serial = next(self._serials)
         self.requests.append(request)
         return True
 

@@ -6,10 +6,8 @@ scheduler) but in a batch that keeps together. `core` calls `schedule`, has the 
 Whoever runs a plan sees its numbers only (`wire.step`), never a request.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import takewhile
 
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import InvalidRequest, Overloaded
@@ -21,6 +19,7 @@ from conveyor_engine.scheduling.request_state import RequestState
 from conveyor_engine.scheduling.running_batch import RunningBatch
 from conveyor_engine.scheduling.step import Step, halves
 from conveyor_engine.scheduling.tasks import build_task
+from conveyor_engine.scheduling.waiting_queue import WaitingQueue
 from conveyor_engine.text.detokenizer import Detokenizer
 from conveyor_engine.text.stop_strings import StopStrings
 from conveyor_engine.text.tokenizer import Tokenizer
@@ -38,8 +37,8 @@ class Scheduler:
     """Waiting queue, running batch, KV blocks.
 
     Invariants, after every call: a request is in exactly one of waiting, running or gone; only running ones hold
-    blocks and a row; running is in order of admission, and preempted ones are the head of waiting, oldest first;
-    every request that was added gets exactly one output with a finish reason.
+    blocks and a row; running is in order of admission, and preempted ones are the head of waiting, oldest first, before
+    the others' turns; every request that was added gets exactly one output with a finish reason.
     """
 
     def __init__(self, config: EngineConfig, facts: ModelFacts, tokenizer: Tokenizer | None = None) -> None:
@@ -61,7 +60,7 @@ class Scheduler:
         )
         self._tables = self._batch.tables
         self._answers = Answers(self._policy, facts, self._batch, self._counters)
-        self.waiting: OrderedDict[str, RequestState] = OrderedDict()
+        self.waiting = WaitingQueue(self._policy.bucket)
         self._num_planned = 0  # steps
         self._draining = False
 
@@ -81,7 +80,7 @@ class Scheduler:
         return self._batch.blocks
 
     def add_request(self, request: EngineRequest) -> None:
-        """Appends to the waiting queue. Raises Overloaded or InvalidRequest.
+        """Adds to the waiting queue. Raises Overloaded or InvalidRequest.
 
         Free places of the batch add room: an idle engine takes as long a burst as a busy one holds.
         """
@@ -95,16 +94,14 @@ class Scheduler:
             stop = StopStrings(state.params.stop)
             state.stop_strings = Detokenizer(self._tokenizer, state.token_ids, stop, state.params.min_tokens)
         self._answers.requests[state.request_id] = state
-        self.waiting[state.request_id] = state
+        self.waiting.add(state)
 
     def abort(self, request_id: str) -> None:
         """Ends the request wherever it is and frees what it holds. Unknown ids are ignored."""
         request = self.requests.get(request_id)
         if request is None:
             return
-        if request_id in self.waiting:
-            del self.waiting[request_id]
-        else:
+        if not self.waiting.remove(request):
             self._batch.requests.remove(request)
         self._answers.finish(request, FinishReason.ABORT)
 
@@ -118,11 +115,11 @@ class Scheduler:
 
     def next_wakeup(self, now: float) -> float | None:
         """When there is something to do next, in `schedule` or with a step that is not over: now, later, or None."""
-        if self.running or self._answers.outputs or self._batch.steps or self._preempted():
+        if self.running or self._answers.outputs or self._batch.steps or self.waiting.preempted:
             return now
         if not self.waiting:
             return None
-        return now if self._draining else max(now, self._policy.due_at(self.waiting.values()))
+        return now if self._draining else max(now, self._policy.due_at(self.waiting))
 
     def take_outputs(self) -> list[RequestOutput]:
         """The outputs since the last call."""
@@ -146,7 +143,7 @@ class Scheduler:
             return None
         self._release_batch()
         step = Step(self._num_planned)
-        preempted = self._batch.plan_step(step, self.waiting.values())
+        preempted = self._batch.plan_step(step, self.waiting)
         if self.waiting and not preempted:
             self._admit(step, now)
         return self._plan(step) if step.num_tokens else None
@@ -158,22 +155,17 @@ class Scheduler:
 
     def _wait_to_come_back(self, request: RequestState) -> None:
         """At the head of the queue."""
-        self.waiting[request.request_id] = request
-        self.waiting.move_to_end(request.request_id, last=False)
+        self.waiting.put_back(request)
         self._counters.count_preemption()
-
-    def _preempted(self) -> list[RequestState]:
-        """The waiting requests that have run before."""
-        return list(takewhile(lambda request: request.preempted, self.waiting.values()))
 
     def _candidates(self, now: float) -> Candidates:
         """Who may be admitted. Those preempted from a closed batch come back before it is over; no other joins it."""
         if not self._policy.joins:
-            if preempted := self._preempted():
-                return Candidates(preempted, None)
+            if self.waiting.preempted:
+                return Candidates(self.waiting.preempted.values(), None)
             if self.running:
                 return NOBODY
-        return self._policy.candidates(self.waiting.values(), now, self._draining)
+        return self._policy.candidates(self.waiting, now, self._draining)
 
     def _admit(self, step: Step, now: float) -> None:
         """Lets waiting requests in, in the policy's order, until places, blocks or budget end.
@@ -185,7 +177,7 @@ class Scheduler:
         waits = self._policy.pads or (self._policy.keeps_together and close_reason is None)  # for its turn in the batch
         admitted: list[RequestState] = []
         for request in candidates:
-            if self._policy.joins and not self._batch.has_budget(step):
+            if self._policy.joins and not self._batch.has_budget(step, request):
                 break
             if not self._batch.admit(request, step):
                 close_reason = close_reason and ("kv_blocks" if self._tables.free_rows else close_reason)
@@ -195,7 +187,7 @@ class Scheduler:
             if not waits:
                 self._batch.feed(step, request)
         for request in admitted:
-            del self.waiting[request.request_id]
+            self.waiting.take(request)
         if admitted and close_reason:
             self._counters.count_close(close_reason)
             self._pad_prompts(admitted)
@@ -227,7 +219,7 @@ class Scheduler:
 
     def _release_batch(self) -> None:
         """Answers a batch that keeps together once none of its requests runs or waits to come back."""
-        if self._policy.keeps_together and not self._preempted():
+        if self._policy.keeps_together and not self.waiting.preempted:
             self._answers.release_batch()
 
     def withdraw(self, plan: StepPlan) -> None:

@@ -59,13 +59,15 @@ class Add(_Message):
         )
 
     def requests(self, now: float) -> list[EngineRequest]:
-        """What `of` was given, as arriving `now`: before, they could not run."""
+        """What `of` was given, as one party that arrives `now`: before, they could not run."""
         requests = []
+        party = self.prompts[0].choices[0][0]
         for prompt in self.prompts:
             hashes: list[bytes] = []
             requests += [
                 EngineRequest(
                     request_id=request_id,
+                    party=party,
                     prompt_token_ids=prompt.token_ids,
                     params=params,
                     arrival_time=now,

@@ -54,9 +54,13 @@ Params = SamplingParams | PoolingParams  # of a request to generate, to embed
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One prompt to continue or to embed. `n > 1` is n of these, made at the edge; they share the prompt's list."""
+    """One prompt to continue or to embed. `n > 1` is n of these, made at the edge; they share the prompt's list.
+
+    Those of one HTTP request are one party, of any name that no other has: parties take turns (`scheduling`).
+    """
 
     request_id: str
+    party: str | None = None  # None: it is alone
     prompt_token_ids: list[int]
     params: Params
     arrival_time: float = 0.0  # time.monotonic() seconds: at the edge of its HTTP request, in the engine its own

@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 from tests.engine.builders import FailsLate, Wired
+from tests.engine.scheduling.turns import Turns
 
 from conveyor_engine.scheduling.scheduler import Scheduler
 from conveyor_engine.wire.request import FinishReason
@@ -22,6 +23,7 @@ class SchedulerHistory(RuleBasedStateMachine):
     executor: FailsLate | Wired
     asked: Collection[str]
     ended: dict[str, FinishReason]
+    turns: Turns
     drains: bool
 
     @rule(seconds=st.floats(0.0, 1.0))
@@ -45,6 +47,7 @@ class SchedulerHistory(RuleBasedStateMachine):
         assert set(self.ended) == set(self.asked), "everybody gets exactly one last output"
         if isinstance(self.executor, FailsLate):
             self.happened["late errors"] += self.executor.num_errors
+        self.happened["turns taken from others"] += self.turns.num_overtaken
 
 
 def run_histories(machine: type[RuleBasedStateMachine], happened: Counter[str], hardships: set[str]) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.engine.builders import make_request, make_scheduler, result_of, run_all, run_step, work_of
+from tests.engine.builders import make_request, make_scheduler, names_of, result_of, run_all, run_step, work_of
 
 from conveyor_engine.text.tokenizer import Tokenizer
 from conveyor_engine.wire.request import FinishReason
@@ -20,7 +20,7 @@ def test_other_modes_let_nobody_in_before_the_batch_is_over(mode: str) -> None:
     scheduler.add_request(make_request("b"))
     for _ in range(2):
         run_step(scheduler, now=100.0)
-        assert "b" in scheduler.waiting
+        assert names_of(scheduler.waiting) == ["b"]
     run_step(scheduler, now=100.0)
     assert [r.request_id for r in scheduler.running] == ["b"]
 

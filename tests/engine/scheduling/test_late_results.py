@@ -1,7 +1,7 @@
 """Results that come a step late: what is planned before them, and what of them is not wanted any more."""
 
 import pytest
-from tests.engine.builders import EOS, make_request, make_scheduler, result_of, run_all, work_of
+from tests.engine.builders import EOS, make_request, make_scheduler, names_of, result_of, run_all, work_of
 
 from conveyor_engine.scheduling.scheduler import Scheduler
 from conveyor_engine.wire.request import FinishReason
@@ -104,8 +104,8 @@ def test_who_shares_a_prefix_of_a_step_that_is_withdrawn_starts_anew() -> None:
     second = planned(scheduler)
     assert scheduler.stats().prefix_cache_hit_tokens == 8
     scheduler.withdraw(second)
-    assert [request.request_id for request in scheduler.running] == ["a", "b"]
-    assert list(scheduler.waiting) == ["c"]
+    assert names_of(scheduler.running) == ["a", "b"]
+    assert names_of(scheduler.waiting) == ["c"]
     scheduler.update(result_of(first))
     again = planned(scheduler)
     assert {row.row for row in again.admitted} >= {scheduler.requests["b"].row}, "nobody knows how much came of it"
@@ -122,7 +122,7 @@ def test_who_shares_a_prefix_with_one_that_left_before_it_was_written_starts_ane
     scheduler.abort("a")
     works = [work_of(scheduler, half) for half in scheduler.halve(plan)]
     assert works == [], "nobody else computes what they count on"
-    assert list(scheduler.waiting) == ["b", "c", "d"]
+    assert names_of(scheduler.waiting) == ["b", "c", "d"]
     assert work_of(scheduler, planned(scheduler)) == {"b": 13, "c": 1, "d": 4}
 
 

@@ -1,7 +1,7 @@
 """Who is let in and when, who is refused, who leaves, and when there is something to do."""
 
 import pytest
-from tests.engine.builders import make_request, make_scheduler, run_all, run_step
+from tests.engine.builders import make_request, make_scheduler, names_of, run_all, run_step
 
 from conveyor_engine.errors import InvalidRequest, Overloaded
 from conveyor_engine.wire.request import EngineRequest, FinishReason
@@ -20,7 +20,7 @@ def test_admission_needs_room_for_the_whole_prompt_and_a_watermark() -> None:
     scheduler.add_request(make_request("a", [5] * (396 * 4 - 1), max_tokens=9))  # leaves 4 blocks, the watermark
     scheduler.add_request(make_request("b", [5], max_tokens=1))
     run_step(scheduler)
-    assert "b" in scheduler.waiting
+    assert names_of(scheduler.waiting) == ["b"]
 
 
 def test_a_full_queue_refuses() -> None:

@@ -15,13 +15,22 @@ from hypothesis.stateful import (
     invariant,
     rule,
 )
-from tests.engine.builders import AtOnce, FailsLate, PretendedModel, Wired, make_request, make_scheduler, next_token
+from tests.engine.builders import (
+    AtOnce,
+    FailsLate,
+    PretendedModel,
+    Wired,
+    make_request,
+    make_scheduler,
+    names_of,
+    next_token,
+)
 from tests.engine.scheduling.histories import SchedulerHistory, run_histories
+from tests.engine.scheduling.turns import Turns
 
 from conveyor_engine.errors import Overloaded
 from conveyor_engine.loop import step_runner
 from conveyor_engine.loop.overlap import Overlap
-from conveyor_engine.scheduling.request_state import RequestState
 from conveyor_engine.scheduling.scheduler import Scheduler
 from conveyor_engine.wire.request import FinishReason, RequestOutput
 from conveyor_engine.wire.step import StepPlan
@@ -80,25 +89,33 @@ class History(SchedulerHistory):
         self.executor = FailsLate(Wired(self.model)) if fails_late else Wired(self.model)
         self.overlap = Overlap(self.executor, AtOnce(), num_ahead)
         self.asked: dict[str, Any] = {}
+        self.num_parties = 0
         self.told: dict[str, list[int]] = {}
         self.ended: dict[str, FinishReason] = {}
-        self.started: list[str] = []
+        self.turns = Turns(by_length=self.mode == "dynamic")
         self.drains = drains
 
     @rule(
         prompts=st.lists(st.sampled_from(PROMPTS), min_size=1, max_size=4),
         max_tokens=st.sampled_from((1, 7, 18, 18)),
         num_choices=st.sampled_from((1, 1, 3)),
+        together=st.booleans(),
     )
-    def add(self, prompts: list[list[int]], max_tokens: int, num_choices: int) -> None:
+    def add(self, prompts: list[list[int]], max_tokens: int, num_choices: int, together: bool) -> None:
+        self.num_parties += 1
         for prompt in prompts:
             hashes: list[bytes] = []
             for _ in range(num_choices):
-                self._add_one(prompt, max_tokens, hashes)
+                self._add_one(prompt, max_tokens, hashes, f"p{self.num_parties}" if together else None)
 
-    def _add_one(self, prompt: list[int], max_tokens: int, hashes: list[bytes]) -> None:
+    def _add_one(self, prompt: list[int], max_tokens: int, hashes: list[bytes], party: str | None) -> None:
         request = make_request(
-            f"r{len(self.asked)}", prompt, max_tokens=max_tokens, arrival_time=self.now, prompt_hashes=hashes
+            f"r{len(self.asked)}",
+            prompt,
+            max_tokens=max_tokens,
+            arrival_time=self.now,
+            prompt_hashes=hashes,
+            party=party,
         )
         full = len(self.scheduler.waiting) >= MAX_QUEUED + len(self.scheduler._tables.free_rows)
         try:
@@ -109,6 +126,7 @@ class History(SchedulerHistory):
         assert not full
         self.asked[request.request_id] = request
         self.told[request.request_id] = []
+        self.turns.came(self.scheduler.requests[request.request_id])
 
     @rule(choice=st.integers(0, 1000))
     def abort(self, choice: int) -> None:
@@ -143,6 +161,7 @@ class History(SchedulerHistory):
         scheduler = self.scheduler
         wakeup = scheduler.next_wakeup(self.now)
         plan = scheduler.schedule(self.now)
+        self.turns.check(scheduler)
         steps = list(scheduler._batch.steps.values())
         if plan is not None:
             self._check_plan(plan)
@@ -177,15 +196,6 @@ class History(SchedulerHistory):
         assert plan.num_tokens[: plan.num_decodes] == plan.num_logits[: plan.num_decodes] == [1] * len(decodes)
         if self.mode == "static" and any(request.num_output_tokens for request in decodes):
             assert not prefills, "all prompts before any decode"
-        self._note_started(requests)
-
-    def _note_started(self, requests: list[RequestState]) -> None:
-        for request in sorted(requests, key=lambda r: r.serial):
-            if request.request_id not in self.started:
-                self.started.append(request.request_id)
-                if self.mode != "dynamic":  # which groups by length, and is in order only within a group
-                    earlier = [r for r in self.scheduler.waiting.values() if r.serial < request.serial]
-                    assert not earlier, "first come, first served"
 
     def _take(self, output: RequestOutput) -> None:
         name = output.request_id
@@ -212,9 +222,10 @@ class History(SchedulerHistory):
         assert all(r.finished and not r.block_table for r in scheduler.running if r not in admitted)
         rows = [request.row for request in admitted]
         assert sorted(rows + scheduler._tables.free_rows) == list(range(scheduler._facts.max_num_seqs))
-        places = [*scheduler.waiting, *(request.request_id for request in scheduler.running)]
+        places = names_of([*scheduler.waiting, *scheduler.running])
+        assert len(places) == len(scheduler.waiting) + len(scheduler.running)
         assert sorted(places) == sorted(scheduler.requests), "each request is in exactly one place"
-        for request in scheduler.waiting.values():
+        for request in scheduler.waiting:
             assert not request.block_table
             assert request.row < 0
         for request in admitted:
@@ -224,8 +235,9 @@ class History(SchedulerHistory):
             scheduled, awaited = sum(work.num_tokens for work in wanted), sum(work.num_logits for work in wanted)
             assert request.num_scheduled_tokens == request.num_computed_tokens + scheduled
             assert request.num_awaited_tokens == awaited
-        order = [(not request.preempted, request.serial) for request in scheduler.waiting.values()]
-        assert order == sorted(order), "those who come back are the head of the queue; all in order of arrival"
+        head = names_of(scheduler.waiting)[: len(scheduler.waiting.preempted)]
+        assert head == sorted(head, key=self.turns.admitted.index), "those who come back are first, in their old order"
+        assert not any(request.was_admitted for request in list(scheduler.waiting)[len(head) :])
 
     def teardown(self) -> None:
         if not hasattr(self, "scheduler"):
@@ -251,7 +263,8 @@ def test_no_history_loses_a_block_a_request_or_the_order(
     monkeypatch.setattr(step_runner._log, "disabled", True)  # thousands of failed steps
     happened: Counter[str] = Counter()
     machine = type("ModeHistory", (History,), {"mode": mode, "padding": padding, "happened": happened})
-    own = {"length", "abort", "error", "failed steps", "late errors"} | ({"preemptions"} if mode != "none" else set())
+    own = {"length", "abort", "error", "failed steps", "late errors", "turns taken from others"}
+    own |= {"preemptions"} if mode != "none" else set()
     own |= {"held rows"} if mode == "static" else {"discarded results"}
     own |= {"withdrawn steps"} if mode in ("none", "continuous") else set()
     own |= {"padding"} if padding == "real" else {"prefix hits"}

@@ -71,7 +71,7 @@ def test_a_prompt_travels_once_however_many_choices_it_has() -> None:
     (payload,) = FrameReader().feed(encode_frame(message))
     received = to_engine_decoder.decode(payload)
     assert isinstance(received, Add)
-    assert received.requests(7.0) == sent
+    assert received.requests(7.0) == [msgspec.structs.replace(request, party="0") for request in sent], "one party"
     hashes = {id(request.prompt_hashes) for request in received.requests(7.0)}
     assert len(hashes) == 2, "choices of one prompt share its hashes, and nobody else does"
 

@@ -1,0 +1,49 @@
+"""Whose turn it was: what the random histories expect of the waiting queue."""
+
+from itertools import count, takewhile
+
+from conveyor_engine.scheduling.request_state import RequestState
+from conveyor_engine.scheduling.scheduler import Scheduler
+
+
+class Turns:
+    """Who may be admitted next: round robin is that the party goes first that has not had a turn for longest.
+
+    A party whose first request comes is behind all others. Where batches are `by_length`, parties take turns for those
+    of each length; a turn at one length is one at all.
+    """
+
+    def __init__(self, *, by_length: bool) -> None:
+        self._by_length = by_length
+        self._events = count()
+        self._last: dict[str, int] = {}  # when a party had a turn, or came
+        self._waiting: dict[str, RequestState] = {}  # that have never been admitted, in order of arrival
+        self.admitted: list[str] = []  # in this order, each once
+        self.num_overtaken = 0  # requests that came before one of another party, and were admitted later
+
+    def came(self, request: RequestState) -> None:
+        if not any(other.party == request.party for other in self._waiting.values()):
+            self._last[request.party] = next(self._events)
+        self._waiting[request.request_id] = request
+
+    def check(self, scheduler: Scheduler) -> None:
+        """After each plan: those admitted now, in their order, each when it was its turn."""
+        for request in [r for r in self._waiting.values() if r.request_id not in scheduler.requests]:
+            del self._waiting[request.request_id]
+        for request in [*scheduler.running, *scheduler.waiting.preempted.values()]:  # at once, to pad those before
+            if request.request_id in self._waiting:
+                self._check(request)
+
+    def _check(self, admitted: RequestState) -> None:
+        earlier = list(takewhile(lambda other: other is not admitted, self._waiting.values()))
+        del self._waiting[admitted.request_id]
+        self.admitted.append(admitted.request_id)
+        for other in self._waiting.values():
+            if self._length(other) == self._length(admitted):
+                assert other not in earlier or other.party != admitted.party, "first come, first served within a party"
+                assert self._last[other.party] >= self._last[admitted.party], "it was somebody else's turn"
+                self.num_overtaken += other in earlier
+        self._last[admitted.party] = next(self._events)
+
+    def _length(self, request: RequestState) -> int:
+        return request.expected_total_tokens.bit_length() if self._by_length else 0
