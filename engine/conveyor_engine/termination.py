@@ -13,6 +13,10 @@ from typing import Any
 from conveyor_engine.errors import one_line
 from conveyor_process.failure_reasons import FailureReason
 
+# Families whose positions begin behind the padding token's id, of those that this engine runs. The engine itself finds
+# out by a forward (`execution.models.packing`), which takes the weights.
+COUNT_FROM_PADDING = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "roberta-prelayernorm", "data2vec-text")
+_PADDING_TOKEN_ID = 1  # theirs, where config.json does not say
 _log = logging.getLogger(__name__)
 
 
@@ -34,10 +38,18 @@ def find_context_length(model: Path) -> int | None:
     text = config.get("text_config", config)
     if not isinstance(text, dict):
         return None  # the engine says what is wrong with it
-    lengths = (text.get("max_position_embeddings", text.get("n_positions")), limits.get("max_seq_length"))
-    if type(lengths[0]) is not int or lengths[0] <= 1:
+    positions = text.get("max_position_embeddings", text.get("n_positions"))
+    if type(positions) is not int or positions - _first_position(text) <= 1:
         return None
+    lengths = (positions - _first_position(text), limits.get("max_seq_length"))
     return min(length for length in lengths if type(length) is int and length > 1)
+
+
+def _first_position(config: dict[str, Any]) -> int:
+    """Of a sequence's first token."""
+    padding = config.get("pad_token_id", _PADDING_TOKEN_ID)
+    counts_from_padding = config.get("model_type") in COUNT_FROM_PADDING
+    return padding + 1 if counts_from_padding and type(padding) is int and padding >= 0 else 0
 
 
 def _read_object(path: Path) -> dict[str, Any]:

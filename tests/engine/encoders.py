@@ -47,7 +47,7 @@ def save_encoder(kind: str, directory: Path, auto_class: Any = AutoModel, **chan
     """Weights and config.json alone; returns the model in float32, perhaps with a head."""
     transformers_logging.disable_progress_bar()
     torch.manual_seed(0)
-    config = AutoConfig.for_model(kind, **(_COMMON | _OWN[kind] | changes))
+    config = AutoConfig.for_model(kind, **(_COMMON | _OWN.get(kind, {}) | changes))
     model: PreTrainedModel = auto_class.from_config(config, attn_implementation="eager").eval()
     model.save_pretrained(directory)
     return model

@@ -5,19 +5,21 @@ The mutation tests at the end show that the comparison can fail.
 
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.engine.builders import Wired
 from tests.engine.embedding_cores import LENGTHS, PROMPTS, Encoder, add, answers, distance, run, vector_of
-from tests.engine.encoders import CONTEXT_TOKENS, KINDS, embed
+from tests.engine.encoders import CONTEXT_TOKENS, KINDS, embed, save_encoder
 
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import ConfigError, ErrorCode, InvalidRequest
 from conveyor_engine.execution import embedding_runner
 from conveyor_engine.execution.attention import packed
 from conveyor_engine.execution.embedding_runner import EmbeddingRunner
+from conveyor_engine.termination import COUNT_FROM_PADDING, find_context_length
 from conveyor_engine.wire.request import EngineRequest, SamplingParams
 
 MODES = ("none", "static", "dynamic", "continuous")
@@ -128,6 +130,14 @@ def test_warm_up_computes_the_largest_batch_and_the_longest_prompt(encoder: GetE
     core.executor.begin = lambda plan: (sizes.append(plan.num_tokens), begin(plan))[1]  # type: ignore[method-assign]
     core._warm_up(EngineConfig(model="-"))
     assert sizes == [[12] * 4, [CONTEXT_TOKENS]]
+
+
+@pytest.mark.parametrize("kind", ["bert", *COUNT_FROM_PADDING])
+def test_a_fetch_tells_the_context_that_the_engine_has(tmp_path: Path, kind: str) -> None:
+    save_encoder(kind, tmp_path, max_position_embeddings=CONTEXT_TOKENS + 2)
+    length = EmbeddingRunner(EngineConfig(model=str(tmp_path), device="cpu", dtype="float32")).facts.max_model_len
+    assert length == CONTEXT_TOKENS + (2 if kind == "bert" else 0)
+    assert find_context_length(tmp_path) == length
 
 
 def test_an_engine_takes_the_requests_of_its_task_only(encoder: GetEncoder) -> None:

@@ -16,6 +16,10 @@ from conveyor_process.failure_reasons import FailureReason
     [
         ('{"max_position_embeddings": 1024}', 1024),
         ('{"n_positions": 512}', 512),
+        ('{"model_type": "xlm-roberta", "max_position_embeddings": 514, "pad_token_id": 1}', 512),
+        ('{"model_type": "roberta", "max_position_embeddings": 514}', 512),
+        ('{"model_type": ["roberta"], "max_position_embeddings": 514}', 514),
+        ('{"model_type": "bert", "max_position_embeddings": 512, "pad_token_id": 0}', 512),
         ('{"text_config": {"max_position_embeddings": 131072}, "max_position_embeddings": 1}', 131072),
         ('{"max_position_embeddings": "many"}', None),
         ('{"max_position_embeddings": true}', None),
