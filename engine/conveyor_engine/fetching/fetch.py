@@ -2,7 +2,8 @@
 
 The revision is pinned to a commit first; only what the engine loads is fetched (never pickles or code); every file is
 checked against the hub's digest; partial files are resumed after a crash; the directory appears by one rename, with a
-marker in it. A directory with the marker is never asked for again: a branch that moved needs another target.
+marker in it. A directory with the marker is never asked for again: a branch that moved needs another target. Only if
+the marker is of an engine that wanted other files, those of the same commit that are missing are added.
 """
 
 import fcntl
@@ -82,35 +83,58 @@ def check_model_directory(uri: str, directory: Path) -> None:
 
 def _fetch_once(uri: str, repository: str, revision: str, directory: Path) -> None:
     """Several pods may share the volume: one fetches, the others wait and then find it done."""
-    if _is_complete(uri, directory):
+    if _wants_nothing(_read_marker(uri, directory)):
         return
     directory.parent.mkdir(parents=True, exist_ok=True)
     with _lock(directory.with_name(f".{directory.name}.lock")):
-        if _is_complete(uri, directory):
+        marker = _read_marker(uri, directory)
+        if _wants_nothing(marker):
+            return
+        if marker is not None:
+            _add_missing(repository, marker, directory)
             return
         model = describe_model(repository, revision)
         partial = directory.with_name(f".{directory.name}.partial")
         partial.mkdir(exist_ok=True)
         files = _fetch_files(model, partial)
-        _write_marker(partial, uri, model, files)
+        _write_marker(partial, uri, model.commit, _content_of(files))
         if directory.exists():
             shutil.rmtree(directory)  # without a marker it may be incomplete
         partial.rename(directory)
     _log.info("event=model_fetched uri=%s commit=%s directory=%s files=%d", uri, model.commit, directory, len(files))
 
 
-def _is_complete(uri: str, directory: Path) -> bool:
-    """Whether the marker says so and every file still has its size."""
+def _read_marker(uri: str, directory: Path) -> dict[str, Any] | None:
+    """The directory's, if it is of this model and every file still has its size."""
     try:
         marker: dict[str, Any] = json.loads((directory / MARKER).read_text())
         complete = _with_revision(marker["uri"]) == _with_revision(uri) and all(
             (directory / name).stat().st_size == file["size"] for name, file in marker["files"].items()
         )
     except (OSError, ValueError, LookupError, TypeError, AttributeError):  # or it is no marker of ours
-        return False
-    if complete:
-        _log.info("event=model_complete_already uri=%s commit=%s directory=%s", uri, marker.get("commit"), directory)
-    return complete
+        return None
+    if not complete:
+        return None
+    _log.info("event=model_complete_already uri=%s commit=%s directory=%s", uri, marker.get("commit"), directory)
+    return marker
+
+
+def _wants_nothing(marker: dict[str, Any] | None) -> bool:
+    """Whether all that this engine wants was looked for."""
+    return marker is not None and marker.get("wanted") == _WANTED.pattern
+
+
+def _add_missing(repository: str, marker: dict[str, Any], directory: Path) -> None:
+    """Others may serve from the directory meanwhile. What an older engine ran without is no reason not to start."""
+    try:
+        model = describe_model(repository, str(marker.get("commit")))
+        files = [file for file in model.files if _WANTED.fullmatch(file.name) and file.name not in marker["files"]]
+        _fetch_missing(model, files, directory)
+    except ModelError as error:
+        _log.warning("event=missing_files_not_fetched directory=%s error=%s", directory, error)
+        return
+    _write_marker(directory, marker["uri"], model.commit, marker["files"] | _content_of(files))
+    _log.info("event=missing_files_fetched directory=%s files=%d", directory, len(files))
 
 
 def _with_revision(uri: str) -> str:
@@ -227,16 +251,21 @@ def compute_digest(path: Path, file: HubFile) -> str:
     return digest.hexdigest()
 
 
-def _write_marker(partial: Path, uri: str, model: HubModel, files: list[HubFile]) -> None:
-    for file in files:
-        with (partial / file.name).open("rb") as content:
+def _content_of(files: list[HubFile]) -> dict[str, Any]:
+    return {file.name: {"size": file.size, "digest": file.digest} for file in files}
+
+
+def _write_marker(directory: Path, uri: str, commit: str, files: dict[str, Any]) -> None:
+    """Appears by one rename, after all that it names is on the disk."""
+    for name in files:
+        with (directory / name).open("rb") as content:
             os.fsync(content.fileno())
-    content_of = {file.name: {"size": file.size, "digest": file.digest} for file in files}
-    marker = partial / MARKER
-    with marker.open("w") as written:
-        json.dump({"uri": uri, "commit": model.commit, "files": content_of}, written, indent=1)
+    unfinished = directory / f"{MARKER}.unfinished"
+    with unfinished.open("w") as written:
+        json.dump({"uri": uri, "commit": commit, "wanted": _WANTED.pattern, "files": files}, written, indent=1)
         written.flush()
         os.fsync(written.fileno())
+    unfinished.rename(directory / MARKER)
 
 
 def _refuse(message: str) -> NoReturn:

@@ -18,6 +18,8 @@ from conveyor_engine.fetching.hub import has_one_origin
 from e2e.hub.repository import Repository
 from e2e.hub.server import Hub
 
+POOLING_FILES = ("modules.json", "sentence_bert_config.json", "1_Pooling/config.json")
+
 
 def test_only_what_the_engine_loads_is_fetched_and_marked(
     fetch_from: Fetch, hub: Hub, root: Path, target: Path
@@ -36,12 +38,11 @@ def test_only_what_the_engine_loads_is_fetched_and_marked(
 def test_what_says_how_a_model_embeds_is_fetched_too(fetch_from: Fetch, hub: Hub, root: Path, target: Path) -> None:
     (root / "org/tiny/1_Pooling").mkdir()
     (root / "org/tiny/2_Dense").mkdir()
-    names = ("modules.json", "sentence_bert_config.json", "1_Pooling/config.json")
-    for name in (*names, "2_Dense/config.json", "1_Pooling/more.json"):
+    for name in (*POOLING_FILES, "2_Dense/config.json", "1_Pooling/more.json"):
         (root / "org/tiny" / name).write_text(json.dumps({"name": name}))
     fetch_from(hub.url, "hf://org/tiny", target)
     fetch_from(NOWHERE, "hf://org/tiny", target)
-    for name in names:
+    for name in POOLING_FILES:
         assert (target / name).read_bytes() == (root / "org/tiny" / name).read_bytes()
     assert [path.name for path in (target / "1_Pooling").iterdir()] == ["config.json"]
     assert not (target / "2_Dense").exists()
@@ -56,6 +57,41 @@ def test_a_pooling_of_another_commit_is_not_kept(fetch_from: Fetch, hub: Hub, ta
     (partial / "1_Pooling/config.json").write_text("{}")
     fetch_from(hub.url, "hf://org/tiny", target)
     assert not (target / "1_Pooling/config.json").exists()
+
+
+def test_what_an_older_engine_did_not_want_is_added_to_its_model(
+    fetch_from: Fetch, hub: Hub, root: Path, target: Path
+) -> None:
+    (root / "org/tiny/1_Pooling").mkdir()
+    for name in POOLING_FILES:
+        (root / "org/tiny" / name).write_text(json.dumps({"name": name}))
+    fetch_from(hub.url, "hf://org/tiny", target)
+    _make_older(target)
+    shutil.copytree(root / "org/tiny", root / "org/tiny/.revisions/before")
+    (root / "org/tiny/tokenizer.json").write_text("of a later commit")
+    fetch_from(NOWHERE, "hf://org/tiny", target)
+    assert not (target / "modules.json").exists(), "it starts as it did, without a hub"
+    weights = (target / WEIGHTS).stat().st_ino
+    fetch_from(hub.url, "hf://org/tiny", target)
+    for name in POOLING_FILES:
+        assert (target / name).read_bytes() == (root / "org/tiny" / name).read_bytes()
+    assert json.loads((target / "tokenizer.json").read_text()) == {"name": "tokenizer.json"}, "of the same commit"
+    assert (target / WEIGHTS).stat().st_ino == weights, "what is there stays"
+    fetch_from(NOWHERE, "hf://org/tiny", target)
+    (target / "modules.json").unlink()
+    fetch_from(hub.url, "hf://org/tiny", target)
+    assert (target / "modules.json").exists(), "the marker names what was added"
+
+
+def _make_older(target: Path) -> None:
+    """As an engine left it that fetched no files of pooling, and did not say what it wanted."""
+    marker = json.loads((target / MARKER).read_text())
+    del marker["wanted"]
+    for name in POOLING_FILES:
+        del marker["files"][name]
+        (target / name).unlink()
+    (target / "1_Pooling").rmdir()
+    (target / MARKER).write_text(json.dumps(marker))
 
 
 def test_a_complete_model_needs_no_hub(fetch_from: Fetch, hub: Hub, target: Path) -> None:
