@@ -12,11 +12,12 @@ from conveyor_engine.serving.http.memory import Held, Memory
 from conveyor_engine.serving.metrics import EngineMetrics
 from conveyor_engine.serving.preparing.pool import WorkerPool
 from conveyor_engine.text.tokenizer import Tokenizer
-from conveyor_engine.wire.request import ModelFacts
+from conveyor_engine.wire.request import ModelFacts, Task
 from conveyor_process.request_headers import REQUEST_TIMEOUT_HEADER, parse_timeout_seconds
 
 BODY_BYTES_PER_TOKEN = 32  # of the context: more than ids or text in any script take, even escaped
 BODY_BYTES_FLOOR = 2**20  # room for many messages or prompts in a short context too
+INPUTS_BYTES_MAX = 4 * 2**20  # of many inputs to embed: half of what a gateway takes of one body by default
 BODY_SECONDS_MAX = 60.0
 
 
@@ -47,9 +48,14 @@ def model_facts(edge: Edge) -> ModelFacts:
     return edge.engine.facts
 
 
-def body_bytes_max(max_model_len: int) -> int:
-    """The longest body that is read: reading and validating it takes memory and time in proportion."""
-    return max(BODY_BYTES_FLOOR, BODY_BYTES_PER_TOKEN * max_model_len)
+def body_bytes_max(facts: ModelFacts, num_requests_max: int) -> int:
+    """The longest body that is read: reading and validating it takes memory and time in proportion.
+
+    One context's; of a model that embeds, that of as many inputs as the engine takes at once.
+    """
+    context = BODY_BYTES_PER_TOKEN * facts.max_model_len
+    inputs = min(INPUTS_BYTES_MAX, context * num_requests_max) if facts.task is Task.EMBED else 0
+    return max(BODY_BYTES_FLOOR, context, inputs)
 
 
 async def read_body(request: Request, max_bytes: int, held: Held) -> bytes:
@@ -58,7 +64,7 @@ async def read_body(request: Request, max_bytes: int, held: Held) -> bytes:
     if encoding != "identity":
         raise EncodedBody(f"the body has Content-Encoding {encoding!r}; send it uncompressed")
     declared = request.headers.get("content-length", "0")
-    too_large = BodyTooLarge(f"the body is longer than {max_bytes} bytes, the most that this model's context needs")
+    too_large = BodyTooLarge(f"the body is longer than {max_bytes} bytes, the most that this model needs")
     if declared.isdigit() and int(declared) > max_bytes:
         raise too_large
     body = bytearray()

@@ -51,7 +51,7 @@ async def open_request(request: Request, kind: Kind, task: Task) -> Opened:
     _check_task(facts, task)
     timeout = timeout_seconds(request, edge.config.request_timeout_seconds)
     async with edge.memory.hold(timeout) as held:
-        body = await read_body(request, body_bytes_max(facts.max_model_len), held)
+        body = await read_body(request, body_bytes_max(facts, edge.engine.num_requests_max), held)
         with edge.engine.hold_place():
             job = Job(kind, facts, edge.engine.num_requests_max, arrival, body)
             prepared = await edge.workers.prepare(job)

@@ -26,7 +26,8 @@ from conveyor_engine.serving.preparing.prepare_embeddings import PreparedEmbeddi
 CPU_SECONDS = 1.0  # of one job ...
 CPU_SECONDS_PER_MIB = 1.0  # ... and for each MiB of its body: several times what any takes
 MEMORY_BYTES = 96 * 2**20  # that one job may add ...
-MEMORY_BYTES_PER_TOKEN = 512  # ... and for each token of the context: tokenizing takes 110 bytes per character
+MEMORY_BYTES_PER_TOKEN = 512  # ... and for each token of the context: tokenizing takes 110 bytes per character ...
+MEMORY_BYTES_PER_BODY_BYTE = 16  # ... and for each byte of its body: token ids of one digit take 25
 _RETIRE_BYTES = 32 * 2**20  # a worker that grew by so much is replaced
 _NICENESS = 5  # tokens of running streams go before prompts of new ones
 _LENGTH = struct.Struct("!I")
@@ -176,7 +177,8 @@ def _prepare_within_limits(payload: bytes, model: ServedModel) -> AnyPrepared | 
     seconds = CPU_SECONDS + CPU_SECONDS_PER_MIB * len(job.body) / 2**20
     used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
     _limit(resource.RLIMIT_CPU, math.ceil(used + seconds) + 2)
-    _limit(resource.RLIMIT_AS, _virtual_bytes() + MEMORY_BYTES + MEMORY_BYTES_PER_TOKEN * job.facts.max_model_len)
+    num_bytes = MEMORY_BYTES + MEMORY_BYTES_PER_TOKEN * job.facts.max_model_len
+    _limit(resource.RLIMIT_AS, _virtual_bytes() + num_bytes + MEMORY_BYTES_PER_BODY_BYTE * len(job.body))
     try:
         signal.setitimer(signal.ITIMER_PROF, seconds)
         try:

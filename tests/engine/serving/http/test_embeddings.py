@@ -166,11 +166,19 @@ def test_what_cannot_be_embedded_is_refused_by_name(
 
 
 def test_bodies_are_bounded(served: Served) -> None:
-    long = json.dumps({"input": "a" * 2**20}).encode()
+    long = json.dumps({"input": "a" * 4 * 2**20}).encode()
     assert served.server.post("/v1/embeddings", long).status_code == 413
     deep = b'{"input":' + b"[" * 500_000
     assert served.server.post("/v1/embeddings", deep).json()["error"]["code"] == "invalid_json"
     assert served.server.post("/v1/embeddings", {"input": "a"}).status_code == 200
+
+
+def test_a_body_may_be_as_long_as_many_inputs_need(served: Served) -> None:
+    inputs = [[7] * CONTEXT_TOKENS] * 8
+    body = json.dumps({"input": inputs}, separators=("," + 300 * " ", ":")).encode()
+    assert len(body) > 2**20 > 32 * CONTEXT_TOKENS
+    answer = served.server.post("/v1/embeddings", body)
+    assert (answer.status_code, len(answer.json()["data"])) == (200, 8)
 
 
 @pytest.mark.parametrize("path", [endpoint.path for endpoint in ENDPOINTS if endpoint.task is Task.GENERATE])
