@@ -18,7 +18,8 @@ def test_the_page_on_a_second_service_ends_with_two_of_them(tmp_path: Path) -> N
         with running_hub(tmp_path) as hub:
             variable = f"{{name: HF_ENDPOINT, value: {hub.url}}}"
             for block in commands(PAGE):
-                here = block.replace("{maxModelLen: 4096}", f"{{maxModelLen: 512, device: Auto, env: [{variable}]}}")
+                adapted = f"{{maxModelLen: 512, device: Auto}}\n  pod: {{env: [{variable}]}}"
+                here = block.replace("{maxModelLen: 4096}", adapted)
                 out = shell(here.replace("{name: HOME, value: /tmp}", f"{{name: HOME, value: /tmp}}, {variable}"))
                 if "curl" in block:
                     assert '"object":"chat.completion"' in out.replace(" ", "")

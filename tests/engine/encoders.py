@@ -53,7 +53,7 @@ def save_encoder(kind: str, directory: Path, auto_class: Any = AutoModel, **chan
     return model
 
 
-def write_sentence_files(directory: Path, mode: str, *, normalizes: bool) -> None:
+def write_sentence_files(directory: Path, mode: str, *, normalizes: bool, max_seq_length: int | None = None) -> None:
     """As sentence-transformers saves them."""
     steps = [("", "Transformer"), ("1_Pooling", "Pooling"), *([("2_Normalize", "Normalize")] if normalizes else [])]
     modules = [
@@ -65,7 +65,7 @@ def write_sentence_files(directory: Path, mode: str, *, normalizes: bool) -> Non
     flags = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
     pooling: dict[str, Any] = {f"pooling_mode_{flag}": f"pooling_mode_{flag}" == mode for flag in flags}
     (directory / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": SIZE, **pooling}))
-    limits = {"max_seq_length": None, "do_lower_case": False}
+    limits = {"max_seq_length": max_seq_length, "do_lower_case": False}
     (directory / "sentence_bert_config.json").write_text(json.dumps(limits))
 
 
