@@ -1,10 +1,5 @@
-"""Pauses work between the forwards of its model, for systems that cannot be stepped. Used by `systems`.
+"""Pauses work between the forwards of its model, for systems that cannot be stepped. Used by `systems`."""
 
-Each thread that computes has OpenMP threads of its own. While there are more of these than processors, GNU's OpenMP
-waits through the kernel at every barrier, in all of them, whatever its environment says. So a pause ends them.
-"""
-
-import ctypes
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Semaphore
@@ -13,13 +8,6 @@ from typing import TypeVar
 from torch import nn
 
 T = TypeVar("T")
-
-_SOFT_PAUSE = 1  # omp_pause_soft: settings stay
-
-
-def end_openmp_threads() -> None:
-    """Those of the calling thread; its next parallel region starts them anew."""
-    ctypes.CDLL("libgomp.so.1").omp_pause_resource_all(_SOFT_PAUSE)  # torch has loaded it
 
 
 def in_steps(model: nn.Module, work: Callable[[], T]) -> Generator[int, None, T]:
@@ -30,7 +18,6 @@ def in_steps(model: nn.Module, work: Callable[[], T]) -> Generator[int, None, T]
     go, stopped = Semaphore(0), Semaphore(0)
 
     def hold(*_: object) -> None:
-        end_openmp_threads()
         stopped.release()
         go.acquire()
 

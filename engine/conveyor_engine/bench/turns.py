@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 
 from conveyor_engine.bench import slices
-from conveyor_engine.bench.held import end_openmp_threads
 from conveyor_engine.bench.slices import Phase, Slice, Turn, pool, ratio, seconds
 from conveyor_engine.bench.systems import Prompts, Run, System, Workload
 
@@ -33,7 +32,6 @@ class Progress:
         while self.tokens == before or not reached(self.tokens, now - started):
             self.tokens = next(self._run)
             now = time.perf_counter()
-        end_openmp_threads()
         return Slice(self.tokens - before, now - started, stolen_share(processors, processor_ticks()))
 
     def finish(self) -> Prompts:

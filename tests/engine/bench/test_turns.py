@@ -1,13 +1,12 @@
 """Turns on systems that only count: who goes how far when, what ends it, and what the host took meanwhile."""
 
-import os
 from itertools import cycle
 
 import pytest
 import torch
 
 from conveyor_engine.bench import turns
-from conveyor_engine.bench.held import end_openmp_threads, in_steps
+from conveyor_engine.bench.held import in_steps
 from conveyor_engine.bench.systems import Prompts, Run, Workload
 
 
@@ -105,34 +104,3 @@ def test_held_work_that_fails_says_so_and_work_nobody_asks_for_ends() -> None:
     steps.close()
     assert done == [1, 2]
     assert not model._forward_pre_hooks
-
-
-def test_who_stands_still_has_no_openmp_threads_that_would_slow_the_others_down() -> None:
-    """More of them than processors, and GNU's OpenMP lets none of them wait without the kernel."""
-
-    class Adding(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x + x
-
-    def count_threads() -> int:
-        return len(os.listdir("/proc/self/task"))
-
-    def work() -> None:
-        for _ in range(3):
-            model(large)
-
-    large, model = torch.ones(1 << 20), Adding()
-    before = torch.get_num_threads()
-    torch.set_num_threads(4)
-    try:
-        end_openmp_threads()
-        alone = count_threads()
-        model(large)
-        assert count_threads() == alone + 3
-        end_openmp_threads()
-        assert count_threads() == alone
-        steps = in_steps(model, work)
-        next(steps)
-        assert count_threads() == alone + 1, "the thread of the work itself"
-    finally:
-        torch.set_num_threads(before)
