@@ -5,6 +5,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Semaphore
 from typing import TypeVar
 
+import greenlet
 from torch import nn
 
 T = TypeVar("T")
@@ -13,8 +14,40 @@ T = TypeVar("T")
 def in_steps(model: nn.Module, work: Callable[[], T]) -> Generator[int, None, T]:
     """Yields the number of forwards done, with what follows each; returns what the work does, or raises what it raises.
 
-    The work runs in another thread, whichever of its threads calls the model, and only while a step is asked for.
+    The work runs only while a step is asked for, and in the thread that asks: a thread of its own would have its own
+    OpenMP threads, and while there are more of these than processors GNU's OpenMP lets all of them wait in the kernel.
+    That halves the speed of whoever computes.
     """
+    results: list[T] = []
+    paused = greenlet.greenlet(lambda: results.append(work()))
+
+    def pause(*_: object) -> None:
+        assert paused.parent is not None, "`_resume` has set it"
+        paused.parent.switch()
+
+    hook = model.register_forward_pre_hook(pause)
+    try:
+        _resume(paused)
+        number = 0
+        while not paused.dead:
+            _resume(paused)
+            number += 1
+            yield number
+    finally:
+        hook.remove()
+        while not paused.dead:  # whoever stops asking waits for the rest
+            _resume(paused)
+    return results[0]
+
+
+def _resume(paused: greenlet.greenlet) -> None:
+    """Until before the work's next forward, or to its end."""
+    paused.parent = greenlet.getcurrent()
+    paused.switch()
+
+
+def in_steps_of_threads(model: nn.Module, work: Callable[[], T]) -> Generator[int, None, T]:
+    """As `in_steps`, for work whose forwards run in a thread that it starts itself."""
     go, stopped = Semaphore(0), Semaphore(0)
 
     def hold(*_: object) -> None:
@@ -35,5 +68,5 @@ def in_steps(model: nn.Module, work: Callable[[], T]) -> Generator[int, None, T]
                 yield number
         finally:
             hook.remove()
-            go.release()  # a caller that stops early waits for the rest of the work
+            go.release()  # whoever stops asking waits for the rest
     return future.result()

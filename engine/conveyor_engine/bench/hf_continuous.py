@@ -12,7 +12,7 @@ from typing import Any
 
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
 
-from conveyor_engine.bench.held import in_steps
+from conveyor_engine.bench.held import in_steps_of_threads
 from conveyor_engine.bench.limit import STEP_TOKENS
 from conveyor_engine.bench.systems import Prompts, Run
 
@@ -46,7 +46,7 @@ class HfContinuous:
 
     def _run(self, closing: ExitStack, manager: Any, prompts: Prompts, output_tokens: int) -> Run:
         with closing:
-            steps = in_steps(self.model, lambda: _generate(manager, prompts, output_tokens))
+            steps = in_steps_of_threads(self.model, lambda: _generate(manager, prompts, output_tokens))
             while True:
                 try:
                     next(steps)

@@ -1,12 +1,13 @@
 """Turns on systems that only count: who goes how far when, what ends it, and what the host took meanwhile."""
 
 from itertools import cycle
+from typing import Any
 
 import pytest
 import torch
 
 from conveyor_engine.bench import turns
-from conveyor_engine.bench.held import in_steps
+from conveyor_engine.bench.held import in_steps, in_steps_of_threads
 from conveyor_engine.bench.systems import Prompts, Run, Workload
 
 
@@ -77,7 +78,8 @@ def test_prompts_are_the_same_for_the_same_seed_only() -> None:
     assert [len(prompt) for prompt in first] == [4, 2, 4]
 
 
-def test_held_work_goes_on_only_when_asked() -> None:
+@pytest.mark.parametrize("in_steps", [in_steps, in_steps_of_threads])
+def test_held_work_goes_on_only_when_asked(in_steps: Any) -> None:
     model, done = torch.nn.Identity(), []
 
     def work() -> str:
@@ -95,7 +97,8 @@ def test_held_work_goes_on_only_when_asked() -> None:
     assert stop.value.value == "end"
 
 
-def test_held_work_that_fails_says_so_and_work_nobody_asks_for_ends() -> None:
+@pytest.mark.parametrize("in_steps", [in_steps, in_steps_of_threads])
+def test_held_work_that_fails_says_so_and_work_nobody_asks_for_ends(in_steps: Any) -> None:
     model, done = torch.nn.Identity(), []
     with pytest.raises(ZeroDivisionError):
         list(in_steps(model, lambda: model(1) / 0))
