@@ -7,6 +7,7 @@ no image registry is needed at all.
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -24,17 +25,29 @@ _AUTHORITIES = "/etc/ssl/certs"
 _STORE = ("--storage-driver", "overlay", "--root", CACHE / "images", "--runroot", CACHE / "images-run")
 
 
-def build(name: str, dockerfile: Path) -> None:
-    """Runs a Dockerfile of the repository; layers are cached in the store, what the new image replaces is dropped."""
-    old, base = image_id(name), _base()
+def build(name: str, dockerfile: Path) -> set[str]:
+    """Runs a Dockerfile of the repository; layers are cached in the store.
+
+    Returns the identities of all that the build made or found in the cache, cut as buildah prints them: `prune` keeps
+    them. What names no image (a stage that files are copied from) can be told from waste by nothing else.
+    """
+    base = _base()
     with announced(f"images: building {name}"):
-        _quietly(
+        printed = _quietly(
             "buildah", *_STORE, "build", "--layers", "--isolation", "chroot", "--network", "host",
             "--volume", f"{_AUTHORITIES}:{_AUTHORITIES}:ro", "--build-arg", f"BASE={base}",
             "--tag", name, "--file", dockerfile, REPOSITORY,
         )  # fmt: skip
-    if old not in ("", image_id(name)):
-        _buildah("rmi", old)  # fails where another image stands on it: fine
+    return set(re.findall(r"^--> ([0-9a-f]{11})$", printed, re.MULTILINE))
+
+
+def prune(used: set[str]) -> None:
+    """Removes the layers of earlier builds: all that has no name and that the latest builds, `used`, did without."""
+    listed = _buildah("images", "--all", "--no-trunc", "--format", "{{.ID}} {{.Name}}").stdout.splitlines()
+    images = [line.removeprefix("sha256:").split() for line in listed]
+    unused = [identity for identity, name in images if name == "<none>" and identity[:11] not in used]
+    if unused:
+        _buildah("rmi", *unused)  # newest first, as they are listed: none stands on one that goes before it
 
 
 def export(name: str, layout: Path) -> None:

@@ -10,6 +10,7 @@ import json
 import re
 import subprocess
 import tarfile
+from collections.abc import Collection
 from pathlib import Path
 
 from e2e.cluster import programs
@@ -51,12 +52,15 @@ class Containerd:
         """Gives an image a second name, taken from whatever had it."""
         self._run("images", "tag", "--force", name, other)
 
-    def remove_images(self, repository: str, but: str) -> None:
-        """Removes the images of a repository but the one of that name, and waits until their layers are gone."""
+    def keep_images(self, names: Collection[str]) -> None:
+        """Removes every image but those of these names, and waits until its layers are gone.
+
+        An image also has the kubelet's name for it, its identity: only without any name its layers go.
+        """
         digests = {line.split()[0]: line.split()[2] for line in self._run("images", "ls").splitlines()[1:]}
-        for name, digest in digests.items():
-            if name.startswith(f"{repository}:") and digest != digests.get(but):
-                self._run("images", "rm", "--sync", name)
+        kept = {digests.get(name) for name in names}
+        if old := [name for name, digest in digests.items() if digest not in kept]:
+            self._run("images", "rm", "--sync", *old)
 
     def import_layout(self, layout: Path) -> None:
         """Imports an OCI layout; layers that are symbolic links stand for content that is here already."""

@@ -4,12 +4,13 @@ Called by `python -m e2e.cluster images`, the loaders and the installation, whic
 Does not load them anywhere.
 """
 
+import shutil
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
 from e2e.cluster import buildah, programs
-from e2e.cluster.paths import REPOSITORY
+from e2e.cluster.paths import CACHE, REPOSITORY
 from e2e.cluster.progress import announced
 
 
@@ -35,6 +36,8 @@ IMAGES = {
     "control": Image("docker.io/conveyor/control", REPOSITORY / "operator" / "Dockerfile"),
     "engine": Image("docker.io/conveyor/engine", REPOSITORY / "engine" / "Dockerfile"),
 }
+# A copy of the uv.lock of the latest build: with another one nearly all of the engine image is built anew.
+BUILT_FROM = CACHE / "images" / "built-from-uv.lock"
 
 
 class ImageMissing(RuntimeError):
@@ -62,11 +65,14 @@ def loaded_tag(name: str, docker: bool) -> str:
 
 
 def build_all(docker: bool) -> None:
+    """Builds both images; with buildah, also drops what they replace."""
     programs.require(*(("docker",) if docker else programs.IMAGES))
-    for image in IMAGES.values():
-        if docker:
+    if docker:
+        for image in IMAGES.values():
             with announced(f"images: building {image.name}"):
                 build = ("build", "--tag", image.name, "--file", image.dockerfile, REPOSITORY)
                 programs.run("docker", *build, check=True)
-        else:
-            buildah.build(image.name, image.dockerfile)
+    else:
+        buildah.prune(set().union(*(buildah.build(image.name, image.dockerfile) for image in IMAGES.values())))
+    BUILT_FROM.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(REPOSITORY / "uv.lock", BUILT_FROM)

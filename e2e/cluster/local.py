@@ -158,13 +158,8 @@ def _start_containerd(processes: Processes, node: Node) -> None:
         processes.stop(["containerd"])
         processes.start("containerd", node.containerd())
         wait_until("containerd", runtime.ready, 30, processes.check)
-    _drop_old_images(runtime)
-
-
-def _drop_old_images(runtime: Containerd) -> None:
-    """No pod runs yet, so only what was loaded last is of use; the rest may be gigabytes."""
-    for image in images.IMAGES.values():
-        runtime.remove_images(image.repository, but=image.loaded_last)
+    # No pod runs yet, so only what was loaded last is of use; the rest may be gigabytes.
+    runtime.keep_images([PAUSE_IMAGE, *(image.loaded_last for image in images.IMAGES.values())])
 
 
 def _node_ready(api: Api) -> bool:

@@ -4,6 +4,7 @@ Called by make before anything long begins. Everything that is missing is named 
 packages are installed here, so that the steps that then run side by side need none. Standard library only.
 """
 
+import filecmp
 import importlib.util
 import os
 import re
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from e2e.cluster import kind, programs, tools
+from e2e.cluster.images import BUILT_FROM
 from e2e.cluster.paths import CACHE, REPOSITORY
 
 _GO_OLDEST = (1, 26)
@@ -53,9 +55,9 @@ def steps() -> Iterator[Step]:
         yield PACKAGES
     if not kind.wanted() and not all(tools.tool_named(name).path.exists() for name in tools.CLUSTER):
         yield PROGRAMS
-    if kind.wanted() or not (CACHE / "images" / "overlay-images").exists():
+    if outdated := kind.wanted() or not _images_are_of_today():
         yield IMAGES
-    if kind.wanted() or not (CACHE / "containerd").exists():
+    if outdated or not (CACHE / "containerd").exists():
         yield LOADING
     if not (CACHE / "models" / "demo").exists():
         yield MODEL
@@ -102,6 +104,11 @@ def _lacking_for_go() -> Iterator[str]:
     found = re.match(r"go(\d+)\.(\d+)", version)
     if found and tuple(map(int, found.groups())) < _GO_OLDEST:
         yield f"Go 1.26 or newer is needed to build Kubernetes; {programs.found('go')} is {version}"
+
+
+def _images_are_of_today() -> bool:
+    """Whether at most the project's own code is to be built anew and brought to the node: seconds."""
+    return BUILT_FROM.exists() and filecmp.cmp(BUILT_FROM, REPOSITORY / "uv.lock", shallow=False)
 
 
 def _existing(folder: Path) -> Path:

@@ -2,7 +2,9 @@
 
 import ast
 import os
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -86,9 +88,10 @@ def test_a_program_is_installed_before_it_runs(tmp_path: Path, monkeypatch: pyte
 
 @pytest.fixture
 def nothing_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine with Python and no other program, nothing built, and nobody who may install."""
+    """A machine with Python and no other program, nothing built, nobody who may install, and a disk that is large."""
     monkeypatch.setattr(programs, "search_path", lambda: str(tmp_path))
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10**12))
     monkeypatch.setattr(tools, "CACHE", tmp_path)
     monkeypatch.setenv("CLUSTER", "local")
 
@@ -136,3 +139,16 @@ def test_the_estimate_counts_what_is_left_to_do() -> None:
     assert preflight.estimate(everything, cores=2).startswith("This takes about 17 minutes on this machine's 2 cores")
     assert preflight.estimate(everything, cores=8).startswith("This takes about 8 minutes")
     assert preflight.estimate([preflight.DEMO], cores=2).startswith("This takes about 2 minutes")
+
+
+def test_images_of_other_packages_count_as_images_to_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLUSTER", "local")
+    monkeypatch.setattr(preflight, "CACHE", tmp_path)
+    monkeypatch.setattr(preflight, "BUILT_FROM", tmp_path / "uv.lock")
+    (tmp_path / "containerd").mkdir()
+    images = {preflight.IMAGES, preflight.LOADING}
+    assert images <= set(preflight.steps())
+    shutil.copy(REPOSITORY / "uv.lock", tmp_path)
+    assert images.isdisjoint(preflight.steps())
+    (tmp_path / "uv.lock").write_text("of yesterday")
+    assert images <= set(preflight.steps())
