@@ -4,7 +4,10 @@
 """
 
 import json
+import os
 import re
+import socket
+import struct
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,6 +22,7 @@ _TREE = re.compile(r"/api/models/([^/]+/[^/]+)/tree/([^/]+)")
 _RESOLVE = re.compile(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 _RANGE = re.compile(r"bytes=(\d+)-(\d*)")
 _BLOCK_BYTES = 16 * 1024
+_READ_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,8 @@ class Faults:
     bytes_per_second: float | None = None
     gated: frozenset[str] = frozenset()  # repositories whose terms nobody here has accepted
     repeated: frozenset[str] = frozenset()  # their bytes come twice over
+    short: frozenset[str] = frozenset()  # their second half never comes, and no header says so
+    cut: set[str] = field(default_factory=set)  # the connection of their next answer is reset in its middle
     storage: str | None = None  # where another hub runs, to which every request for a file is redirected
     info: Mapping[str, object] = field(default_factory=dict)  # of every repository, instead of what is so
 
@@ -137,6 +143,8 @@ class _Handler(BaseHTTPRequestHandler):
             content = content[:-1] + bytes([content[-1] ^ 1])
         if name in self.server.faults.repeated:
             content += content
+        if name in self.server.faults.short:
+            content = content[: len(content) // 2]
         start, end = self._range(len(content))
         self.send_response(206 if self.headers.get("Range") else 200)
         if self.headers.get("Range"):
@@ -149,8 +157,18 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("X-Linked-Etag", f'"{file.etag}"')
             self.send_header("X-Linked-Size", str(file.size))
         self.end_headers()
-        if self.command == "GET":
+        if self.command == "GET" and name in self.server.faults.cut:
+            self.server.faults.cut.remove(name)
+            self._send_slowly(content[start : (start + end) // 2])
+            self._reset()
+        elif self.command == "GET":
             self._send_slowly(content[start:end])
+
+    def _reset(self) -> None:
+        time.sleep(_READ_SECONDS)  # what the client has not read yet is lost with a reset
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        os.close(self.connection.detach())
+        self.close_connection = True
 
     def _range(self, size: int) -> tuple[int, int]:
         wish = self.headers.get("Range")

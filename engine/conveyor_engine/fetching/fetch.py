@@ -180,7 +180,7 @@ def _remove_other_files(partial: Path, files: Iterable[HubFile], good: set[HubFi
 def _fetch_missing(model: HubModel, files: list[HubFile], partial: Path) -> None:
     """Raises ModelError before the first byte if what `files` lack does not fit on the volume."""
     unfinished = [partial / _unfinished_name(file) for file in files]
-    missing = sum(file.size for file in files) - sum(path.stat().st_size for path in unfinished if path.exists())
+    missing = sum(file.size for file in files) - sum(map(_size, unfinished))
     free = shutil.disk_usage(partial).free
     if missing > free:
         _refuse(f"{model} needs {missing / 2**30:.1f} GiB more, but {partial.parent} has {free / 2**30:.1f} GiB free")
@@ -217,7 +217,7 @@ def _weights_of_index(partial: Path) -> list[str]:
 def _fetch_file(model: HubModel, file: HubFile, partial: Path) -> None:
     """The file, checked, under its name. Raises ModelError; a file with a wrong digest is deleted."""
     unfinished = partial / _unfinished_name(file)
-    download(model, file, unfinished)
+    _download(model, file, unfinished)
     size, digest = unfinished.stat().st_size, compute_digest(unfinished, file)
     if size != file.size or digest != file.digest:
         unfinished.unlink()
@@ -228,6 +228,22 @@ def _fetch_file(model: HubModel, file: HubFile, partial: Path) -> None:
         )
     (partial / file.name).parent.mkdir(exist_ok=True)
     unfinished.rename(partial / file.name)
+
+
+def _download(model: HubModel, file: HubFile, unfinished: Path) -> None:
+    """Begins again after each cut that brought some bytes; raises ModelError for one that brought none."""
+    while True:
+        before = _size(unfinished)
+        try:
+            return download(model, file, unfinished)
+        except ModelError as error:
+            if error.reason != FailureReason.MODEL_DOWNLOAD_FAILED or _size(unfinished) <= before:
+                raise
+            _log.warning("event=download_cut file=%s bytes_present=%d error=%s", file.name, _size(unfinished), error)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def _unfinished_name(file: HubFile) -> str:

@@ -85,11 +85,13 @@ def _describe_file(sibling: Any) -> HubFile:
 
 
 def download(model: HubModel, file: HubFile, path: Path) -> None:
-    """Appends to `path` the bytes that it lacks. Raises ModelError."""
+    """Appends to `path` the bytes that it lacks, or as many as the hub has. Raises ModelError."""
     present = path.stat().st_size if path.exists() else 0
     if present > file.size:
         path.unlink()
         present = 0
+    if present == file.size > 0:
+        return
     if present:
         _log.info("event=file_resumed file=%s bytes_present=%d bytes=%d", file.name, present, file.size)
     url = hf_hub_url(model.repository, file.name, revision=model.commit, endpoint=_endpoint())
@@ -97,7 +99,7 @@ def download(model: HubModel, file: HubFile, path: Path) -> None:
     with _errors_explained(model.repository, model.commit), _ProgressFile(path, file) as content:
         location = get_hf_file_metadata(url, token=_token()).location
         headers = build_hf_headers(token=_token() if has_one_origin(url, location) else False)
-        http_get(location, content, resume_size=present, headers=headers, expected_size=file.size)
+        http_get(location, content, resume_size=present, headers=headers)
 
 
 def has_one_origin(url: str, location: str) -> bool:

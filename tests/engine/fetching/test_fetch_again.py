@@ -47,6 +47,16 @@ def test_a_killed_fetch_is_resumed_where_it_ended(fetch_from: Fetch, root: Path,
     assert (target / WEIGHTS).read_bytes() == content
 
 
+def test_a_cut_connection_is_gone_on_with_where_it_ended(fetch_from: Fetch, root: Path, target: Path) -> None:
+    content = os.urandom(24_000_000)
+    (root / "org/tiny" / WEIGHTS).write_bytes(content)
+    with running_hub(root, cut={WEIGHTS}) as hub:
+        fetch_from(hub.url, "hf://org/tiny", target)
+        gets = [r.range for r in hub.requests if r.method == "GET" and r.path.endswith(WEIGHTS)]
+    assert gets == [None, f"bytes={10 * 2**20}-"]
+    assert (target / WEIGHTS).read_bytes() == content
+
+
 def test_two_fetches_at_once_share_the_work(root: Path, target: Path) -> None:
     with running_hub(root, bytes_per_second=200_000) as hub:
         both = [start_fetch(hub.url, "hf://org/tiny", target) for _ in "ab"]
@@ -55,6 +65,15 @@ def test_two_fetches_at_once_share_the_work(root: Path, target: Path) -> None:
         assert len([r for r in hub.requests if r.method == "GET" and "/resolve/" in r.path]) == 5
     assert sum("event=model_complete_already" in log for log in logs) == 1
     assert sum("event=model_fetched" in log for log in logs) == 1
+
+
+def test_a_second_pod_asks_the_hub_for_nothing(hub: Hub, target: Path) -> None:
+    start_fetch(hub.url, "hf://org/tiny", target).communicate(timeout=200)
+    assert len([r for r in hub.requests if "org/tiny" in r.path]) == 11, "its description, and two for each file"
+    hub.requests.clear()
+    _, log = start_fetch(hub.url, "hf://org/tiny", target).communicate(timeout=200)
+    assert "event=model_complete_already" in log
+    assert hub.requests == []
 
 
 def test_a_volume_with_room_for_one_copy_is_enough_to_resume(

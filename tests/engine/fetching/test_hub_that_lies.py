@@ -18,6 +18,17 @@ def test_no_more_is_written_than_was_promised(fetch_from: Fetch, root: Path, tar
         fetch_from(hub.url, "hf://org/tiny", target)
 
 
+def test_less_than_was_promised_is_told_and_does_not_stay(fetch_from: Fetch, root: Path, target: Path) -> None:
+    size = (root / "org/tiny" / WEIGHTS).stat().st_size
+    with running_hub(root, short=frozenset([WEIGHTS])) as hub:
+        for _ in "again":
+            with pytest.raises(ModelError, match=f"{WEIGHTS} .* has {size // 2} bytes .* {size} bytes") as caught:
+                fetch_from(hub.url, "hf://org/tiny", target)
+            assert caught.value.reason == "ChecksumMismatch"
+    with running_hub(root) as hub:
+        fetch_from(hub.url, "hf://org/tiny", target)
+
+
 CONFIG = {"rfilename": "config.json", "size": 12, "blobId": "0" * 40}
 
 
