@@ -11,6 +11,9 @@ from pydantic import Field
 from conveyor_api.base import ApiModel, Rule
 from conveyor_api.quantities import Quantity
 
+LONGEST_PERIOD_SECONDS: Final = 1800
+"""Of a policy, as Kubernetes has it."""
+
 
 class ScalingPolicy(ApiModel):
     """One limit on how fast replicas may change."""
@@ -19,7 +22,7 @@ class ScalingPolicy(ApiModel):
     """Whether `value` counts pods or per cent of the replicas."""
     value: Annotated[int, Field(ge=1, le=10_000)]
     """Largest change within `periodSeconds`."""
-    period_seconds: Annotated[int, Field(ge=1, le=1800)]
+    period_seconds: Annotated[int, Field(ge=1, le=LONGEST_PERIOD_SECONDS)]
     """Length of the period in seconds."""
 
 
@@ -36,13 +39,8 @@ class ScalingRules(ApiModel):
     """Deviation from the target that is ignored, for example `0.1`."""
 
 
-_PERIOD_SECONDS: Final = 420
-SCALE_UP_POLICIES: Final = (
-    ScalingPolicy(type="Pods", value=4, period_seconds=_PERIOD_SECONDS),
-    ScalingPolicy(type="Percent", value=200, period_seconds=_PERIOD_SECONDS),
-)
-"""Chosen by simulation (docs/adr/0024-a-step-up-waits-for-its-pods.md). The period is a start of five minutes and two
-queue time-outs: until then the queue does not say whether the last step was enough."""
+_SCALE_UP_SHARES: Final[tuple[tuple[Literal["Pods", "Percent"], int], ...]] = (("Pods", 4), ("Percent", 200))
+"""Chosen by simulation (docs/adr/0024-a-step-up-waits-for-its-pods.md)."""
 
 
 class Behavior(ApiModel):
@@ -76,12 +74,21 @@ class Autoscaling(ApiModel):
     """Requests for each replica that may wait beyond the batching window; default: an eighth of the batch size."""
     behavior: Behavior | None = None
     """How fast replicas may change, as in autoscaling/v2. Without `scaleUp.policies`, by 4 more or to three times as
-    many within 7 minutes."""
+    many within `status.effective.scaleUpPeriod`."""
 
     @property
-    def effective_behavior(self) -> Behavior:
-        """`behavior`, with the policies of scaling up that it leaves open."""
+    def names_scale_up_policies(self) -> bool:
+        """Whether `behavior` says how fast to scale up."""
+        return bool(self.behavior and self.behavior.scale_up and self.behavior.scale_up.policies)
+
+    def fill_behavior(self, scale_up_period_seconds: int) -> Behavior:
+        """`behavior`, with the policies of scaling up if it leaves them open."""
         given = self.behavior or Behavior()
-        scale_up = given.scale_up or ScalingRules()
-        policies = scale_up.policies or list(SCALE_UP_POLICIES)
-        return given.model_copy(update={"scale_up": scale_up.model_copy(update={"policies": policies})})
+        if self.names_scale_up_policies:
+            return given
+        policies = [
+            ScalingPolicy(type=type, value=value, period_seconds=scale_up_period_seconds)
+            for type, value in _SCALE_UP_SHARES
+        ]
+        scale_up = (given.scale_up or ScalingRules()).model_copy(update={"policies": policies})
+        return given.model_copy(update={"scale_up": scale_up})

@@ -9,9 +9,11 @@ from typing import Annotated, Final, Literal
 from pydantic import ConfigDict, Field
 
 from conveyor_api.base import ApiModel, KeyedBy
+from conveyor_api.quantities import Duration
 
 MAX_MESSAGE_LENGTH: Final = 4096
 MAX_CONTEXT_LENGTH: Final = 16_777_216
+NUM_POD_STARTS: Final = 3
 
 Message = Annotated[str, Field(max_length=MAX_MESSAGE_LENGTH)]
 Word = Annotated[str, Field(max_length=253)]
@@ -101,6 +103,11 @@ class EffectiveStatus(_StatusModel):
     """Requests that run together on one engine; the autoscaler aims by it."""
     window: Word | None = None
     """How long a batch waits for company since its first request, in modes that have a window."""
+    pod_starts: Annotated[list[Duration], Field(max_length=NUM_POD_STARTS)] | None = None
+    """How long the pods that started last took from their creation until they were ready, the newest last."""
+    scale_up_period: Duration | None = None
+    """Period of the policies of scaling up, where `behavior` does not name them: the slowest of `podStarts` (5 minutes
+    until there are any) and two queue time-outs, of a minute at most each."""
     resources: ResourcesStatus | None = None
     """What one engine asks of its node, with the requests that the spec leaves out."""
     from_profile: Annotated[list[Word], Field(max_length=64)] | None = None

@@ -8,6 +8,7 @@ from conveyor_api.resource import InferenceService
 from conveyor_operator.inferenceservice.desired import Desired, build_desired, build_owner
 from conveyor_operator.inferenceservice.observed import DeploymentState, Observed
 from conveyor_operator.inferenceservice.pods import ContainerState, PodState
+from conveyor_operator.inferenceservice.starts import PodStarts
 from conveyor_operator.loop.child import Child
 from conveyor_operator.loop.owner import Object
 from conveyor_operator.settings import Settings
@@ -27,7 +28,7 @@ def make_resource(generation: int = 1, status: Object | None = None, **spec: Any
 
 def desire(observed: Observed = Observed(), **spec: Any) -> Desired:  # noqa: B008  it is frozen
     """What a spec asks for, where this is there already."""
-    return build_desired(make_resource(**spec), SETTINGS, observed)
+    return build_desired(make_resource(**spec), SETTINGS, observed, PodStarts())
 
 
 def build(**spec: Any) -> dict[tuple[str, str], Object]:

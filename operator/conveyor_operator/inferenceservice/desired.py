@@ -25,6 +25,7 @@ from conveyor_operator.inferenceservice.manifests.services import (
     build_service_account,
 )
 from conveyor_operator.inferenceservice.observed import Observed
+from conveyor_operator.inferenceservice.starts import PodStarts
 from conveyor_operator.kinds import CLAIM
 from conveyor_operator.loop.owner import Object, Owner
 from conveyor_operator.settings import Settings
@@ -45,7 +46,11 @@ def build_owner(namespace: str, name: str, uid: str) -> Owner:
 
 
 def build_desired(
-    service: InferenceService, settings: Settings, observed: Observed, from_profile: Sequence[str] = ()
+    service: InferenceService,
+    settings: Settings,
+    observed: Observed,
+    pod_starts: PodStarts,
+    from_profile: Sequence[str] = (),
 ) -> Desired:
     """Reads of `observed` only what must stay: the claim's access mode, and the engine image over an upgrade.
 
@@ -70,11 +75,15 @@ def build_desired(
     access_mode = _choose_access_mode(spec, owner, observed) if needs_claim(spec) else None
     if access_mode is not None:
         children.append(build_claim(owner, spec, access_mode))
-    autoscaler = build_autoscaler(owner, spec)
+    period_seconds = pod_starts.choose_period(spec.queue.timeout_seconds)
+    autoscaler = build_autoscaler(owner, spec, period_seconds)
+    follows_starts = spec.autoscaling is not None and not spec.autoscaling.names_scale_up_policies
     effective = EffectiveStatus(
         image=image,
         max_batch_size=spec.batching.effective_batch_size,
         window=spec.batching.effective_window,
+        pod_starts=[f"{seconds}s" for seconds in pod_starts.seconds] or None,
+        scale_up_period=f"{period_seconds}s" if follows_starts else None,
         cache_access_mode=access_mode,
         from_profile=list(from_profile) or None,
         resources=tell_resources(spec.resources),

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from conveyor_operator.inferenceservice.observed import DeploymentState
+from conveyor_operator.inferenceservice.starts import PodStarts
 from conveyor_operator.loop.steps import Memory
 
 
@@ -14,6 +15,8 @@ class ServiceMemory(Memory):
     """Of the Deployment, as a call of ours saw it last; the watches may not have told of it yet."""
     template_generation: int | None = None
     """Of the Deployment, when its pod template changed last; None until it was seen for the first time."""
+    pod_starts: PodStarts | None = None
+    """None until the status was read for the first time."""
 
     # Of this reconcile alone
     former_replicas: int = 0

@@ -46,6 +46,8 @@ class PodState:
     reason: str = ""
     message: str = ""
     created_at: str = ""
+    ready_at: str = ""
+    """When it became Ready, if it is."""
     unschedulable: str = ""
     """The scheduler's sentence, empty when it found a node."""
     unschedulable_at: str = ""
@@ -74,7 +76,9 @@ def _context_length(message: str) -> int | None:
 
 def observe_pod(body: Object) -> PodState:
     metadata, status = body["metadata"], body.get("status") or {}
-    scheduled: Object = next((c for c in status.get("conditions") or () if c["type"] == "PodScheduled"), {})
+    conditions: dict[str, Object] = {c["type"]: c for c in status.get("conditions") or ()}
+    scheduled, ready = conditions.get("PodScheduled", {}), conditions.get("Ready", {})
+    is_ready = ready.get("status") == "True"
     unschedulable = scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable"
     containers = [_observe_container(c, True) for c in status.get("initContainerStatuses") or ()]
     containers += [_observe_container(c, False) for c in status.get("containerStatuses") or ()]
@@ -82,12 +86,13 @@ def observe_pod(body: Object) -> PodState:
         name=str(metadata["name"]),
         namespace=str(metadata.get("namespace", "")),
         config_hash=str((metadata.get("annotations") or {}).get(names.CONFIG_HASH_ANNOTATION, "")),
-        ready=any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions") or ()),
+        ready=is_ready,
         leaving="deletionTimestamp" in metadata,
         phase=str(status.get("phase", "")),
         reason=str(status.get("reason", "")),
         message=str(status.get("message", "")),
         created_at=str(metadata.get("creationTimestamp", "")),
+        ready_at=str(ready.get("lastTransitionTime", "")) if is_ready else "",
         unschedulable=str(scheduled.get("message", "Unschedulable")) if unschedulable else "",
         unschedulable_at=str(scheduled.get("lastTransitionTime", "")) if unschedulable else "",
         containers=tuple(containers),

@@ -16,6 +16,7 @@ from conveyor_operator.inferenceservice.kinds import CHILDREN, GRANDCHILDREN, IN
 from conveyor_operator.inferenceservice.memory import ServiceMemory
 from conveyor_operator.inferenceservice.observed import observe, project
 from conveyor_operator.inferenceservice.profiles import read_profiles
+from conveyor_operator.inferenceservice.starts import PodStarts
 from conveyor_operator.inferenceservice.status import build_invalid_status
 from conveyor_operator.kinds import Key, Kind
 from conveyor_operator.loop.child import ChildId
@@ -54,7 +55,10 @@ class InferenceServices:
         former = previous.get("desiredReplicas")
         memory.former_replicas = former if isinstance(former, int) else 0
         memory.had_autoscaler = observed.autoscaler is not None
-        desired = build_desired(service, self._settings, observed, from_profile)
+        if memory.pod_starts is None:
+            memory.pod_starts = PodStarts(service.status.effective, observed.pods)
+        memory.pod_starts.see(observed.pods)
+        desired = build_desired(service, self._settings, observed, memory.pod_starts, from_profile)
         url = self._settings.service_url(service.namespace, service.name)
         return ServiceCase(service, desired, observed, memory, self._metrics_api(), url, previous)
 

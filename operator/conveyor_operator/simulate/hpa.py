@@ -36,13 +36,17 @@ class Hpa:
     """`body` is the HPA as the operator applies it."""
 
     def __init__(self, body: Mapping[str, Any], controller: Controller = Controller()) -> None:
-        self.asked = observe_autoscaler(body)
         self._down_window_seconds = controller.downscale_stabilization_seconds
-        behavior = body["spec"].get("behavior")
-        self._rules = None if behavior is None else self._fill(Behavior.model_validate(behavior))
+        self.apply(body)
         self._wishes: list[Change] = []
         self._ups: list[Change] = []
         self._downs: list[Change] = []
+
+    def apply(self, body: Mapping[str, Any]) -> None:
+        """A changed HPA keeps what its controller remembers."""
+        self.asked = observe_autoscaler(body)
+        behavior = body["spec"].get("behavior")
+        self._rules = None if behavior is None else self._fill(Behavior.model_validate(behavior))
 
     def look(self, now: float, replicas: int, values: Mapping[str, int | None]) -> int:
         """The replicas from now on. A metric whose value is None could not be read."""

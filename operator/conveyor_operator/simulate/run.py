@@ -17,6 +17,8 @@ from conveyor_api import names
 from conveyor_api.spec import InferenceServiceSpec
 from conveyor_operator.inferenceservice.desired import build_owner
 from conveyor_operator.inferenceservice.manifests.autoscaling import build_autoscaler
+from conveyor_operator.inferenceservice.starts import PodStarts
+from conveyor_operator.loop.owner import Object
 from conveyor_operator.simulate.hpa import Controller, Hpa
 from conveyor_operator.simulate.serving import Engine, Request, Serving
 from conveyor_operator.simulate.traces import Arrival, Trace
@@ -89,10 +91,9 @@ class Run:
     """One simulation; `go` runs it."""
 
     def __init__(self, case: Case, seed: int, controller: Controller = Controller()) -> None:  # noqa: B008  frozen
-        body = build_autoscaler(build_owner("default", "simulated", ""), case.spec)
-        assert body is not None, "the service is autoscaled"
         self._case = case
-        self._hpa = Hpa(body, controller)
+        self._pod_starts = PodStarts()
+        self._hpa = Hpa(self._build_hpa(), controller)
         self._sync_seconds = controller.sync_period_seconds
         self._random = Random(seed)
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -107,7 +108,7 @@ class Run:
         """Until the trace ends; what still waits then is not counted."""
         case = self._case
         for _ in range(self.replicas):
-            self._serving.add_engine(0, Engine(case.carried))
+            self._start(Engine(case.carried))
         self._at(self._sync_seconds, self._look)
         self._expect(case.trace.draw(self._random, case.carried / case.request_seconds))
         while self._events and self._events[0][0] <= case.trace.seconds:
@@ -176,4 +177,16 @@ class Run:
     def _on_ready(self, engine: Engine) -> None:
         if engine in self._starting:
             self._starting.remove(engine)
-            self._serving.add_engine(self._now, engine)
+            self._start(engine)
+
+    def _start(self, engine: Engine) -> None:
+        """The operator measures it, and tells the HPA what follows."""
+        self._serving.add_engine(self._now, engine)
+        self._pod_starts.add(round(self._case.start_seconds))
+        self._hpa.apply(self._build_hpa())
+
+    def _build_hpa(self) -> Object:
+        period_seconds = self._pod_starts.choose_period(self._case.spec.queue.timeout_seconds)
+        body = build_autoscaler(build_owner("default", "simulated", ""), self._case.spec, period_seconds)
+        assert body is not None, "the service is autoscaled"
+        return body

@@ -7,6 +7,7 @@ from tests.operator.builders import SETTINGS, build_one, make_resource
 
 from conveyor_operator.inferenceservice.desired import build_desired
 from conveyor_operator.inferenceservice.observed import DeploymentState, Observed, observe_deployment
+from conveyor_operator.inferenceservice.starts import PodStarts
 
 OLD, NEW = SETTINGS.engine_image, "example/engine:2"
 
@@ -18,7 +19,7 @@ def live(**spec: Any) -> DeploymentState:
 def choose(deployment: DeploymentState | None, **spec: Any) -> str | None:
     """By an operator with a new default."""
     settings = replace(SETTINGS, engine_image=NEW)
-    return build_desired(make_resource(**spec), settings, Observed(deployment=deployment)).effective.image
+    return build_desired(make_resource(**spec), settings, Observed(deployment=deployment), PodStarts()).effective.image
 
 
 def test_a_new_default_does_not_touch_running_pods() -> None:

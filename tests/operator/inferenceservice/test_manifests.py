@@ -15,6 +15,7 @@ from conveyor_api import names
 from conveyor_operator.inferenceservice.desired import build_desired
 from conveyor_operator.inferenceservice.observed import Observed
 from conveyor_operator.inferenceservice.replicas import Replicas, with_replicas
+from conveyor_operator.inferenceservice.starts import PodStarts
 
 
 def template(**spec: Any) -> dict[str, Any]:
@@ -112,7 +113,7 @@ def test_the_pods_meet_the_restricted_standard() -> None:
 
 def test_a_platform_that_gives_the_pods_a_user_is_asked_for_none() -> None:
     settings = replace(SETTINGS, user_id=0)
-    children = build_desired(make_resource(), settings, Observed()).children
+    children = build_desired(make_resource(), settings, Observed(), PodStarts()).children
     (deployment,) = [child for child in children if child["kind"] == "Deployment"]
     assert deployment["spec"]["template"]["spec"]["securityContext"] == {
         "runAsNonRoot": True,

@@ -85,7 +85,7 @@ class Hpa:
     @classmethod
     def make(cls, name: str, behavior: Json | None) -> "Hpa":
         spec = make_resource(batching={"maxBatchSize": 10}, autoscaling=AUTOSCALING).spec
-        body = build_autoscaler(build_owner("default", name, ""), spec)
+        body = build_autoscaler(build_owner("default", name, ""), spec, 420)
         assert body is not None
         asked = body["spec"] | {"scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": name}}
         asked.pop("behavior", None)

@@ -1,5 +1,7 @@
 """The bars that the operator's defaults were chosen by (docs/adr/0024-a-step-up-waits-for-its-pods.md)."""
 
+from dataclasses import replace
+
 import pytest
 
 from conveyor_api.autoscaling import Behavior, ScalingPolicy, ScalingRules
@@ -33,3 +35,8 @@ def test_a_step_does_not_run_away_while_pods_start(start_seconds: int, most: int
     assert now.peak <= most < before.peak
     assert now.wait(0.95) <= before.wait(0.95) + 0.2
     assert now.failed <= before.failed
+
+
+def test_a_large_step_fails_fewer_where_pods_start_fast() -> None:
+    slow, fast = (Run(replace(CASES["large-step"], start_seconds=seconds), 0).go() for seconds in (300, 20))
+    assert fast.failed < slow.failed / 4

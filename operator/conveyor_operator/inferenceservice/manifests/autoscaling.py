@@ -6,7 +6,7 @@ from conveyor_api.spec import InferenceServiceSpec
 from conveyor_operator.loop.owner import Object, Owner, build_metadata
 
 
-def build_autoscaler(owner: Owner, spec: InferenceServiceSpec) -> Object | None:
+def build_autoscaler(owner: Owner, spec: InferenceServiceSpec, scale_up_period_seconds: int) -> Object | None:
     """Two Object metrics on the InferenceService, of which the HPA takes the larger wish; None with fixed replicas.
 
     `AverageValue` makes it ceil(total / target), whatever the number of ready pods.
@@ -24,7 +24,7 @@ def build_autoscaler(owner: Owner, spec: InferenceServiceSpec) -> Object | None:
         "minReplicas": autoscaling.min_replicas,
         "maxReplicas": autoscaling.max_replicas,
         "metrics": metrics,
-        "behavior": autoscaling.effective_behavior.to_manifest(),
+        "behavior": autoscaling.fill_behavior(scale_up_period_seconds).to_manifest(),
     }
     return {
         "apiVersion": "autoscaling/v2",

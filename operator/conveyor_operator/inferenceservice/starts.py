@@ -1,0 +1,64 @@
+"""How long a service's pods took to start, and the period of its scale-up policies that follows from it. Pure.
+
+Kept in `memory` and told in `status.effective`, from which an operator that restarts goes on; used by `simulate` too.
+"""
+
+import math
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Final
+
+from conveyor_api.autoscaling import LONGEST_PERIOD_SECONDS
+from conveyor_api.quantities import parse_duration_seconds
+from conveyor_api.status import NUM_POD_STARTS, EffectiveStatus
+from conveyor_operator.inferenceservice.pods import PodState
+
+UNKNOWN_START_SECONDS: Final = 300
+"""What a pod of a large model takes, until one of the service's own has started."""
+_LONGEST_WAIT_SECONDS: Final = 60
+_STEP_SECONDS: Final = 20
+_MOST_TOO_LONG: Final = 1.5
+
+
+class PodStarts:
+    """The last starts, from a pod's creation to Ready. A pod is measured once: one that is Ready again is not new."""
+
+    def __init__(self, told: EffectiveStatus | None = None, pods: Iterable[PodState] = ()) -> None:
+        """`told`: what the status has. Where it has starts, those of the `pods` that are Ready now are among them."""
+        told = told or EffectiveStatus()
+        self.seconds = [round(parse_duration_seconds(start)) for start in told.pod_starts or ()]
+        self._period_seconds = round(parse_duration_seconds(told.scale_up_period or "0s"))
+        self._measured = {pod.name for pod in pods if pod.ready} if self.seconds else set()
+
+    def see(self, pods: Iterable[PodState]) -> None:
+        """Takes in those that have become Ready."""
+        ready = {pod.name: pod for pod in pods if pod.ready}
+        for pod in sorted(ready.values(), key=lambda pod: pod.ready_at):
+            if pod.name not in self._measured and (seconds := _measure(pod)) is not None:
+                self.add(seconds)
+        self._measured = self._measured & {pod.name for pod in pods} | ready.keys()
+
+    def add(self, seconds: int) -> None:
+        self.seconds = [*self.seconds, seconds][-NUM_POD_STARTS:]
+
+    def choose_period(self, queue_timeout_seconds: float) -> int:
+        """The slowest of the last starts, and two queue time-outs of a minute at most, in seconds, rounded up.
+
+        Until then the queue does not say whether the last step was enough. The former period stays where it is long
+        enough, and not half as long again.
+        """
+        start_seconds = max(self.seconds, default=UNKNOWN_START_SECONDS)
+        seconds = start_seconds + 2 * min(queue_timeout_seconds, _LONGEST_WAIT_SECONDS)
+        wanted = min(math.ceil(seconds / _STEP_SECONDS) * _STEP_SECONDS, LONGEST_PERIOD_SECONDS)
+        if not wanted <= self._period_seconds <= _MOST_TOO_LONG * wanted:
+            self._period_seconds = wanted
+        return self._period_seconds
+
+
+def _measure(pod: PodState) -> int | None:
+    """None where a clock was wrong."""
+    try:
+        taken = datetime.fromisoformat(pod.ready_at) - datetime.fromisoformat(pod.created_at)
+    except ValueError:
+        return None
+    return round(taken.total_seconds()) if taken.total_seconds() >= 0 else None
