@@ -23,10 +23,11 @@ from conveyor_engine.bench.hf_continuous import HfContinuous
 from conveyor_engine.bench.host import main as measure_host
 from conveyor_engine.bench.limit import Limit, gemm_seconds, measure_limit
 from conveyor_engine.bench.modes import measure_modes
+from conveyor_engine.bench.shapes import SHAPES
 from conveyor_engine.bench.shares import measure_shares, summarise_shares
 from conveyor_engine.bench.slices import pool
 from conveyor_engine.bench.summary import compare_with_limit, summarise
-from conveyor_engine.bench.systems import SHAPES, Conveyor, HfStatic, Prompts, System, Workload, generate, write_model
+from conveyor_engine.bench.systems import Conveyor, HfStatic, Prompts, System, Workload, generate, write_model
 from conveyor_engine.bench.turns import OURS, measure, random_prompts
 from conveyor_engine.bench.waits import main as measure_waits
 from conveyor_engine.execution import machine, native
@@ -35,7 +36,8 @@ PEERS: dict[str, Callable[[Path, str], System]] = {"hf-static": HfStatic, "hf-co
 _OTHERS = {"host": measure_host, "waits": measure_waits}  # each with options of its own
 _DESCRIPTION = """Measure output tokens per second on a model of random weights, in turns with a peer in the same run.
 Prints progress, the machine, the limit that matrix products and reading KV set, and last one JSON object. Fails if a
-small float32 model gives other tokens here than in transformers."""
+small float32 model gives other tokens here than in transformers. `bench host`, `bench waits` and `bench --suite gpu`
+measure other things, each with options of its own (--help)."""
 
 
 def check_tokens(peer: str = "hf-static") -> tuple[int, int]:

@@ -4,42 +4,19 @@ import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from conveyor_engine.bench.held import in_steps
+from conveyor_engine.bench.shapes import model_config
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.execution.model_runner import ModelRunner
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.wire.request import EngineRequest, FinishReason, SamplingParams
 
 Prompts = list[list[int]]
-
-SHAPES: dict[str, dict[str, Any]] = {
-    "qwen3-0.6b": {
-        "num_hidden_layers": 28,
-        "hidden_size": 1024,
-        "intermediate_size": 3072,
-        "vocab_size": 151936,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "tie_word_embeddings": True,
-    },
-    "tiny": {
-        "num_hidden_layers": 2,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "vocab_size": 1000,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "tie_word_embeddings": False,
-        "initializer_range": 0.3,  # with a smaller one all positions give the same token
-    },
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,5 +115,4 @@ class HfStatic:
 def write_model(folder: Path, shape: str, dtype: torch.dtype) -> None:
     """A model of this shape with random weights (seed 0), as a directory that transformers loads."""
     torch.manual_seed(0)
-    config = Qwen3Config(**SHAPES[shape], max_position_embeddings=40960, eos_token_id=None, bos_token_id=None)
-    AutoModelForCausalLM.from_config(config, dtype=dtype).save_pretrained(folder)
+    AutoModelForCausalLM.from_config(model_config(shape), dtype=dtype).save_pretrained(folder)

@@ -16,7 +16,8 @@ from random import Random
 import torch
 from transformers import AutoModel, BertConfig
 
-from conveyor_engine.bench.systems import SHAPES, write_model
+from conveyor_engine.bench.shapes import SHAPES
+from conveyor_engine.bench.systems import write_model
 from conveyor_engine.config.engine_config import BatchingMode, EngineConfig
 from conveyor_engine.execution.build import build_runner
 from conveyor_engine.loop.core import EngineCore

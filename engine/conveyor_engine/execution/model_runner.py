@@ -39,12 +39,20 @@ from conveyor_engine.wire.request import ModelFacts
 from conveyor_engine.wire.step import RowSampling, StepPlan, StepResult
 from conveyor_process.failure_reasons import FailureReason
 
+Load = Callable[[str, PretrainedConfig, torch.dtype, torch.device], PreTrainedModel]
+
 
 class ModelRunner:
     """One model on one device, ready to run after construction. `loop.core` warms it up."""
 
-    def __init__(self, config: EngineConfig, progress: Callable[[str], None] = lambda _: None) -> None:
-        """Loads the model and makes the KV caches. Raises ConfigError or ModelError."""
+    def __init__(
+        self, config: EngineConfig, progress: Callable[[str], None] = lambda _: None, load: Load = load_model
+    ) -> None:
+        """Loads the model and makes the KV caches. Raises ConfigError or ModelError.
+
+        `load`: another way to the model than its weights on disk, for measurements.
+        """
+        self._load_model = load
         self.device = open_device(config)
         model_config = load_config(config.model)
         dtype = machine.choose_dtype(config.dtype, self.device, model_config)
@@ -94,7 +102,7 @@ class ModelRunner:
         """Loads the model, with our own layers where they compute the same. Returns it and its layers' geometry."""
         started = time.monotonic()
         progress(f"event=model_loading path={config.model} device={self.device} dtype={dtype_name(dtype)}")
-        model = load_model(config.model, model_config, dtype, self.device)
+        model = self._load_model(config.model, model_config, dtype, self.device)
         layers = probe_layers(model, self.device)
         if config.attention_backend != "torch":  # torch = transformers' own modules throughout
             fused = fuse_model(model)
