@@ -55,15 +55,24 @@ def main(arguments: Sequence[str]) -> int:
     # The first process of a container gets no signal that it has no handler for; the server has a better one later.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     if arguments[:1] == ["bench"]:
-        from conveyor_engine.bench.command import main as run_bench
-
-        return run_bench(list(arguments[1:]))
+        return _bench(list(arguments[1:]))
     try:
         return _run(build_parser().parse_args(arguments))
     except StartError as error:
         _log.error("event=cannot_start reason=%s message=%s", error.reason, error)
         write_termination_message(error.reason, str(error))
         return 2 if isinstance(error, ConfigError) else 1
+
+
+def _bench(arguments: list[str]) -> int:
+    """The GPU suite must run where few packages are, so the other measurements are not imported for it."""
+    if arguments[:1] == ["--suite"]:
+        from conveyor_engine.bench.gpu.suite import main as run_suite
+
+        return run_suite(arguments)
+    from conveyor_engine.bench.command import main as run_bench
+
+    return run_bench(arguments)
 
 
 def _run(flags: argparse.Namespace) -> int:

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.engine.processes import EngineServer
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
 
 if TYPE_CHECKING:
+    from tests.engine.processes import EngineServer
     from tests.engine.references import Reference
 
 
@@ -38,8 +38,10 @@ def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def server(chat_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
+def server(chat_model: Path, tmp_path_factory: pytest.TempPathFactory) -> "Iterator[EngineServer]":
     """A ready engine server for all tests that leave it as it was: two places in the batch, two in the queue."""
+    from tests.engine.processes import EngineServer
+
     folder = tmp_path_factory.mktemp("server")
     with EngineServer(folder, chat_model, max_num_seqs=2, max_num_queued_requests=2) as started:
         yield started.wait_ready()

@@ -12,6 +12,7 @@ HAVE_GPU = torch.cuda.is_available()
 if not HAVE_GPU:
     os.environ["TRITON_INTERPRET"] = "1"  # read when triton and the kernels are first imported
 
+ON_DEVICE = [pytest.mark.gpu] if HAVE_GPU else []  # of tests that run without a GPU too, in the interpreter
 DEVICE = torch.device("cuda" if HAVE_GPU else "cpu")
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 3e-2}
 DTYPES = pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.engine.execution.attention.test_cpu_native import LAYERS, make_metadata
-from tests.engine.execution.interpreter import DEVICE, DTYPES, HAVE_GPU, TOLERANCE
+from tests.engine.execution.interpreter import DEVICE, DTYPES, HAVE_GPU, ON_DEVICE, TOLERANCE
 from tests.engine.references import add, run
 from tests.engine.tiny_models import save_tiny_model
 from triton import knobs
@@ -30,6 +30,7 @@ from conveyor_engine.execution.kernels.kv_store import store
 from conveyor_engine.execution.model_runner import ModelRunner
 from conveyor_engine.loop.core import EngineCore
 
+pytestmark = ON_DEVICE
 STEPS = [([(5, 5), (40, 40)], 0), ([(1, 6), (20, 60)], 3), ([(1, 7), (1, 61)], 2)]
 
 

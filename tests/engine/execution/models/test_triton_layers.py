@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.engine.execution.interpreter import DEVICE, DTYPES, TOLERANCE
+from tests.engine.execution.interpreter import DEVICE, DTYPES, ON_DEVICE, TOLERANCE
 from tests.engine.execution.models.families import logits_of, make_model, relative_error
 from tests.engine.references import Reference, add, run, tokens_of
 from torch import nn
@@ -26,7 +26,7 @@ from conveyor_engine.execution.models.triton_layers import (
 )
 
 # Of the sigmoid of a large negative number, which is 0 then, as it should be.
-pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
+pytestmark = [pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning"), *ON_DEVICE]
 
 
 @pytest.fixture

@@ -1,0 +1,86 @@
+"""Times work on a device, and measures what the device can do at most. Used by the stages.
+
+On a GPU the work is captured in a CUDA graph, so that the launches' cost on the host is not part of the time, and timed
+by events. Data that should come from memory is to be larger than the GPU's cache: give calls on several copies of it.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+
+Work = Callable[[], object]
+_BLOCKS = 5  # of replays; their median counts
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """What this device does at most, as measured in the same process."""
+
+    bytes_per_second: float  # of a copy, read and written
+    flops: float  # of a square product in the stage's number type
+
+
+def seconds_of(calls: Sequence[Work], device: torch.device, at_least: float, *, capture: bool = True) -> float:
+    """Seconds of one call, on average over `calls`; a median over blocks of passes that take `at_least` together.
+
+    capture: False for work that waits for the device, or that a graph cannot hold; then launches count.
+    """
+    with torch.inference_mode():
+        run = _captured(calls) if device.type == "cuda" and capture else _in_turn(calls)
+        run()
+        once = _elapsed(run, 1, device)
+        if once >= at_least:
+            return once / len(calls)
+        passes = max(1, int(at_least / _BLOCKS / max(once, 1e-9)))
+        return statistics.median(_elapsed(run, passes, device) / passes for _ in range(_BLOCKS)) / len(calls)
+
+
+def _in_turn(calls: Sequence[Work]) -> Work:
+    def run() -> None:
+        for call in calls:
+            call()
+
+    return run
+
+
+def _captured(calls: Sequence[Work]) -> Work:
+    """The calls as one graph. They run before on another stream, as capturing needs: that compiles kernels too."""
+    run, graph = _in_turn(calls), torch.cuda.CUDAGraph()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        run()
+        run()
+    torch.cuda.current_stream().wait_stream(stream)
+    with torch.cuda.graph(graph):
+        run()
+    return graph.replay
+
+
+def _elapsed(run: Work, passes: int, device: torch.device) -> float:
+    if device.type != "cuda":
+        started = time.perf_counter()
+        for _ in range(passes):
+            run()
+        return time.perf_counter() - started
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
+    events[0].record()
+    for _ in range(passes):
+        run()
+    events[1].record()
+    torch.cuda.synchronize(device)
+    return sum(float(begin.elapsed_time(end)) for begin, end in pairwise(events)) / 1000
+
+
+def measure_ceilings(device: torch.device, dtype: torch.dtype, copied_bytes: int, width: int) -> Ceilings:
+    """A copy of so many bytes, and a product of random matrices (width, width): zeros multiply faster."""
+    source = torch.randn(copied_bytes // dtype.itemsize, device=device, dtype=dtype)
+    target = torch.empty_like(source)
+    copy_seconds = seconds_of([lambda: target.copy_(source)], device, 0.2)
+    a, b = torch.randn((2, width, width), device=device, dtype=dtype).unbind()
+    product_seconds = seconds_of([lambda: torch.mm(a, b)], device, 0.5)
+    return Ceilings(2 * copied_bytes / copy_seconds, 2 * width**3 / product_seconds)

@@ -1,0 +1,141 @@
+"""Whole engines on a GPU give the tokens of transformers' `generate`, and get over what a GPU alone can do to them.
+
+`bench --suite gpu` runs them there; its rehearsal runs some of them on the CPU, so that their code is known to work.
+"""
+
+import copy
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tests.engine.execution import interpreter  # noqa: F401  before the kernels are imported
+from tests.engine.references import SHARED_PREFIX, Reference, add, answers, run, tokens_of
+from tests.engine.tiny_models import KINDS, OTHER_KINDS, VOCAB_SIZE
+
+from conveyor_engine.bench.gpu.gpu_tests import REHEARSES
+from conveyor_engine.execution.model_runner import ModelRunner
+from conveyor_engine.loop.core import EngineCore
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(DEVICE == "cpu" and REHEARSES not in os.environ, reason="needs a GPU"),
+]
+
+GetReference = Callable[[str], Reference]
+ALL_KINDS = pytest.mark.parametrize("kind", KINDS + OTHER_KINDS)
+OURS = pytest.mark.parametrize("attention_backend", ["auto", "torch"])  # our layers, transformers' own
+AHEAD = pytest.mark.parametrize("overlap", [True, False], ids=["ahead", "in turn"])
+
+
+def make_core(ref: Reference, *, overlap: bool = True, **changes: Any) -> EngineCore:
+    return ref.make_core(**({"device": DEVICE, "attention_backend": "auto", "overlap": overlap} | changes))
+
+
+@OURS
+@ALL_KINDS
+def test_every_kind_gives_the_tokens_of_generate(reference: GetReference, kind: str, attention_backend: str) -> None:
+    ref = reference(kind)
+    assert answers(make_core(ref, attention_backend=attention_backend), ref.prompts) == ref.answers
+
+
+@AHEAD
+@pytest.mark.parametrize("mode", ["none", "static", "dynamic", "continuous"])
+@pytest.mark.parametrize("kind", ["llama", "gemma2"])
+def test_every_mode_gives_them(reference: GetReference, kind: str, mode: str, overlap: bool) -> None:
+    ref = reference(kind)
+    assert answers(make_core(ref, overlap=overlap, batching_mode=mode), ref.prompts) == ref.answers
+
+
+@AHEAD
+@pytest.mark.parametrize("kind", ["llama", "gemma2"])
+def test_preempted_requests_give_them(reference: GetReference, kind: str, overlap: bool) -> None:
+    ref = reference(kind)
+    core = make_core(ref, overlap=overlap, num_kv_blocks=8)
+    assert answers(core, ref.prompts) == ref.answers
+    assert core.stats().num_preemptions > 0
+
+
+@AHEAD
+@pytest.mark.parametrize("kind", ["llama", "gemma2"])
+def test_requests_that_share_a_prefix_give_them(reference: GetReference, kind: str, overlap: bool) -> None:
+    ref = reference(kind)
+    core = make_core(ref, overlap=overlap, max_num_batched_tokens=512)
+    assert answers(core, ref.prompts[4:]) == ref.answers[4:]
+    assert core.stats().prefix_cache_hit_tokens == SHARED_PREFIX // 16 * 16
+
+
+@pytest.mark.parametrize("kind", ["llama"])
+def test_an_engine_that_warms_up_and_finds_its_own_memory_gives_them(reference: GetReference, kind: str) -> None:
+    ref = reference(kind)
+    core = make_core(ref, warmup=True, num_kv_blocks=None, kv_memory_fraction=0.05, max_num_batched_tokens=512)
+    assert answers(core, ref.prompts) == ref.answers
+
+
+@pytest.mark.parametrize("kind", ["llama"])
+def test_a_step_without_memory_is_run_again_in_halves(
+    reference: GetReference, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref = reference(kind)
+    core = make_core(ref)
+    forward, failed = ModelRunner._forward, []
+
+    def starve(runner: ModelRunner, *arguments: Any) -> torch.Tensor:
+        if len(failed) < 1:
+            failed.append(True)
+            torch.empty(2**50, dtype=torch.uint8, device=DEVICE)
+        return forward(runner, *arguments)
+
+    monkeypatch.setattr(ModelRunner, "_forward", starve)
+    assert answers(core, ref.prompts) == ref.answers
+    assert failed
+
+
+@pytest.mark.parametrize("kind", ["llama"])
+def test_two_engines_share_a_gpu(reference: GetReference, kind: str) -> None:
+    ref = reference(kind)
+    cores = [make_core(ref) for _ in range(2)]
+    told: list[dict[str, list[int]]] = [{}, {}]
+    for number, prompt in enumerate(ref.prompts):
+        for core in cores:
+            add(core, str(number), prompt)
+    while any(core.has_unfinished() for core in cores):
+        for core, tokens in zip(cores, told, strict=True):
+            for output in core.step(0.0):
+                tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
+    for tokens in told:
+        assert [tokens[str(number)] for number in range(len(ref.prompts))] == ref.answers
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@OURS
+@ALL_KINDS
+def test_half_precision_is_no_further_from_float32_than_transformers_own(
+    reference: GetReference, kind: str, attention_backend: str, dtype: str
+) -> None:
+    """Log probabilities of the first tokens; transformers' on the same device."""
+    if dtype == "float16" and DEVICE == "cpu":
+        pytest.skip("the engine refuses float16 on CPUs")
+    ref = reference(kind)
+    core = make_core(ref, dtype=dtype, attention_backend=attention_backend, max_num_batched_tokens=512)
+    half = copy.deepcopy(ref.model).to(DEVICE, getattr(torch, dtype))
+    ours, theirs = [], []
+    for prompt in ref.prompts:
+        add(core, "a", prompt, max_tokens=1, logprobs=VOCAB_SIZE)
+        (outputs,) = run(core).values()
+        assert len(tokens_of(outputs)) == 1
+        (entry,) = outputs[0].logprobs or []
+        engine = torch.zeros(VOCAB_SIZE)
+        engine[entry.top_token_ids] = torch.tensor(entry.top_logprobs)
+        truth, peer = first_logprobs(ref.model, prompt), first_logprobs(half, prompt)
+        ours.append(float((engine - truth).abs().mean()))
+        theirs.append(float((peer - truth).abs().mean()))
+    assert 0 < sum(ours) <= 1.5 * sum(theirs), (ours, theirs)
+
+
+def first_logprobs(model: Any, prompt: list[int]) -> torch.Tensor:
+    with torch.inference_mode():
+        logits: torch.Tensor = model(input_ids=torch.tensor([prompt], device=model.device)).logits[0, -1]
+    return logits.float().log_softmax(-1).cpu()
