@@ -1,4 +1,4 @@
-"""inference_queue_depth, from a real engine through real gateways to the metrics server's sum."""
+"""inference_queue_depth, from an engine (one that computes nothing) through gateways to the metrics server's sum."""
 
 import asyncio
 import json
@@ -9,7 +9,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from tests.engine.chat_model import write_chat_model
-from tests.engine.processes import EngineServer
+from tests.engine.processes import IDLE, EngineServer
 from tests.gateway.cluster import Cluster, own_address
 from tests.gateway.process import GatewayProcess
 
@@ -26,7 +26,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
     """Runs four requests at once."""
     model = write_chat_model(tmp_path_factory.mktemp("models") / "tiny")
     folder = tmp_path_factory.mktemp("engine")
-    with EngineServer(folder, model, host="0.0.0.0", max_num_seqs=4, num_kv_blocks=8192) as started:
+    with EngineServer(folder, model, IDLE, host="0.0.0.0", max_num_seqs=4, num_kv_blocks=8192) as started:
         yield started.wait_ready()
 
 

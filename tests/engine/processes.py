@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 ENGINE_FOLDER = Path(__file__).resolve().parents[2] / "engine"
 READY_SECONDS_MAX = 240.0
+REAL, IDLE = "conveyor_engine", "tests.engine.idle_engine"
 
 
 def environment(**changes: str) -> dict[str, str]:
@@ -27,7 +28,7 @@ def environment(**changes: str) -> dict[str, str]:
 class EngineServer:
     """A `serve` process on a free port of 127.0.0.1. Use it in `with`."""
 
-    def __init__(self, folder: Path, model: Path, **fields: object) -> None:
+    def __init__(self, folder: Path, model: Path, program: str = REAL, **fields: object) -> None:
         flags = {"device": "cpu", "dtype": "float32", "num_kv_blocks": 1024, "host": "127.0.0.1", "port": 0, **fields}
         arguments = [text for name, value in flags.items() for text in (f"--{name.replace('_', '-')}", str(value))]
         folder.mkdir(parents=True, exist_ok=True)
@@ -35,7 +36,7 @@ class EngineServer:
         self.termination_path = folder / "termination"
         with self.log_path.open("w") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "conveyor_engine", "serve", "--model", str(model), *arguments],
+                [sys.executable, "-m", program, "serve", "--model", str(model), *arguments],
                 env=environment(TERMINATION_LOG=str(self.termination_path)), stdout=log, stderr=log,
             )  # fmt: skip
         self.client = httpx.Client(timeout=150)

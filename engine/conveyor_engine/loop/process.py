@@ -7,6 +7,7 @@ than the present step; another tells that the process lives and how long a step 
 
 import argparse
 import contextlib
+import gc
 import logging
 import os
 import socket
@@ -19,7 +20,6 @@ from queue import Empty, SimpleQueue
 
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import InvalidRequest, Overloaded, StartError, one_line
-from conveyor_engine.execution.build import build_runner
 from conveyor_engine.logs import configure_logging
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.text.tokenizer import Tokenizer
@@ -215,7 +215,13 @@ def _load(config: EngineConfig, channel: Channel) -> EngineCore:
     """Where answers are held back until a whole batch is done, only this process sees their stop strings in time.
 
     Steps run ahead where the device works beside the host. On a CPU they gain nothing (docs/benchmarks.md).
+    What is imported stays: the garbage collector does not look at it, neither while it comes nor later between steps.
     """
+    gc.disable()
+    from conveyor_engine.execution.build import build_runner
+
+    gc.freeze()
+    gc.enable()
     tokenizer = Tokenizer(Path(config.model)) if config.batching_mode == "static" else None
 
     def progress(line: str) -> None:

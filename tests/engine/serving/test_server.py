@@ -1,4 +1,7 @@
-"""The life of a `serve` process: what ends its requests, what ends it, and its last messages."""
+"""The life of a `serve` process: what ends its requests, what ends it, and its last messages.
+
+The engine computes nothing where it does not matter what it computes.
+"""
 
 import json
 import os
@@ -12,7 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.engine.processes import EngineServer, children, wait_until
+from tests.engine.processes import IDLE, REAL, EngineServer, children, wait_until
 
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.serving import server as module
@@ -25,13 +28,21 @@ LONG = {"prompt": "a", "max_tokens": 8000, "ignore_eos": True}
 Start = Callable[..., EngineServer]
 
 
+@pytest.fixture(scope="module")
+def server(chat_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
+    """For all tests that leave it as it was: two places in the batch, two in the queue."""
+    folder = tmp_path_factory.mktemp("server")
+    with EngineServer(folder, chat_model, IDLE, max_num_seqs=2, max_num_queued_requests=2) as started:
+        yield started.wait_ready()
+
+
 @pytest.fixture
 def start(chat_model: Path, tmp_path: Path) -> Iterator[Start]:
     """Starts a ready server with these fields changed."""
     started: list[EngineServer] = []
 
-    def begin(**fields: Any) -> EngineServer:
-        started.append(EngineServer(tmp_path / str(len(started)), chat_model, **fields))
+    def begin(program: str = IDLE, **fields: Any) -> EngineServer:
+        started.append(EngineServer(tmp_path / str(len(started)), chat_model, program, **fields))
         return started[-1].wait_ready()
 
     yield begin
@@ -149,7 +160,7 @@ def test_a_request_is_taken_whole_or_not_at_all(server: EngineServer) -> None:
 
 
 def test_sigterm_lets_open_requests_finish_and_refuses_new_ones(start: Start) -> None:
-    server = start()
+    server = start(REAL)
     body = LONG | {"max_tokens": 300}
     stream = Call(server, body | {"stream": True})
     wait_until(lambda: stream.lines, "a first token", server)

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tests.engine.chat_model import CHAT_TEMPLATE, write_chat_model
-from tests.engine.processes import EngineServer, children, wait_until
+from tests.engine.processes import IDLE, EngineServer, children, wait_until
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 HOSTILE = {
@@ -35,7 +35,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
     (model / "chat_template.jinja").write_text(ifs + CHAT_TEMPLATE)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAYON_NUM_THREADS", "192")  # what tokenizers would use there
-        server = EngineServer(folder / "server", model, max_num_queued_requests=100)
+        server = EngineServer(folder / "server", model, IDLE, max_num_queued_requests=100)
     with server:
         yield server.wait_ready()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.engine.processes import EngineServer
+from tests.engine.processes import IDLE, EngineServer
 
 from conveyor_engine.errors import ModelError
 from conveyor_engine.serving.preparing.sampling_defaults import FILE, SamplingDefaults, read_sampling_defaults
@@ -75,7 +75,7 @@ def test_they_apply_when_the_request_says_nothing(chat_model: Path, tmp_path: Pa
     model = tmp_path / "narrow"
     shutil.copytree(chat_model, model)
     write(model, {**json.loads((model / FILE).read_text()), "temperature": 0.7, "top_k": 1})
-    with EngineServer(tmp_path / "server", model, sampling_defaults=source) as server:
+    with EngineServer(tmp_path / "server", model, IDLE, sampling_defaults=source) as server:
         server.wait_ready()
 
         def text(**fields: Any) -> str:

@@ -1,0 +1,67 @@
+"""`serve` around an engine that computes nothing: for tests of what API process, loop and scheduler do with requests.
+
+Those and the socket between them are the real ones. The executor gives rows that are greedy A's and the others B's, in
+a millisecond a step. It imports no torch: such a server is ready in a quarter of the processor time of a real one.
+`python -m tests.engine.idle_engine serve ...` is the server, and with `--fd N` the engine process that it starts.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+
+from tests.engine.builders import make_facts
+from tests.engine.chat_model import CONTEXT_TOKENS, VOCABULARY
+
+from conveyor_engine import __main__ as program
+from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.loop import process
+from conveyor_engine.loop.core import EngineCore
+from conveyor_engine.serving import server
+from conveyor_engine.wire.request import ModelFacts
+from conveyor_engine.wire.step import RowSampling, StepPlan, StepResult
+
+STEP_SECONDS = 0.001
+
+
+class IdleExecutor:
+    """Keeps of each row whether it is greedy."""
+
+    extra_warmup_tokens = 0
+
+    def __init__(self, facts: ModelFacts) -> None:
+        self.facts = facts
+        self._tokens: dict[int, int] = {}
+
+    def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
+        for admitted in plan.admitted:
+            assert isinstance(admitted.output, RowSampling)
+            params = admitted.output.params
+            self._tokens[admitted.row] = ord("A" if params.temperature == 0 or params.top_k == 1 else "B")
+        sampled = [self._tokens[row] for row, logits in zip(plan.rows, plan.num_logits, strict=True) if logits]
+        time.sleep(STEP_SECONDS)
+        return lambda: StepResult(plan.number, [[token] for token in sampled])
+
+    def free_memory(self) -> None:
+        pass
+
+
+def load(config: EngineConfig, _: process.Channel) -> EngineCore:
+    facts = make_facts(
+        max_model_len=CONTEXT_TOKENS,
+        vocab_size=VOCABULARY,
+        eos_token_ids=(),
+        num_kv_blocks=config.num_kv_blocks,
+        block_size=16,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=8192,
+    )
+    return EngineCore(config, IdleExecutor(facts))
+
+
+if __name__ == "__main__":
+    if "--fd" in sys.argv:
+        os._exit(process.main(load))
+    server.serve = partial(server.serve, engine_program="tests.engine.idle_engine")
+    sys.exit(program.main(sys.argv[1:]))
