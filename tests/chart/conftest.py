@@ -15,8 +15,9 @@ def rendered() -> list[Json]:
     return render()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chart_plane() -> Iterator[AuditedControlPlane]:
+    """Of a file, since the files of this folder run side by side, and idle it costs two seconds a minute."""
     with AuditedControlPlane(hpa_sync_period_seconds=1) as plane:
         namespace = {"metadata": {"name": SYSTEM_NAMESPACE, "labels": build_restricted_labels()}}
         Api(plane.kubeconfig).create("/api/v1/namespaces", namespace)
