@@ -42,7 +42,11 @@ def build_parser() -> argparse.ArgumentParser:
     fetch = commands.add_parser(
         "fetch", help="bring a model's files to a directory", description="Bring a model's files to a directory."
     )
-    fetch.add_argument("--uri", required=True, help="hf://organisation/name[@revision], or pvc://claim/path to check")
+    fetch.add_argument(
+        "--uri",
+        required=True,
+        help="hf://organisation/name[@revision], s3://bucket/prefix, or pvc://claim/path to check",
+    )
     fetch.add_argument("--target", required=True, help="the directory that the engine will serve from")
     commands.add_parser("bench", help="measure the engine", add_help=False)
     commands.add_parser("version", help="print the version")

@@ -15,6 +15,7 @@ from conveyor_api.base import ApiModel, Rule
 from conveyor_api.quantities import Quantity, parse_quantity
 
 HUB_SCHEME: Final = "hf://"
+BUCKET_SCHEME: Final = "s3://"
 VOLUME_SCHEME: Final = "pvc://"
 DEFAULT_REVISION: Final = "main"
 
@@ -22,7 +23,9 @@ _SEGMENT = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,95}"
 _REVISION = r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}"
 _CLAIM = r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?"
 _HUB_PATTERN: Final = f"^hf://{_SEGMENT}/{_SEGMENT}(@{_REVISION})?$"
-_VOLUME_PATTERN: Final = rf"^pvc://{_CLAIM}(/[A-Za-z0-9_@+=.-]+)+$"
+_PATH = "(/[A-Za-z0-9_@+=.-]+)+"
+_BUCKET_PATTERN: Final = f"^s3://[a-z0-9][a-z0-9.-]{{1,61}}[a-z0-9]{_PATH}$"
+_VOLUME_PATTERN: Final = f"^pvc://{_CLAIM}{_PATH}$"
 _SERVED_NAME_PATTERN: Final = r"^[A-Za-z0-9]([A-Za-z0-9._/:@-]{0,126}[A-Za-z0-9])?$"
 
 _OWN_CLAIM_BEFORE_AND_AFTER: Final = (
@@ -44,6 +47,19 @@ class HubModel:
 
 
 @dataclass(frozen=True, slots=True)
+class BucketModel:
+    """`s3://bucket/prefix`: a folder of a bucket."""
+
+    bucket: str
+    prefix: str  # without slashes at its ends
+
+    @property
+    def directory(self) -> str:
+        """Where the fetched model lies in the engine's pod. No prefix can name a folder inside another's."""
+        return f"{names.BUCKET_MODELS_PATH}/{self.bucket}/{self.prefix}/~model"
+
+
+@dataclass(frozen=True, slots=True)
 class VolumeModel:
     """`pvc://claim/path`: a folder of a PersistentVolumeClaim in the service's namespace, mounted read-only."""
 
@@ -56,31 +72,36 @@ class VolumeModel:
         return f"{names.VOLUME_MODELS_PATH}/{self.path}"
 
 
-ModelSource = HubModel | VolumeModel
+ModelSource = HubModel | BucketModel | VolumeModel
 
 
 def parse_model_uri(uri: str) -> ModelSource:
-    """The source that a valid `model.uri` names. ValueError if it has neither shape."""
+    """The source that a valid `model.uri` names. ValueError if it has no shape of theirs."""
     if ".." not in uri and re.fullmatch(_HUB_PATTERN, uri):
         repository, _, revision = uri.removeprefix(HUB_SCHEME).partition("@")
         return HubModel(repository, revision or DEFAULT_REVISION)
+    if not _has_dot_segment(uri) and re.fullmatch(_BUCKET_PATTERN, uri):
+        bucket, _, prefix = uri.removeprefix(BUCKET_SCHEME).partition("/")
+        return BucketModel(bucket, prefix)
     if not _has_dot_segment(uri) and re.fullmatch(_VOLUME_PATTERN, uri):
         claim_name, _, path = uri.removeprefix(VOLUME_SCHEME).partition("/")
         return VolumeModel(claim_name, path)
-    raise ValueError(f"{uri!r} is neither hf://organisation/name[@revision] nor pvc://claim/path")
+    raise ValueError(
+        f"{uri!r} is neither hf://organisation/name[@revision], nor s3://bucket/prefix, nor pvc://claim/path"
+    )
 
 
 def _has_dot_segment(uri: str) -> bool:
     return any(segment in (".", "..") for segment in uri.split("/"))
 
 
-class SecretKey(ApiModel):
-    """One key of a Secret in the service's namespace."""
+class SecretRef(ApiModel):
+    """A Secret in the service's namespace that has the credentials."""
 
     name: Annotated[str, Field(min_length=1, max_length=253)]
     """Name of the Secret."""
-    key: Annotated[str, Field(min_length=1, max_length=253)] = "token"
-    """Key whose value is the credential."""
+    key: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    """`hf://`: key whose value is the token; default `token`."""
 
 
 class Cache(ApiModel):
@@ -140,15 +161,23 @@ ModelUri = Annotated[
     str,
     Field(min_length=1, max_length=512),
     Rule(
-        f"self.startsWith('{HUB_SCHEME}') || self.startsWith('{VOLUME_SCHEME}')",
-        "must start with hf:// (a repository of the Hugging Face hub) or pvc:// (a PersistentVolumeClaim), "
-        "for example hf://Qwen/Qwen3-0.6B",
-        lambda uri: uri.startswith((HUB_SCHEME, VOLUME_SCHEME)),
+        f"self.startsWith('{HUB_SCHEME}') || self.startsWith('{BUCKET_SCHEME}') || self.startsWith('{VOLUME_SCHEME}')",
+        "must start with hf:// (a repository of the Hugging Face hub), s3:// (a bucket) or pvc:// "
+        "(a PersistentVolumeClaim), for example hf://Qwen/Qwen3-0.6B",
+        lambda uri: uri.startswith((HUB_SCHEME, BUCKET_SCHEME, VOLUME_SCHEME)),
     ),
     Rule(
         f"!self.startsWith('{HUB_SCHEME}') || (self.matches('{_HUB_PATTERN}') && !self.contains('..'))",
         "must have the shape hf://organisation/name or hf://organisation/name@revision",
         lambda uri: not uri.startswith(HUB_SCHEME) or (re.fullmatch(_HUB_PATTERN, uri) and ".." not in uri),
+    ),
+    Rule(
+        f"!self.startsWith('{BUCKET_SCHEME}') || (self.matches('{_BUCKET_PATTERN}')"
+        " && !self.matches('/[.]{1,2}(/|$)'))",
+        "must have the shape s3://bucket/prefix, with the name of a bucket and the path of a folder inside it",
+        lambda uri: (
+            not uri.startswith(BUCKET_SCHEME) or (re.fullmatch(_BUCKET_PATTERN, uri) and not _has_dot_segment(uri))
+        ),
     ),
     Rule(
         f"!self.startsWith('{VOLUME_SCHEME}') || (self.matches('{_VOLUME_PATTERN}')"
@@ -183,18 +212,27 @@ class Model(ApiModel):
         ),
         Rule(
             f"!has(self.secretRef) || !self.uri.startsWith('{VOLUME_SCHEME}')",
-            "secretRef is the hub's credential and only for hf:// models; remove it for pvc://",
+            "secretRef is for hf:// and s3:// models; remove it for pvc://",
             lambda model: model.secret_ref is None or not model.uri.startswith(VOLUME_SCHEME),
+            field="secretRef",
+        ),
+        Rule(
+            f"!has(self.secretRef) || !has(self.secretRef.key) || !self.uri.startsWith('{BUCKET_SCHEME}')",
+            f"the Secret of an s3:// model has the keys {' and '.join(names.BUCKET_KEYS)}; remove secretRef.key",
+            lambda model: (
+                model.secret_ref is None or model.secret_ref.key is None or not model.uri.startswith(BUCKET_SCHEME)
+            ),
             field="secretRef",
         ),
     )
 
     uri: ModelUri
-    """Source: `hf://organisation/name[@revision]` or `pvc://claim/path`. Without a revision the hub's `main`."""
+    """Source: `hf://organisation/name[@revision]`, `s3://bucket/prefix` or `pvc://claim/path`. Without a revision the
+hub's `main`."""
     name: ServedName | None = None
     """Name that clients put in `model`; default: `metadata.name`."""
-    secret_ref: SecretKey | None = None
-    """Credential for the hub, for private or gated models."""
+    secret_ref: SecretRef | None = None
+    """Credentials for a private or gated model of the hub, or for a bucket."""
     cache: Cache = Cache()
     """Where a downloaded model is kept."""
 

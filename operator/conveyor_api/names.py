@@ -63,10 +63,15 @@ ENGINE_CONFIG_PATH: Final = f"/etc/conveyor/{ENGINE_CONFIG_KEY}"
 ENGINE_ENV_PREFIX: Final = "CONVEYOR_ENGINE_"
 MODELS_PATH: Final = "/models"
 HUB_MODELS_PATH: Final = f"{MODELS_PATH}/hf"
+BUCKET_MODELS_PATH: Final = f"{MODELS_PATH}/s3"
 VOLUME_MODELS_PATH: Final = f"{MODELS_PATH}/pvc"
 TERMINATION_LOG_ENV: Final = "TERMINATION_LOG"
 TERMINATION_LOG_PATH: Final = "/dev/termination-log"
 HUB_TOKEN_ENV: Final = "HF_TOKEN"
+HUB_TOKEN_KEY: Final = "token"  # of a Secret, unless secretRef names another
+# Keys of a Secret and variables of the fetch: what it has to have, and what it may have.
+BUCKET_KEYS: Final = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+BUCKET_OPTIONAL_KEYS: Final = ("AWS_SESSION_TOKEN", "AWS_REGION", "AWS_ENDPOINT_URL")
 CONFIG_VOLUME: Final = "config"
 MODEL_VOLUME: Final = "models"
 SHARED_MEMORY_VOLUME: Final = "shared-memory"

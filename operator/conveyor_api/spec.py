@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
+from conveyor_api import names
 from conveyor_api.autoscaling import Autoscaling
 from conveyor_api.base import ApiModel, Rule
 from conveyor_api.batching import Batching, KVCache
@@ -17,6 +18,8 @@ from conveyor_api.pod import Pod
 from conveyor_api.quantities import Duration, IntOrPercent, between, is_zero, parse_duration_seconds
 from conveyor_api.resources import Resources
 from conveyor_api.scheduling import Name
+
+_CREDENTIALS = (names.HUB_TOKEN_ENV, *names.BUCKET_KEYS, "AWS_SESSION_TOKEN")
 
 
 class Queue(ApiModel):
@@ -80,9 +83,12 @@ class InferenceServiceSpec(ApiModel):
         ),
         Rule(
             "!has(self.model.secretRef) || !has(self.pod) || !has(self.pod.env)"
-            " || !self.pod.env.exists(variable, variable.name == 'HF_TOKEN')",
-            "HF_TOKEN comes from model.secretRef; remove it from pod.env, or remove secretRef",
-            lambda spec: spec.model.secret_ref is None or all(variable.name != "HF_TOKEN" for variable in spec.pod.env),
+            f" || !self.pod.env.exists(variable, variable.name in {list(_CREDENTIALS)})",
+            "credentials come from model.secretRef; remove them from pod.env, or remove secretRef"
+            f" ({', '.join(_CREDENTIALS)})",
+            lambda spec: (
+                spec.model.secret_ref is None or all(variable.name not in _CREDENTIALS for variable in spec.pod.env)
+            ),
             field="pod",
         ),
         Rule(

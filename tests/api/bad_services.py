@@ -89,6 +89,7 @@ def _resources(title: str, path: str, sentence: str, /, **resources: Any) -> Bad
 
 
 HUB_SHAPE = "must have the shape hf://organisation/name or hf://organisation/name@revision"
+BUCKET_SHAPE = "must have the shape s3://bucket/prefix, with the name of a bucket"
 VOLUME_SHAPE = "must have the shape pvc://claim/path, with the name of a claim"
 DURATION = "must be a duration such as 10ms, 2s or 1m30s"
 SURGE = "must be a whole number of pods (0 or more) or a percentage such as 25%"
@@ -106,7 +107,7 @@ BAD_SERVICES: tuple[Bad, ...] = (
     _bad("no uri", "spec.model.uri", "Required value", model={"name": "qwen"}),
     _model("empty uri", ".uri", "should be at least 1 chars long", uri=""),
     _model("uri of a web page", ".uri", "must start with hf:// (a repository", uri="https://example.org/m"),
-    _model("uri of a bucket", ".uri", "for example hf://Qwen/Qwen3-0.6B", uri="s3://bucket/model"),
+    _model("uri of another store", ".uri", "for example hf://Qwen/Qwen3-0.6B", uri="gs://bucket/model"),
     _model("uri without a scheme", ".uri", "must start with hf://", uri="Qwen/Qwen3-0.6B"),
     _model("uri in capitals", ".uri", "must start with hf://", uri="HF://Qwen/Qwen3-0.6B"),
     _model("uri that is very long", ".uri", "may not be more than 512 bytes", uri="hf://a/" + "b" * 510),
@@ -115,6 +116,10 @@ BAD_SERVICES: tuple[Bad, ...] = (
     _model("hub uri with an empty revision", ".uri", HUB_SHAPE, uri="hf://a/b@"),
     _model("hub uri that climbs", ".uri", HUB_SHAPE, uri="hf://a/b@v1/../.."),
     _model("hub uri with a space", ".uri", HUB_SHAPE, uri="hf://a/b c"),
+    _model("bucket uri without a prefix", ".uri", BUCKET_SHAPE, uri="s3://models"),
+    _model("bucket uri in capitals", ".uri", BUCKET_SHAPE, uri="s3://Models/qwen"),
+    _model("bucket uri that climbs", ".uri", BUCKET_SHAPE, uri="s3://models/a/../b"),
+    _model("bucket uri with an empty folder", ".uri", BUCKET_SHAPE, uri="s3://models//a"),
     _model("volume uri without a path", ".uri", VOLUME_SHAPE, uri="pvc://models"),
     _model("volume uri with an empty path", ".uri", VOLUME_SHAPE, uri="pvc://models/"),
     _model("volume uri with a claim in capitals", ".uri", VOLUME_SHAPE, uri="pvc://Models/qwen"),
@@ -122,7 +127,14 @@ BAD_SERVICES: tuple[Bad, ...] = (
     _model("volume uri with a dot for a path", ".uri", VOLUME_SHAPE, uri="pvc://models/."),
     _model("served name with a space", ".name", "must start and end with a letter or digit", name="my model"),
     _model("secret without a name", ".secretRef.name", "Required value", secretRef={"key": "token"}),
-    _model("secret for a volume", ".secretRef", "only for hf:// models", uri=VOLUME, secretRef={"name": "hub"}),
+    _model("secret for a volume", ".secretRef", "is for hf:// and s3:// models", uri=VOLUME, secretRef={"name": "hub"}),
+    _model(
+        "secret of a bucket with a key",
+        ".secretRef",
+        "has the keys AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+        uri="s3://models/a",
+        secretRef={"name": "bucket", "key": "token"},
+    ),
     _model(
         "cache for a volume",
         ".cache",
@@ -175,7 +187,7 @@ BAD_SERVICES: tuple[Bad, ...] = (
     _bad(
         "token from two places",
         "spec.pod",
-        "HF_TOKEN comes from model.secretRef",
+        "credentials come from model.secretRef",
         model={"uri": HUB, "secretRef": {"name": "hub"}},
         pod={"env": [{"name": "HF_TOKEN", "value": "x"}]},
     ),

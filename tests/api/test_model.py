@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conveyor_api.model import HubModel, VolumeModel, parse_model_uri
+from conveyor_api.model import BucketModel, HubModel, VolumeModel, parse_model_uri
 
 
 def test_a_hub_uri_names_repository_and_revision() -> None:
@@ -23,8 +23,29 @@ def test_a_volume_uri_names_claim_and_path() -> None:
     assert model.directory == "/models/pvc/llms/qwen@2"
 
 
+def test_a_bucket_uri_names_bucket_and_prefix() -> None:
+    model = parse_model_uri("s3://models.example/teams/a@2")
+    assert model == BucketModel("models.example", "teams/a@2")
+    assert model.directory == "/models/s3/models.example/teams/a@2/~model"
+
+
 @pytest.mark.parametrize(
-    "uri", ["", "hf://a", "hf://a/b@", "hf://../b", "pvc://a", "pvc://a//b", "pvc://a/../b", "a/b"]
+    "uri",
+    [
+        "s3://models",
+        "s3://models/",
+        "s3://models/a/..",
+        "s3://Models/a",
+        "s3://ab/c~d",
+        "",
+        "hf://a",
+        "hf://a/b@",
+        "hf://../b",
+        "pvc://a",
+        "pvc://a//b",
+        "pvc://a/../b",
+        "a/b",
+    ],
 )
 def test_what_is_neither_is_refused(uri: str) -> None:
     with pytest.raises(ValueError, match="neither hf://"):
@@ -32,11 +53,11 @@ def test_what_is_neither_is_refused(uri: str) -> None:
 
 
 @settings(deadline=None)
-@given(st.sampled_from(["hf://a/b@", "hf://a/", "pvc://a/"]), st.text("ab./@-", min_size=1, max_size=12))
+@given(st.sampled_from(["hf://a/b@", "hf://a/", "s3://abc/", "pvc://a/"]), st.text("ab./@-", min_size=1, max_size=12))
 def test_no_accepted_uri_leaves_the_models_folder(start: str, end: str) -> None:
     try:
         directory = parse_model_uri(start + end).directory
     except ValueError:
         return
-    assert directory.startswith(("/models/hf/", "/models/pvc/"))
+    assert directory.startswith(("/models/hf/", "/models/s3/", "/models/pvc/"))
     assert not {"", ".", ".."} & set(directory.removeprefix("/").split("/"))

@@ -18,13 +18,13 @@ from conveyor_api import names
 from conveyor_api.batching import DEFAULT_BATCH_SIZE, DEFAULT_WINDOWS
 from conveyor_api.crd import build_schema
 from conveyor_api.env import FREE_ENGINE_SETTINGS
-from conveyor_api.model import _HUB_PATTERN, _VOLUME_PATTERN, HubModel, parse_model_uri
+from conveyor_api.model import _BUCKET_PATTERN, _HUB_PATTERN, _VOLUME_PATTERN, BucketModel, HubModel, parse_model_uri
 from conveyor_api.quantities import parse_duration_seconds
 from conveyor_api.resource import InferenceService
 from conveyor_engine.config.engine_config import DEFAULT_MEMORY_FRACTION, EngineConfig
 from conveyor_engine.config.sources import parse_config
 from conveyor_engine.errors import ConfigError
-from conveyor_engine.fetching.fetch import parse_uri
+from conveyor_engine.fetching.uris import parse_uri
 from conveyor_engine.scheduling import policy
 from conveyor_operator.inferenceservice.desired import build_owner
 from conveyor_operator.inferenceservice.manifests.config import RESOURCE_FIELDS, build_engine_config
@@ -151,16 +151,24 @@ def test_what_api_and_engine_do_by_themselves_is_the_same() -> None:
 
 
 HUB = st.from_regex(_HUB_PATTERN.removeprefix("^").removesuffix("$"), fullmatch=True)
+BUCKET = st.from_regex(_BUCKET_PATTERN.removeprefix("^").removesuffix("$"), fullmatch=True)
 CLAIM = st.from_regex(_VOLUME_PATTERN.removeprefix("^").removesuffix("$"), fullmatch=True)
 
 
-@given(HUB | CLAIM | st.builds("{}{}".format, HUB, st.sampled_from(("@", "/", " ", "\n", "..", "ä", "@-", "x" * 200))))
+@given(
+    HUB
+    | BUCKET
+    | CLAIM
+    | st.builds("{}{}".format, HUB, st.sampled_from(("@", "/", " ", "\n", "..", "ä", "@-", "x" * 200)))
+)
 @example(f"hf://{'a' * 96}/b@main")
 @example(f"hf://{'a' * 97}/b")
 @example(f"hf://a/b@{'c' * 129}")
 @example("hf://.a/b")
 @example("pvc://a/../b")
 @example("pvc://a")
+@example("s3://abc/../b")
+@example("s3://abc")
 def test_the_engine_fetches_from_where_the_api_says_and_nowhere_else(uri: str) -> None:
     try:
         source = parse_model_uri(uri)
@@ -170,5 +178,7 @@ def test_the_engine_fetches_from_where_the_api_says_and_nowhere_else(uri: str) -
         return
     if isinstance(source, HubModel):
         assert parse_uri(uri) == (source.repository, source.revision)
+    elif isinstance(source, BucketModel):
+        assert parse_uri(uri) == (source.bucket, source.prefix)
     else:
         assert parse_uri(uri) is None

@@ -1,13 +1,12 @@
-"""`fetch`: a model's files from a Hugging Face hub into a directory, whole or not at all. Called by `__main__`.
+"""`fetch`: a model's files from a hub or a bucket into a directory, whole or not at all. Called by `__main__`.
 
 The revision is pinned to a commit first; only what the engine loads is fetched (never pickles or code); every file is
-checked against the hub's digest; partial files are resumed after a crash; the directory appears by one rename, with a
-marker in it. A directory with the marker is never asked for again: a branch that moved needs another target. Only if
+checked against the promised digest; partial files are resumed after a crash; the directory appears by one rename, with
+a marker in it. A directory with the marker is never asked for again: a branch that moved needs another target. Only if
 the marker is of an engine that wanted other files, those of the same commit that are missing are added.
 """
 
 import fcntl
-import hashlib
 import json
 import logging
 import os
@@ -18,16 +17,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from conveyor_engine.errors import ConfigError, ModelError
-from conveyor_engine.fetching.hub import POOLING_FILE, HubFile, HubModel, describe_model, download
+from conveyor_engine.errors import ModelError
+from conveyor_engine.fetching.source import POOLING_FILE, RemoteFile, RemoteModel, Source, compute_digest
+from conveyor_engine.fetching.uris import DEFAULT_REVISION, HubUri, parse_uri
 from conveyor_process.failure_reasons import FailureReason
 
 MARKER = ".conveyor-complete.json"
-# What the API of the resource takes, and no more: tests/contract/test_spec_reaches_engine.py.
-_SEGMENT = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,95}"
-_REVISION = r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}"
-_HUB_URI = re.compile(rf"hf://(?P<repository>{_SEGMENT}/{_SEGMENT})(?:@(?P<revision>{_REVISION}))?")
-_CLAIM_URI = re.compile(r"pvc://[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?(?:/[A-Za-z0-9_@+=.-]+)+")
 _WANTED = re.compile(
     r"config\.json|generation_config\.json|tokenizer\.json|tokenizer_config\.json|tokenizer\.model|vocab\.json"
     r"|merges\.txt|special_tokens_map\.json|added_tokens\.json|chat_template\.(?:jinja|json)"
@@ -35,32 +30,34 @@ _WANTED = re.compile(
 )
 _INDEX = "model.safetensors.index.json"
 _WEIGHTS = "model.safetensors"
-_DEFAULT_REVISION = "main"
-_HASH_BLOCK_BYTES = 1 << 20
 _log = logging.getLogger(__name__)
 
 
 def fetch(uri: str, target: str) -> None:
     """Leaves the model of `uri` in the directory `target`; pvc: only looks whether it is there. Raises StartError."""
     directory = Path(target)
-    hub = parse_uri(uri)
-    if hub is None:
+    source = _open_source(uri)
+    if source is None:
         check_model_directory(uri, directory)
         return
     try:
-        _fetch_once(uri, *hub, directory)
+        _fetch_once(uri, source, directory)
     except OSError as error:
         _refuse(f"cannot write {uri} to {directory}: {error.strerror or error}")
 
 
-def parse_uri(uri: str) -> tuple[str, str] | None:
-    """A hub's repository and revision; None for a claim. Raises ConfigError."""
-    if _CLAIM_URI.fullmatch(uri) and not {".", ".."} & set(uri.split("/")):
+def _open_source(uri: str) -> Source | None:
+    """None for a claim. Each library is imported where it is needed alone. Raises StartError."""
+    parsed = parse_uri(uri)
+    if parsed is None:
         return None
-    match = _HUB_URI.fullmatch(uri)
-    if match is None or ".." in uri:
-        raise ConfigError(f"--uri: {uri!r} is neither hf://organisation/name[@revision] nor pvc://claim/path")
-    return match["repository"], match["revision"] or _DEFAULT_REVISION
+    if isinstance(parsed, HubUri):
+        from conveyor_engine.fetching.hub import Hub
+
+        return Hub(*parsed)
+    from conveyor_engine.fetching.bucket import Bucket
+
+    return Bucket(*parsed)
 
 
 def check_model_directory(uri: str, directory: Path) -> None:
@@ -81,7 +78,7 @@ def check_model_directory(uri: str, directory: Path) -> None:
     _log.info("event=model_found uri=%s directory=%s", uri, directory)
 
 
-def _fetch_once(uri: str, repository: str, revision: str, directory: Path) -> None:
+def _fetch_once(uri: str, source: Source, directory: Path) -> None:
     """Several pods may share the volume: one fetches, the others wait and then find it done."""
     if _wants_nothing(_read_marker(uri, directory)):
         return
@@ -91,12 +88,12 @@ def _fetch_once(uri: str, repository: str, revision: str, directory: Path) -> No
         if _wants_nothing(marker):
             return
         if marker is not None:
-            _add_missing(repository, marker, directory)
+            _add_missing(source, marker, directory)
             return
-        model = describe_model(repository, revision)
+        model = source.describe()
         partial = directory.with_name(f".{directory.name}.partial")
         partial.mkdir(exist_ok=True)
-        files = _fetch_files(model, partial)
+        files = _fetch_files(source, model, partial)
         _write_marker(partial, uri, model.commit, _content_of(files))
         if directory.exists():
             shutil.rmtree(directory)  # without a marker it may be incomplete
@@ -124,12 +121,12 @@ def _wants_nothing(marker: dict[str, Any] | None) -> bool:
     return marker is not None and marker.get("wanted") == _WANTED.pattern
 
 
-def _add_missing(repository: str, marker: dict[str, Any], directory: Path) -> None:
+def _add_missing(source: Source, marker: dict[str, Any], directory: Path) -> None:
     """Others may serve from the directory meanwhile. What an older engine ran without is no reason not to start."""
     try:
-        model = describe_model(repository, str(marker.get("commit")))
+        model = source.describe(str(marker.get("commit")))
         files = [file for file in model.files if _WANTED.fullmatch(file.name) and file.name not in marker["files"]]
-        _fetch_missing(model, files, directory)
+        _fetch_missing(source, model, files, directory)
     except ModelError as error:
         _log.warning("event=missing_files_not_fetched directory=%s error=%s", directory, error)
         return
@@ -138,7 +135,7 @@ def _add_missing(repository: str, marker: dict[str, Any], directory: Path) -> No
 
 
 def _with_revision(uri: str) -> str:
-    return uri if "@" in uri else f"{uri}@{_DEFAULT_REVISION}"
+    return uri if not uri.startswith("hf://") or "@" in uri else f"{uri}@{DEFAULT_REVISION}"
 
 
 @contextmanager
@@ -153,7 +150,7 @@ def _lock(path: Path) -> Iterator[None]:
         yield
 
 
-def _fetch_files(model: HubModel, partial: Path) -> list[HubFile]:
+def _fetch_files(source: Source, model: RemoteModel, partial: Path) -> list[RemoteFile]:
     """The index, if there is one, comes first: it says which weights belong to the model."""
     by_name = {file.name: file for file in model.files}
     if "config.json" not in by_name:
@@ -161,15 +158,15 @@ def _fetch_files(model: HubModel, partial: Path) -> list[HubFile]:
     good = {file for file in model.files if _is_good(file, partial / file.name)}
     _remove_other_files(partial, model.files, good)
     index = [by_name[_INDEX]] if _INDEX in by_name else []
-    _fetch_missing(model, [file for file in index if file not in good], partial)
+    _fetch_missing(source, model, [file for file in index if file not in good], partial)
     good.update(index)
     files = index + choose_files(model, _weights_of_index(partial) if index else None)
     _remove_other_files(partial, files, good)
-    _fetch_missing(model, [file for file in files if file not in good], partial)
+    _fetch_missing(source, model, [file for file in files if file not in good], partial)
     return files
 
 
-def _remove_other_files(partial: Path, files: Iterable[HubFile], good: set[HubFile]) -> None:
+def _remove_other_files(partial: Path, files: Iterable[RemoteFile], good: set[RemoteFile]) -> None:
     """Removes what `files` do not need, such as files of another commit, to free space. `partial` is never served."""
     of_use = {file.name if file in good else _unfinished_name(file) for file in files}
     for path in list(partial.rglob("*")):
@@ -177,7 +174,7 @@ def _remove_other_files(partial: Path, files: Iterable[HubFile], good: set[HubFi
             path.unlink()
 
 
-def _fetch_missing(model: HubModel, files: list[HubFile], partial: Path) -> None:
+def _fetch_missing(source: Source, model: RemoteModel, files: list[RemoteFile], partial: Path) -> None:
     """Raises ModelError before the first byte if what `files` lack does not fit on the volume."""
     unfinished = [partial / _unfinished_name(file) for file in files]
     missing = sum(file.size for file in files) - sum(map(_size, unfinished))
@@ -185,18 +182,18 @@ def _fetch_missing(model: HubModel, files: list[HubFile], partial: Path) -> None
     if missing > free:
         _refuse(f"{model} needs {missing / 2**30:.1f} GiB more, but {partial.parent} has {free / 2**30:.1f} GiB free")
     for number, file in enumerate(files, start=1):
-        _fetch_file(model, file, partial)
+        _fetch_file(source, model, file, partial)
         _log.info("event=file_complete file=%s bytes=%d number=%d of=%d", file.name, file.size, number, len(files))
 
 
-def choose_files(model: HubModel, weights: Iterable[str] | None) -> list[HubFile]:
+def choose_files(model: RemoteModel, weights: Iterable[str] | None) -> list[RemoteFile]:
     """What the engine loads. `weights`: the files of the index; None = the repository has none."""
     by_name = {file.name: file for file in model.files}
     if weights is None:
         weights = [_WEIGHTS] if _WEIGHTS in by_name else [name for name in by_name if name.endswith(".safetensors")]
     weights = sorted(set(weights))
     if absent := [name for name in weights if name not in by_name]:
-        raise ModelError(f"{model}: the index names {', '.join(absent)}, which the repository lacks")
+        raise ModelError(f"{model}: the index names {', '.join(absent)}, which is not there")
     if not weights:
         pickles = sorted(name for name in by_name if name.endswith((".bin", ".pt", ".pth")))
         found = f"only {', '.join(pickles)}, and pickles can run code when they are loaded" if pickles else "none"
@@ -214,28 +211,28 @@ def _weights_of_index(partial: Path) -> list[str]:
     return weights
 
 
-def _fetch_file(model: HubModel, file: HubFile, partial: Path) -> None:
+def _fetch_file(source: Source, model: RemoteModel, file: RemoteFile, partial: Path) -> None:
     """The file, checked, under its name. Raises ModelError; a file with a wrong digest is deleted."""
     unfinished = partial / _unfinished_name(file)
-    _download(model, file, unfinished)
+    _download(source, model, file, unfinished)
     size, digest = unfinished.stat().st_size, compute_digest(unfinished, file)
     if size != file.size or digest != file.digest:
         unfinished.unlink()
         raise ModelError(
-            f"{file.name} of {model} has {size} bytes and digest {digest}, but the hub promised {file.size} bytes and "
-            f"{file.digest}; the file is deleted",
+            f"{file.name} of {model} has {size} bytes and digest {digest}, but {file.size} bytes and "
+            f"{file.digest} were promised; the file is deleted",
             reason=FailureReason.CHECKSUM_MISMATCH,
         )
     (partial / file.name).parent.mkdir(exist_ok=True)
     unfinished.rename(partial / file.name)
 
 
-def _download(model: HubModel, file: HubFile, unfinished: Path) -> None:
+def _download(source: Source, model: RemoteModel, file: RemoteFile, unfinished: Path) -> None:
     """Begins again after each cut that brought some bytes; raises ModelError for one that brought none."""
     while True:
         before = _size(unfinished)
         try:
-            return download(model, file, unfinished)
+            return source.download(model, file, unfinished)
         except ModelError as error:
             if error.reason != FailureReason.MODEL_DOWNLOAD_FAILED or _size(unfinished) <= before:
                 raise
@@ -246,28 +243,16 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _unfinished_name(file: HubFile) -> str:
+def _unfinished_name(file: RemoteFile) -> str:
     """With the digest: other content is never resumed."""
     return f"{file.name.replace('/', '.')}.{file.digest[:16]}.unfinished"
 
 
-def _is_good(file: HubFile, path: Path) -> bool:
+def _is_good(file: RemoteFile, path: Path) -> bool:
     return path.is_file() and path.stat().st_size == file.size and compute_digest(path, file) == file.digest
 
 
-def compute_digest(path: Path, file: HubFile) -> str:
-    """As the hub names content: SHA-256 for large files, git's blob id (SHA-1 of a header and the bytes) for others."""
-    if file.is_large:
-        digest = hashlib.sha256()
-    else:
-        digest = hashlib.sha1(f"blob {path.stat().st_size}\0".encode(), usedforsecurity=False)
-    with path.open("rb") as content:
-        while block := content.read(_HASH_BLOCK_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def _content_of(files: list[HubFile]) -> dict[str, Any]:
+def _content_of(files: list[RemoteFile]) -> dict[str, Any]:
     return {file.name: {"size": file.size, "digest": file.digest} for file in files}
 
 

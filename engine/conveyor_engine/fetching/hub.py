@@ -5,14 +5,11 @@ download to a directory forgets partial files when the process dies, so the byte
 can go on where a file ends.
 """
 
-import io
 import logging
 import os
 import re
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,6 +20,14 @@ from huggingface_hub.file_download import http_get
 from huggingface_hub.utils import build_hf_headers, disable_progress_bars  # type: ignore[attr-defined]
 
 from conveyor_engine.errors import ModelError
+from conveyor_engine.fetching.source import (
+    ProgressFile,
+    RemoteFile,
+    RemoteModel,
+    find_present,
+    is_known_form,
+    is_plain_name,
+)
 from conveyor_process.failure_reasons import FailureReason
 from conveyor_process.log import without_secrets
 
@@ -30,107 +35,53 @@ from conveyor_process.log import without_secrets
 logging.getLogger("huggingface_hub").handlers.clear()
 
 _TOKEN = re.compile(r"[!-~]*")
-_PLAIN_NAME = re.compile(r"[\w.+-]+")  # names are not trusted, and files in folders are not wanted ...
-POOLING_FILE = "1_Pooling/config.json"  # ... but this one, of models that embed
 _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")  # SHA-1 or SHA-256; a part of it becomes a part of a file's name
-_PROGRESS_SECONDS = 5.0
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class HubFile:
-    """One file as the hub promises it."""
+class Hub:
+    """One repository at one revision."""
 
-    name: str
-    size: int  # bytes
-    digest: str  # hex: SHA-256 if `is_large`, else git's blob id
-    is_large: bool  # kept outside of git (LFS)
+    def __init__(self, repository: str, revision: str) -> None:
+        self._repository, self._revision = repository, revision
 
+    def describe(self, commit: str | None = None) -> RemoteModel:
+        """What the revision is now. Raises ModelError (ModelNotFound, ModelDownloadFailed)."""
+        repository, revision = self._repository, commit or self._revision
+        with _errors_explained(repository, revision):
+            info = HfApi(endpoint=_endpoint(), token=_token()).model_info(
+                repository, revision=revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
+            )
+            files = tuple(_describe_file(s) for s in info.siblings or () if is_known_form(s.rfilename))
+            if info.sha is None or not is_plain_name(info.sha):
+                raise _failed(f"{_shown_endpoint()} does not say which commit {revision} is")
+        _log.info("event=revision_pinned repository=%s revision=%s commit=%s", repository, revision, info.sha)
+        return RemoteModel(f"{repository}@{info.sha[:12]}", info.sha, files)
 
-@dataclass(frozen=True, slots=True)
-class HubModel:
-    """One commit of a repository, the files at its root, and the one below that may be wanted."""
-
-    repository: str
-    commit: str
-    files: tuple[HubFile, ...]
-
-    def __str__(self) -> str:
-        return f"{self.repository}@{self.commit[:12]}"
-
-
-def describe_model(repository: str, revision: str) -> HubModel:
-    """What the revision is now. Raises ModelError (ModelNotFound, ModelDownloadFailed)."""
-    with _errors_explained(repository, revision):
-        info = HfApi(endpoint=_endpoint(), token=_token()).model_info(
-            repository, revision=revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
-        )
-        files = tuple(_describe_file(s) for s in info.siblings or () if _is_known_form(s.rfilename))
-        if info.sha is None or not _PLAIN_NAME.fullmatch(info.sha):
-            raise _failed(f"{_shown_endpoint()} does not say which commit {revision} is")
-    _log.info("event=revision_pinned repository=%s revision=%s commit=%s", repository, revision, info.sha)
-    return HubModel(repository, info.sha, files)
+    def download(self, model: RemoteModel, file: RemoteFile, path: Path) -> None:
+        """Appends to `path` the bytes that it lacks, or as many as the hub has. Raises ModelError."""
+        present = find_present(path, file)
+        if present == file.size > 0:
+            return
+        url = hf_hub_url(self._repository, file.name, revision=model.commit, endpoint=_endpoint())
+        disable_progress_bars()
+        with _errors_explained(self._repository, model.commit), ProgressFile(path, file) as content:
+            location = get_hf_file_metadata(url, token=_token()).location
+            headers = build_hf_headers(token=_token() if has_one_origin(url, location) else False)
+            http_get(location, content, resume_size=present, headers=headers)
 
 
-def _is_known_form(name: str) -> bool:
-    return name == POOLING_FILE or _PLAIN_NAME.fullmatch(name) is not None
-
-
-def _describe_file(sibling: Any) -> HubFile:
+def _describe_file(sibling: Any) -> RemoteFile:
     lfs = sibling.lfs
     size, digest = (sibling.size, sibling.blob_id) if lfs is None else (lfs.size, lfs.sha256)
     if not isinstance(size, int) or size < 0 or not _DIGEST.fullmatch(digest or ""):
         raise _failed(f"{_shown_endpoint()} gives no size or no digest of {sibling.rfilename}")
-    return HubFile(sibling.rfilename, size, digest, is_large=lfs is not None)
-
-
-def download(model: HubModel, file: HubFile, path: Path) -> None:
-    """Appends to `path` the bytes that it lacks, or as many as the hub has. Raises ModelError."""
-    present = path.stat().st_size if path.exists() else 0
-    if present > file.size:
-        path.unlink()
-        present = 0
-    if present == file.size > 0:
-        return
-    if present:
-        _log.info("event=file_resumed file=%s bytes_present=%d bytes=%d", file.name, present, file.size)
-    url = hf_hub_url(model.repository, file.name, revision=model.commit, endpoint=_endpoint())
-    disable_progress_bars()
-    with _errors_explained(model.repository, model.commit), _ProgressFile(path, file) as content:
-        location = get_hf_file_metadata(url, token=_token()).location
-        headers = build_hf_headers(token=_token() if has_one_origin(url, location) else False)
-        http_get(location, content, resume_size=present, headers=headers)
+    return RemoteFile(sibling.rfilename, size, digest, "git" if lfs is None else "sha256")
 
 
 def has_one_origin(url: str, location: str) -> bool:
     """Else `location` is a signed address of another host, or one without TLS, and the token is not for it."""
     return urlsplit(url)[:2] == urlsplit(location)[:2]  # scheme, host and port
-
-
-class _ProgressFile(io.FileIO):
-    """A file that takes all or raises OSError, and says from time to time how much of it has come.
-
-    More than the hub promised is refused (ModelError, ChecksumMismatch): it could fill the volume.
-    """
-
-    def __init__(self, path: Path, file: HubFile) -> None:
-        super().__init__(path, "ab")
-        self._file = file
-        self._spoke = time.monotonic()
-
-    def write(self, data: Any) -> int:
-        if self.tell() + len(data) > self._file.size:
-            self.truncate(0)
-            message = f"{self._file.name} has more than the {self._file.size} bytes the hub promised; it is deleted"
-            raise ModelError(message, reason=FailureReason.CHECKSUM_MISMATCH)
-        written = 0
-        while written < len(data):  # a disk that becomes full takes a part first, and refuses the rest
-            written += super().write(data[written:])
-        if time.monotonic() - self._spoke > _PROGRESS_SECONDS:
-            self._spoke = time.monotonic()
-            percent = 100 * self.tell() / max(1, self._file.size)
-            _log.info("event=fetching file=%s percent=%.0f bytes=%d", self._file.name, percent, self._file.size)
-        return written
 
 
 @contextmanager

@@ -149,7 +149,7 @@ def test_a_wrong_checksum_is_refused_and_the_file_deleted(
         ("hf://org/tiny@v9", "ModelNotFound", "has no revision v9"),
         ("hf://org", "InvalidConfig", "neither hf://"),
         ("hf://org/../tiny", "InvalidConfig", "neither hf://"),
-        ("s3://bucket/key", "InvalidConfig", "neither hf://"),
+        ("gs://bucket/key", "InvalidConfig", "neither hf://"),
     ],
 )
 def test_what_cannot_be_found_is_said(

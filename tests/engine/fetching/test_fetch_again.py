@@ -23,7 +23,7 @@ from tests.engine.fetching.hubs import (
 from conveyor_engine.errors import ModelError
 from conveyor_engine.fetching import fetch as fetch_module
 from conveyor_engine.fetching.fetch import MARKER
-from conveyor_engine.fetching.hub import HubFile
+from conveyor_engine.fetching.source import RemoteFile
 from e2e.hub.server import Hub
 
 
@@ -126,7 +126,7 @@ def test_what_is_complete_already_is_hashed_once(
     (partial_of(target) / WEIGHTS).write_bytes((root / "org/tiny" / WEIGHTS).read_bytes())
     compute_digest, hashed = fetch_module.compute_digest, []
 
-    def compute_and_note(path: Path, file: HubFile) -> str:
+    def compute_and_note(path: Path, file: RemoteFile) -> str:
         hashed.append(path.name)
         return compute_digest(path, file)
 

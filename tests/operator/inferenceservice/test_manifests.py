@@ -178,6 +178,25 @@ def test_a_hub_model_is_fetched_into_the_cache_with_the_token_of_its_secret() ->
     assert fetch["volumeMounts"] == [{"name": "models", "mountPath": "/models"}, SCRATCH]
 
 
+def test_a_bucket_s_model_is_fetched_into_the_cache_with_the_keys_of_its_secret() -> None:
+    model = {"uri": "s3://models/team/qwen", "secretRef": {"name": "bucket"}}
+    pod = {"env": [{"name": "AWS_ENDPOINT_URL", "value": "https://s3.example.com"}]}
+    fetch = container("fetch", model=model, pod=pod)
+    assert fetch["command"][-4:] == ["--uri", "s3://models/team/qwen", "--target", "/models/s3/models/team/qwen/~model"]
+    keys = {
+        variable["name"]: variable["valueFrom"]["secretKeyRef"] for variable in fetch["env"] if "valueFrom" in variable
+    }
+    assert keys == {
+        "AWS_ACCESS_KEY_ID": {"name": "bucket", "key": "AWS_ACCESS_KEY_ID"},
+        "AWS_SECRET_ACCESS_KEY": {"name": "bucket", "key": "AWS_SECRET_ACCESS_KEY"},
+        "AWS_SESSION_TOKEN": {"name": "bucket", "key": "AWS_SESSION_TOKEN", "optional": True},
+        "AWS_REGION": {"name": "bucket", "key": "AWS_REGION", "optional": True},
+    }
+    assert pod["env"][0] in fetch["env"]
+    assert not any("valueFrom" in variable for variable in container("engine", model=model, pod=pod)["env"])
+    assert fetch["volumeMounts"] == [{"name": "models", "mountPath": "/models"}, SCRATCH]
+
+
 def test_a_model_on_a_claim_is_mounted_for_reading_only() -> None:
     model = {"uri": "pvc://weights/a/b"}
     volume = next(v for v in template(model=model)["spec"]["volumes"] if v["name"] == "models")

@@ -1,9 +1,9 @@
-"""The volume that holds the model, how it is mounted, and the claim made for a cache. Pure."""
+"""The volume that holds the model, how it is mounted, the claim made for a cache, and what the fetch may read. Pure."""
 
 from typing import Any
 
 from conveyor_api import names
-from conveyor_api.model import VolumeModel
+from conveyor_api.model import BucketModel, SecretRef, VolumeModel
 from conveyor_api.spec import InferenceServiceSpec
 from conveyor_operator.loop.owner import Object, Owner, build_metadata
 
@@ -48,3 +48,21 @@ def build_claim(owner: Owner, spec: InferenceServiceSpec, access_mode: str) -> O
         "metadata": build_metadata(owner, names.model_claim_name(owner.name)),
         "spec": content,
     }
+
+
+def build_credentials(spec: InferenceServiceSpec) -> list[Object]:
+    """Variables of the fetch from the Secret that the spec names; of those it may lack, what `pod.env` has wins."""
+    reference = spec.model.secret_ref
+    if reference is None:
+        return []
+    if not isinstance(spec.model.source, BucketModel):
+        return [_from_secret(reference, names.HUB_TOKEN_ENV, reference.key or names.HUB_TOKEN_KEY)]
+    taken = {variable.name for variable in spec.pod.env}
+    optional = [name for name in names.BUCKET_OPTIONAL_KEYS if name not in taken]
+    return [_from_secret(reference, name, name) for name in names.BUCKET_KEYS] + [
+        _from_secret(reference, name, name, optional=True) for name in optional
+    ]
+
+
+def _from_secret(reference: SecretRef, variable: str, key: str, **more: bool) -> Object:
+    return {"name": variable, "valueFrom": {"secretKeyRef": {"name": reference.name, "key": key, **more}}}

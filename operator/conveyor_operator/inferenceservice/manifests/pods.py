@@ -11,7 +11,7 @@ from conveyor_api import names
 from conveyor_api.model import VolumeModel
 from conveyor_api.spec import InferenceServiceSpec
 from conveyor_operator.inferenceservice.manifests.config import EngineConfig
-from conveyor_operator.inferenceservice.manifests.model import build_model_mount, build_model_volume
+from conveyor_operator.inferenceservice.manifests.model import build_credentials, build_model_mount, build_model_volume
 from conveyor_operator.inferenceservice.manifests.resources import complete_resources, without_devices
 from conveyor_operator.loop.owner import Object, Owner
 
@@ -67,16 +67,12 @@ def build_pod_template(owner: Owner, spec: InferenceServiceSpec, config: EngineC
 def _fetch_container(spec: InferenceServiceSpec) -> Object:
     target = spec.model.source.directory
     command = ["python", "-m", "conveyor_engine", "fetch", "--uri", spec.model.uri, "--target", target]
-    token = []
-    if spec.model.secret_ref is not None:
-        reference = {"name": spec.model.secret_ref.name, "key": spec.model.secret_ref.key}
-        token = [{"name": names.HUB_TOKEN_ENV, "valueFrom": {"secretKeyRef": reference}}]
     return {
         "name": FETCH_CONTAINER,
         "image": spec.engine.image or "",
         "imagePullPolicy": "IfNotPresent",
         "command": command,
-        "env": _env(spec, token),
+        "env": _env(spec, build_credentials(spec)),
         "resources": without_devices(complete_resources(spec.resources)),
         "volumeMounts": [build_model_mount(spec), _SCRATCH_MOUNT, *_mounts(spec)],
         **_container_rules(),

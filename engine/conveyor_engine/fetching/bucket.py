@@ -1,0 +1,193 @@
+"""A bucket of any S3 API, through botocore: what is below a prefix, and one file's bytes. Used by `fetch`.
+
+AWS_ENDPOINT_URL, AWS_REGION, AWS_CA_BUNDLE and the credentials' variables mean what they mean to botocore, which also
+takes a role by the token of a ServiceAccount (AWS_ROLE_ARN, AWS_WEB_IDENTITY_TOKEN_FILE).
+
+A bucket promises no digest but the ETag: the MD5 of the bytes, or of the MD5s of the parts that were uploaded
+(docs.aws.amazon.com/AmazonS3/latest/API/API_Object.html), unless they are encrypted with a key of KMS or the client's.
+The size of the parts is asked for. Every read names the ETag, so all bytes are of one version.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import re
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+from botocore.session import Session
+
+from conveyor_engine.errors import ModelError
+from conveyor_engine.fetching.source import (
+    POOLING_FILE,
+    ProgressFile,
+    RemoteFile,
+    RemoteModel,
+    find_present,
+    is_known_form,
+)
+from conveyor_process.failure_reasons import FailureReason
+from conveyor_process.log import without_secrets
+
+BLOCK_BYTES = 16 << 20  # of one read; as many as there are connections are in memory
+CONNECTIONS = 8
+MAX_FILES = 1000  # one answer of the bucket
+_DEFAULT_REGION = "us-east-1"  # S3 itself redirects from there, and other servers have no regions
+_MD5 = re.compile(r"[0-9a-f]{32}")
+_MD5_OF_PARTS = re.compile(r"[0-9a-f]{32}-([1-9][0-9]{0,4})")
+_ETAG = re.compile(r"[A-Za-z0-9-]{1,128}")
+_KEY_ERRORS = ("InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken")
+_log = logging.getLogger(__name__)
+
+
+class Bucket:
+    """One prefix of one bucket."""
+
+    def __init__(self, bucket: str, prefix: str) -> None:
+        self._bucket, self._prefix = bucket, prefix
+        self._uri = f"s3://{bucket}/{prefix}"
+        self._endpoint = "S3"
+        with self._errors_explained():
+            self._client = _connect()
+        self._endpoint = without_secrets(self._client.meta.endpoint_url)
+
+    def describe(self, commit: str | None = None) -> RemoteModel:
+        """What is below the prefix now; its `commit` is made of names, sizes and ETags. Raises ModelError."""
+        with self._errors_explained(), ThreadPoolExecutor(CONNECTIONS) as pool:
+            found = [entry for entry in self._list() if is_known_form(entry["Name"])]
+            if not found:
+                message = f"{self._uri}: bucket {self._bucket} at {self._endpoint} has no files there"
+                raise ModelError(message, reason=FailureReason.MODEL_NOT_FOUND)
+            files = tuple(pool.map(self._describe_file, found))
+        promised = sorted((file.name, file.size, file.digest) for file in files)
+        found_commit = hashlib.sha256(json.dumps(promised).encode()).hexdigest()[:40]
+        if commit not in (None, found_commit):
+            raise _failed(f"{self._uri} is not what it was: other files are there now")
+        return RemoteModel(self._uri, found_commit, files)
+
+    def download(self, model: RemoteModel, file: RemoteFile, path: Path) -> None:
+        """Appends to `path` the bytes that it lacks, in order, from several connections. Raises ModelError."""
+        starts = range(find_present(path, file), file.size, BLOCK_BYTES)
+        with self._errors_explained(), ProgressFile(path, file) as content:
+            pool, blocks = ThreadPoolExecutor(CONNECTIONS), deque[Future[bytes]]()
+            try:
+                for start in starts:
+                    blocks.append(pool.submit(self._read, file, start))
+                    if len(blocks) == CONNECTIONS:
+                        content.write(blocks.popleft().result())
+                while blocks:
+                    content.write(blocks.popleft().result())
+            finally:
+                pool.shutdown(cancel_futures=True)
+
+    def _list(self) -> Iterator[dict[str, Any]]:
+        """Of the prefix itself, and of the folder that says how a model embeds."""
+        for folder in ("", POOLING_FILE.rpartition("/")[0] + "/"):
+            prefix = f"{self._prefix}/{folder}"
+            answer = self._client.list_objects_v2(Bucket=self._bucket, Prefix=prefix, Delimiter="/", MaxKeys=MAX_FILES)
+            if answer.get("IsTruncated"):
+                raise _failed(f"{self._uri} has more than {MAX_FILES} files and folders: it is no model's folder")
+            for entry in answer.get("Contents", ()):
+                yield entry | {"Name": entry["Key"].removeprefix(f"{self._prefix}/")}
+
+    def _describe_file(self, entry: dict[str, Any]) -> RemoteFile:
+        name, size, etag = entry["Name"], entry["Size"], entry["ETag"].strip('"')
+        if not isinstance(size, int) or size < 0 or not _ETAG.fullmatch(etag):
+            raise _failed(f"{self._endpoint} gives no size or no ETag of {name}")
+        parts = _MD5_OF_PARTS.fullmatch(etag)
+        head = self._head(name, **({"PartNumber": 1} if parts else {}))
+        if _is_encrypted(head) or not (parts or _MD5.fullmatch(etag)):
+            return RemoteFile(name, size, etag, "none")
+        if parts is None:
+            return RemoteFile(name, size, etag, "md5")
+        part_bytes = self._find_part_bytes(name, size, int(parts[1]), head)
+        return RemoteFile(name, size, etag, "none" if part_bytes is None else "md5", part_bytes)
+
+    def _find_part_bytes(self, name: str, size: int, count: int, first: dict[str, Any]) -> int | None:
+        """If all parts but the last are of one size. Servers that do not tell of parts answer with the whole."""
+        if first.get("PartsCount") != count:
+            return None
+        last = first if count == 1 else self._head(name, PartNumber=count)
+        part_bytes: int = first["ContentLength"]
+        return part_bytes if part_bytes * (count - 1) + last["ContentLength"] == size else None
+
+    def _head(self, name: str, **more: Any) -> dict[str, Any]:
+        answer: dict[str, Any] = self._client.head_object(Bucket=self._bucket, Key=f"{self._prefix}/{name}", **more)
+        return answer
+
+    def _read(self, file: RemoteFile, start: int) -> bytes:
+        size = min(BLOCK_BYTES, file.size - start)
+        answer = self._client.get_object(
+            Bucket=self._bucket,
+            Key=f"{self._prefix}/{file.name}",
+            Range=f"bytes={start}-{start + size - 1}",
+            IfMatch=f'"{file.digest}"',
+        )
+        if answer["ContentLength"] != size:
+            answer["Body"].close()
+            raise _failed(f"{self._endpoint} sends other bytes of {self._uri}/{file.name} than it was asked for")
+        content: bytes = answer["Body"].read()
+        return content
+
+    @contextmanager
+    def _errors_explained(self) -> Iterator[None]:
+        """botocore's errors as ours."""
+        try:
+            yield
+        except ClientError as error:
+            raise self._explain(error) from error
+        except NoCredentialsError as error:
+            message = (
+                f"{self._uri}: there are no credentials; set model.secretRef, or give the pods' ServiceAccount a role"
+            )
+            raise _failed(message) from error
+        except (BotoCoreError, ValueError) as error:
+            said = f"{type(error).__name__}: {without_secrets(str(error))}"
+            raise _failed(f"{self._uri} at {self._endpoint} cannot be fetched: {said}") from error
+
+    def _explain(self, error: ClientError) -> ModelError:
+        code, status = error.response["Error"]["Code"], error.response["ResponseMetadata"]["HTTPStatusCode"]
+        said = f"{code}: {error.response['Error'].get('Message', '')} ({error.operation_name})"
+        if code == "NoSuchBucket":
+            message = f"{self._uri}: there is no bucket {self._bucket} at {self._endpoint}"
+            return ModelError(message, reason=FailureReason.MODEL_NOT_FOUND)
+        if code in _KEY_ERRORS:
+            return _failed(f"{self._uri} at {self._endpoint} refuses the keys: {said}")
+        if status in (401, 403):
+            needs = "the credentials need s3:ListBucket and s3:GetObject there"
+            return _failed(f"{self._uri} at {self._endpoint} is refused: {said}; {needs}")
+        if status == 412:
+            return _failed(f"{self._uri} changed while it was fetched; what is there now is fetched next")
+        return _failed(f"{self._uri} at {self._endpoint} cannot be fetched: status {status}: {said}")
+
+
+def _connect() -> Any:
+    """An S3 client. Raises ModelError, BotoCoreError, ValueError."""
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None
+    if endpoint is not None and not endpoint.startswith(("http://", "https://")):
+        raise _failed("AWS_ENDPOINT_URL is not the URL of an S3 API: it has to begin with https:// or http://")
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or _DEFAULT_REGION
+    config = Config(
+        connect_timeout=10,
+        read_timeout=30,
+        retries={"mode": "standard", "total_max_attempts": 3},
+        max_pool_connections=CONNECTIONS,
+        response_checksum_validation="when_required",  # the others are of whole objects
+    )
+    return Session().create_client("s3", region_name=region, endpoint_url=endpoint, config=config)
+
+
+def _is_encrypted(head: dict[str, Any]) -> bool:
+    """Whether the ETag is of other bytes than those that are read."""
+    return "SSECustomerAlgorithm" in head or str(head.get("ServerSideEncryption")).startswith("aws:kms")
+
+
+def _failed(message: str) -> ModelError:
+    return ModelError(message, reason=FailureReason.MODEL_DOWNLOAD_FAILED)

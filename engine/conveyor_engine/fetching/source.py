@@ -1,0 +1,127 @@
+"""What a hub and a bucket have in common: files as they are promised, and how what arrived is compared. Pure."""
+
+import hashlib
+import io
+import logging
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from conveyor_engine.errors import ModelError
+from conveyor_process.failure_reasons import FailureReason
+
+POOLING_FILE = "1_Pooling/config.json"  # of models that embed; nothing else in a folder is wanted
+_PLAIN_NAME = re.compile(r"[\w.+-]+")  # names are not trusted
+_HASH_BLOCK_BYTES = 1 << 20
+_PROGRESS_SECONDS = 5.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """One file as its source promises it."""
+
+    name: str
+    size: int  # bytes
+    digest: str  # as the source names content; letters, digits and dashes
+    hashing: Literal["sha256", "git", "md5", "none"]  # git: its blob id; none: the digest cannot be computed from bytes
+    part_bytes: int | None = None  # md5: the digest is one of the digests of parts of this size, and their number
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteModel:
+    """What a source holds: the files at its root, and the one below that may be wanted."""
+
+    title: str  # for people
+    commit: str  # equal commits have equal files
+    files: tuple[RemoteFile, ...]
+
+    def __str__(self) -> str:
+        return self.title
+
+
+class Source(Protocol):
+    """Where a model comes from."""
+
+    def describe(self, commit: str | None = None) -> RemoteModel:
+        """As it is now, or as it was at `commit`. Raises ModelError."""
+
+    def download(self, model: RemoteModel, file: RemoteFile, path: Path) -> None:
+        """Appends to `path` the bytes that it lacks, or as many as the source has. Raises ModelError."""
+
+
+def is_plain_name(name: str) -> bool:
+    """Whether it may name a file here: no folder, and nothing that a log could be deceived with."""
+    return _PLAIN_NAME.fullmatch(name) is not None
+
+
+def is_known_form(name: str) -> bool:
+    return name == POOLING_FILE or is_plain_name(name)
+
+
+def find_present(path: Path, file: RemoteFile) -> int:
+    """How many bytes of `file` are there. What has more is none of it, and removed."""
+    present = path.stat().st_size if path.exists() else 0
+    if present > file.size:
+        path.unlink()
+        return 0
+    if present:
+        _log.info("event=file_resumed file=%s bytes_present=%d bytes=%d", file.name, present, file.size)
+    return present
+
+
+class ProgressFile(io.FileIO):
+    """A file that takes all or raises OSError, and says from time to time how much of it has come.
+
+    More than was promised is refused (ModelError, ChecksumMismatch): it could fill the volume.
+    """
+
+    def __init__(self, path: Path, file: RemoteFile) -> None:
+        super().__init__(path, "ab")
+        self._file = file
+        self._spoke = time.monotonic()
+
+    def write(self, data: Any) -> int:
+        if self.tell() + len(data) > self._file.size:
+            self.truncate(0)
+            message = f"{self._file.name} has more than the {self._file.size} bytes that were promised; it is deleted"
+            raise ModelError(message, reason=FailureReason.CHECKSUM_MISMATCH)
+        written = 0
+        while written < len(data):  # a disk that becomes full takes a part first, and refuses the rest
+            written += super().write(data[written:])
+        if time.monotonic() - self._spoke > _PROGRESS_SECONDS:
+            self._spoke = time.monotonic()
+            percent = 100 * self.tell() / max(1, self._file.size)
+            _log.info("event=fetching file=%s percent=%.0f bytes=%d", self._file.name, percent, self._file.size)
+        return written
+
+
+def compute_digest(path: Path, file: RemoteFile) -> str:
+    """Of the bytes at `path`, as the source names content; the promised one where that cannot be computed."""
+    size = path.stat().st_size
+    if file.hashing == "none":
+        return file.digest
+    if file.hashing == "sha256":
+        return _hash(path, hashlib.sha256(), 0, size).hex()
+    if file.hashing == "git":
+        return _hash(path, hashlib.sha1(f"blob {size}\0".encode(), usedforsecurity=False), 0, size).hex()
+    if file.part_bytes is None:
+        return _hash_part(path, 0, size).hex()
+    parts = [_hash_part(path, start, file.part_bytes) for start in range(0, size, file.part_bytes)]
+    return f"{hashlib.md5(b''.join(parts), usedforsecurity=False).hexdigest()}-{len(parts)}"
+
+
+def _hash_part(path: Path, start: int, size: int) -> bytes:
+    return _hash(path, hashlib.md5(usedforsecurity=False), start, size)
+
+
+def _hash(path: Path, digest: Any, start: int, size: int) -> bytes:
+    with path.open("rb") as content:
+        content.seek(start)
+        while block := content.read(min(_HASH_BLOCK_BYTES, size)):
+            digest.update(block)
+            size -= len(block)
+    result: bytes = digest.digest()
+    return result

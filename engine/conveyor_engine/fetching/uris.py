@@ -1,0 +1,45 @@
+"""What `model.uri` may say, taken apart: what the API of the resource takes, and no more.
+
+tests/contract/test_spec_reaches_engine.py holds the two together.
+"""
+
+import re
+from typing import NamedTuple
+
+from conveyor_engine.errors import ConfigError
+
+DEFAULT_REVISION = "main"
+_SEGMENT = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,95}"
+_REVISION = r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}"
+_PATH = r"(?:/[A-Za-z0-9_@+=.-]+)+"
+_HUB = re.compile(rf"hf://(?P<repository>{_SEGMENT}/{_SEGMENT})(?:@(?P<revision>{_REVISION}))?")
+_BUCKET = re.compile(rf"s3://(?P<bucket>[a-z0-9][a-z0-9.-]{{1,61}}[a-z0-9])(?P<path>{_PATH})")
+_CLAIM = re.compile(rf"pvc://[a-z0-9](?:[a-z0-9.-]{{0,251}}[a-z0-9])?{_PATH}")
+
+
+class HubUri(NamedTuple):
+    """hf://organisation/name[@revision]"""
+
+    repository: str
+    revision: str
+
+
+class BucketUri(NamedTuple):
+    """s3://bucket/prefix"""
+
+    bucket: str
+    prefix: str
+
+
+def parse_uri(uri: str) -> HubUri | BucketUri | None:
+    """None for a claim. Raises ConfigError."""
+    climbs = bool({".", ".."} & set(uri.split("/")))
+    if _CLAIM.fullmatch(uri) and not climbs:
+        return None
+    if (match := _BUCKET.fullmatch(uri)) and not climbs:
+        return BucketUri(match["bucket"], match["path"][1:])
+    if (match := _HUB.fullmatch(uri)) and ".." not in uri:
+        return HubUri(match["repository"], match["revision"] or DEFAULT_REVISION)
+    raise ConfigError(
+        f"--uri: {uri!r} is neither hf://organisation/name[@revision], nor s3://bucket/prefix, nor pvc://claim/path"
+    )
