@@ -13,6 +13,7 @@ from tests.engine.loop.test_plain_steps import MODES, ask_for_everything, run_ou
 from tests.engine.references import MAX_TOKENS, Reference, add, run, tokens_of
 
 from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.execution import build
 from conveyor_engine.loop import process, step_runner
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.loop.executor import Executor
@@ -157,7 +158,7 @@ def test_steps_run_ahead_where_the_device_works_beside_the_host(
             return result_of(plan)
 
     runner = Counts()
-    monkeypatch.setattr(process, "build_runner", lambda *_: runner)
+    monkeypatch.setattr(build, "build_runner", lambda *_: runner)
     channel: Any = None
     monkeypatch.setattr("conveyor_engine.loop.overlap.ThreadPoolExecutor", lambda **_: AtOnce())
     core = process._load(EngineConfig(model="none", warmup=False), channel)
