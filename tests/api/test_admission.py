@@ -295,6 +295,20 @@ def test_the_documentation_s_parts_of_a_spec_are_taken(services: Services) -> No
     assert mirrored["pod"]["env"][0]["name"] == "HF_ENDPOINT"
 
 
+def test_the_volume_of_a_cache_on_each_node_is_taken(
+    services: Services, api: Api, kubeconfig: Path, namespace: str, tmp_path: Path
+) -> None:
+    page = (REPOSITORY / "docs/operations.md").read_text().partition("## A cache on each node")[2]
+    manifest = tmp_path / "volume.yaml"
+    manifest.write_text(page.partition("```yaml\n")[2].partition("```")[0].replace("team-a", namespace))
+    kubectl(kubeconfig, namespace, "apply", "--filename", str(manifest))
+    claim = api.get(f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/models-on-nodes")
+    assert api.get(f"/api/v1/persistentvolumes/{claim['spec']['volumeName']}")["spec"]["local"]
+    cache = re.search(r"`cache: (\{.*?\})`", page)
+    assert cache is not None
+    services.create(build_body(model={"uri": "hf://Qwen/Qwen3-0.6B", "cache": yaml.safe_load(cache[1])}))
+
+
 def test_entries_of_env_merge_by_name(services: Services, kubeconfig: Path, namespace: str, tmp_path: Path) -> None:
     for manager, name in (("one", "A"), ("two", "B")):
         manifest = tmp_path / f"{manager}.yaml"
