@@ -52,11 +52,16 @@ def answer(path: str) -> dict[str, Any] | None:
     return {"kind": "MetricValueList", "apiVersion": GROUP_VERSION, "metadata": {}, "items": [value]}
 
 
-class _Handler(BaseHTTPRequestHandler):
+class Handler(BaseHTTPRequestHandler):
+    """Answers with the documents of an API, and with a Status where there is none."""
+
     timeout = 5
 
+    def answer(self, path: str) -> dict[str, Any] | None:
+        return answer(path)
+
     def do_GET(self) -> None:
-        found = answer(self.path.partition("?")[0])
+        found = self.answer(self.path.partition("?")[0])
         body = json.dumps(found or {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 404}).encode()
         self.send_response(404 if found is None else 200)
         self.send_header("Content-Type", "application/json")
@@ -72,7 +77,7 @@ def build_server(host: str, port: int, certificate: str, key: str) -> ThreadingH
     """Listens; a connection's handshake is done in its own thread."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
-    server = ThreadingHTTPServer((host, port), _Handler)
+    server = ThreadingHTTPServer((host, port), Handler)
     server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     return server
 

@@ -40,7 +40,7 @@ class Overlap:
     def step(self, scheduler: Scheduler, plan: StepPlan | None) -> None:
         """Begins the plan, if there is one, and tells the scheduler of the oldest step once enough are begun.
 
-        Raises what a step of one harmless token raises, if it comes to that: then the device is broken.
+        Raises what a step of one token raises, if it comes to that: then the device is broken.
         """
         if plan is not None:
             self._begun.append((plan, self._pool.submit(self._begin, plan)))

@@ -25,14 +25,14 @@ def recover(scheduler: Scheduler, executor: Executor, plan: StepPlan) -> None:
     """After a step that raised; no other is begun.
 
     It is run again in two halves: so one that did not fit into memory passes, and a request that the model cannot
-    compute ends together with half of its batch at most. Raises what a step of one harmless token raises after a half
+    compute ends together with half of its batch at most. Raises what a step of one token raises after a half
     has failed too: then the device is broken.
     """
     executor.free_memory()
     failed = [half for half in scheduler.halve(plan) if not _run_or_fail(scheduler, executor, half)]
     if failed:
-        with scheduler.lend() as harmless:
-            executor.begin(harmless)()
+        with scheduler.dummy_plan() as dummy:
+            executor.begin(dummy)()
 
 
 def conclude(scheduler: Scheduler, plan: StepPlan, result: Callable[[], StepResult]) -> bool:

@@ -199,10 +199,10 @@ class RunningBatch:
                 return
 
     @contextmanager
-    def lend(self, request: RequestState) -> Iterator[None]:
+    def reserve(self, request: RequestState) -> Iterator[None]:
         """A row and blocks for a request that is in no queue. After a failed step, so that there are some."""
-        lent = self.tables.reserve(request, len(request.token_ids), 0)
-        assert lent
+        reserved = self.tables.reserve(request, len(request.token_ids), 0)
+        assert reserved
         try:
             yield
         finally:

@@ -264,11 +264,11 @@ class Scheduler:
         self._batch.preempt_readers(unwritten)
 
     @contextmanager
-    def lend(self) -> Iterator[StepPlan]:
-        """A plan of one harmless token, on a free row and a free block. After `fail`, so that there are some."""
-        params = self._task.harmless_params
+    def dummy_plan(self) -> Iterator[StepPlan]:
+        """A plan of one token, on a free row and a free block. After `fail`, so that there are some."""
+        params = self._task.dummy_params
         request = RequestState(EngineRequest(request_id="", prompt_token_ids=[0], params=params), ())
-        with self._batch.lend(request):
+        with self._batch.reserve(request):
             step = Step(self._num_planned)
             step.add(request, 1)
             yield step.plan()

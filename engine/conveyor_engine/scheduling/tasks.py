@@ -26,7 +26,7 @@ class Task(Protocol):
         ...
 
     @property
-    def harmless_params(self) -> Params:
+    def dummy_params(self) -> Params:
         """Of a request that every model of this task can compute."""
         ...
 
@@ -43,7 +43,7 @@ class Generation:
     """Tokens that continue the prompt."""
 
     whole_prompts = False
-    harmless_params = SamplingParams(max_tokens=1, temperature=0.0)
+    dummy_params = SamplingParams(max_tokens=1, temperature=0.0)
 
     def __init__(self, facts: ModelFacts) -> None:
         self._max_model_len = facts.max_model_len
@@ -73,7 +73,7 @@ class Embedding:
     """A vector for the prompt."""
 
     whole_prompts = True
-    harmless_params = PoolingParams()
+    dummy_params = PoolingParams()
 
     def __init__(self, facts: ModelFacts) -> None:
         self._max_model_len = facts.max_model_len

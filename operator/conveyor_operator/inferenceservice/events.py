@@ -9,7 +9,7 @@ from typing import Any
 from conveyor_api.conditions import ConditionType, Reason
 from conveyor_operator.inferenceservice.conditions import IN_PROGRESS
 from conveyor_operator.inferenceservice.scaling import SCALED
-from conveyor_operator.loop.events import News
+from conveyor_operator.loop.events import Event
 
 Object = Mapping[str, Any]
 
@@ -24,23 +24,23 @@ _FIELDS = {
 }
 
 
-def find_news(before: Object, after: Object) -> list[News]:
+def find_events(before: Object, after: Object) -> list[Event]:
     """What to tell, from one status to the next: each cause once, though several conditions have turned for it."""
-    found: dict[str, News] = {}
-    for news in (*_find_scaling(before, after), *_find_turned(before, after)):
-        found.setdefault(news.reason, news)
+    found: dict[str, Event] = {}
+    for event in (*_find_scaling(before, after), *_find_turned(before, after)):
+        found.setdefault(event.reason, event)
     return list(found.values())
 
 
-def _find_scaling(before: Object, after: Object) -> Iterator[News]:
+def _find_scaling(before: Object, after: Object) -> Iterator[Event]:
     old, new = before.get("autoscaling") or {}, after.get("autoscaling") or {}
     was, is_now, message = old.get("desiredReplicas"), new.get("desiredReplicas"), str(new.get("message", ""))
     if is_now and was != is_now and (was or message.startswith(SCALED)):
-        yield News("Scaled", message)
+        yield Event("Scaled", message)
 
 
-def _find_turned(before: Object, after: Object) -> Iterator[News]:
-    """A new condition that is not True is news only if it needs action; Unknown is never news."""
+def _find_turned(before: Object, after: Object) -> Iterator[Event]:
+    """A new condition that is not True makes an event only if it needs action; Unknown never does."""
     old = {c["type"]: (c["status"], c["reason"]) for c in before.get("conditions") or ()}
     known = {old[type][1] for type in _TOLD if type in old}
     for condition in after.get("conditions") or ():
@@ -53,7 +53,7 @@ def _find_turned(before: Object, after: Object) -> Iterator[News]:
         if warning and reason in known and not stopped:
             continue  # reported already, when another condition changed for it
         if warning or _is_good_news(type, status, reason, was):
-            yield News(reason, str(condition.get("message", "")), warning)
+            yield Event(reason, str(condition.get("message", "")), warning)
 
 
 def _is_warning(type: str, status: str, reason: str) -> bool:
@@ -72,8 +72,8 @@ def _is_good_news(type: str, status: str, reason: str, was: tuple[str, str] | No
     return was[0] == "True" or reason not in (Reason.PODS_STARTING, Reason.NO_READY_ENDPOINTS)
 
 
-def restored(kind: str, name: str, deleted: bool) -> News:
+def restored(kind: str, name: str, deleted: bool) -> Event:
     """The Event for a child that was changed by hand and is restored."""
     done = "deleted and is back" if deleted else "edited and is restored"
     field = _FIELDS.get(kind, "the spec")
-    return News("Restored", f"{kind} {name} was {done}; change {field} of the InferenceService instead")
+    return Event("Restored", f"{kind} {name} was {done}; change {field} of the InferenceService instead")

@@ -20,7 +20,7 @@ from conveyor_operator.inferenceservice.starts import PodStarts
 from conveyor_operator.inferenceservice.status import build_invalid_status
 from conveyor_operator.kinds import Key, Kind
 from conveyor_operator.loop.child import ChildId
-from conveyor_operator.loop.events import News
+from conveyor_operator.loop.events import Event
 from conveyor_operator.loop.owner import Object
 from conveyor_operator.loop.store import Store
 from conveyor_operator.metrics_api.answer import MetricsApi
@@ -65,8 +65,8 @@ class InferenceServices:
     def build_invalid_status(self, body: Object, message: str, now: datetime) -> Object:
         return build_invalid_status(message, int(body["metadata"]["generation"]), body.get("status") or {}, now)
 
-    def find_news(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> list[News]:
-        return events.find_news(before, after)
+    def find_events(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Event]:
+        return events.find_events(before, after)
 
-    def restored(self, child: ChildId, deleted: bool) -> News:
+    def restored(self, child: ChildId, deleted: bool) -> Event:
         return events.restored(*child, deleted)

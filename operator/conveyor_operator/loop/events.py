@@ -19,7 +19,7 @@ _INSTANCE = socket.gethostname()[:128]
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class Event:
     """One thing that happened, as a person reads it."""
 
     reason: str
@@ -27,10 +27,10 @@ class News:
     warning: bool = False
 
 
-def build_event(body: Mapping[str, Any], news: News, now: datetime) -> dict[str, Any]:
+def build_event(body: Mapping[str, Any], event: Event, now: datetime) -> dict[str, Any]:
     """An Event in the namespace of the resource `body`."""
     metadata, moment = body["metadata"], now.astimezone(UTC)
-    message = news.message
+    message = event.message
     seconds = moment.strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
         "apiVersion": "v1",
@@ -44,8 +44,8 @@ def build_event(body: Mapping[str, Any], news: News, now: datetime) -> dict[str,
             "name": metadata["name"],
             "uid": metadata["uid"],
         },
-        "type": "Warning" if news.warning else "Normal",
-        "reason": news.reason[:128],
+        "type": "Warning" if event.warning else "Normal",
+        "reason": event.reason[:128],
         "action": "Reconcile",
         "message": message if len(message) <= _MESSAGE_CHARACTERS else message[: _MESSAGE_CHARACTERS - 3] + "...",
         "eventTime": moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),

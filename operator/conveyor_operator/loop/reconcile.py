@@ -137,7 +137,7 @@ class Reconciler:
 
     async def _write_status(self, resource: Resource, body: Object, status: Object) -> None:
         if await self._reporter.write(resource.kind, body, status):
-            await self._reporter.record_events(body, resource.find_news(body.get("status") or {}, status))
+            await self._reporter.record_events(body, resource.find_events(body.get("status") or {}, status))
 
     def _recall(self, key: Key, body: Object) -> Memory:
         uid = str(body["metadata"]["uid"])

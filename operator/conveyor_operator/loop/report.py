@@ -14,7 +14,7 @@ from conveyor_operator.cluster import Cluster
 from conveyor_operator.errors import Refused
 from conveyor_operator.kinds import EVENT, Kind
 from conveyor_operator.loop.child import ChildId
-from conveyor_operator.loop.events import News, build_event
+from conveyor_operator.loop.events import Event, build_event
 from conveyor_operator.loop.owner import Object
 from conveyor_operator.loop.steps import Memory
 
@@ -41,18 +41,18 @@ class Reporter:
             raise
         return True
 
-    async def record_restored(self, body: Object, memory: Memory, child: ChildId, news: News) -> None:
+    async def record_restored(self, body: Object, memory: Memory, child: ChildId, event: Event) -> None:
         """Records that a hand edit of a child was undone; once, however often it is edited within a while."""
         now = time.monotonic()
         if now - memory.told_restored.get(child, -_QUIET_SECONDS) >= _QUIET_SECONDS:
             memory.told_restored[child] = now
-            await self.record_events(body, [news])
+            await self.record_events(body, [event])
 
-    async def record_events(self, body: Object, found: Iterable[News]) -> None:
+    async def record_events(self, body: Object, found: Iterable[Event]) -> None:
         """An Event for each thing that happened."""
-        for news in found:
+        for event in found:
             try:
-                await self._cluster.create(EVENT, build_event(body, news, datetime.now(UTC)))
+                await self._cluster.create(EVENT, build_event(body, event, datetime.now(UTC)))
             except Refused as error:
                 key = f"{body['metadata']['namespace']}/{body['metadata']['name']}"
                 logger.warning("event=event_refused key=%s error=%s", key, error.message)

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from conveyor_operator.kinds import Key, Kind
 from conveyor_operator.loop.child import Child, ChildId
-from conveyor_operator.loop.events import News
+from conveyor_operator.loop.events import Event
 from conveyor_operator.loop.owner import Object
 from conveyor_operator.loop.steps import Memory, Step
 from conveyor_operator.loop.store import Store
@@ -65,11 +65,11 @@ class Resource(Protocol):
 
     def build_invalid_status(self, body: Object, message: str, now: datetime) -> Object: ...
 
-    def find_news(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> Sequence[News]:
+    def find_events(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> Sequence[Event]:
         """What to tell, from one status to the next."""
         ...
 
-    def restored(self, child: ChildId, deleted: bool) -> News:
+    def restored(self, child: ChildId, deleted: bool) -> Event:
         """The Event after a hand edit of a child was undone."""
         ...
 

@@ -4,7 +4,7 @@ Percentages are rounded up on the way up, so that one replica can become two, an
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from conveyor_api.autoscaling import ScalingPolicy, ScalingRules
@@ -19,22 +19,26 @@ class Change(NamedTuple):
 
 def limit_up(rules: ScalingRules, now: float, replicas: int, ups: Iterable[Change], downs: Iterable[Change]) -> int:
     """The most replicas that the policies allow now; fewer than `replicas` where a period has had its share."""
-    if rules.select_policy == "Disabled":
-        return replicas
-    choose = min if rules.select_policy == "Min" else max
-    return choose(
-        _raise(policy, _at_period_start(policy, now, replicas, ups, downs)) for policy in rules.policies or ()
-    )
+    return (min if rules.select_policy == "Min" else max)(_allowed(_raise, rules, now, replicas, ups, downs))
 
 
 def limit_down(rules: ScalingRules, now: float, replicas: int, ups: Iterable[Change], downs: Iterable[Change]) -> int:
     """The fewest replicas that the policies allow now."""
+    return (max if rules.select_policy == "Min" else min)(_allowed(_lower, rules, now, replicas, ups, downs))
+
+
+def _allowed(
+    change: Callable[[ScalingPolicy, int], int],
+    rules: ScalingRules,
+    now: float,
+    replicas: int,
+    ups: Iterable[Change],
+    downs: Iterable[Change],
+) -> list[int]:
+    """What each policy allows by itself."""
     if rules.select_policy == "Disabled":
-        return replicas
-    choose = max if rules.select_policy == "Min" else min
-    return choose(
-        _lower(policy, _at_period_start(policy, now, replicas, ups, downs)) for policy in rules.policies or ()
-    )
+        return [replicas]
+    return [change(policy, _at_period_start(policy, now, replicas, ups, downs)) for policy in rules.policies or ()]
 
 
 def _raise(policy: ScalingPolicy, start: int) -> int:

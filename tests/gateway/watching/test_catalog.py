@@ -1,9 +1,11 @@
 """What the gateway makes of InferenceServices and EndpointSlices."""
 
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
 import pytest
+from tests.api.builders import build_body, build_full_body
 from tests.gateway.cluster import make_endpoint, make_service, make_slice
 
 from conveyor_api.names import ENGINE_PORT_NAME
@@ -27,6 +29,17 @@ class Changes:
 def replace(table: ServiceTable | SliceTable, bodies: list[dict[str, Any]], namespace: str) -> None:
     """As `watch` does with a list."""
     table.keep_only({table.put(body) for body in bodies}, namespace)
+
+
+def test_nothing_that_is_read_of_a_service_is_left_out_where_it_is_decoded() -> None:
+    """Both name the members: one that is renamed in the resource and not in its shape would read as not given."""
+    full, bare = build_full_body(), build_body()
+    full["metadata"] |= {"namespace": "default", "creationTimestamp": CREATED}
+    bare["metadata"] |= {"namespace": "other"}
+    read = asdict(parse_service(full))
+    assert asdict(parse_service(decode_item(msgspec.Raw(msgspec.json.encode(full)), ServiceBody))) == read
+    same = read.items() & asdict(parse_service(bare)).items()
+    assert not same, "the full resource says something of everything that is read"
 
 
 def test_a_service_carries_what_the_queue_needs() -> None:

@@ -5,8 +5,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conveyor_operator.inferenceservice.events import find_news, restored
-from conveyor_operator.loop.events import News
+from conveyor_operator.inferenceservice.events import find_events, restored
+from conveyor_operator.loop.events import Event
 
 
 def status(desired: int | None = None, **conditions: tuple[str, str]) -> dict[str, Any]:
@@ -20,22 +20,22 @@ def status(desired: int | None = None, **conditions: tuple[str, str]) -> dict[st
 
 
 def told(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    return [news.reason for news in find_news(before, after)]
+    return [event.reason for event in find_events(before, after)]
 
 
 def test_a_condition_that_stays_is_no_news() -> None:
     same = status(Ready=("False", "OOMKilled"), Progressing=("True", "RollingOut"))
-    assert find_news(same, same) == []
+    assert find_events(same, same) == []
 
 
 def test_a_condition_that_turns_is_news() -> None:
-    found = find_news(status(Ready=("False", "ModelLoading")), status(Ready=("True", "Ready")))
-    assert found == [News("Ready", "about Ready")]
+    found = find_events(status(Ready=("False", "ModelLoading")), status(Ready=("True", "Ready")))
+    assert found == [Event("Ready", "about Ready")]
 
 
 def test_another_reason_is_news_and_a_failure_is_a_warning() -> None:
-    found = find_news(status(Ready=("False", "ModelLoading")), status(Ready=("False", "OOMKilled")))
-    assert found == [News("OOMKilled", "about OOMKilled", warning=True)]
+    found = find_events(status(Ready=("False", "ModelLoading")), status(Ready=("False", "OOMKilled")))
+    assert found == [Event("OOMKilled", "about OOMKilled", warning=True)]
 
 
 def test_one_cause_is_told_once_though_all_conditions_turn_for_it() -> None:
@@ -51,13 +51,13 @@ def test_one_cause_is_told_once_though_another_condition_turns_for_it_later() ->
 
 def test_a_part_that_fails_is_a_warning_and_so_is_the_rest_that_fails_later() -> None:
     partly, wholly = status(Ready=("True", "OOMKilled")), status(Ready=("False", "OOMKilled"))
-    assert find_news(status(Ready=("True", "Ready")), partly) == [News("OOMKilled", "about OOMKilled", warning=True)]
+    assert find_events(status(Ready=("True", "Ready")), partly) == [Event("OOMKilled", "about OOMKilled", warning=True)]
     assert told(partly, wholly) == ["OOMKilled"]
     assert told(wholly, status(Ready=("True", "Ready"))) == ["Ready"]
 
 
 def test_being_on_the_way_is_no_warning() -> None:
-    (found,) = find_news(status(Ready=("True", "Ready")), status(Ready=("False", "RollingOut")))
+    (found,) = find_events(status(Ready=("True", "Ready")), status(Ready=("False", "RollingOut")))
     assert not found.warning
 
 
@@ -76,20 +76,22 @@ def test_the_first_status_of_a_new_service_is_silent_about_what_is_still_to_come
     first = status(
         Ready=("False", "PodsStarting"), ModelAvailable=("Unknown", "ModelDownloading"), ScalingReady=("True", "Fixed")
     )
-    assert find_news({}, first) == []
+    assert find_events({}, first) == []
 
 
 def test_the_first_status_speaks_of_what_somebody_must_do() -> None:
-    assert find_news({}, status(Ready=("False", "ChildRefused")))[0].warning
+    assert find_events({}, status(Ready=("False", "ChildRefused")))[0].warning
 
 
 def test_each_decision_of_the_autoscaler_is_told_with_its_arithmetic() -> None:
-    up, down = find_news(status(1), status(3)), find_news(status(3), status(1))
-    assert (up, down) == ([News("Scaled", "scaled to 3")], [News("Scaled", "scaled to 1")])
-    assert find_news(status(0), status(3)) == find_news(status(), status(3)) == up, "the first decision it ever took"
-    assert find_news(status(3), status()) == []
+    up, down = find_events(status(1), status(3)), find_events(status(3), status(1))
+    assert (up, down) == ([Event("Scaled", "scaled to 3")], [Event("Scaled", "scaled to 1")])
+    assert find_events(status(0), status(3)) == find_events(status(), status(3)) == up, (
+        "the first decision it ever took"
+    )
+    assert find_events(status(3), status()) == []
     first_look = {"autoscaling": {"desiredReplicas": 1, "message": "1 replicas: all is quiet"}}
-    assert find_news(status(), first_look) == []
+    assert find_events(status(), first_look) == []
 
 
 def test_an_autoscaler_that_works_again_is_news_and_one_that_begins_to_work_is_none() -> None:

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 
-from conveyor_operator.loop.events import News, build_event
+from conveyor_operator.loop.events import Event, build_event
 
 BODY = {
     "apiVersion": "tests.conveyor.dev/v1",
@@ -13,7 +13,7 @@ NOW = datetime(2026, 11, 21, 8, 0, 0, 123456, tzinfo=UTC)
 
 
 def test_an_event_speaks_of_the_resource_and_fits_the_api() -> None:
-    event = build_event(BODY, News("OOMKilled", "x" * 5000, warning=True), NOW)
+    event = build_event(BODY, Event("OOMKilled", "x" * 5000, warning=True), NOW)
     about = event["involvedObject"]
     assert (about["apiVersion"], about["kind"], about["uid"]) == ("tests.conveyor.dev/v1", "Widget", "uid-1")
     assert event["eventTime"] == "2026-11-21T08:00:00.123456Z"
@@ -23,5 +23,5 @@ def test_an_event_speaks_of_the_resource_and_fits_the_api() -> None:
 
 
 def test_events_of_one_moment_have_names_in_their_order() -> None:
-    made = [build_event(BODY, News("Ready", str(number)), NOW)["metadata"]["name"] for number in range(100)]
+    made = [build_event(BODY, Event("Ready", str(number)), NOW)["metadata"]["name"] for number in range(100)]
     assert made == sorted(set(made))

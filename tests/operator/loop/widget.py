@@ -13,7 +13,7 @@ from conveyor_api.errors import InvalidResource, Problem
 from conveyor_operator.kinds import CONFIG_MAP, Key, Kind
 from conveyor_operator.loop.child import Child, ChildId, observe_child
 from conveyor_operator.loop.differences import find_applies, find_obstacles
-from conveyor_operator.loop.events import News
+from conveyor_operator.loop.events import Event
 from conveyor_operator.loop.owner import Object, Owner, build_metadata
 from conveyor_operator.loop.steps import Memory, RequeueAt, Step
 from conveyor_operator.loop.store import Store
@@ -106,8 +106,8 @@ class Widgets:
     def build_invalid_status(self, body: Object, message: str, now: datetime) -> Object:
         return {"says": message}
 
-    def find_news(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> list[News]:
-        return [News("Says", str(after["says"]))] if after["says"] else []
+    def find_events(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Event]:
+        return [Event("Says", str(after["says"]))] if after["says"] else []
 
-    def restored(self, child: ChildId, deleted: bool) -> News:
-        return News("Restored", f"{' '.join(child)} is restored")
+    def restored(self, child: ChildId, deleted: bool) -> Event:
+        return Event("Restored", f"{' '.join(child)} is restored")

@@ -12,7 +12,7 @@ import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -31,6 +31,7 @@ from conveyor_operator.simulate.hpa import Controller
 from e2e.cluster.api import Api, wait_until
 from e2e.cluster.certificates import Authority
 from e2e.cluster.control_plane import ControlPlane
+from e2e.other_adapter import Handler
 
 Json = dict[str, Any]
 Values = tuple[int | None, int | None]
@@ -142,30 +143,17 @@ class ValueServer(ThreadingHTTPServer):
         return self._values[name][1]
 
 
-class _Handler(BaseHTTPRequestHandler):
-    timeout = 5
+class _Handler(Handler):
     server: ValueServer
 
-    def do_GET(self) -> None:
-        found = self._answer(self.path.partition("?")[0].split("/"))
-        body = json.dumps(found or {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 404}).encode()
-        self.send_response(404 if found is None else 200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def _answer(self, parts: list[str]) -> Json | None:
-        match parts:
+    def answer(self, path: str) -> Json | None:
+        match path.split("/"):
             case ["", "apis", _, version]:
                 return build_resource_list(version)
             case ["", "apis", _, version, "namespaces", namespace, _, name, metric]:
                 value = self.server.read(name, metric)
                 return None if value is None else build_metric_values(version, namespace, name, metric, value)
         return None
-
-    def log_message(self, *_: object) -> None:
-        pass
 
 
 @contextmanager

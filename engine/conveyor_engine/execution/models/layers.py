@@ -112,11 +112,13 @@ class DecoderLayer(nn.Module):
         self, hidden_states: torch.Tensor, position_embeddings: Rotation, paged: Paged, **_: Any
     ) -> torch.Tensor:
         """The call and the result of transformers' decoder layers."""
-        attended = self.self_attn.attend(self.before_attention(hidden_states), position_embeddings, paged)
-        if self.after_attention is not None:
-            attended = self.after_attention(attended)
-        hidden_states = hidden_states + attended
+        hidden_states = hidden_states + self._attend(hidden_states, position_embeddings, paged)
         computed: torch.Tensor = self.mlp(self.before_mlp(hidden_states))
         if self.after_mlp is not None:
             computed = self.after_mlp(computed)
         return hidden_states + computed
+
+    def _attend(self, hidden_states: torch.Tensor, rotation: Rotation, paged: Paged) -> torch.Tensor:
+        """What attention adds to the residual, with its norms."""
+        attended: torch.Tensor = self.self_attn.attend(self.before_attention(hidden_states), rotation, paged)
+        return attended if self.after_attention is None else self.after_attention(attended)

@@ -56,9 +56,7 @@ class TritonDecoderLayer(DecoderLayer):
         self, hidden_states: torch.Tensor, position_embeddings: Rotation, paged: Paged, **_: Any
     ) -> torch.Tensor:
         """The call of transformers' layers."""
-        attended = self.self_attn.attend(self.before_attention(hidden_states), position_embeddings, paged)
-        if self.after_attention is not None:
-            attended = self.after_attention(attended)
+        attended = self._attend(hidden_states, position_embeddings, paged)
         norm = self.before_mlp
         assert isinstance(norm, RmsNorm)
         hidden_states, normed = elementwise.add_rms_norm(hidden_states, attended, norm.weight, norm.eps, norm.offset)
