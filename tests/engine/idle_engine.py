@@ -1,7 +1,8 @@
 """`serve` around an engine that computes nothing: for tests of what API process, loop and scheduler do with requests.
 
 Those and the socket between them are the real ones. The executor gives rows that are greedy A's and the others B's, in
-a millisecond a step. It imports no torch: such a server is ready in a quarter of the processor time of a real one.
+a millisecond a step, and with `--task embed` zeros. It imports no torch: such a server is ready in a quarter of the
+processor time of a real one.
 `python -m tests.engine.idle_engine serve ...` is the server, and with `--fd N` the engine process that it starts.
 """
 
@@ -19,10 +20,11 @@ from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.loop import process
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.serving import server
-from conveyor_engine.wire.request import ModelFacts
+from conveyor_engine.wire.request import EmbeddingFacts, ModelFacts
 from conveyor_engine.wire.step import RowSampling, StepPlan, StepResult
 
 STEP_SECONDS = 0.001
+VECTOR_SIZE = 48
 
 
 class IdleExecutor:
@@ -35,12 +37,15 @@ class IdleExecutor:
         self._tokens: dict[int, int] = {}
 
     def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
+        time.sleep(STEP_SECONDS)
+        if self.facts.embedding is not None:
+            vector = bytes(4 * self.facts.embedding.size)
+            return lambda: StepResult(plan.number, [], vectors=[vector for _ in plan.rows])
         for admitted in plan.admitted:
             assert isinstance(admitted.output, RowSampling)
             params = admitted.output.params
             self._tokens[admitted.row] = ord("A" if params.temperature == 0 or params.top_k == 1 else "B")
         sampled = [self._tokens[row] for row, logits in zip(plan.rows, plan.num_logits, strict=True) if logits]
-        time.sleep(STEP_SECONDS)
         return lambda: StepResult(plan.number, [[token] for token in sampled])
 
     def free_memory(self) -> None:
@@ -52,10 +57,11 @@ def load(config: EngineConfig, _: process.Channel) -> EngineCore:
         max_model_len=CONTEXT_TOKENS,
         vocab_size=VOCABULARY,
         eos_token_ids=(),
-        num_kv_blocks=config.num_kv_blocks,
+        num_kv_blocks=0 if config.task == "embed" else config.num_kv_blocks,
         block_size=16,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=8192,
+        embedding=EmbeddingFacts(size=VECTOR_SIZE) if config.task == "embed" else None,
     )
     return EngineCore(config, IdleExecutor(facts))
 

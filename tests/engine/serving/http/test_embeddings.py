@@ -13,13 +13,22 @@ import pytest
 import torch
 from openai import BadRequestError, OpenAI
 from tests.engine.encoders import FILES, SIZE, embed, write_served_encoder
-from tests.engine.processes import EngineServer, wait_until
+from tests.engine.processes import IDLE, EngineServer, wait_until
 from tokenizers import Tokenizer
 
 from conveyor_api.endpoints import ENDPOINTS, Task
 
 CONTEXT_TOKENS = 512
 TEXTS = ["the fox", "naïve café", "", "the quick brown fox jumps over the lazy dog", "the fox"]
+
+
+# Batches of two that wait for ever, and two more places.
+WAITING: dict[str, Any] = {
+    "batching_mode": "static",
+    "max_num_seqs": 2,
+    "batching_window_seconds": 3600,
+    "max_num_queued_requests": 2,
+}
 
 
 class Served:
@@ -45,22 +54,6 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """Dynamic batches of four, with a short window."""
     folder = tmp_path_factory.mktemp(request.param)
     one = Served(request.param, folder, batching_mode="dynamic", max_num_seqs=4, batching_window_seconds=0.05)
-    with one.server as server:
-        server.wait_ready()
-        yield one
-
-
-@pytest.fixture
-def waiting(tmp_path: Path) -> Iterator[Served]:
-    """Batches of two that wait for ever, and two more places."""
-    one = Served(
-        "bert",
-        tmp_path,
-        batching_mode="static",
-        max_num_seqs=2,
-        batching_window_seconds=3600,
-        max_num_queued_requests=2,
-    )
     with one.server as server:
         server.wait_ready()
         yield one
@@ -203,28 +196,31 @@ def test_the_other_pages_are_as_true(served: Served) -> None:
     assert 'num_gpu_blocks="0"' in served.server.get("/metrics").text
 
 
-def test_clients_that_leave_run_out_of_time_or_are_too_many_cost_nothing(waiting: Served) -> None:
-    server = waiting.server
+def test_clients_that_leave_run_out_of_time_or_are_too_many_cost_nothing(chat_model: Path, tmp_path: Path) -> None:
     one = {"input": "the fox"}
-    with pytest.raises(httpx.ReadTimeout):
-        httpx.post(server.url + "/v1/embeddings", json=one, timeout=1.0)
-    server.wait_load(waiting=0, running=0)
-    assert server.metric("vllm:request_success_total", finished_reason="abort") == 1
-    late = server.post("/v1/embeddings", one, **{"X-Request-Timeout-Seconds": "0.5"})
-    assert (late.status_code, late.json()["error"]["code"]) == (504, "deadline_exceeded")
-    server.wait_load(waiting=0, running=0)
-    many = server.post("/v1/embeddings", {"input": ["the fox"] * 5})
-    assert (many.status_code, many.json()["error"]["param"]) == (400, "input")
+    with EngineServer(tmp_path, chat_model, IDLE, task="embed", **WAITING) as server:
+        server.wait_ready()
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(server.url + "/v1/embeddings", json=one, timeout=1.0)
+        server.wait_load(waiting=0, running=0)
+        assert server.metric("vllm:request_success_total", finished_reason="abort") == 1
+        late = server.post("/v1/embeddings", one, **{"X-Request-Timeout-Seconds": "0.5"})
+        assert (late.status_code, late.json()["error"]["code"]) == (504, "deadline_exceeded")
+        server.wait_load(waiting=0, running=0)
+        many = server.post("/v1/embeddings", {"input": ["the fox"] * 5})
+        assert (many.status_code, many.json()["error"]["param"]) == (400, "input")
 
 
-def test_a_drain_answers_those_who_wait_for_their_batch(waiting: Served) -> None:
-    server, answers = waiting.server, []
-    asking = threading.Thread(target=lambda: answers.append(server.post("/v1/embeddings", {"input": "the fox"})))
-    asking.start()
-    server.wait_load(waiting=1)
-    server.terminate()
-    asking.join(60)
-    assert [answer.status_code for answer in answers] == [200]
-    vector = answers[0].json()["data"][0]["embedding"]
-    assert distance(vector, waiting.expect(waiting.token_ids("the fox"))) < 1e-4
-    assert server.wait_exit() == 0
+def test_a_drain_answers_those_who_wait_for_their_batch(tmp_path: Path) -> None:
+    waiting, answers = Served("bert", tmp_path, **WAITING), []
+    with waiting.server as server:
+        server.wait_ready()
+        asking = threading.Thread(target=lambda: answers.append(server.post("/v1/embeddings", {"input": "the fox"})))
+        asking.start()
+        server.wait_load(waiting=1)
+        server.terminate()
+        asking.join(60)
+        assert [answer.status_code for answer in answers] == [200]
+        vector = answers[0].json()["data"][0]["embedding"]
+        assert distance(vector, waiting.expect(waiting.token_ids("the fox"))) < 1e-4
+        assert server.wait_exit() == 0
