@@ -7,24 +7,28 @@ docs/openai-api.md has a row for each. In a command `{env}` is the client's envi
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from e2e.clients import reports
 
 PROGRAMS = Path(__file__).parent / "programs"
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
+Task = Literal["generate", "embed"]
+
 
 @dataclass(frozen=True, slots=True)
 class Client:
     """One row of the matrix."""
 
-    name: str
+    name: str  # the client's; behind a comma what is done with it
     packages: tuple[str, ...]  # of npm, if the first begins with `npm:`, else of Python; the first is the client itself
     command: tuple[str, ...]
     ran: str  # for people
     judge: Callable[[str, Path], str] = reports.named_checks  # (its output, `{out}`) -> what passed
     environment: dict[str, str] = field(default_factory=dict)
     folder: Path | None = None  # where it runs; None: in its environment
+    task: Task = "generate"  # of the service that it is tried with
 
     @property
     def version(self) -> str:
@@ -105,5 +109,53 @@ CLIENTS = (
         reports.lm_eval,
         OFFLINE,
         PROGRAMS / "lm_eval_tasks",
+    ),
+    Client(
+        "openai (Python), embeddings",
+        ("openai==3.54.0",),
+        _python("openai_embeddings.py"),
+        "one text, several, token ids, both encodings, eight at once, errors",
+        task="embed",
+    ),
+    Client(
+        "openai (Node), embeddings",
+        ("npm:openai@7.57.0",),
+        ("node", str(PROGRAMS / "openai_embeddings.mjs"), "{url}", "{model}"),
+        "one text, several, both encodings, errors",
+        task="embed",
+    ),
+    Client(
+        "aiperf, embeddings",
+        ("aiperf==0.13.0",),
+        (
+            "{env}/bin/aiperf", "profile", "--model", "{model}", "--url", "{base}", "--endpoint-type", "embeddings",
+            "--concurrency", "4", "--request-count", "20", "--isl", "64", "--tokenizer", "{tokenizer}",
+            "--artifact-dir", "{out}", "--ui", "none",
+        ),
+        "`aiperf profile` with synthetic texts, four at once",
+        reports.aiperf,
+        task="embed",
+    ),
+    Client(
+        "litellm, embeddings",
+        ("litellm==1.106.2",),
+        _python("litellm_embeddings.py"),
+        "`embedding` as `openai/` and `hosted_vllm/`, async, errors",
+        environment={"LITELLM_LOCAL_MODEL_COST_MAP": "True"},
+        task="embed",
+    ),
+    Client(
+        "langchain-openai, embeddings",
+        ("langchain-openai==1.7.3",),
+        _python("langchain_embeddings.py"),
+        "`OpenAIEmbeddings(check_embedding_ctx_length=False)`: a query, documents, async",
+        task="embed",
+    ),
+    Client(
+        "llama-index OpenAILikeEmbedding",
+        ("llama-index-embeddings-openai-like==0.4.0",),
+        _python("llama_index_embeddings.py"),
+        "a query, a text, a batch, async",
+        task="embed",
     ),
 )  # fmt: skip

@@ -53,11 +53,13 @@ def run(client: Client, target: Target) -> str:
 
 
 def install(client: Client) -> Path:
-    """The client's environment, made at its first use and kept."""
+    """The client's environment, made at its first use and kept until another version of the client takes its place."""
     key = hashlib.sha256("\0".join([sys.version, *client.packages]).encode()).hexdigest()[:8]
-    folder = FOLDER / f"{re.sub('[^a-z]+', '-', client.name.lower()).strip('-')}-{key}"
+    name = re.sub("[^a-z]+", "-", client.name.partition(",")[0].lower()).strip("-")
+    folder = FOLDER / f"{name}-{key}"
     if not (folder / _COMPLETE).exists():
-        shutil.rmtree(folder, ignore_errors=True)
+        for old in FOLDER.glob(f"{name}-{'?' * len(key)}"):
+            shutil.rmtree(old, ignore_errors=True)
         folder.mkdir(parents=True)
         if client.packages[0].startswith("npm:"):
             packages = [package.removeprefix("npm:") for package in client.packages]

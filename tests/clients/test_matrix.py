@@ -82,6 +82,18 @@ def test_a_client_sees_its_target_and_nothing_of_us(monkeypatch: pytest.MonkeyPa
     assert (tmp_path / "seen").read_text() == "passed: http://x/a/b http://x/a/b/v1 m\n"
 
 
+def test_an_environment_is_shared_by_tasks_and_goes_with_its_version(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(runner, "FOLDER", tmp_path)
+    monkeypatch.setattr(runner, "_step", lambda *_: None)
+    first = runner.install(Client("any", ("any==1",), (), "nothing"))
+    other = runner.install(Client("any more", ("any-more==1",), (), "nothing"))
+    assert runner.install(Client("any, embeddings", ("any==1",), (), "nothing")) == first
+    assert runner.install(Client("any", ("any==2",), (), "nothing")) not in (first, other)
+    assert (first.exists(), other.exists()) == (False, True)
+
+
 def test_a_client_that_ends_badly_has_failed_with_its_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(ClientFailed, match="any ended with 3:\npassed: a\nbut then"):
         tried(monkeypatch, tmp_path, "echo passed: a; echo but then >&2; exit 3")

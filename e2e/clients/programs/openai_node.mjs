@@ -1,14 +1,10 @@
-// openai for Node: `node openai_node.mjs URL MODEL` runs the checks and names each that holds.
+// openai for Node.
 import assert from "node:assert/strict";
-import { createRequire } from "node:module";
+import { NotFoundError, client, model, run } from "./checks.mjs";
 
-const [url, model] = process.argv.slice(2);
-// The package is in the environment's folder, which is the working directory.
-const { default: OpenAI, NotFoundError } = createRequire(`${process.cwd()}/`)("openai");
-const client = new OpenAI({ baseURL: url, apiKey: "none", maxRetries: 0 });
 const messages = [{ role: "user", content: "How do I use the with statement?" }];
 
-const checks = {
+await run({
   async models() {
     const ids = [];
     for await (const found of client.models.list()) ids.push(found.id);
@@ -42,9 +38,4 @@ const checks = {
     const call = client.chat.completions.create({ model: "no-such", messages });
     await assert.rejects(call, (error) => error instanceof NotFoundError && error.param === "model");
   },
-};
-
-for (const [name, check] of Object.entries(checks)) {
-  await check();
-  console.log(`passed: ${name}`);
-}
+});
