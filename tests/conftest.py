@@ -11,6 +11,7 @@ from uuid import uuid4
 
 import pytest
 import yaml
+from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling
 
 if shutil.which("nvidia-smi") is None:
@@ -56,6 +57,11 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
     """Files that need the control plane come last: idle beside the others it would cost two seconds a minute."""
     needing = {item.path for item in items if "control_plane" in item.fixturenames}
     items.sort(key=lambda item: item.path in needing)
+
+
+# An example takes as long as the machine lets it.
+settings.register_profile("any-machine", settings(), deadline=None)
+settings.load_profile("any-machine")
 
 
 @pytest.fixture(scope="session")

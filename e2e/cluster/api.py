@@ -101,7 +101,7 @@ class Api:
     def _connection(self) -> _Connection:
         """The thread's own: a handshake costs more than most calls."""
         if not hasattr(self._kept, "connection"):
-            self._kept.connection = _Connection(self._address, timeout=30, context=self._tls)
+            self._kept.connection = _Connection(self._address, timeout=120, context=self._tls)
         connection: _Connection = self._kept.connection
         return connection
 

@@ -130,6 +130,6 @@ async def read_state(gateway: GatewayProcess) -> str:
 
 async def eventually(expected: object, read: Callable[[], Awaitable[object]]) -> None:
     """Requests and signals arrive a moment after they were sent."""
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(120):
         while await read() != expected:  # noqa: ASYNC110  another process has no event to wait for
             await asyncio.sleep(0.05)

@@ -44,7 +44,7 @@ async def service(engine: EngineServer, gateways: list[GatewayProcess], crd: Api
     port = int(engine.url.rpartition(":")[2])
     await asyncio.to_thread(cluster.apply_engine, "tiny", own_address(), port)
     labels = {"namespace": namespace, "inference_service": "tiny"}
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         for gateway in gateways:
             while not await asyncio.to_thread(gateway.metric, "conveyor_gateway_engines", **labels):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)

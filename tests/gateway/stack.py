@@ -63,7 +63,7 @@ class Stack:
 
     async def wait(self, holds: Callable[[], bool]) -> None:
         """Looks again and again, outside the event loop: the engines of the test run on it."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while not await asyncio.to_thread(holds):
             assert time.monotonic() < deadline, f"still {self.gateway.admin('/demand')}"
             await asyncio.sleep(0.01)

@@ -28,7 +28,7 @@ class Kept:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while not holds():
         assert time.monotonic() < deadline
         await asyncio.sleep(0.01)

@@ -54,7 +54,7 @@ class Port:
 
 
 async def until(holds: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while not holds():  # noqa: ASYNC110  many conditions, none with an event
             await asyncio.sleep(0.001)
 

@@ -127,7 +127,7 @@ def running_server(plane: ControlPlane, folder: Path) -> Iterator[tuple[subproce
         yield process, port, admin_port
     finally:
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=20) == 0, (folder / "server.log").read_text()
+        assert process.wait(timeout=120) == 0, (folder / "server.log").read_text()
 
 
 def register(api: Api, port: int, authority: Authority) -> None:

@@ -29,7 +29,7 @@ def build_demand(in_flight: int, queue_depth: int = 0) -> Json:
 
 def eventually(expected: object, read: Callable[[], object]) -> None:
     """The server under test learns of gateways by a watch, a moment after they are there."""
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 120
     while (seen := read()) != expected:
         assert time.monotonic() < deadline, f"{seen!r} is still not {expected!r}"
         time.sleep(0.05)
@@ -192,7 +192,7 @@ def ask(aggregated: Aggregated, path: str, pair: KeyPair | None, **headers: str)
     request = urllib.request.Request(url, headers=headers)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
     try:
-        with opener.open(request, timeout=10) as response:
+        with opener.open(request, timeout=60) as response:
             return response.status, json.loads(response.read())
     except urllib.error.HTTPError as error:
         with error:

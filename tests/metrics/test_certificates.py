@@ -48,7 +48,7 @@ class Server:
     async def changed(self) -> None:
         """Returns when the next change is in use."""
         self._change.clear()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             await self._change.wait()
 
     @property

@@ -55,7 +55,7 @@ def test_what_is_no_http_is_answered_with_a_status_and_the_connection_closed(
     context.check_hostname = False  # its name is that of the Service
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     with (
-        socket.create_connection(("127.0.0.1", aggregated.port), timeout=10) as plain,
+        socket.create_connection(("127.0.0.1", aggregated.port), timeout=60) as plain,
         context.wrap_socket(plain) as connection,
     ):
         connection.sendall(sent)
@@ -66,7 +66,7 @@ def test_what_is_no_http_is_answered_with_a_status_and_the_connection_closed(
 
 @pytest.mark.parametrize("sent", [HEADERS + b"\r\n", b"\x16\x03\x01\xff\xff" + b"\0" * 100, b"\0"])
 def test_what_is_no_tls_is_hung_up_on_and_harms_nobody(aggregated: Aggregated, sent: bytes) -> None:
-    with socket.create_connection(("127.0.0.1", aggregated.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", aggregated.port), timeout=60) as connection:
         connection.sendall(sent)
         connection.shutdown(socket.SHUT_WR)
         assert not read_to_the_end(connection).startswith(b"HTTP")
@@ -132,7 +132,7 @@ async def test_stopping_in_the_middle_of_a_change_of_certificates_answers_what_w
 
     opened = Listener("127.0.0.1", 0, build_app)
     serving = asyncio.create_task(opened.serve(servings()))
-    async with aiohttp.ClientSession() as http, asyncio.timeout(30):
+    async with aiohttp.ClientSession() as http, asyncio.timeout(120):
         while opened.port is None:  # noqa: ASYNC110  it has no event for it
             await asyncio.sleep(0.01)
         asking = asyncio.create_task(ask())
@@ -160,7 +160,7 @@ async def test_a_connection_that_begins_no_handshake_is_closed_in_time(
 
     opened = Listener("127.0.0.1", 0, lambda _: web.Application())
     serving = asyncio.create_task(opened.serve(servings()))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while opened.port is None:  # noqa: ASYNC110  it has no event for it
             await asyncio.sleep(0.01)
         reader, writer = await asyncio.open_connection("127.0.0.1", opened.port)

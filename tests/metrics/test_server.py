@@ -24,7 +24,7 @@ def read_health(port: int, path: str) -> tuple[int, str]:
     """Status and text; (0, "") while nothing listens."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(f"http://127.0.0.1:{port}{path}", timeout=5) as response:
+        with opener.open(f"http://127.0.0.1:{port}{path}", timeout=60) as response:
             return response.status, response.read().decode()
     except urllib.error.HTTPError as error:
         with error:

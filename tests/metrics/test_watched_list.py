@@ -28,7 +28,7 @@ class Seen:
         self._changed.set()
 
     async def wait_for(self, *names: str) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while self.names != sorted(names):
                 self._changed.clear()
                 await self._changed.wait()
@@ -83,7 +83,7 @@ async def test_a_refusal_is_logged_with_what_to_do_and_tried_again(
     user = f"reader-of-{namespace}"
     create(api, namespace, "first", watched="")
     seen = await watching(control_plane.issue_kubeconfig(user, user), namespace)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while "grant it with the chart's roles" not in caplog.text:  # noqa: ASYNC110  a log has no event
             await asyncio.sleep(0.05)
     assert seen.names is None

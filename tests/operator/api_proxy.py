@@ -114,7 +114,7 @@ class ApiProxy:
     def writes(self) -> list[Call]:
         return [call for call in self.calls if call.is_write]
 
-    def wait_quiet(self, seconds: float = 0.5, timeout: float = 30.0) -> None:
+    def wait_quiet(self, seconds: float = 0.5, timeout: float = 120) -> None:
         """Until no call but watches was made for that long."""
         deadline = time.monotonic() + timeout
         seen, since = -1, time.monotonic()

@@ -101,7 +101,7 @@ class Space:
         status = self.need("InferenceService", name).get("status") or {}
         return next((c for c in status.get("conditions") or () if c["type"] == type), {})
 
-    def wait_condition(self, name: str, type: str, status: str, reason: str, timeout: float = 30) -> Json:
+    def wait_condition(self, name: str, type: str, status: str, reason: str, timeout: float = 120) -> Json:
         def found() -> Json | None:
             condition = self.condition(name, type)
             return condition if (condition.get("status"), condition.get("reason")) == (status, reason) else None
@@ -117,7 +117,7 @@ class Space:
         selector = f"{names.INFERENCE_SERVICE_LABEL}=qwen"
         return {o["metadata"]["name"] for o in self.list("ConfigMap", selector)}
 
-    def wait_children(self, name: str, timeout: float = 30) -> set[tuple[str, str]]:
+    def wait_children(self, name: str, timeout: float = 120) -> set[tuple[str, str]]:
         """Until Deployment and PodDisruptionBudget, which is applied after it, are there."""
         wanted = {("Deployment", f"{name}-engine"), ("PodDisruptionBudget", f"{name}-engine")}
         wait_until(f"children of {name}", lambda: wanted <= self.children(name), timeout)
@@ -227,7 +227,7 @@ def make_service(name: str = "qwen", **spec: Any) -> Json:
 
 
 def wait_until(
-    what: str, probe: Callable[[], T | None], timeout: float = 30, show: Callable[[], Any] = lambda: None
+    what: str, probe: Callable[[], T | None], timeout: float = 120, show: Callable[[], Any] = lambda: None
 ) -> T:
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:

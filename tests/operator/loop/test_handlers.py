@@ -36,7 +36,7 @@ async def reconciled_uids(*events: dict[str, Any]) -> list[str]:
         await mark(**event)
         await asyncio.sleep(0)
     told.set()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while workers._workers:  # noqa: ASYNC110  it has no event for it
             await asyncio.sleep(0.001)
     await workers.stop()

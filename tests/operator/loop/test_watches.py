@@ -112,7 +112,7 @@ async def test_a_beginning_that_kopf_gave_up_is_not_resumed() -> None:
         content = aiohttp.StreamReader(Mock(), 2**16)
         content.feed_data(text)
         lines = watches.read(POD, None, content, from_the_start)
-        async with asyncio.timeout(5), contextlib.aclosing(lines):
+        async with asyncio.timeout(120), contextlib.aclosing(lines):
             return [json.loads(await anext(lines))["type"] for _ in range(count)]
 
     pod = {"metadata": {"name": "a", "namespace": "b", "uid": "1", "labels": {names.INFERENCE_SERVICE_LABEL: "c"}}}
