@@ -100,7 +100,7 @@ REASON_MEANINGS: Final[dict[Reason, str]] = {
     Reason.SCALING_ACTIVE: "The autoscaler reads its metrics and decides.",
     Reason.FIXED_REPLICAS: "No autoscaling: the number of engines is `spec.replicas`.",
     Reason.SCALED_TO_ZERO: "No engine is wanted.",
-    Reason.GPUS_UNUSED: "An engine uses one GPU; the others that `resources.limits` asks for are idle.",
+    Reason.GPUS_UNUSED: "Conveyor's engine uses one GPU; the others that `resources.limits` asks for are idle.",
     Reason.ROLLING_OUT: "Pods are being replaced by ones of the present spec.",
     Reason.MODEL_DOWNLOADING: "The first engine is fetching the model.",
     Reason.MODEL_LOADING: "The first engine is loading the model, or looks for it in the volume.",

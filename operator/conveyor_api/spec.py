@@ -12,7 +12,7 @@ from conveyor_api import names
 from conveyor_api.autoscaling import Autoscaling
 from conveyor_api.base import ApiModel, Rule
 from conveyor_api.batching import Batching, KVCache
-from conveyor_api.engine import Engine
+from conveyor_api.engine import DEFAULT_QUEUED_REQUESTS, Engine, Runtime
 from conveyor_api.model import Model
 from conveyor_api.pod import Pod
 from conveyor_api.quantities import Duration, IntOrPercent, between, is_zero, parse_duration_seconds
@@ -98,10 +98,37 @@ class InferenceServiceSpec(ApiModel):
             lambda spec: spec.replicas is None or spec.autoscaling is None,
             field="replicas",
         ),
+        Rule(
+            "self.runtime != 'VLLM' || has(self.engine.image)",
+            "runtime VLLM needs engine.image: the image of vLLM that was tried with this model, for example "
+            "vllm/vllm-openai:v0.11.0",
+            lambda spec: spec.runtime != "VLLM" or spec.engine.image is not None,
+            field="engine",
+        ),
+        Rule(
+            "self.runtime != 'VLLM' || self.batching.mode == 'Continuous'",
+            "vLLM batches in mode Continuous alone; set batching.mode: Continuous, or runtime: Conveyor",
+            lambda spec: spec.runtime != "VLLM" or spec.batching.mode == "Continuous",
+            field="batching",
+        ),
+        Rule(
+            f"self.runtime != 'VLLM' || self.engine.maxQueuedRequests == {DEFAULT_QUEUED_REQUESTS}",
+            "vLLM has no limit for the requests that wait inside it; remove engine.maxQueuedRequests",
+            lambda spec: spec.runtime != "VLLM" or spec.engine.max_queued_requests == DEFAULT_QUEUED_REQUESTS,
+            field="engine",
+        ),
+        Rule(
+            "self.runtime == 'VLLM' || !has(self.engine.args)",
+            "engine.args are arguments of vLLM; set runtime: VLLM, or remove them",
+            lambda spec: spec.runtime == "VLLM" or not spec.engine.args,
+            field="engine",
+        ),
     )
 
     model: Model
     """Which model is served, where it comes from, and where it is kept."""
+    runtime: Runtime = "Conveyor"
+    """Program that runs the model. VLLM: the one in `engine.image`, with the same queue, autoscaling and rollouts."""
     engine: Engine = Engine()
     """How the model is run."""
     batching: Batching = Batching()

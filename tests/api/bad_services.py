@@ -47,6 +47,10 @@ def _engine(title: str, path: str, sentence: str, /, **engine: Any) -> Bad:
     return _bad(title, f"spec.engine{path}", sentence, engine=engine)
 
 
+def _vllm(title: str, path: str, sentence: str, /, batching: Json | None = None, **engine: Any) -> Bad:
+    return _bad(title, path, sentence, runtime="VLLM", engine={"image": "vllm:1", **engine}, batching=batching)
+
+
 def _pod(title: str, path: str, sentence: str, /, **pod: Any) -> Bad:
     return _bad(title, f"spec.pod{path}", sentence, pod=pod)
 
@@ -162,6 +166,14 @@ BAD_SERVICES: tuple[Bad, ...] = (
     _engine("unknown dtype", ".dtype", "supported values:", dtype="fp16"),
     _engine("one token", ".maxModelLen", "should be greater than or equal to 2", maxModelLen=1),
     _engine("queue of none", ".maxQueuedRequests", "should be greater than or equal to 1", maxQueuedRequests=0),
+    _bad("unknown runtime", "spec.runtime", 'supported values: "Conveyor", "VLLM"', runtime="SGLang"),
+    _bad("vLLM without its image", "spec.engine", "runtime VLLM needs engine.image", runtime="VLLM"),
+    _vllm("vLLM with batches", "spec.batching", "vLLM batches in mode Continuous alone", batching={"mode": "Static"}),
+    _vllm("vLLM with a queue", "spec.engine", "vLLM has no limit for the requests", maxQueuedRequests=3),
+    _vllm("argument of a field", "spec.engine.args", "these come from other fields", args=["--max_num_seqs=4"]),
+    _vllm("argument that is a port", "spec.engine.args", "these come from other fields", args=["--port", "1"]),
+    _vllm("empty argument", "spec.engine.args[0]", "should be at least 1 chars long", args=[""]),
+    _engine("arguments without vLLM", "", "engine.args are arguments of vLLM", args=["--enable-lora"]),
     _engine("tokens as text", ".maxModelLen", "must be of type integer", maxModelLen="4096"),
     _env(
         "variable that starts with a digit", "[0].name", "must be the name of an environment variable", {"name": "1A"}

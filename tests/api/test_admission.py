@@ -59,6 +59,7 @@ def test_the_crd_is_structural_and_established(api: Api, crd: Json) -> None:
         build_body(autoscaling={"minReplicas": 4, "maxReplicas": 4}),
         build_body(replicas=0),
         build_body(queue={"timeout": "1h"}, requestTimeout="24h", drain={"timeout": "0s"}),
+        build_body(runtime="VLLM", engine={"image": "vllm/vllm-openai:v1", "args": ["--enable-lora", "--seed=1"]}),
         build_full_body(),
     ],
     ids=lambda body: f"{body['metadata']['name'][:8]} {', '.join(body['spec'])}",
@@ -72,6 +73,7 @@ def test_the_defaults_stand_in_the_answer(services: Services) -> None:
     answer = services.create(build_body(autoscaling={"maxReplicas": 4}))
     assert answer["spec"] == {
         "model": {"uri": "hf://Qwen/Qwen3-0.6B", "cache": {"strategy": "EmptyDir"}},
+        "runtime": "Conveyor",
         "engine": {"device": "CUDA", "dtype": "Auto", "maxQueuedRequests": 256, "samplingDefaults": "Model"},
         "batching": {"mode": "Continuous"},
         "kvCache": {"blockSize": 16},
@@ -285,14 +287,16 @@ def test_json_of_any_depth_is_dropped_where_it_is_not_refused(api: Api, namespac
 
 
 def test_the_documentation_s_parts_of_a_spec_are_taken(services: Services) -> None:
-    parts = re.findall(r"```yaml\n(.*?)```", (REPOSITORY / "docs/models.md").read_text(), re.DOTALL)
+    pages = [(REPOSITORY / "docs" / page).read_text() for page in ("models.md", "vllm.md")]
+    parts = re.findall(r"```yaml\n(.*?)```", "".join(pages), re.DOTALL)
     bodies = [build_body(f"part-{number}", **yaml.safe_load(part)) for number, part in enumerate(parts)]
     for body in bodies:
         InferenceService.parse(body)
-    embeds, in_bucket, mirrored = (services.create(body)["spec"] for body in bodies)
+    embeds, in_bucket, mirrored, vllm = (services.create(body)["spec"] for body in bodies)
     assert embeds["engine"]["maxQueuedRequests"] == 2048
     assert in_bucket["model"]["secretRef"] == {"name": "bucket"}
     assert mirrored["pod"]["env"][0]["name"] == "HF_ENDPOINT"
+    assert vllm["runtime"] == "VLLM"
 
 
 def test_the_volume_of_a_cache_on_each_node_is_taken(

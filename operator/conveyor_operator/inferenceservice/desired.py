@@ -79,7 +79,7 @@ def build_desired(
     autoscaler = build_autoscaler(owner, spec, period_seconds)
     follows_starts = spec.autoscaling is not None and not spec.autoscaling.names_scale_up_policies
     effective = EffectiveStatus(
-        image=image,
+        image=spec.engine.image or image,
         max_batch_size=spec.batching.effective_batch_size,
         window=spec.batching.effective_window,
         pod_starts=[f"{seconds}s" for seconds in pod_starts.seconds] or None,

@@ -144,7 +144,7 @@ def observe_deployment(body: Object) -> DeploymentState:
         asked_replicas=int(spec.get("replicas", _DEFAULT_REPLICAS)),
         replicas_managers=_replicas_managers(metadata),
         template_hash=str(annotations.get(TEMPLATE_HASH_ANNOTATION, "")),
-        engine_image=str(spec["template"]["spec"]["containers"][0].get("image", "")),
+        engine_image=_own_image(spec["template"]["spec"]),
         config_hash=str((template.get("annotations") or {}).get(names.CONFIG_HASH_ANNOTATION, "")),
         held_replicas=str(annotations.get(HELD_REPLICAS_ANNOTATION, "")),
         revision=_whole(annotations.get(REVISION_ANNOTATION)),
@@ -154,6 +154,11 @@ def observe_deployment(body: Object) -> DeploymentState:
         available_replicas=int(status.get("availableReplicas", 0)),
         conditions=_conditions(status),
     )
+
+
+def _own_image(pods: Object) -> str:
+    """That of Conveyor's engine: the fetch runs in it, whatever serves the model."""
+    return str(next(iter(pods.get("initContainers") or [{}])).get("image", ""))
 
 
 def observe_autoscaler(body: Object) -> AutoscalerState:

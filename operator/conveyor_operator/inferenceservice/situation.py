@@ -71,7 +71,7 @@ class Situation:
 
     @property
     def gpus_asked(self) -> int:
-        """By each engine, which uses one."""
+        """By each engine; Conveyor's own uses one."""
         limits = self.spec.resources.limits
         return sum(int(amount) for name, amount in limits.items() if name.startswith(names.GPU_VENDOR))
 

@@ -135,6 +135,8 @@ def test_gpus_that_nobody_uses_are_told_by_a_service_that_is_ready() -> None:
     for limits, reason in (({"nvidia.com/gpu": 4}, "GPUsUnused"), ({"nvidia.com/gpu": 1, "cpu": 8}, "Ready")):
         found = judge(make_deployment(1), READY, endpoints=1, resources={"limits": limits})
         assert said(found["Ready"]) == ("True", reason)
+    vllm = {"runtime": "VLLM", "engine": {"image": "vllm:1"}, "resources": {"limits": {"nvidia.com/gpu": 4}}}
+    assert said(judge(make_deployment(1), READY, endpoints=1, **vllm)["Ready"]) == ("True", "Ready")
     wasted = judge(make_deployment(1), READY, endpoints=1, resources={"limits": {"nvidia.com/mig-1g.10gb": "2"}})
     assert wasted["WorkloadReady"].message.endswith("each asks for 2 GPUs and uses one; set resources.limits to 1")
 

@@ -1,7 +1,7 @@
 """The engine's configuration file, and the immutable ConfigMap that carries it. Pure.
 
 The file is the contract with the engine: flat snake_case YAML in which an unknown key is an error. A field that the
-resource leaves open is left out, so that the engine's own default holds.
+resource leaves open is left out, so that the engine's own default holds. Another runtime has a file of its own.
 """
 
 import hashlib
@@ -12,6 +12,7 @@ import yaml
 
 from conveyor_api import names
 from conveyor_api.spec import InferenceServiceSpec
+from conveyor_operator.inferenceservice.manifests.vllm import build_vllm_config
 from conveyor_operator.loop.owner import Object, Owner, build_metadata
 
 _HASH_DIGITS = 8
@@ -47,8 +48,15 @@ class EngineConfig:
 
 def build_engine_config(owner: Owner, spec: InferenceServiceSpec) -> EngineConfig:
     """The engine configuration of this service."""
+    fields = build_vllm_config(owner, spec) if spec.runtime == "VLLM" else _build_conveyor_config(owner, spec)
+    told = {name: value for name, value in fields.items() if value is not None}
+    text = yaml.safe_dump(told, sort_keys=False)
+    return EngineConfig(text, hashlib.sha256(text.encode()).hexdigest()[:_HASH_DIGITS])
+
+
+def _build_conveyor_config(owner: Owner, spec: InferenceServiceSpec) -> dict[str, Any]:
     batching, cache = spec.batching, spec.kv_cache
-    fields: dict[str, Any] = {
+    return {
         "model": spec.model.source.directory,
         "served_model_name": spec.model.name or owner.name,
         "device": spec.engine.device.lower(),
@@ -67,9 +75,6 @@ def build_engine_config(owner: Owner, spec: InferenceServiceSpec) -> EngineConfi
         "drain_timeout_seconds": spec.drain.timeout_seconds,
         "port": names.ENGINE_PORT,
     }
-    told = {name: value for name, value in fields.items() if value is not None}
-    text = yaml.safe_dump(told, sort_keys=False)
-    return EngineConfig(text, hashlib.sha256(text.encode()).hexdigest()[:_HASH_DIGITS])
 
 
 def build_config_map(owner: Owner, config: EngineConfig) -> Object:

@@ -12,7 +12,10 @@ _PROGRESS_DEADLINE_SECONDS = 2 * 60 * 60
 def build_deployment(
     owner: Owner, spec: InferenceServiceSpec, template: Object, image: str, template_hash: str
 ) -> Object:
-    """`template` is one of `build_pod_template`, `template_hash` that of `image.hash_template`. It has no replicas."""
+    """`template` is one of `build_pod_template`, `template_hash` that of `image.hash_template`. It has no replicas.
+
+    `image` is for the containers that name none.
+    """
     metadata = build_metadata(owner, names.engine_name(owner.name))
     metadata["annotations"] = {TEMPLATE_HASH_ANNOTATION: template_hash}
     rollout = {"maxSurge": spec.rollout.max_surge, "maxUnavailable": spec.rollout.max_unavailable}
@@ -33,7 +36,7 @@ def build_deployment(
 def _with_image(template: Object, image: str) -> Object:
     pods = template["spec"]
     imaged = {
-        containers: [{**container, "image": image} for container in pods[containers]]
+        containers: [{**container, "image": container["image"] or image} for container in pods[containers]]
         for containers in ("initContainers", "containers")
     }
     return {**template, "spec": {**pods, **imaged}}

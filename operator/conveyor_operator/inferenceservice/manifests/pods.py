@@ -5,6 +5,7 @@ standard. No label or annotation of ours names a version: an upgrade of the oper
 For the same reason a test holds the rendered template, so that only a deliberate change alters it.
 """
 
+from collections.abc import Mapping
 from math import ceil
 
 from conveyor_api import names
@@ -12,13 +13,14 @@ from conveyor_api.model import VolumeModel
 from conveyor_api.spec import InferenceServiceSpec
 from conveyor_operator.inferenceservice.manifests.config import EngineConfig
 from conveyor_operator.inferenceservice.manifests.model import build_credentials, build_model_mount, build_model_volume
+from conveyor_operator.inferenceservice.manifests.program import ENGINE, PRE_STOP_SECONDS
 from conveyor_operator.inferenceservice.manifests.resources import complete_resources, without_devices
+from conveyor_operator.inferenceservice.manifests.vllm import build_vllm
 from conveyor_operator.loop.owner import Object, Owner
 
 ENGINE_CONTAINER = "engine"
 FETCH_CONTAINER = "fetch"
 
-_PRE_STOP_SECONDS = 5  # time for the gateways to see that the pod leaves, before it refuses requests
 _EXIT_MARGIN_SECONDS = 10
 _STARTUP_PERIOD_SECONDS = 2
 _STARTUP_SECONDS = 30 * 60  # reading a large model from a slow disk, compiling, warming up
@@ -35,11 +37,12 @@ _AS_GIVEN = (
     "imagePullSecrets",
     "resourceClaims",
 )
+_HOME = {"HOME": "/tmp"}  # caches of compilers; their user has no home in most images
 _SCRATCH_MOUNT = {"name": names.SCRATCH_VOLUME, "mountPath": "/tmp"}
 
 
 def build_pod_template(owner: Owner, spec: InferenceServiceSpec, config: EngineConfig, user_id: int) -> Object:
-    """With the image that the spec names; without one the image is empty, and `build_deployment` sets it.
+    """With the images that the spec names; where it names none the image is empty, and `build_deployment` sets it.
 
     `user_id` is that of the processes, their group and that of their files; 0 leaves it to the platform.
     """
@@ -52,9 +55,7 @@ def build_pod_template(owner: Owner, spec: InferenceServiceSpec, config: EngineC
             "serviceAccountName": spec.pod.service_account_name or names.engine_name(owner.name),
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
-            "terminationGracePeriodSeconds": _PRE_STOP_SECONDS
-            + ceil(spec.drain.timeout_seconds)
-            + _EXIT_MARGIN_SECONDS,
+            "terminationGracePeriodSeconds": PRE_STOP_SECONDS + ceil(spec.drain.timeout_seconds) + _EXIT_MARGIN_SECONDS,
             "securityContext": _pod_security(spec, user_id),
             "initContainers": [_fetch_container(spec)],
             "containers": [_engine_container(spec)],
@@ -69,10 +70,10 @@ def _fetch_container(spec: InferenceServiceSpec) -> Object:
     command = ["python", "-m", "conveyor_engine", "fetch", "--uri", spec.model.uri, "--target", target]
     return {
         "name": FETCH_CONTAINER,
-        "image": spec.engine.image or "",
+        "image": "" if spec.runtime == "VLLM" else spec.engine.image or "",  # the fetch is Conveyor's own
         "imagePullPolicy": "IfNotPresent",
         "command": command,
-        "env": _env(spec, build_credentials(spec)),
+        "env": _env(spec, build_credentials(spec), {}),
         "resources": without_devices(complete_resources(spec.resources)),
         "volumeMounts": [build_model_mount(spec), _SCRATCH_MOUNT, *_mounts(spec)],
         **_container_rules(),
@@ -86,12 +87,13 @@ def _engine_container(spec: InferenceServiceSpec) -> Object:
         "mountPath": names.ENGINE_CONFIG_PATH.rpartition("/")[0],
         "readOnly": True,
     }
+    program = build_vllm(spec) if spec.runtime == "VLLM" else ENGINE
     return {
         "name": ENGINE_CONTAINER,
         "image": spec.engine.image or "",
         "imagePullPolicy": "IfNotPresent",
-        "command": ["python", "-m", "conveyor_engine", "serve", "--config", names.ENGINE_CONFIG_PATH],
-        "env": _env(spec, []),
+        "command": list(program.command),
+        "env": _env(spec, [], program.variables),
         "ports": [port],
         "resources": complete_resources(spec.resources) | _claims(spec),
         "volumeMounts": [
@@ -102,11 +104,11 @@ def _engine_container(spec: InferenceServiceSpec) -> Object:
             *_mounts(spec),
         ],
         "startupProbe": _probe(
-            names.READINESS_PATH, _STARTUP_PERIOD_SECONDS, _STARTUP_SECONDS // _STARTUP_PERIOD_SECONDS
+            program.readiness_path, _STARTUP_PERIOD_SECONDS, _STARTUP_SECONDS // _STARTUP_PERIOD_SECONDS
         ),
-        "readinessProbe": _probe(names.READINESS_PATH, period_seconds=5, failures=2),
-        "livenessProbe": _probe(names.LIVENESS_PATH, period_seconds=10, failures=6),
-        "lifecycle": {"preStop": {"sleep": {"seconds": _PRE_STOP_SECONDS}}},
+        "readinessProbe": _probe(program.readiness_path, period_seconds=5, failures=2),
+        "livenessProbe": _probe(program.liveness_path, period_seconds=10, failures=6),
+        "lifecycle": {"preStop": program.pre_stop},
         **_container_rules(),
     }
 
@@ -137,15 +139,16 @@ def _pod_security(spec: InferenceServiceSpec, user_id: int) -> Object:
     return rules | given
 
 
-def _env(spec: InferenceServiceSpec, more: list[Object]) -> list[Object]:
-    """The user's variables, then ours, which win: a name may stand in the list once."""
+def _env(spec: InferenceServiceSpec, more: list[Object], defaults: Mapping[str, str]) -> list[Object]:
+    """The user's variables, then ours, which win, then the defaults: a name may stand in the list once."""
     ours = [{"name": names.TERMINATION_LOG_ENV, "value": names.TERMINATION_LOG_PATH}, *more]
     taken = {variable["name"] for variable in ours}
     theirs = [variable.to_manifest() for variable in spec.pod.env]
     result = [variable for variable in theirs if variable["name"] not in taken] + ours
-    if not any(variable["name"] == "HOME" for variable in result):
-        result.append({"name": "HOME", "value": "/tmp"})  # caches of compilers; their user has no home in most images
-    return result
+    told = {variable["name"] for variable in result}
+    return result + [
+        {"name": name, "value": value} for name, value in {**_HOME, **defaults}.items() if name not in told
+    ]
 
 
 def _probe(path: str, period_seconds: int, failures: int) -> Object:

@@ -1,0 +1,28 @@
+"""What runs in an engine's container: Conveyor's own program; `vllm` has the other one. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from conveyor_api import names
+from conveyor_operator.loop.owner import Object
+
+PRE_STOP_SECONDS = 5  # time for the gateways to see that the pod leaves, before it refuses requests
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """`pre_stop` is a lifecycle handler, `variables` are set where the user has not set them."""
+
+    command: tuple[str, ...]
+    readiness_path: str
+    liveness_path: str
+    pre_stop: Object
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+ENGINE = Program(
+    ("python", "-m", "conveyor_engine", "serve", "--config", names.ENGINE_CONFIG_PATH),
+    names.READINESS_PATH,
+    names.LIVENESS_PATH,
+    {"sleep": {"seconds": PRE_STOP_SECONDS}},
+)

@@ -1,0 +1,66 @@
+"""What is different about pods that run vLLM: its configuration file, command, variables, probes and end. Pure.
+
+vLLM reads the file as if its lines were flags: `model` is its positional argument.
+"""
+
+from typing import Any, Final
+
+from conveyor_api import names
+from conveyor_api.spec import InferenceServiceSpec
+from conveyor_operator.inferenceservice.manifests.program import PRE_STOP_SECONDS, Program
+from conveyor_operator.loop.owner import Owner
+
+# 503 once its engine process has died; before it is ready nobody listens.
+_HEALTH_PATH: Final = "/health"
+
+# The model is there already, and nobody is told what runs here. The user of a pod has no name, and torch asks for one.
+_VARIABLES: Final = {
+    "HF_HUB_OFFLINE": "1",
+    "LOGNAME": "vllm",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+# vLLM cuts its answers off when it is told to end, so it is told when none is left, or when there is no more time.
+_UNTIL_IDLE: Final = """\
+import sys, time, urllib.request
+unseen, drain = map(float, sys.argv[1:])
+time.sleep(unseen)
+end = time.monotonic() + drain
+while time.monotonic() < end:
+    page = urllib.request.urlopen("http://127.0.0.1:{port}/metrics", timeout=5).read().decode()
+    counts = [line.split() for line in page.splitlines() if line.startswith("vllm:num_requests_")]
+    if not any(float(count[-1]) for count in counts):
+        break
+    time.sleep(0.5)
+"""
+
+
+def build_vllm_config(owner: Owner, spec: InferenceServiceSpec) -> dict[str, Any]:
+    """The flags of `vllm serve`; None: its own default."""
+    batching, cache = spec.batching, spec.kv_cache
+    return {
+        "model": spec.model.source.directory,
+        "served-model-name": spec.model.name or owner.name,
+        "port": names.ENGINE_PORT,
+        "dtype": spec.engine.dtype.lower(),
+        "max-model-len": spec.engine.max_model_len,
+        "max-num-seqs": batching.chosen_batch_size,
+        "max-num-batched-tokens": batching.max_batch_tokens,
+        "gpu-memory-utilization": cache.memory_fraction,
+        "num-gpu-blocks-override": cache.block_budget,
+        "block-size": cache.block_size if cache.block_budget is not None else None,
+        "generation-config": "vllm" if spec.engine.sampling_defaults == "OpenAI" else None,
+    }
+
+
+def build_vllm(spec: InferenceServiceSpec) -> Program:
+    """Its last moments: the time in which gateways may still send something, then until no request is left."""
+    script = _UNTIL_IDLE.format(port=names.ENGINE_PORT)
+    seconds = [str(PRE_STOP_SECONDS), str(spec.drain.timeout_seconds)]
+    return Program(
+        ("vllm", "serve", "--config", names.ENGINE_CONFIG_PATH, *spec.engine.args),
+        _HEALTH_PATH,
+        _HEALTH_PATH,
+        {"exec": {"command": ["python3", "-c", script, *seconds]}},
+        _VARIABLES,
+    )
