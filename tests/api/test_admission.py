@@ -287,7 +287,7 @@ def test_json_of_any_depth_is_dropped_where_it_is_not_refused(api: Api, namespac
 
 
 def test_the_documentation_s_parts_of_a_spec_are_taken(services: Services) -> None:
-    pages = [(REPOSITORY / "docs" / page).read_text() for page in ("models.md", "vllm.md")]
+    pages = [(REPOSITORY / page).read_text() for page in ("docs/models.md", "docs/vllm.md")]
     parts = re.findall(r"```yaml\n(.*?)```", "".join(pages), re.DOTALL)
     bodies = [build_body(f"part-{number}", **yaml.safe_load(part)) for number, part in enumerate(parts)]
     for body in bodies:
