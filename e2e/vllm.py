@@ -43,8 +43,8 @@ def install() -> Path:
 
 def spec(**engine: Any) -> dict[str, Any]:
     """The parts of a service that runs it: Conveyor's image for Python and its libraries, and vLLM mounted into it."""
-    path = f"{FOLDER}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-    variables = {"PATH": path, "PYTHONPATH": "", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    path = f"/opt/venv/bin:{FOLDER}/bin:/usr/bin:/bin"  # python is the image's, for the fetch
+    variables = {"PATH": path, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     return {
         "runtime": "VLLM",
         "engine": {"image": IMAGES["engine"].loaded_last, "maxModelLen": 512, "args": ["--enforce-eager"], **engine},
