@@ -17,6 +17,7 @@ from e2e.cluster.progress import announced
 VERSION = "0.32.0"
 FOLDER = CACHE / f"vllm-{VERSION}"
 CLAIM = "vllm"
+_MOUNTED = "/opt/vllm"  # in the pods
 _COMPLETE = FOLDER / ".complete"
 _PYTHON = "/usr/bin/python3"  # Debian's, as in the image
 _TORCH = "2.13.0"
@@ -28,7 +29,7 @@ def install() -> Path:
     if not _COMPLETE.exists():
         shutil.rmtree(FOLDER, ignore_errors=True)
         with announced(f"vLLM {VERSION}: installing it"):
-            _uv("venv", "--quiet", "--python", _PYTHON, FOLDER)
+            _uv("venv", "--quiet", "--relocatable", "--python", _PYTHON, FOLDER)
             overrides = FOLDER / "overrides.txt"
             overrides.write_text(_OTHER_PINS)
             interpreter = FOLDER / "bin" / "python"
@@ -43,7 +44,7 @@ def install() -> Path:
 
 def spec(**engine: Any) -> dict[str, Any]:
     """The parts of a service that runs it: Conveyor's image for Python and its libraries, and vLLM mounted into it."""
-    path = f"/opt/venv/bin:{FOLDER}/bin:/usr/bin:/bin"  # python is the image's, for the fetch
+    path = f"/opt/venv/bin:{_MOUNTED}/bin:/usr/bin:/bin"  # python is the image's, for the fetch
     variables = {"PATH": path, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     return {
         "runtime": "VLLM",
@@ -51,7 +52,7 @@ def spec(**engine: Any) -> dict[str, Any]:
         "pod": {
             "env": [{"name": name, "value": value} for name, value in variables.items()],
             "volumes": [{"name": "vllm", "persistentVolumeClaim": {"claimName": CLAIM, "readOnly": True}}],
-            "volumeMounts": [{"name": "vllm", "mountPath": str(FOLDER), "readOnly": True}],
+            "volumeMounts": [{"name": "vllm", "mountPath": _MOUNTED, "readOnly": True}],
         },
         "resources": {"requests": {"cpu": "100m", "memory": "1Gi"}, "limits": {"nvidia.com/gpu": 1, "memory": "4Gi"}},
     }
