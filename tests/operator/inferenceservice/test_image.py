@@ -56,7 +56,7 @@ def test_an_image_that_was_edited_by_hand_is_not_kept() -> None:
 def test_another_runtime_has_its_own_image_and_keeps_the_fetch_s_over_an_upgrade() -> None:
     vllm: dict[str, Any] = {"runtime": "VLLM", "engine": {"image": "vllm/vllm-openai:v1"}}
     settings = replace(SETTINGS, engine_image=NEW)
-    desired = build_desired(make_resource(**vllm), settings, Observed(deployment=live(**vllm)))
+    desired = build_desired(make_resource(**vllm), settings, Observed(deployment=live(**vllm)), PodStarts())
     (deployment,) = [child for child in desired.children if child["kind"] == "Deployment"]
     pods = deployment["spec"]["template"]["spec"]
     assert (pods["containers"][0]["image"], desired.effective.image) == ("vllm/vllm-openai:v1",) * 2
