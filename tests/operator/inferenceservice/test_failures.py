@@ -132,6 +132,13 @@ def test_a_pod_that_is_on_its_way_has_no_failure(waiting: str) -> None:
     assert find_failure(make_pod("pod", ContainerState("engine", waiting_reason=waiting))) is None
 
 
+def test_of_a_long_log_the_end_is_told() -> None:
+    message = find(ended("Traceback\n" * 200 + "RuntimeError: no room")).message
+    assert message.startswith("container engine ended with exit code 1: ...")
+    assert message.endswith("RuntimeError: no room")
+    assert len(message) < 600
+
+
 def test_a_fetch_that_is_done_is_no_failure() -> None:
     assert find_failure(make_pod("pod", ended(code=0, reason="Completed", name="fetch"))) is None
 
