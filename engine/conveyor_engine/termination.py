@@ -10,7 +10,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from conveyor_engine.errors import one_line
+from conveyor_engine.errors import ModelError, one_line
+from conveyor_engine.model_files import read_object
 from conveyor_process.failure_reasons import FailureReason
 
 # Families whose positions begin behind the padding token's id, of those that this engine runs. The engine itself finds
@@ -34,7 +35,7 @@ def write_facts(model: Path) -> None:
 
 def find_context_length(model: Path) -> int | None:
     """The longest context that the model in this folder was made for, in tokens."""
-    config, limits = _read_object(model / "config.json"), _read_object(model / "sentence_bert_config.json")
+    config, limits = _read(model / "config.json"), _read(model / "sentence_bert_config.json")
     text = config.get("text_config", config)
     if not isinstance(text, dict):
         return None  # the engine says what is wrong with it
@@ -52,13 +53,12 @@ def _first_position(config: dict[str, Any]) -> int:
     return padding + 1 if counts_from_padding and type(padding) is int and padding >= 0 else 0
 
 
-def _read_object(path: Path) -> dict[str, Any]:
-    """Empty if there is none."""
+def _read(path: Path) -> dict[str, Any]:
+    """Empty also if it cannot be read: the engine says so."""
     try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError):
+        return read_object(path)
+    except ModelError:
         return {}
-    return content if isinstance(content, dict) else {}
 
 
 def _write(content: dict[str, Any]) -> None:

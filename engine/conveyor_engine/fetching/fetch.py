@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 from conveyor_engine.errors import ModelError
 from conveyor_engine.fetching.source import POOLING_FILE, RemoteFile, RemoteModel, Source, compute_digest
 from conveyor_engine.fetching.uris import DEFAULT_REVISION, HubUri, parse_uri
+from conveyor_engine.model_files import read_object
 from conveyor_process.failure_reasons import FailureReason
 
 MARKER = ".conveyor-complete.json"
@@ -203,8 +204,8 @@ def choose_files(model: RemoteModel, weights: Iterable[str] | None) -> list[Remo
 
 def _weights_of_index(partial: Path) -> list[str]:
     try:
-        weights = list(json.loads((partial / _INDEX).read_text())["weight_map"].values())
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        weights = list(read_object(partial / _INDEX)["weight_map"].values())
+    except (LookupError, TypeError, AttributeError) as error:
         raise ModelError(f"{_INDEX} cannot be read: {error!r}") from error
     if others := [name for name in weights if not (isinstance(name, str) and name.endswith(".safetensors"))]:
         raise ModelError(f"{_INDEX} names {others[0]!r}, which is no safetensors file")

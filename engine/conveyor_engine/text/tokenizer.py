@@ -5,7 +5,6 @@ Workers render and encode (`serving.preparing`); the API process decodes, which 
 adds stop strings.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 from tokenizers import Tokenizer as _FastTokenizer
 
 from conveyor_engine.errors import ErrorCode, InvalidRequest, ModelError
+from conveyor_engine.model_files import read_object
 from conveyor_engine.text.chat_template import ChatTemplate
 from conveyor_process.failure_reasons import FailureReason
 
@@ -44,7 +44,7 @@ class Tokenizer:
         self._byte_of = _byte_level_alphabet() if '"ByteLevel"' in path.read_text() else None
         self._longest_token = max((len(piece) for piece in self._fast.get_vocab()), default=1)
         try:
-            config = _read_json(directory / "tokenizer_config.json")
+            config = read_object(directory / "tokenizer_config.json")
             source = _chat_template_source(directory, config)
             self._chat_template = ChatTemplate(source, _special_tokens(directory, config)) if source else None
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
@@ -161,7 +161,7 @@ def _chat_template_source(directory: Path, config: Mapping[str, Any]) -> str | N
     path = directory / "chat_template.jinja"
     if path.is_file():
         return path.read_text()
-    source = config.get("chat_template") or _read_json(directory / "chat_template.json").get("chat_template")
+    source = config.get("chat_template") or read_object(directory / "chat_template.json").get("chat_template")
     if isinstance(source, list):
         named = {entry["name"]: entry["template"] for entry in source}
         source = named.get("default")
@@ -170,20 +170,10 @@ def _chat_template_source(directory: Path, config: Mapping[str, Any]) -> str | N
 
 def _special_tokens(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """bos_token, eos_token and so on; either a string or {"content": string}."""
-    both = {**_read_json(directory / "special_tokens_map.json"), **config}
+    both = {**read_object(directory / "special_tokens_map.json"), **config}
     named = {key: value for key, value in both.items() if key.endswith("_token")}
     contents = {key: value.get("content") if isinstance(value, dict) else value for key, value in named.items()}
     return {key: value for key, value in contents.items() if isinstance(value, str)}
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text())
-    except ValueError as error:
-        raise ModelError(f"{path} is not JSON: {error}") from error
-    return content if isinstance(content, dict) else {}
 
 
 def _byte_level_alphabet() -> dict[str, int]:

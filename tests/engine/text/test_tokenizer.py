@@ -1,4 +1,5 @@
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -213,3 +214,10 @@ def sentencepiece_like(folder: Path) -> Tokenizer:
     fast.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), strip])
     fast.save(str(folder / "tokenizer.json"))
     return Tokenizer(folder)
+
+
+def test_a_configuration_that_is_no_object_is_refused(directory: Path, tmp_path: Path) -> None:
+    shutil.copytree(directory, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "tokenizer_config.json").write_text("[]")
+    with pytest.raises(ModelError, match=r"tokenizer_config\.json cannot be read: it is not a JSON object"):
+        Tokenizer(tmp_path)

@@ -5,7 +5,6 @@ to vector, `1_Pooling/config.json` says how hidden states become one. Without th
 that this engine lacks are refused, because the vector would be another one. No torch.
 """
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from tokenizers import Tokenizer
 
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import ModelError
+from conveyor_engine.model_files import read_list, read_object
 from conveyor_engine.wire.request import Task
 
 PoolingMode = Literal["cls", "mean", "last"]
@@ -23,7 +23,6 @@ MODULES_FILE = "modules.json"
 LIMITS_FILE = "sentence_bert_config.json"
 _CAPITALS = ("ABCDEFGHIJKLMNOPQRSTUVWXYZ", "The Quick FOX", "ÄÉÑ ΣΔ ЖЯ")
 _FOLDER = re.compile(r"[\w-]{1,100}", re.ASCII)
-_MAX_BYTES = 16 << 20  # of a file; they have a few KiB, config.json with many labels a few MiB
 # sentence-transformers' newer values and older flags.
 _MODES: dict[str, PoolingMode] = {
     "cls": "cls", "mean": "mean", "lasttoken": "last",
@@ -46,14 +45,13 @@ class Pooling:
 
 
 def find_task(config: EngineConfig) -> Task:
-    """The configured task, else that of the model's files, else generation."""
+    """The configured task, else that of the model's files, else generation. Raises ModelError."""
     if config.task != "auto":
         return Task(config.task)
     directory = Path(config.model)
     if (directory / MODULES_FILE).is_file():
         return Task.EMBED
-    content = _read(directory / "config.json")
-    names = content.get("architectures") if isinstance(content, dict) else None
+    names = read_object(directory / "config.json").get("architectures")
     names = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
     encodes = [name.endswith(_ENCODES) and not name.endswith(_GENERATES) for name in names]
     return Task.EMBED if encodes and all(encodes) else Task.GENERATE
@@ -63,8 +61,8 @@ def read_pooling(directory: Path) -> Pooling:
     """Raises ModelError for steps that this engine does not have."""
     if not (directory / MODULES_FILE).is_file():
         return Pooling()
-    modules = _read(directory / MODULES_FILE)
-    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
+    modules = read_list(directory / MODULES_FILE)
+    if not all(isinstance(module, dict) for module in modules):
         raise ModelError(f"{MODULES_FILE} in {directory} is not a list of modules")
     kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]) or modules[0].get("path"):
@@ -72,8 +70,7 @@ def read_pooling(directory: Path) -> Pooling:
             f"{MODULES_FILE} in {directory} has the steps {', '.join(kinds)}; this engine has Transformer (at the "
             "root), Pooling and Normalize, in this order"
         )
-    limits = _read(directory / LIMITS_FILE)
-    limits = limits if isinstance(limits, dict) else {}
+    limits = read_object(directory / LIMITS_FILE)
     if limits.get("do_lower_case") is True and not _lowers(directory):
         raise ModelError(f"{LIMITS_FILE} in {directory} asks for lower case, which its tokenizer.json does not make")
     longest = limits.get("max_seq_length")
@@ -93,10 +90,9 @@ def _read_mode(directory: Path, folder: object) -> PoolingMode:
             f"{MODULES_FILE} in {directory} has its pooling in {str(folder)[:100]!r}, which is no folder's name"
         )
     path = directory / folder / "config.json"
-    content = _read(path)
-    if not isinstance(content, dict):
-        raise ModelError(f"{path}, which {MODULES_FILE} names, is missing or is not a JSON object")
-    named = _modes(content)
+    if not path.is_file():
+        raise ModelError(f"{path}, which {MODULES_FILE} names, is missing")
+    named = _modes(read_object(path))
     if len(named) != 1 or named[0] not in _MODES:
         raise ModelError(
             f"{path} asks for the pooling {' and '.join(named) or 'of nothing'}; this engine has one of "
@@ -112,15 +108,3 @@ def _modes(content: Mapping[str, Any]) -> list[str]:
     if isinstance(mode, list | tuple):
         return list(map(str, mode))
     return [name for name, value in content.items() if name.startswith("pooling_mode_") and value is True]
-
-
-def _read(path: Path) -> Any:
-    """The file's JSON; None if there is no such file. Raises ModelError."""
-    if not path.is_file():
-        return None
-    try:
-        if (num_bytes := path.stat().st_size) > _MAX_BYTES:
-            raise ValueError(f"it has {num_bytes} bytes, and may have {_MAX_BYTES}")
-        return json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{path} cannot be read: {error}") from error

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from conveyor_engine.errors import ModelError
+from conveyor_engine.model_files import read_object
 from conveyor_engine.serving.preparing.refusals import invalid_request
 from conveyor_engine.serving.preparing.schemas import CompletionRequest
 
@@ -31,7 +31,7 @@ class SamplingDefaults:
 
 def read_sampling_defaults(directory: Path) -> SamplingDefaults:
     """The model's own. Logs those that apply, and each that does not with its reason. Raises ModelError."""
-    content = _read(directory / FILE)
+    content = read_object(directory / FILE)
     values: dict[str, Any] = {}
     for name in _NAMES & content.keys():
         try:
@@ -46,15 +46,3 @@ def read_sampling_defaults(directory: Path) -> SamplingDefaults:
         "event=sampling_defaults temperature=%g top_p=%g top_k=%d", defaults.temperature, defaults.top_p, defaults.top_k
     )
     return defaults
-
-
-def _read(path: Path) -> dict[str, object]:
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read: {error}") from error
-    if not isinstance(content, dict):
-        raise ModelError(f"{path} is not a JSON object")
-    return content
