@@ -74,10 +74,10 @@ def make_model(family: str, **changes: Any) -> PreTrainedModel:
 
 @torch.inference_mode()
 def logits_of(model: PreTrainedModel, paged: Dense | None = None) -> torch.Tensor:
-    tokens = torch.randint(3, 300, (1, 23), generator=torch.Generator().manual_seed(1))
-    positions = torch.arange(23)[None]
+    tokens = torch.randint(3, 300, (1, 23), generator=torch.Generator().manual_seed(1)).to(model.device)
+    positions = torch.arange(23, device=model.device)[None]
     logits: torch.Tensor = model(tokens, position_ids=positions, use_cache=False, paged=paged or Dense()).logits
-    return logits.double()
+    return logits.double().cpu()
 
 
 def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:

@@ -103,7 +103,7 @@ def test_a_product_is_added_to_the_residual(bias: bool) -> None:
 @pytest.mark.usefixtures("triton_runs_here")
 @pytest.mark.parametrize("family", ["Llama", "Qwen3", "Gemma2", "Phi3"])
 def test_a_model_on_these_layers_gives_the_logits_of_transformers(family: str) -> None:
-    model = make_model(family)
+    model = make_model(family).to(DEVICE)
     expected = logits_of(model)
     assert fuse_model(model)["layers"] == 2
     assert all(type(layer) is TritonDecoderLayer for layer in model.model.layers)
@@ -117,7 +117,7 @@ def test_an_engine_on_these_layers_and_caches_gives_the_tokens_of_generate(
 ) -> None:
     ref = reference("qwen3")
     monkeypatch.setattr(model_runner, "select_backend", lambda *_: TritonPaged(num_processors=16))
-    core = ref.make_core(attention_backend="auto")
+    core = ref.make_core(attention_backend="auto", device=DEVICE.type)
     for number in (0, 1):
         add(core, str(number), ref.prompts[number], max_tokens=5)
     outputs = run(core)
