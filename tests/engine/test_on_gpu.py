@@ -6,10 +6,12 @@
 import copy
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.engine import embedding_cores, encoders
 from tests.engine.execution import interpreter  # noqa: F401  before the kernels are imported
 from tests.engine.references import SHARED_PREFIX, Reference, add, answers, run, tokens_of
 from tests.engine.tiny_models import KINDS, OTHER_KINDS, VOCAB_SIZE
@@ -107,6 +109,13 @@ def test_two_engines_share_a_gpu(reference: GetReference, kind: str) -> None:
                 tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
     for tokens in told:
         assert [tokens[str(number)] for number in range(len(ref.prompts))] == ref.answers
+
+
+@pytest.mark.parametrize("kind", encoders.KINDS)
+def test_models_that_embed_give_the_vectors_of_transformers(kind: str, tmp_path: Path) -> None:
+    ref = embedding_cores.Encoder(kind, tmp_path)
+    vectors = embedding_cores.answers(ref.make_core(device=DEVICE, overlap=True), embedding_cores.PROMPTS)
+    assert embedding_cores.distance(vectors, ref.vectors) < 1e-4
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

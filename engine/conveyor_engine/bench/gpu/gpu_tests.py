@@ -4,6 +4,7 @@ The repository's own configuration names plugins of pytest that are not everywhe
 """
 
 import importlib
+import importlib.util
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ _FILES = (
     "test_on_gpu.py",
 )
 _MESSAGE_LENGTH = 600
+_WORKERS_MAX = 8
 
 
 class _Collector:
@@ -65,4 +67,12 @@ def _arguments(names: str | None) -> Sequence[str]:
     files = [str(Path(_FOLDER) / file) for file in _FILES]
     chosen = ["-k", names] if names else []
     plain = ["-c", f"{_FOLDER}/gpu.ini", "--rootdir", ".", "--confcutdir", _FOLDER, "-p", "no:cacheprovider"]
-    return ["-q", "-m", "gpu", *plain, *chosen, *files]
+    return ["-q", "-m", "gpu", *plain, *_workers(), *chosen, *files]
+
+
+def _workers() -> Sequence[str]:
+    """Several at once where pytest-xdist is: most of the time goes into compiling kernels."""
+    if importlib.util.find_spec("xdist") is None or importlib.util.find_spec("execnet") is None:
+        return []
+    number = min(_WORKERS_MAX, len(os.sched_getaffinity(0)))
+    return ["-p", "xdist.plugin", "-n", str(number), "-p", "conveyor_engine.bench.gpu.plain_structs"]

@@ -1,7 +1,7 @@
 """msgspec's structs as dataclasses, for a machine without msgspec. Called by `stage` before the engine is imported.
 
 They are enough for an engine in one process. Whatever encodes messages needs msgspec itself: `msgpack` and `json` are
-missing here. Objects are made more slowly, so a result says it (`about`).
+missing here. Objects are made more slowly, so a result says it (`about`). A plugin of pytest too, for its workers.
 """
 
 import dataclasses
@@ -16,6 +16,11 @@ class Struct:
 
     def __init_subclass__(cls, kw_only: bool = False, frozen: bool = False, **_: Any) -> None:
         dataclasses.dataclass(kw_only=kw_only, unsafe_hash=frozen)(cls)
+
+
+def pytest_configure() -> None:
+    """In each process of pytest, before it imports tests."""
+    install()
 
 
 def install() -> bool:
