@@ -1,7 +1,7 @@
 """What gateways say that they hold, and the sum of it. Pure; used by `source`.
 
 Each request counts once: what waits at a gateway is that gateway's own, and what waits inside an engine is counted per
-engine, however many gateways send to it.
+engine, however many gateways send to it. Where KV caches carry less than a batch, it counts for more than one place.
 """
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt
@@ -10,7 +10,10 @@ from conveyor_metrics.errors import NotFound
 
 
 class ServiceDemand(BaseModel):
-    """Requests held for one InferenceService, and those of them that wait for a place in a batch."""
+    """Requests held for one InferenceService, and those of them that wait for a place in a batch.
+
+    A sum counts both in places of full batches.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -25,6 +28,7 @@ class EngineDemand(BaseModel):
 
     dispatched: NonNegativeInt
     waiting: NonNegativeInt | None
+    carried: PositiveInt | None = None
 
 
 class GatewayDemand(ServiceDemand):
@@ -50,20 +54,38 @@ def sum_demand(service: str, demands: list[Demand]) -> ServiceDemand:
     known = [demand.services[service] for demand in demands if service in demand.services]
     if not known:
         raise NotFound(f"no gateway knows an InferenceService {service}")
+    engines, batch_size = _group_by_engine(known), max(demand.batch_size for demand in known)
+    in_flight = sum(demand.in_flight for demand in known)
+    waiting = sum(demand.queue_depth for demand in known)
+    waiting += sum(_count_waiting_at(reports, batch_size) for reports in engines)
+    carried = [number for reports in engines if (number := _find_carried(reports, batch_size)) is not None]
     return ServiceDemand(
-        in_flight=sum(demand.in_flight for demand in known),
-        queue_depth=sum(demand.queue_depth for demand in known) + _count_waiting_inside(known),
+        in_flight=_count_places(in_flight, carried, batch_size),
+        queue_depth=_count_places(waiting, carried, batch_size),
     )
 
 
-def _count_waiting_inside(demands: list[GatewayDemand]) -> int:
-    """Requests that engines have taken and not begun. What an engine says is the same to every gateway."""
+def _count_places(requests: int, carried: list[int], batch_size: int) -> int:
+    """Places of full batches that so many requests take where engines carry these numbers at once, rounded up.
+
+    Engines that do not say are taken for the mean of those that do: they run one model, and a new one knows nothing.
+    """
+    return -(-requests * batch_size * len(carried) // sum(carried)) if carried else requests
+
+
+def _group_by_engine(demands: list[GatewayDemand]) -> list[list[EngineDemand]]:
+    """What an engine says is the same to every gateway."""
     by_engine: dict[str, list[EngineDemand]] = {}
     for demand in demands:
         for address, engine in demand.engines.items():
             by_engine.setdefault(address, []).append(engine)
-    batch_size = max(demand.batch_size for demand in demands)
-    return sum(_count_waiting_at(engine, batch_size) for engine in by_engine.values())
+    return list(by_engine.values())
+
+
+def _find_carried(reports: list[EngineDemand], batch_size: int) -> int | None:
+    """At most a batch."""
+    said = [report.carried for report in reports if report.carried is not None]
+    return min(max(said), batch_size) if said else None
 
 
 def _count_waiting_at(reports: list[EngineDemand], batch_size: int) -> int:

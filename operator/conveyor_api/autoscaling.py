@@ -68,8 +68,9 @@ class Autoscaling(ApiModel):
     """Fewest replicas; the service begins with them."""
     max_replicas: Annotated[int, Field(ge=1, le=1000)]
     """Most replicas."""
-    target_utilization_percent: Annotated[int, Field(ge=1, le=100)] = 80
-    """Requests in flight that a replica should have, in per cent of its batch size."""
+    target_utilization_percent: Annotated[int, Field(ge=1, le=100)] = 75
+    """Requests in flight that a replica should have, in per cent of its batch size, or of what its KV cache carried at
+    once lately if that is less."""
     queue_depth_per_replica: Annotated[int, Field(ge=1, le=100_000)] | None = None
     """Requests for each replica that may wait beyond the batching window; default: an eighth of the batch size."""
     behavior: Behavior | None = None

@@ -53,10 +53,10 @@ def test_block_budget_and_memory_per_cent_exclude_each_other() -> None:
 @pytest.mark.parametrize(
     ("batching", "autoscaling", "targets"),
     [
-        ({}, {}, (25.6, 4)),
+        ({}, {}, (24, 4)),
         ({"mode": "None"}, {}, (1, 1)),
         ({"maxBatchSize": 4}, {"targetUtilizationPercent": 50}, (2, 1)),
-        ({}, {"queueDepthPerReplica": 7}, (25.6, 7)),
+        ({}, {"queueDepthPerReplica": 7}, (24, 7)),
     ],
 )
 def test_targets_follow_the_batch_size(

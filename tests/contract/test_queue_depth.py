@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
@@ -14,7 +15,6 @@ from tests.gateway.cluster import Cluster, own_address
 from tests.gateway.process import GatewayProcess
 
 from conveyor_kube.watch import WatchState
-from conveyor_metrics.demand import ServiceDemand
 from conveyor_metrics.source import Gateway, GatewaySource
 from e2e.cluster.api import Api
 
@@ -36,9 +36,33 @@ def gateways(crd: Api, kubeconfig: Path) -> Iterator[list[GatewayProcess]]:
         yield [one, two]
 
 
+@pytest.fixture(scope="module")
+def short_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
+    """Has places for four requests, and blocks for two of a thousand tokens."""
+    model = write_chat_model(tmp_path_factory.mktemp("models") / "tiny")
+    folder = tmp_path_factory.mktemp("engine")
+    limits = {"max_num_seqs": 4, "max_model_len": 2048, "num_kv_blocks": 160}
+    with EngineServer(folder, model, host="0.0.0.0", **limits) as started:
+        yield started.wait_ready()
+
+
 @pytest.fixture
 async def service(engine: EngineServer, gateways: list[GatewayProcess], crd: Api, namespace: str) -> AsyncIterator[str]:
-    """The service of that engine, known to both gateways."""
+    async with serving(engine, gateways, crd, namespace) as service:
+        yield service
+
+
+@pytest.fixture
+async def short_service(
+    short_engine: EngineServer, gateways: list[GatewayProcess], crd: Api, namespace: str
+) -> AsyncIterator[str]:
+    async with serving(short_engine, gateways, crd, namespace) as service:
+        yield service
+
+
+@asynccontextmanager
+async def serving(engine: EngineServer, gateways: list[GatewayProcess], crd: Api, namespace: str) -> AsyncIterator[str]:
+    """A service with that engine, known to both gateways."""
     cluster = Cluster(crd, namespace)
     await asyncio.to_thread(cluster.apply_service, "tiny", batching={"maxBatchSize": 4})
     port = int(engine.url.rpartition(":")[2])
@@ -57,9 +81,7 @@ async def test_ten_clients_of_an_engine_that_runs_four_are_a_depth_of_six(
     gateways: list[GatewayProcess], service: str, clients: tuple[int, int], inside: int
 ) -> None:
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-        watch = WatchState("endpointslices", synced=True, heard_at=time.monotonic())
-        source = GatewaySource(session, 5, watch)
-        source.gateways = tuple(Gateway("127.0.0.1", gateway.admin_port, serving=True) for gateway in gateways)
+        source = make_source(session, gateways)
         async with asyncio.TaskGroup() as asking:
             tasks = [
                 asking.create_task(ask(session, gateway, service))
@@ -69,13 +91,45 @@ async def test_ten_clients_of_an_engine_that_runs_four_are_a_depth_of_six(
             async with asyncio.timeout(60):  # the depth is known before the engine has placed all of them
                 while await asyncio.to_thread(told_by_the_engine, gateways, service) != {inside}:  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
-            await eventually(source, service, ServiceDemand(in_flight=10, queue_depth=6))
+            await eventually(source, service, in_flight=10, queue_depth=6)
             for task in tasks[:7]:
                 task.cancel()
-            await eventually(source, service, ServiceDemand(in_flight=3, queue_depth=0))
+            await eventually(source, service, in_flight=3, queue_depth=0)
             for task in tasks[7:]:
                 task.cancel()
-        await eventually(source, service, ServiceDemand(in_flight=0, queue_depth=0))
+        await eventually(source, service, in_flight=0, queue_depth=0)
+
+
+async def test_requests_take_more_places_where_the_cache_carries_half_of_the_batch(
+    gateways: list[GatewayProcess], short_engine: EngineServer, short_service: str
+) -> None:
+    assert short_engine.metric("conveyor_engine_capacity") == 4
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        source = make_source(session, gateways)
+        async with asyncio.TaskGroup() as asking:
+            tasks = [
+                asking.create_task(ask_again(session, gateways[number % 2], short_service, number))
+                for number in range(6)
+            ]
+            await eventually(source, short_service, in_flight=12)
+            assert await asyncio.to_thread(short_engine.metric, "conveyor_engine_capacity") == 2
+            for task in tasks:
+                task.cancel()
+    await asyncio.to_thread(short_engine.wait_load, running=0, waiting=0, carried=2)
+
+
+def make_source(session: aiohttp.ClientSession, gateways: list[GatewayProcess]) -> GatewaySource:
+    source = GatewaySource(session, 5, WatchState("endpointslices", synced=True, heard_at=time.monotonic()))
+    source.gateways = tuple(Gateway("127.0.0.1", gateway.admin_port, serving=True) for gateway in gateways)
+    return source
+
+
+async def ask_again(session: aiohttp.ClientSession, gateway: GatewayProcess, service: str, number: int) -> None:
+    """One client with a prompt of its own, whose blocks nobody shares."""
+    body = {"prompt": [10 + number] * 1000, "max_tokens": 100, "ignore_eos": True}
+    while True:
+        async with session.post(f"{gateway.url}/{service}/v1/completions", json=body) as response:
+            assert response.status == 200, await response.text()
 
 
 def told_by_the_engine(gateways: list[GatewayProcess], service: str) -> set[int | None]:
@@ -89,8 +143,8 @@ async def ask(session: aiohttp.ClientSession, gateway: GatewayProcess, service: 
         raise AssertionError(f"answered too soon: {response.status} {await response.text()}")
 
 
-async def eventually(source: GatewaySource, service: str, expected: ServiceDemand) -> None:
+async def eventually(source: GatewaySource, service: str, **expected: int) -> None:
     deadline = time.monotonic() + 60
-    while (demand := await source.read_demand(service)) != expected:
+    while not expected.items() <= (demand := await source.read_demand(service)).model_dump().items():
         assert time.monotonic() < deadline, f"still {demand}"
         await asyncio.sleep(0.05)

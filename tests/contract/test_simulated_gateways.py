@@ -71,14 +71,16 @@ class Both:
         ]
 
     def demand(self) -> ServiceDemand:
-        """What the metrics server would make of the real queues, where engines say what waits inside them."""
+        """What the metrics server would make of the real queues, where engines say what waits there and is carried."""
         waiting = {address: len(engine.waiting) for engine, address in self.addresses.items()}
+        carried = {address: engine.carries if engine.was_short else None for engine, address in self.addresses.items()}
         demands = [
             {
                 "in_flight": queue.queued + queue.dispatched,
                 "queue_depth": queue.count_waiting_beyond(0),
+                "batch_size": SPEC.batching.effective_batch_size,
                 "engines": {
-                    address: {"dispatched": count, "waiting": waiting[address]}
+                    address: {"dispatched": count, "waiting": waiting[address], "carried": carried[address]}
                     for address, count in queue.count_dispatched_beyond(0).items()
                 },
             }
@@ -96,7 +98,9 @@ async def test_the_same_requests_go_to_the_same_engines_and_are_counted_alike(se
         )[0]
         happen()
         assert [pair for pair in both.places() if pair[0] != pair[1]] == []
-        counted = ServiceDemand(in_flight=both.simulated.in_flight, queue_depth=both.simulated.count_waiting(0, 0))
+        in_flight, depth = both.simulated.count_in_flight(), both.simulated.count_waiting(0, 0)
+        counted = ServiceDemand(in_flight=in_flight, queue_depth=depth)
         assert both.demand() == counted
     assert len(both.addresses) > 2
     assert both.refused
+    assert any(engine.was_short for engine in both.addresses)

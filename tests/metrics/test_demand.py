@@ -8,9 +8,9 @@ from conveyor_metrics.demand import Demand, ServiceDemand, sum_demand
 from conveyor_metrics.errors import NotFound
 
 
-def make_demand(in_flight: int, depth: int, **engines: tuple[int, int | None]) -> Demand:
-    """One gateway's; of each engine what it has dispatched, and what the engine says that waits."""
-    at = {name: {"dispatched": dispatched, "waiting": waiting} for name, (dispatched, waiting) in engines.items()}
+def make_demand(in_flight: int, depth: int, **engines: tuple[int | None, ...]) -> Demand:
+    """One gateway's; of each engine what it has dispatched, and what the engine says: what waits, what it carries."""
+    at = {name: dict(zip(("dispatched", "waiting", "carried"), told, strict=False)) for name, told in engines.items()}
     service: dict[str, Any] = {"in_flight": in_flight, "queue_depth": depth, "batch_size": 4, "engines": at}
     return Demand.model_validate({"services": {"default/qwen": service}})
 
@@ -31,6 +31,24 @@ def make_demand(in_flight: int, depth: int, **engines: tuple[int, int | None]) -
 )
 def test_each_waiting_request_counts_once_wherever_it_waits(demands: list[Demand], depth: int) -> None:
     in_flight = sum(demand.services["default/qwen"].in_flight for demand in demands)
+    assert sum_demand("default/qwen", demands) == ServiceDemand(in_flight=in_flight, queue_depth=depth)
+
+
+@pytest.mark.parametrize(
+    ("demands", "in_flight", "depth"),
+    [
+        ([make_demand(10, 5, a=(5, 1, 2))], 20, 12),  # a batch of 4 of which the cache carries half
+        ([make_demand(5, 2, a=(5, 1, 2)), make_demand(5, 3, a=(5, 1, 2))], 20, 12),
+        ([make_demand(10, 0, a=(5, 0, 1), b=(5, 0, 3))], 20, 0),
+        ([make_demand(10, 0, a=(5, 0, 2), b=(5, 0, None))], 20, 0),  # it was not short, or is new
+        ([make_demand(10, 0, a=(5, 0, 3))], 14, 0),  # rounded up
+        ([make_demand(10, 0, a=(5, 0, 10**12))], 10, 0),  # never more than a batch
+        ([make_demand(10, 10)], 10, 10),
+    ],
+)
+def test_a_request_counts_for_as_many_places_as_it_takes_of_a_full_batch(
+    demands: list[Demand], in_flight: int, depth: int
+) -> None:
     assert sum_demand("default/qwen", demands) == ServiceDemand(in_flight=in_flight, queue_depth=depth)
 
 

@@ -17,13 +17,16 @@ class Counters:
         self._stats = EngineStats()
         self._close_reasons: Counter[str] = Counter()
 
-    def stats(self, *, num_running: int, num_waiting: int, kv_cache_usage: float) -> EngineStats:
+    def stats(
+        self, *, num_running: int, num_waiting: int, kv_cache_usage: float, num_carried: int | None
+    ) -> EngineStats:
         """A snapshot, with these gauges."""
         return msgspec.structs.replace(
             self._stats,
             num_running=num_running,
             num_waiting=num_waiting,
             kv_cache_usage=kv_cache_usage,
+            num_carried=num_carried,
             batch_close_reasons=dict(self._close_reasons),
         )
 

@@ -13,6 +13,7 @@ from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import InvalidRequest, Overloaded
 from conveyor_engine.scheduling.answers import Answers
 from conveyor_engine.scheduling.block_manager import BlockManager
+from conveyor_engine.scheduling.carried import Carried
 from conveyor_engine.scheduling.counters import Counters
 from conveyor_engine.scheduling.policy import NOBODY, Candidates, build_policy
 from conveyor_engine.scheduling.request_state import RequestState
@@ -51,6 +52,7 @@ class Scheduler:
         # A padded tensor shares nothing, and without a cache there is nothing to share.
         self._prefix_caching = config.prefix_caching and not self._policy.pads and facts.num_kv_blocks > 0
         self._counters = Counters()
+        self._carried = Carried(facts.max_num_seqs)
         self._batch = RunningBatch(
             self._policy,
             facts,
@@ -130,8 +132,13 @@ class Scheduler:
         return self._counters.stats(
             num_running=len(self.running),
             num_waiting=len(self.waiting),
-            kv_cache_usage=1 - self.blocks.num_free / self.blocks.num_blocks if self.blocks.num_blocks else 0.0,
+            kv_cache_usage=self._kv_cache_usage,
+            num_carried=self._carried.number,
         )
+
+    @property
+    def _kv_cache_usage(self) -> float:
+        return 1 - self.blocks.num_free / self.blocks.num_blocks if self.blocks.num_blocks else 0.0
 
     def schedule(self, now: float) -> StepPlan | None:
         """The next step, or None if there is nothing to compute. Called again before the result, it plans ahead.
@@ -143,9 +150,10 @@ class Scheduler:
             return None
         self._release_batch()
         step = Step(self._num_planned)
-        preempted = self._batch.plan_step(step, self.waiting)
+        short = preempted = self._batch.plan_step(step, self.waiting)
         if self.waiting and not preempted:
-            self._admit(step, now)
+            short = self._admit(step, now)
+        self._carried.note(now, len(self.running), self._kv_cache_usage, short)
         return self._plan(step) if step.num_tokens else None
 
     def _plan(self, step: Step) -> StepPlan:
@@ -167,8 +175,8 @@ class Scheduler:
                 return NOBODY
         return self._policy.candidates(self.waiting, now, self._draining)
 
-    def _admit(self, step: Step, now: float) -> None:
-        """Lets waiting requests in, in the policy's order, until places, blocks or budget end.
+    def _admit(self, step: Step, now: float) -> bool:
+        """Lets waiting requests in, in the policy's order, until places, blocks or budget end. Says if blocks did.
 
         A closed batch (a policy without `joins`) is admitted whole, even if the budget feeds only some of it in
         this step; what does not fit into the KV cache waits for the next batch.
@@ -176,11 +184,13 @@ class Scheduler:
         candidates, close_reason = self._candidates(now)
         waits = self._policy.pads or (self._policy.keeps_together and close_reason is None)  # for its turn in the batch
         admitted: list[RequestState] = []
+        short = False
         for request in candidates:
             if self._policy.joins and not self._batch.has_budget(step, request):
                 break
             if not self._batch.admit(request, step):
-                close_reason = close_reason and ("kv_blocks" if self._tables.free_rows else close_reason)
+                short = bool(self._tables.free_rows)
+                close_reason = close_reason and ("kv_blocks" if short else close_reason)
                 break
             admitted.append(request)
             self._note_prefix_hits(request)
@@ -193,6 +203,7 @@ class Scheduler:
             self._pad_prompts(admitted)
         if not step.num_tokens:
             self._batch.feed_all(step)
+        return short
 
     def _note_prefix_hits(self, request: RequestState) -> None:
         if self._prefix_caching:

@@ -162,6 +162,14 @@ class EngineMetrics:
             )
             info.add_metric([*values, str(facts.block_size), str(facts.num_kv_blocks)], 1)
             yield info
+        capacity = GaugeMetricFamily(
+            "conveyor_engine_capacity",
+            "Requests that it could run at once lately: its batch, or what the KV cache carried.",
+            labels=names,
+        )
+        if facts is not None:
+            capacity.add_metric(values, facts.max_num_seqs if stats.num_carried is None else stats.num_carried)
+        yield capacity
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         histogram = Histogram(name, text, list(self._label), buckets=buckets, registry=self._registry)

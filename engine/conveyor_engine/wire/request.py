@@ -149,6 +149,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     num_running: int = 0
     num_waiting: int = 0
     kv_cache_usage: float = 0.0  # 0..1, blocks that some request holds
+    num_carried: int | None = None  # requests that the KV cache carried at once lately; None: it was not short
     step_num_seqs: int = 0  # requests that took part in the newest step
     step_num_tokens: int = 0  # tokens of the newest step, padding included
     # counters

@@ -3,14 +3,15 @@
 Asked by the metrics server whenever the HorizontalPodAutoscaler asks it, and summed there over all gateways. A known
 service is listed, zeros included, so that "no demand" and "not known" are never confused.
 `?service=<namespace>/<name>` asks for that one, as the metrics server does; only then its engines are asked how many
-requests wait inside them. What an engine says is about the requests of all gateways, so it is told per engine.
+requests wait inside them, and how many they carry. What an engine says is about the requests of all gateways, so it is
+told per engine.
 """
 
 from typing import Final, TypedDict
 
 from conveyor_gateway.admission.queues import Queues
 from conveyor_gateway.admission.service_queue import ServiceQueue
-from conveyor_gateway.engines.pages import fetch_waiting
+from conveyor_gateway.engines.pages import fetch_loads
 from conveyor_gateway.watching.catalog import Service
 
 # The metrics server waits one second for a gateway. An engine that is slower than this is counted without its word.
@@ -20,6 +21,7 @@ _ENGINE_SECONDS: Final = 0.4
 class EngineDemand(TypedDict):
     dispatched: int  # of this gateway's, those that came longer than the batching window ago
     waiting: int | None  # of all gateways', what the engine says that waits for a place in its batch
+    carried: int | None  # requests at once, if the engine says that its KV cache was short lately
 
 
 class ServiceDemand(TypedDict):
@@ -40,8 +42,8 @@ async def read_demand(queues: Queues, only: str | None) -> Demand:
     services = {service.key: _build(service, queue) for service, queue in queues.items(only)}
     if only in services:
         engines = services[only]["engines"]
-        for address, waiting in (await fetch_waiting(engines, _ENGINE_SECONDS)).items():
-            engines[address]["waiting"] = waiting
+        for address, load in (await fetch_loads(engines, _ENGINE_SECONDS)).items():
+            engines[address]["waiting"], engines[address]["carried"] = load.waiting, load.carried
     return {"services": services}
 
 
@@ -53,5 +55,7 @@ def _build(service: Service, queue: ServiceQueue) -> ServiceDemand:
         "queued": queue.queued,
         "dispatched": queue.dispatched,
         "batch_size": service.batch_size,
-        "engines": {address: {"dispatched": count, "waiting": None} for address, count in at_engines.items()},
+        "engines": {
+            address: {"dispatched": count, "waiting": None, "carried": None} for address, count in at_engines.items()
+        },
     }

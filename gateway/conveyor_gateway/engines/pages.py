@@ -1,8 +1,8 @@
 """Small pages of engines, fetched beside their requests and without a place in their queues.
 
-Used in `answering`: by `demand` (`/load`: what waits inside an engine), by `status` (`/health` and its like) and by
-`document` (`/openapi.json`). Engines are tenants' images: a page has a time and a size, and one that cannot be had is
-None.
+Used in `answering`: by `demand` (`/load`: what waits inside an engine, and what it carries), by `status` (`/health`
+and its like) and by `document` (`/openapi.json`). Engines are tenants' images: a page has a time and a size, and one
+that cannot be had is None.
 """
 
 import asyncio
@@ -32,21 +32,24 @@ class Page:
     body: bytes
 
 
-class _Load(msgspec.Struct):
-    waiting: Annotated[int, msgspec.Meta(ge=0)]
+class Load(msgspec.Struct, frozen=True):
+    """What an engine says of itself. None: it does not."""
+
+    waiting: Annotated[int, msgspec.Meta(ge=0)] | None = None  # requests without a place in its batch
+    carried: Annotated[int, msgspec.Meta(ge=1)] | None = None  # requests at once, where its KV cache was short lately
 
 
-async def fetch_waiting(addresses: Collection[str], timeout_seconds: float) -> dict[str, int | None]:
-    """How many requests wait inside each engine (`host:port`) for a place in its batch; None: it does not say."""
+async def fetch_loads(addresses: Collection[str], timeout_seconds: float) -> dict[str, Load]:
+    """What each engine (`host:port`) says."""
     pages = await fetch(addresses, "/load", timeout_seconds)
-    return {address: _parse_waiting(page) for address, page in pages.items()}
+    return {address: _parse_load(page) for address, page in pages.items()}
 
 
-def _parse_waiting(page: Page | None) -> int | None:
+def _parse_load(page: Page | None) -> Load:
     try:
-        return None if page is None else msgspec.json.decode(page.body, type=_Load).waiting
+        return Load() if page is None else msgspec.json.decode(page.body, type=Load)
     except (msgspec.DecodeError, RecursionError):
-        return None
+        return Load()
 
 
 class SharedPages:

@@ -103,11 +103,10 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--seeds", type=_read(whole_number(1, 1000)), default=3, help="number of runs of each (default %(default)s)"
     )
-    signal = parser.add_argument_group("signals that Conveyor does not have")
+    signal = parser.add_argument_group("a signal that Conveyor does not have")
     signal.add_argument(
         "--depth-age-seconds", type=_read(seconds()), default=0, help="queue depth counts what has waited so long"
     )
-    signal.add_argument("--count-carried", action="store_true", help="in flight is measured against what engines carry")
     parser.add_argument("--json", action="store_true", help="print JSON with every look, not the table")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="write an SVG of the last one, with the first seed")
     return parser
@@ -148,13 +147,12 @@ def build_trace(flags: argparse.Namespace) -> Trace:
 def build_cases(flags: argparse.Namespace) -> list[Case]:
     """What is asked for. Raises ValueError, OSError for files."""
     spec = PLAIN if flags.service is None else read_service(flags.service)
-    signal = {"depth_age_seconds": flags.depth_age_seconds, "counts_carried": flags.count_carried}
     if flags.trace is None and flags.csv is None:
         cases = [case for case in build_scenarios(spec) if case.name in (flags.scenario or [case.name])]
     else:
         pods = {"start_seconds": flags.start_seconds, "request_seconds": flags.request_seconds}
         cases = [Case(flags.trace or str(flags.csv), spec, build_trace(flags), carries=flags.carries, **pods)]
-    return [replace(case, gateways=flags.gateways, **signal) for case in cases]
+    return [replace(case, gateways=flags.gateways, depth_age_seconds=flags.depth_age_seconds) for case in cases]
 
 
 def main(arguments: Sequence[str]) -> int:

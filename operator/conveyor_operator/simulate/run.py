@@ -28,8 +28,7 @@ from conveyor_operator.simulate.traces import Arrival, Trace
 class Case:
     """`carries`: requests that an engine's KV cache holds at once, None for the whole batch.
 
-    `depth_age_seconds` and `counts_carried` are signals that Conveyor does not have: a queue depth of what has waited
-    that long, and requests in flight scaled as if the target were a share of what engines carry.
+    `depth_age_seconds` is a signal that Conveyor does not have: a queue depth of what has waited that long.
     """
 
     name: str
@@ -40,7 +39,6 @@ class Case:
     carries: int | None = None
     gateways: int = 2
     depth_age_seconds: float = 0
-    counts_carried: bool = False
 
     @property
     def carried(self) -> int:
@@ -153,13 +151,9 @@ class Run:
 
     def _read(self) -> dict[str, int]:
         """What the metrics server would answer."""
-        case, batching = self._case, self._case.spec.batching
-        in_flight = self._serving.in_flight
-        if case.counts_carried:
-            in_flight = -(-in_flight * batching.effective_batch_size // case.carried)
-        beyond_seconds = max(batching.window_seconds, case.depth_age_seconds)
+        beyond_seconds = max(self._case.spec.batching.window_seconds, self._case.depth_age_seconds)
         depth = self._serving.count_waiting(self._now, beyond_seconds)
-        return {names.IN_FLIGHT_METRIC: in_flight, names.QUEUE_DEPTH_METRIC: depth}
+        return {names.IN_FLIGHT_METRIC: self._serving.count_in_flight(), names.QUEUE_DEPTH_METRIC: depth}
 
     def _scale(self, desired: int) -> None:
         """As a ReplicaSet does: of too many pods, those that are not ready go first, then the newest."""

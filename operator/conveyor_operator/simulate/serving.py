@@ -2,7 +2,8 @@
 
 As gateway/conveyor_gateway/admission does it, with which tests/contract compares it: a bounded queue in each gateway,
 whose head goes to the engine that has the fewest of that gateway's requests, below its places. An engine begins what
-it has in order, as many at once as its KV cache carries.
+it has in order, as many at once as its KV cache carries, and says how many that is once it was short. What the metrics
+are is counted as gateway/conveyor_metrics does it.
 """
 
 from collections import deque
@@ -24,10 +25,11 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class Engine:
-    """`carries` requests run at once."""
+    """`carries` requests run at once; `was_short`: there were more, and they would have had a place in the batch."""
 
     carries: int
     running: int = 0
+    was_short: bool = False
     waiting: deque[Request] = field(default_factory=deque)
 
 
@@ -79,6 +81,7 @@ class Serving:
         on_begin: Callable[[Request], None],
         on_expire: Callable[[Request], None],
     ) -> None:
+        self._batch_size = spec.batching.effective_batch_size
         self._max_queued = max(1, spec.queue.max_requests // num_gateways)
         self._timeout_seconds = spec.queue.timeout_seconds
         self._on_begin, self._on_expire = on_begin, on_expire
@@ -126,9 +129,18 @@ class Serving:
         for gateway in self.gateways:
             self._expire(now, gateway)
 
+    def count_in_flight(self) -> int:
+        """In places of full batches."""
+        return self._count_places(self.in_flight)
+
     def count_waiting(self, now: float, beyond_seconds: float) -> int:
-        """Requests that wait for a place in a batch, in a gateway or an engine, and came so long ago."""
-        return sum(now - request.arrived_at >= beyond_seconds for request in self._waiting())
+        """What waits for a place in a batch, in a gateway or an engine, and came so long ago, in places."""
+        return self._count_places(sum(now - request.arrived_at >= beyond_seconds for request in self._waiting()))
+
+    def _count_places(self, requests: int) -> int:
+        engines = (*self.engines, *self._draining)
+        carried = [engine.carries for engine in engines if engine.was_short and engine.running]
+        return -(-requests * self._batch_size * len(carried) // sum(carried)) if carried else requests
 
     def _waiting(self) -> Iterator[Request]:
         for holder in (*self.engines, *self._draining):
@@ -148,6 +160,7 @@ class Serving:
         while engine.waiting and engine.running < engine.carries:
             engine.running += 1
             self._on_begin(engine.waiting.popleft())
+        engine.was_short |= bool(engine.waiting) and engine.carries < self._batch_size
 
     def _expire(self, now: float, gateway: Gateway) -> None:
         while gateway.queue and now - gateway.queue[0].arrived_at >= self._timeout_seconds:

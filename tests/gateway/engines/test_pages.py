@@ -7,7 +7,7 @@ from aiohttp import web
 from tests.gateway.cluster import own_address
 from tests.gateway.engine_servers import answering, refusing_address, running_engine
 
-from conveyor_gateway.engines.pages import Page, fetch, fetch_waiting
+from conveyor_gateway.engines.pages import Load, Page, fetch, fetch_loads
 
 
 async def test_every_engine_is_asked_at_once_and_one_that_does_not_say_is_none() -> None:
@@ -18,21 +18,33 @@ async def test_every_engine_is_asked_at_once_and_one_that_does_not_say_is_none()
     with refusing_address() as (host, port):
         async with (
             running_engine(never) as slow,
-            running_engine(answering(web.json_response, data={"waiting": 3})) as good,
+            running_engine(answering(web.json_response, data={"waiting": 3, "carried": 8})) as good,
         ):
             gone = f"{host}:{port}"
             addresses = [f"{own_address()}:{engine.port}" for engine in (slow, good)]
-            assert await fetch_waiting([gone, *addresses], 1) == {gone: None, addresses[0]: None, addresses[1]: 3}
-    assert await fetch_waiting([], 1) == {}
+            said = {gone: Load(), addresses[0]: Load(), addresses[1]: Load(waiting=3, carried=8)}
+            assert await fetch_loads([gone, *addresses], 1) == said
+    assert await fetch_loads([], 1) == {}
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"waiting":-1}', '{"waiting":"3"}', '{"waiting":1e400}', "x" * 100_000, "[" * 60_000]
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"waiting":-1}',
+        '{"waiting":"3"}',
+        '{"waiting":1e400}',
+        '{"carried":0}',
+        "x" * 100_000,
+        "[" * 60_000,
+    ],
 )
 async def test_nonsense_is_no_number(text: str) -> None:
     async with running_engine(answering(web.Response, text=text)) as engine:
         address = f"{own_address()}:{engine.port}"
-        assert await fetch_waiting([address], 5) == {address: None}
+        assert await fetch_loads([address], 5) == {address: Load()}
 
 
 async def test_a_page_comes_as_it_is_and_leads_nowhere_else() -> None:

@@ -294,10 +294,10 @@ def test_pods_are_replaced_as_the_spec_says() -> None:
 @pytest.mark.parametrize(
     ("batching", "in_flight", "queue_depth"),
     [
-        ({}, "25600m", "4"),
+        ({}, "24", "4"),
         ({"mode": "None"}, "1", "1"),
-        ({"maxBatchSize": 4}, "3200m", "1"),
-        ({"maxBatchSize": 10}, "8", "1"),
+        ({"maxBatchSize": 4}, "3", "1"),
+        ({"maxBatchSize": 10}, "7500m", "1"),
     ],
 )
 def test_the_autoscalers_targets_follow_from_the_batch(

@@ -40,3 +40,9 @@ def test_a_step_does_not_run_away_while_pods_start(start_seconds: int, most: int
 def test_a_large_step_fails_fewer_where_pods_start_fast() -> None:
     slow, fast = (Run(replace(CASES["large-step"], start_seconds=seconds), 0).go() for seconds in (300, 20))
     assert fast.failed < slow.failed / 4
+
+
+def test_a_cache_that_carries_a_quarter_of_the_batch_gets_the_replicas_that_it_needs() -> None:
+    outcome = Run(CASES["kv-carries-8"], 0).go()
+    assert outcome.wait(0.95) <= 2
+    assert outcome.replica_seconds / CASES["kv-carries-8"].trace.seconds <= 7

@@ -70,10 +70,10 @@ def test_a_seed_is_one_course_of_events() -> None:
     assert one.waits != other.waits
 
 
-def test_a_signal_of_carried_requests_asks_for_more_where_the_cache_is_the_limit() -> None:
-    case = Case("a", PLAIN, steady(3.4, seconds=900), carries=8)
-    told, carried = Run(case, 0).go(), Run(replace(case, counts_carried=True), 0).go()
-    assert carried.samples[0].in_flight == 4 * told.samples[0].in_flight
+def test_a_request_takes_the_places_of_several_where_the_cache_is_the_limit() -> None:
+    """Four in flight, of which two wait, of a batch of 8 of which two run: each takes four places."""
+    outcome = Run(make_case(at(0, 0, 0, 0, runs=50), batch_size=8, carries=2), 0).go()
+    assert (outcome.samples[0].in_flight, outcome.samples[0].queue_depth) == (16, 8)
 
 
 def test_a_depth_of_what_is_old_leaves_out_what_is_new() -> None:

@@ -53,10 +53,12 @@ class Version(msgspec.Struct):
 
 
 class Load(msgspec.Struct):
-    """How many requests run and wait, and whether the engine drains."""
+    """How many requests run and wait, how many the KV cache carried at once if it was short lately, and whether the
+    engine drains."""
 
     running: int
     waiting: int
     max_num_seqs: int
     kv_cache_usage: float
+    carried: int | None
     draining: bool

@@ -51,7 +51,7 @@ async def get_version(_: Request) -> Response:
 
 
 async def get_load(request: Request) -> Response:
-    """GET /load: how many requests run and wait, and whether new ones are taken."""
+    """GET /load: how many requests run and wait, how many could run, and whether new ones are taken."""
     edge = edge_of(request)
     engine = edge.engine
     load = Load(
@@ -59,6 +59,7 @@ async def get_load(request: Request) -> Response:
         waiting=engine.num_waiting,
         max_num_seqs=engine.facts.max_num_seqs if engine.facts else edge.config.max_num_seqs,
         kv_cache_usage=round(engine.stats.kv_cache_usage, 4),
+        carried=engine.stats.num_carried,
         draining=engine.state is State.DRAINING,
     )
     return _json(load)

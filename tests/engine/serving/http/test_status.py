@@ -39,8 +39,9 @@ def test_the_model_is_listed(server: EngineServer) -> None:
 
 
 def test_the_load_of_an_idle_engine_is_nothing(server: EngineServer) -> None:
-    server.wait_load(running=0, waiting=0, draining=False, max_num_seqs=2)
-    assert set(server.load()) == {"running", "waiting", "max_num_seqs", "kv_cache_usage", "draining"}
+    server.wait_load(running=0, waiting=0, draining=False, max_num_seqs=2, carried=None)
+    assert set(server.load()) == {"running", "waiting", "max_num_seqs", "kv_cache_usage", "carried", "draining"}
+    assert samples(server)["conveyor_engine_capacity"] == 2
 
 
 def test_metrics_count_what_was_done(server: EngineServer) -> None:

@@ -1,0 +1,77 @@
+"""How many requests the KV cache carries: known once it was short, as of lately, and forgotten when it has room."""
+
+from tests.engine.builders import make_request, make_scheduler, run_all
+
+from conveyor_engine.scheduling.carried import Carried
+from conveyor_engine.scheduling.scheduler import Scheduler
+
+
+def note(carried: Carried, begin: float, seconds: int, *, running: int, usage: float, short: bool = False) -> None:
+    for second in range(seconds):
+        carried.note(begin + second, running, usage, short)
+
+
+def test_a_cache_that_was_never_short_says_nothing() -> None:
+    carried = Carried(32)
+    note(carried, 0, 600, running=31, usage=1.0)
+    assert carried.number is None
+
+
+def test_what_ran_while_blocks_were_short_is_carried_and_stays_known_when_fewer_run() -> None:
+    carried = Carried(32)
+    note(carried, 0, 30, running=8, usage=1.0, short=True)
+    assert carried.number == 8
+    note(carried, 30, 3600, running=6, usage=0.75)
+    assert carried.number == 8
+    carried.note(90_000, 1, 0.01, False)  # after a night without requests
+    assert carried.number == 8
+
+
+def test_one_request_that_did_not_fit_is_not_the_whole_truth() -> None:
+    carried = Carried(32)
+    note(carried, 0, 300, running=10, usage=0.5)
+    carried.note(300, 3, 0.9, True)
+    assert carried.number == 20
+
+
+def test_longer_requests_are_carried_in_smaller_numbers_within_minutes() -> None:
+    carried = Carried(32)
+    note(carried, 0, 60, running=16, usage=1.0, short=True)
+    note(carried, 60, 180, running=4, usage=1.0, short=True)
+    assert carried.number == 5
+
+
+def test_shorter_requests_that_would_fit_in_larger_numbers_are_believed() -> None:
+    carried = Carried(32)
+    note(carried, 0, 60, running=8, usage=1.0, short=True)
+    note(carried, 60, 180, running=6, usage=0.3)
+    assert carried.number is not None
+    assert 12 < carried.number <= 20
+    note(carried, 240, 120, running=6, usage=0.1)
+    assert carried.number is None
+
+
+def crowd(scheduler: Scheduler, requests: int) -> None:
+    for number in range(requests):
+        scheduler.add_request(make_request(str(number), [number] * 16, max_tokens=8))
+
+
+def test_a_scheduler_that_lacks_blocks_says_how_many_ran() -> None:
+    scheduler = make_scheduler(num_kv_blocks=16, max_num_seqs=8, max_num_batched_tokens=256)
+    crowd(scheduler, 6)
+    assert scheduler.schedule(0.0) is not None
+    assert (len(scheduler.running), scheduler.stats().num_carried) == (4, 4)
+
+
+def test_a_closed_batch_that_lacks_blocks_does_so_too() -> None:
+    scheduler = make_scheduler("dynamic", num_kv_blocks=18, max_num_seqs=8, max_num_batched_tokens=256)
+    crowd(scheduler, 8)
+    assert scheduler.schedule(1.0) is not None
+    assert scheduler.stats().num_carried == len(scheduler.running) == 3
+
+
+def test_a_scheduler_that_lacks_places_only_says_nothing() -> None:
+    scheduler = make_scheduler(num_kv_blocks=256, max_num_seqs=2)
+    crowd(scheduler, 6)
+    run_all(scheduler)
+    assert scheduler.stats().num_carried is None
