@@ -23,7 +23,8 @@ def the_service(**engine: Any) -> dict[str, Any]:
     behavior = {"scaleDown": {"stabilizationWindowSeconds": 10, "policies": quick}}
     autoscaling = {"maxReplicas": 2, "behavior": behavior}
     batching = {"maxBatchSize": 4, "maxBatchTokens": 1024}
-    return service(NAME, batching=batching, autoscaling=autoscaling, **vllm.spec(**engine))
+    cache = {"blockBudget": 256, "blockSize": 32}  # vLLM's attention on CPUs wants multiples of 32
+    return service(NAME, batching=batching, kvCache=cache, autoscaling=autoscaling, **vllm.spec(**engine))
 
 
 @pytest.mark.timeout(1500)
