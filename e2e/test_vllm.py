@@ -24,7 +24,10 @@ def the_service(**engine: Any) -> dict[str, Any]:
     autoscaling = {"maxReplicas": 2, "behavior": behavior}
     batching = {"maxBatchSize": 4, "maxBatchTokens": 1024}
     cache = {"blockBudget": 256, "blockSize": 32}  # vLLM's attention on CPUs wants multiples of 32
-    return service(NAME, batching=batching, kvCache=cache, autoscaling=autoscaling, **vllm.spec(**engine))
+    rollout = {"maxSurge": 1, "maxUnavailable": 0}  # a start takes longer than a request waits
+    return service(
+        NAME, batching=batching, kvCache=cache, autoscaling=autoscaling, rollout=rollout, **vllm.spec(**engine)
+    )
 
 
 @pytest.mark.timeout(1500)
