@@ -41,7 +41,7 @@ class _Scheduling(LoadFileScheduling):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """What is imported stays, so that the garbage collector need not look at it: a seventh of the time."""
+    """What is imported stays, so that the garbage collector need not look at it: an eighth of the time."""
     gc.disable()
     collected = yield
     gc.enable()

@@ -1,12 +1,9 @@
 """Decodes the wanted members of what the API server sends, at the cost of those members.
 
-Used by `watch`. An object
-may be as large and as deep
-as the API server takes it,
-so only wanted members are
-built: a page and an event are split into raw items, and an item is decoded into the members that
-its `shape` (TypedDicts) names. msgspec skips the rest without making an object of it, but by recursion: text that is
-too deep for that loses what lies below any member that is wanted, and is decoded then.
+Used by `watch`. An object may be as large and as deep as the API server takes it, so only wanted members are built: a
+page and an event are split into raw items, and an item is decoded into the members that its `shape` (TypedDicts) names.
+msgspec skips the rest without making an object of it, but by recursion: text that is too deep for that loses what lies
+below any member that is wanted, and is decoded then.
 """
 
 import asyncio

@@ -215,7 +215,7 @@ def _load(config: EngineConfig, channel: Channel) -> EngineCore:
     """Where answers are held back until a whole batch is done, only this process sees their stop strings in time.
 
     Steps run ahead where the device works beside the host. On a CPU they gain nothing (docs/benchmarks.md).
-    What is imported stays, so that the garbage collector need not look at it: an import costs a seventh less.
+    What is imported stays, so that the garbage collector need not look at it: an import costs an eighth less.
     """
     gc.disable()
     from conveyor_engine.execution.build import build_runner
