@@ -7,6 +7,7 @@ included, in the words of RBAC.
 
 import asyncio
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -142,13 +143,17 @@ class ApiProxy:
             app.router.add_route("*", "/{path:.*}", self._pass)
             runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
             await runner.setup()
-            site = web.TCPSite(runner, "127.0.0.1", 0)
-            await site.start()
-            self.port = runner.addresses[0][1]
+            listening = socket.create_server(("127.0.0.1", 0))
+            self.port = listening.getsockname()[1]
+            await web.SockSite(runner, listening).start()
             self._ready.set()
             await self._stop.wait()
+            # A server of asyncio that is closed forgets the connections that it accepts in the same turn of the loop.
+            self._loop.remove_reader(listening)
+            await asyncio.sleep(0.01)
             await runner.cleanup()
         await connector.wait_closed()
+        await asyncio.sleep(0.01)  # what was aborted last needs a turn of the loop to be gone
 
     async def _pass(self, request: web.Request) -> web.StreamResponse:
         call = parse_call(request)
