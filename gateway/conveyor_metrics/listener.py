@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 # A value takes at most the gateways' time-out; what takes longer is no answer of ours.
 _SHUTDOWN_SECONDS = 5.0
+# For what was accepted last to become a connection of its server.
+_ACCEPTED_SECONDS = 0.1
 # Before it a connection counts as none of the port's; the event loop's own limit is a minute.
 _HANDSHAKE_SECONDS = 5.0
 _MAX_CONNECTIONS = 256  # the API servers'
@@ -49,7 +51,15 @@ class _Port:
     runner: AppRunner
 
     async def close(self) -> None:
-        """Returns after every accepted request was answered."""
+        """Returns after every accepted request was answered.
+
+        A server of Python 3.11's asyncio forgets a connection that it accepts in the turn of the loop in which it is
+        closed: its caller would wait for ever. So the old one first stops accepting, and then is closed.
+        """
+        loop = asyncio.get_running_loop()
+        for listening in self.accepting.sockets:
+            loop.remove_reader(listening.fileno())
+        await asyncio.sleep(_ACCEPTED_SECONDS)
         self.accepting.close()
         await self.runner.cleanup()
 

@@ -1,6 +1,7 @@
 """What reaches the port and is no proper request, and what a bug answers."""
 
 import asyncio
+import contextlib
 import json
 import socket
 import ssl
@@ -166,5 +167,38 @@ async def test_a_connection_that_begins_no_handshake_is_closed_in_time(
         reader, writer = await asyncio.open_connection("127.0.0.1", opened.port)
         assert await reader.read() == b""
     writer.close()
+    serving.cancel()
+    await asyncio.wait({serving})
+
+
+async def test_no_connection_is_lost_when_certificates_change(tmp_path: Path) -> None:
+    pair = Authority(tmp_path, "serving-authority").issue("tls", "localhost", names=["localhost"])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pair.certificate, pair.key)
+    changed = asyncio.Event()
+
+    async def servings() -> AsyncIterator[Serving]:
+        for _ in range(30):
+            yield Serving(context, Trust("", (), ()))
+            await asyncio.sleep(0.02)
+        changed.set()
+        await asyncio.Event().wait()
+
+    async def connect() -> None:
+        while not changed.is_set():
+            _, writer = await asyncio.open_connection("127.0.0.1", opened.port)
+            async with asyncio.timeout(5):  # a connection that nobody serves is silent for ever
+                with contextlib.suppress(ConnectionError, ssl.SSLError):
+                    await writer.start_tls(trusting)
+            writer.close()
+
+    trusting = ssl.create_default_context(cafile=str(pair.certificate))
+    trusting.check_hostname = False
+    trusting.verify_mode = ssl.CERT_NONE
+    opened = Listener("127.0.0.1", 0, lambda _: web.Application())
+    serving = asyncio.create_task(opened.serve(servings()))
+    while opened.port is None:  # noqa: ASYNC110  it has no event for it
+        await asyncio.sleep(0.01)
+    await asyncio.gather(*(connect() for _ in range(8)))
     serving.cancel()
     await asyncio.wait({serving})
