@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,14 +28,15 @@ class Step:
 
     name: str
     minutes: float
-    gigabytes: float
+    gigabytes: float  # that stay
+    passing: float = 0.0  # gigabytes on top, which are given back when it is done
     scales: bool = False  # with the number of cores
 
 
 PACKAGES = Step("Python's packages", 1.5, 7)
 PROGRAMS = Step("Kubernetes' programs", 12, 10, scales=True)
-IMAGES = Step("the images", 3, 8)
-LOADING = Step("bringing them to the node", 2, 10)
+IMAGES = Step("the images", 3, 7, passing=17)
+LOADING = Step("bringing them to the node", 2, 12, passing=6)
 MODEL = Step("the demo's model", 2, 0.1)
 DEMO = Step("the cluster and the demo itself", 2, 1)
 
@@ -71,6 +72,15 @@ def estimate(todo: list[Step], cores: int) -> str:
     return f"This takes {took}, longer where they are busy: {names}."
 
 
+def most_gigabytes(todo: Iterable[Step]) -> float:
+    """Of disk, at the worst moment of the steps one after the other."""
+    kept = worst = 0.0
+    for step in todo:
+        kept += step.gigabytes
+        worst = max(worst, kept + step.passing)
+    return worst
+
+
 def _lacking_for_python() -> Iterator[str]:
     if sys.version_info < _PYTHON_OLDEST:
         yield f"Python 3.11 or newer is needed; python3 is {sys.version.split()[0]}"
@@ -78,7 +88,7 @@ def _lacking_for_python() -> Iterator[str]:
         yield "Python's venv is needed; on Debian, as root: apt-get install python3-venv"
     if not any(map(programs.found, ("cc", "gcc", "clang"))):
         yield "a C compiler is needed; on Debian, as root: apt-get install gcc libc6-dev"
-    free, needed = shutil.disk_usage(_existing(CACHE)).free / 1e9, sum(step.gigabytes for step in steps())
+    free, needed = shutil.disk_usage(_existing(CACHE)).free / 1e9, most_gigabytes(steps())
     if free < needed:
         yield f"{needed:.0f} GB of disk are needed below {CACHE} (CONVEYOR_CACHE moves it); {free:.0f} are free"
 

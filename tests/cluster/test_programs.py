@@ -141,6 +141,13 @@ def test_the_estimate_counts_what_is_left_to_do() -> None:
     assert preflight.estimate([preflight.DEMO], cores=2).startswith("This takes about 2 minutes")
 
 
+def test_the_disk_counts_what_is_given_back_again() -> None:
+    first, second = preflight.Step("a", 1, 5, passing=20), preflight.Step("b", 1, 10)
+    assert preflight.most_gigabytes([first, second]) == 25
+    assert preflight.most_gigabytes([second, first]) == 35
+    assert preflight.most_gigabytes([]) == 0
+
+
 def test_images_of_other_packages_count_as_images_to_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CLUSTER", "local")
     monkeypatch.setattr(preflight, "CACHE", tmp_path)
