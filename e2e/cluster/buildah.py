@@ -6,7 +6,6 @@ no image registry is needed at all.
 
 import hashlib
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -33,7 +32,7 @@ def build(name: str, dockerfile: Path) -> set[str]:
     """
     base = _base()
     with announced(f"images: building {name}"):
-        printed = _quietly(
+        printed = programs.run_quietly(
             "buildah", *_STORE, "build", "--layers", "--isolation", "chroot", "--network", "host",
             "--volume", f"{_AUTHORITIES}:{_AUTHORITIES}:ro", "--build-arg", f"BASE={base}",
             "--tag", name, "--file", dockerfile, REPOSITORY,
@@ -54,7 +53,7 @@ def export(name: str, layout: Path) -> None:
     """Writes an image into an OCI layout, uncompressed; a layer that is there already is neither read nor written."""
     store = f"overlay@{CACHE / 'images'}+{CACHE / 'images-run'}"
     options = ["--quiet", "--insecure-policy", "--dest-oci-accept-uncompressed-layers"]
-    _quietly("skopeo", "copy", *options, f"containers-storage:[{store}]{name}", f"oci:{layout}:{name}")
+    programs.run_quietly("skopeo", "copy", *options, f"containers-storage:[{store}]{name}", f"oci:{layout}:{name}")
 
 
 def image_id(name: str) -> str:
@@ -76,25 +75,17 @@ def _make_base(name: str) -> None:
     shutil.rmtree(root, ignore_errors=True)
     try:
         include = f"--include={','.join(_PACKAGES)}"
-        _quietly("debootstrap", "--variant=minbase", include, _RELEASE, root)
+        programs.run_quietly("debootstrap", "--variant=minbase", include, _RELEASE, root)
         for waste in ("var/cache/apt/archives", "var/lib/apt/lists"):
             shutil.rmtree(root / waste)
             (root / waste / "partial").mkdir(parents=True)
-        container = _quietly("buildah", *_STORE, "from", "scratch").strip()
-        _quietly("buildah", *_STORE, "add", container, root, "/")
-        _quietly("buildah", *_STORE, "config", "--env", "LANG=C.UTF-8", "--cmd", "python3", container)
-        _quietly("buildah", *_STORE, "commit", "--rm", container, name)
+        container = programs.run_quietly("buildah", *_STORE, "from", "scratch").strip()
+        programs.run_quietly("buildah", *_STORE, "add", container, root, "/")
+        programs.run_quietly("buildah", *_STORE, "config", "--env", "LANG=C.UTF-8", "--cmd", "python3", container)
+        programs.run_quietly("buildah", *_STORE, "commit", "--rm", container, name)
     finally:
         shutil.rmtree(root, ignore_errors=True)
 
 
 def _buildah(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return programs.run("buildah", *_STORE, *arguments, capture_output=True, text=True)
-
-
-def _quietly(program: str, *arguments: str | Path) -> str:
-    environment = {**os.environ, "LC_ALL": "C"}
-    finished = programs.run(program, *arguments, capture_output=True, text=True, env=environment)
-    if finished.returncode:
-        raise RuntimeError(f"{' '.join(finished.args)} failed:\n{finished.stdout[-2000:]}{finished.stderr[-2000:]}")
-    return finished.stdout

@@ -58,9 +58,22 @@ CLIENTS = ("node", "npm")
 _OF_ROOT = os.pathsep.join(["/usr/local/sbin", "/usr/sbin", "/sbin"])
 
 
+class ProgramFailed(RuntimeError):
+    """A program did not end with 0."""
+
+
 def run(program: str | Path, *arguments: str | Path, **options: Any) -> "subprocess.CompletedProcess[Any]":
     """`subprocess.run` of a program that is known here; a Path is one that the caller has installed by one of them."""
     return subprocess.run(command(program, *arguments), **options)
+
+
+def run_quietly(program: str, *arguments: str | Path) -> str:
+    """Its standard output. Raises ProgramFailed with the end of what it has said."""
+    environment = {**os.environ, "LC_ALL": "C"}
+    done = run(program, *arguments, capture_output=True, text=True, env=environment)
+    if done.returncode:
+        raise ProgramFailed(f"{' '.join(done.args)} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return str(done.stdout)
 
 
 def start(program: str, *arguments: str | Path, **options: Any) -> "subprocess.Popen[Any]":

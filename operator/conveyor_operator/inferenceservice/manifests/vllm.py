@@ -20,7 +20,8 @@ _VARIABLES: Final = {
     "VLLM_NO_USAGE_STATS": "1",
 }
 
-# vLLM cuts its answers off when it is told to end, so it is told when none is left, or when there is no more time.
+# vLLM cuts its answers off when it is told to end, so it is told when none is left, or when there is no more time. With
+# `--disable-log-stats` it does not count them: then it gets all the time.
 _UNTIL_IDLE: Final = """\
 import sys, time, urllib.request
 unseen, drain = map(float, sys.argv[1:])
@@ -29,7 +30,7 @@ end = time.monotonic() + drain
 while time.monotonic() < end:
     page = urllib.request.urlopen("http://127.0.0.1:{port}/metrics", timeout=5).read().decode()
     counts = [line.split() for line in page.splitlines() if line.startswith("vllm:num_requests_")]
-    if not any(float(count[-1]) for count in counts):
+    if counts and not any(float(count[-1]) for count in counts):
         break
     time.sleep(0.5)
 """
