@@ -119,6 +119,7 @@ demo-down: cluster-down ## Remove every trace of the demo
 bench: venv tools ## Measure the gateway, the operator and the engine
 	$(PY) bench/gateway.py
 	$(PY) bench/reconcile.py
+	$(PY) bench/wake.py
 	$(PY) -m conveyor_engine bench --compare hf-static
 	$(PY) -m conveyor_engine bench host
 	$(PY) bench/hostile_engine.py

@@ -35,9 +35,9 @@ _RSS = re.compile(r"VmRSS:\s+(\d+) kB")
 
 
 @contextmanager
-def operator(kubeconfig: Path) -> Iterator[subprocess.Popen[bytes]]:
+def operator(kubeconfig: Path, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
     command = [sys.executable, "-m", "conveyor_operator", f"--kubeconfig={kubeconfig}", "--host=127.0.0.1"]
-    process = subprocess.Popen([*command, "--admin-port=0", "--log-level=warning"])
+    process = subprocess.Popen([*command, "--admin-port=0", "--log-level=warning", *flags])
     try:
         yield process
     finally:

@@ -11,11 +11,11 @@ import signal
 import aiohttp
 from kubernetes.aio.client import ApiClient
 
-from conveyor_api.names import GATEWAY_ADMIN_SERVICE
+from conveyor_kube.gateways import gateway_slices
 from conveyor_kube.http_server import AppRunner, open_port
-from conveyor_kube.resources import slice_collection
 from conveyor_kube.wanted_json import Json
 from conveyor_kube.watch import Collection, WatchState, connect, watch_collection
+from conveyor_kube.watched_list import WatchedList
 from conveyor_metrics import auth
 from conveyor_metrics.app import build_api_app, build_health_app
 from conveyor_metrics.certificates import Certificates
@@ -23,7 +23,6 @@ from conveyor_metrics.errors import InvalidTrust
 from conveyor_metrics.listener import Listener
 from conveyor_metrics.settings import Settings
 from conveyor_metrics.source import GatewaySource
-from conveyor_metrics.watched_list import WatchedList
 from conveyor_process.listening import allow_open_files
 
 logger = logging.getLogger(__name__)
@@ -37,8 +36,7 @@ class MetricsServer:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._stopping = False
-        selector = f"kubernetes.io/service-name={GATEWAY_ADMIN_SERVICE}"
-        self._slices = slice_collection(settings.system_namespace, selector)
+        self._slices = gateway_slices(settings.system_namespace)
         self._slices_watch = WatchState(self._slices.name)
 
     async def run(self, stop: asyncio.Event) -> None:

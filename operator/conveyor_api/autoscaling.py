@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Final, Literal
 from pydantic import Field
 
 from conveyor_api.base import ApiModel, Rule
-from conveyor_api.quantities import Quantity
+from conveyor_api.quantities import Duration, Quantity, between, parse_duration_seconds
 
 LONGEST_PERIOD_SECONDS: Final = 1800
 """Of a policy, as Kubernetes has it."""
@@ -43,6 +43,10 @@ _SCALE_UP_SHARES: Final[tuple[tuple[Literal["Pods", "Percent"], int], ...]] = ((
 """Chosen by simulation (docs/adr/0024-a-step-up-waits-for-its-pods.md)."""
 
 
+_IDLE_TIMEOUT: Final = "5m"
+"""A pod of a large model takes minutes to start."""
+
+
 class Behavior(ApiModel):
     """`spec.behavior` of the HorizontalPodAutoscaler."""
 
@@ -62,10 +66,19 @@ class Autoscaling(ApiModel):
             lambda autoscaling: autoscaling.min_replicas <= autoscaling.max_replicas,
             field="minReplicas",
         ),
+        Rule(
+            "!has(self.idleTimeout) || self.minReplicas == 0",
+            "idleTimeout is the time after which no engine is left; set minReplicas: 0, or remove idleTimeout",
+            lambda autoscaling: autoscaling.idle_timeout is None or autoscaling.min_replicas == 0,
+            field="idleTimeout",
+        ),
     )
 
-    min_replicas: Annotated[int, Field(ge=1, le=1000)] = 1
-    """Fewest replicas; the service begins with them."""
+    min_replicas: Annotated[int, Field(ge=0, le=1000)] = 1
+    """Fewest replicas; the service begins with them, or with one. 0: without requests for `idleTimeout` no engine is
+    left, and the next request, which waits in the gateway, starts one."""
+    idle_timeout: Annotated[Duration, between("5s", "168h")] | None = None
+    """Time without a request after which no engine is left, where `minReplicas` is 0; default: 5 minutes."""
     max_replicas: Annotated[int, Field(ge=1, le=1000)]
     """Most replicas."""
     target_utilization_percent: Annotated[int, Field(ge=1, le=100)] = 75
@@ -76,6 +89,16 @@ class Autoscaling(ApiModel):
     behavior: Behavior | None = None
     """How fast replicas may change, as in autoscaling/v2. Without `scaleUp.policies`, by 4 more or to three times as
     many within `status.effective.scaleUpPeriod`."""
+
+    @property
+    def fewest_running(self) -> int:
+        """Replicas while requests come, and to begin with."""
+        return max(1, self.min_replicas)
+
+    @property
+    def idle_timeout_seconds(self) -> float | None:
+        """None: some engine always runs."""
+        return parse_duration_seconds(self.idle_timeout or _IDLE_TIMEOUT) if self.min_replicas == 0 else None
 
     @property
     def names_scale_up_policies(self) -> bool:

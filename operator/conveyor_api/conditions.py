@@ -23,7 +23,7 @@ class ConditionType(StrEnum):
 
 CONDITION_MEANINGS: Final[dict[ConditionType, str]] = {
     ConditionType.READY: (
-        "Requests are answered, also while pods are replaced. "
+        "Requests are answered, also while pods are replaced, and from zero. "
         "False carries the reason of the first condition that is missing; True carries a failure's reason while a part "
         "of the engines fails."
     ),
@@ -99,7 +99,7 @@ REASON_MEANINGS: Final[dict[Reason, str]] = {
     Reason.ENDPOINTS_AVAILABLE: "The gateway has engines to send requests to.",
     Reason.SCALING_ACTIVE: "The autoscaler reads its metrics and decides.",
     Reason.FIXED_REPLICAS: "No autoscaling: the number of engines is `spec.replicas`.",
-    Reason.SCALED_TO_ZERO: "No engine is wanted.",
+    Reason.SCALED_TO_ZERO: "No engine is wanted; with `minReplicas: 0` the next request starts one.",
     Reason.GPUS_UNUSED: "Conveyor's engine uses one GPU; the others that `resources.limits` asks for are idle.",
     Reason.ROLLING_OUT: "Pods are being replaced by ones of the present spec.",
     Reason.MODEL_DOWNLOADING: "The first engine is fetching the model.",
@@ -188,6 +188,7 @@ REASONS_BY_CONDITION: Final[dict[ConditionType, tuple[Reason, ...]]] = {
     ConditionType.SCALING_READY: (
         Reason.SCALING_ACTIVE,
         Reason.FIXED_REPLICAS,
+        Reason.SCALED_TO_ZERO,
         Reason.WAITING_FOR_AUTOSCALER,
         Reason.METRICS_UNAVAILABLE,
         Reason.METRICS_API_OWNED_BY_OTHER,

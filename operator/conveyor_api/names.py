@@ -47,6 +47,7 @@ READINESS_PATH: Final = "/readyz"
 GATEWAY_HEALTH_PATH: Final = "/healthz"
 PROMETHEUS_PATH: Final = "/metrics"
 DEMAND_PATH: Final = "/demand"
+ACTIVITY_PATH: Final = "/activity"
 
 # Labels and annotations.
 INFERENCE_SERVICE_LABEL: Final = f"{GROUP}/inference-service"

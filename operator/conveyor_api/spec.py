@@ -164,7 +164,7 @@ class InferenceServiceSpec(ApiModel):
     def first_replicas(self) -> int:
         """Engines to begin with."""
         if self.autoscaling is not None:
-            return self.autoscaling.min_replicas
+            return self.autoscaling.fewest_running
         return 1 if self.replicas is None else self.replicas
 
     @property

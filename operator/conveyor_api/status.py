@@ -78,7 +78,7 @@ class AutoscalingStatus(_StatusModel):
     """Replicas that it wants."""
     reason: Word | None = None
     """Why that number, in one word: Decided; AtMaximum, more are wished for; Stabilized or Limited, held by `behavior`;
-    Pending, not acted on yet; NoMetrics."""
+    Pending, not acted on yet; NoMetrics; ScaledToZero; Woken, from zero by a request."""
     metrics: Annotated[list[MetricStatus], Field(max_length=8), KeyedBy("name")] = Field(default_factory=list)
     """What it decided by."""
     message: Message | None = None

@@ -15,16 +15,24 @@ class _Engine(TypedDict):
     maxModelLen: NotRequired[Any]
 
 
+class _Autoscaling(TypedDict):
+    minReplicas: NotRequired[Any]
+    maxReplicas: Any
+    idleTimeout: NotRequired[Any]
+
+
 class _ServiceSpec(TypedDict):
     model: Any
     engine: NotRequired[_Engine | None]
     batching: NotRequired[Any]
     queue: NotRequired[Any]
     requestTimeout: NotRequired[Any]
+    autoscaling: NotRequired[_Autoscaling | None]
 
 
 class _ServiceStatus(TypedDict):
     model: NotRequired[Any]
+    desiredReplicas: NotRequired[Any]
 
 
 class ServiceBody(TypedDict):

@@ -13,9 +13,13 @@ from typing import Any, cast
 import kopf
 
 from conveyor_kube.kubeconfig import load_configuration
+from conveyor_operator.activity.answer import Activity
+from conveyor_operator.activity.follower import ActivityFollower
 from conveyor_operator.cluster import Cluster, wait_for
 from conveyor_operator.health import Health, HealthServer
+from conveyor_operator.inferenceservice.kinds import INFERENCE_SERVICE
 from conveyor_operator.inferenceservice.resource import InferenceServices
+from conveyor_operator.kinds import Key
 from conveyor_operator.loop.handlers import build_registry, configure
 from conveyor_operator.loop.reconcile import Reconciler
 from conveyor_operator.loop.resource import Resource
@@ -33,9 +37,11 @@ logger = logging.getLogger(__name__)
 _CRD_POLL_SECONDS = 2.0
 
 
-def build_resources(settings: Settings, metrics_api: Callable[[], MetricsApi]) -> tuple[Resource, ...]:
+def build_resources(
+    settings: Settings, metrics_api: Callable[[], MetricsApi], activity: Callable[[str], Activity]
+) -> tuple[Resource, ...]:
     """Every kind of resource that the operator reconciles."""
-    return (InferenceServices(settings, metrics_api),)
+    return (InferenceServices(settings, metrics_api, activity),)
 
 
 class Operator:
@@ -49,7 +55,10 @@ class Operator:
         self.keeper = MetricsApiKeeper(
             cluster, metrics, settings.system_namespace, settings.cluster_domain, self._mark_all
         )
-        self.resources: Sequence[Resource] = build_resources(settings, lambda: self.keeper.metrics_api)
+        self.activity = ActivityFollower(cluster.client, settings.system_namespace, self._mark_active)
+        self.resources: Sequence[Resource] = build_resources(
+            settings, lambda: self.keeper.metrics_api, self.activity.__getitem__
+        )
         self.workers = Workers(Reconciler(self.resources, cluster, self.store).reconcile, metrics, settings.workers)
         self.watches = Watches(self.resources, self.store, metrics, self.workers.mark)
         self.health = Health(self.workers.longest_run_seconds)
@@ -58,6 +67,12 @@ class Operator:
         for resource in self.resources:
             for key in self.store.resources(resource.kind):
                 self.workers.mark(key)
+
+    def _mark_active(self, service: str) -> None:
+        """The gateways may serve more namespaces than this operator does."""
+        key = Key(INFERENCE_SERVICE, *service.split("/"))
+        if self.store.uid(key) is not None:
+            self.workers.mark(key)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop` is set or a signal comes. Raises if the watching breaks off, for instance with the CRD."""
@@ -87,7 +102,7 @@ class Operator:
         configure(kopf_settings, self.resources)
         session = KopfSession(settings.kubeconfig, self.resources, settings.watch_namespaces, self.watches)
         async with contextlib.aclosing(session), asyncio.TaskGroup() as tasks:
-            beside = [tasks.create_task(self._tell_ready(ready))]
+            beside = [tasks.create_task(self._tell_ready(ready)), tasks.create_task(self.activity.run())]
             if settings.metrics_api:
                 beside.append(tasks.create_task(self.keeper.run()))
 

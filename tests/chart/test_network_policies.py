@@ -5,14 +5,18 @@ from tests.chart.installation import Json, find, render
 
 from conveyor_api import names
 
-METRICS_PODS = {
-    "podSelector": {"matchLabels": {names.NAME_LABEL: "conveyor-metrics", names.INSTANCE_LABEL: "conveyor"}}
-}
+OPERATOR_PODS, METRICS_PODS = (
+    {"podSelector": {"matchLabels": {names.NAME_LABEL: f"conveyor-{process}", names.INSTANCE_LABEL: "conveyor"}}}
+    for process in ("operator", "metrics")
+)
 PROMETHEUS = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
 ANYBODY = None
 # Who may reach which port of which process; the kubelet's probes are let in by Kubernetes itself.
 DOORS: dict[str, dict[int, list[Json] | None]] = {
-    "conveyor-gateway": {names.GATEWAY_PORT: ANYBODY, names.GATEWAY_ADMIN_PORT: [METRICS_PODS, PROMETHEUS]},
+    "conveyor-gateway": {
+        names.GATEWAY_PORT: ANYBODY,
+        names.GATEWAY_ADMIN_PORT: [OPERATOR_PODS, METRICS_PODS, PROMETHEUS],
+    },
     "conveyor-metrics": {names.METRICS_PORT: ANYBODY, names.METRICS_ADMIN_PORT: [PROMETHEUS]},
     "conveyor-operator": {names.OPERATOR_ADMIN_PORT: [PROMETHEUS]},
 }
@@ -37,13 +41,15 @@ def test_a_process_lets_in_who_needs_it_and_nobody_else(process: str, prometheus
 
 
 def test_what_a_policy_selects_by_are_labels_of_the_pods_that_are_meant(rendered: list[Json]) -> None:
-    """The gateways as the engines' policies know them, and the metrics server as the gateways' policy does."""
+    """The gateways as the engines' policies know them, and operator and metrics server as the gateways' policy does."""
     gateway = find(rendered, "Deployment", "conveyor-gateway")["spec"]["template"]["metadata"]["labels"]
     assert names.GATEWAY_POD_LABELS.items() <= gateway.items()
-    metrics = find(rendered, "Deployment", "conveyor-metrics")["spec"]["template"]["metadata"]["labels"]
-    assert METRICS_PODS["podSelector"]["matchLabels"].items() <= metrics.items()
+    for process, peer in (("operator", OPERATOR_PODS), ("metrics", METRICS_PODS)):
+        labels = find(rendered, "Deployment", f"conveyor-{process}")["spec"]["template"]["metadata"]["labels"]
+        assert peer["podSelector"]["matchLabels"].items() <= labels.items()
 
 
-def test_without_a_metrics_server_nobody_asks_the_gateways_how_long_their_queues_are() -> None:
+def test_without_a_metrics_server_the_operator_alone_asks_the_gateways() -> None:
     policy = find(render("metrics.enabled=false"), "NetworkPolicy", "conveyor-gateway")["spec"]
-    assert [port["port"] for rule in policy["ingress"] for port in rule["ports"]] == [names.GATEWAY_PORT]
+    (admin,) = [rule for rule in policy["ingress"] if rule["ports"][0]["port"] == names.GATEWAY_ADMIN_PORT]
+    assert admin["from"] == [OPERATOR_PODS]

@@ -12,9 +12,10 @@ import yaml
 from tests.gateway.process import GatewayProcess
 
 from conveyor_api.names import API_VERSION, CRD_NAME, KIND, PLURAL
+from conveyor_kube.gateways import Gateway
 from conveyor_kube.watch import WatchState
 from conveyor_metrics.errors import NotFound, NotKnown
-from conveyor_metrics.source import Gateway, GatewaySource, ServiceDemand
+from conveyor_metrics.source import GatewaySource, ServiceDemand
 from e2e.cluster.api import Api, wait_until
 from e2e.cluster.control_plane import ControlPlane
 from e2e.cluster.paths import REPOSITORY

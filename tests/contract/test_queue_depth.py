@@ -14,8 +14,9 @@ from tests.engine.processes import IDLE, EngineServer
 from tests.gateway.cluster import Cluster, own_address
 from tests.gateway.process import GatewayProcess
 
+from conveyor_kube.gateways import Gateway
 from conveyor_kube.watch import WatchState
-from conveyor_metrics.source import Gateway, GatewaySource
+from conveyor_metrics.source import GatewaySource
 from e2e.cluster.api import Api
 
 LONG = {"prompt": "x", "max_tokens": 8_000, "ignore_eos": True}

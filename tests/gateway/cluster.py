@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from conveyor_api import names
+from conveyor_kube.gateways import ADMIN_PORT_NAME
 from e2e.cluster.api import Api
 
 Json = dict[str, Any]
@@ -50,6 +51,14 @@ def make_slice(name: str, namespace: str, service: str, port: int, *endpoints: J
 
 def make_endpoint(address: str, **conditions: bool) -> Json:
     return {"addresses": [address], "conditions": {"ready": True, **conditions}}
+
+
+def publish_gateway(api: Api, system_namespace: str, name: str, port: int, **conditions: bool) -> None:
+    """A gateway's admin port, as Kubernetes lists those behind the gateways' Service."""
+    body = make_slice(name, system_namespace, "", port, make_endpoint(own_address(), **{"serving": True, **conditions}))
+    body["metadata"]["labels"] = {"kubernetes.io/service-name": names.GATEWAY_ADMIN_SERVICE}
+    body["ports"][0]["name"] = ADMIN_PORT_NAME
+    api.apply(f"/apis/discovery.k8s.io/v1/namespaces/{system_namespace}/endpointslices/{name}", body)
 
 
 class Cluster:

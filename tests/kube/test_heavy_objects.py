@@ -16,7 +16,7 @@ from tests.kube.api_proxy import ApiProxy
 from tests.kube.kept import end, until
 
 from conveyor_kube.watch import Collection, WatchState, watch_collection
-from conveyor_metrics.watched_list import WatchedList
+from conveyor_kube.watched_list import WatchedList
 from e2e.cluster.api import Api, wait_until
 from e2e.cluster.control_plane import ControlPlane
 

@@ -13,10 +13,10 @@ import pytest
 from aiohttp import web
 from tests.gateway.engine_servers import refusing_address, silent_address
 
-from conveyor_kube.unreadable import Unreadable
+from conveyor_kube.gateways import Gateway
 from conveyor_kube.watch import MAX_SILENCE_SECONDS, WatchState
 from conveyor_metrics.errors import NotFound, NotKnown
-from conveyor_metrics.source import Gateway, GatewaySource, parse_gateways
+from conveyor_metrics.source import GatewaySource
 
 Json = dict[str, Any]
 Start = Callable[[Callable[[], web.StreamResponse]], Awaitable[Gateway]]
@@ -28,10 +28,6 @@ NOT_SYNCED = {"error": {"message": "not synced: endpointslices", "code": "not_sy
 def build_demand(in_flight: int, queue_depth: int, name: str = "default/qwen") -> Json:
     more = {"queued": in_flight, "dispatched": 0}
     return {"services": {name: {"in_flight": in_flight, "queue_depth": queue_depth, **more}}}
-
-
-def build_slice(endpoints: list[Json], port: int = 8081, name: str = "admin") -> Json:
-    return {"metadata": {"name": "s"}, "ports": [{"name": name, "port": port}], "endpoints": endpoints}
 
 
 @pytest.fixture
@@ -203,36 +199,3 @@ async def test_gateways_of_which_none_can_say_anything_make_the_sum_unknown(
         source.gateways = (unsynced, Gateway(host, port, serving=False))
         with pytest.raises(NotKnown, match="no gateway can be reached"):
             await source.read_demand("default/qwen")
-
-
-def test_terminating_and_starting_gateways_are_asked_too() -> None:
-    draining = {"ready": True, "serving": True, "terminating": True}
-    endpoints = [
-        {"addresses": ["10.0.0.1"], "conditions": draining},
-        {"addresses": ["10.0.0.2"], "conditions": {"ready": True, "serving": False, "terminating": False}},
-        {"addresses": ["10.0.0.3"]},
-    ]
-    gateways = parse_gateways([build_slice(endpoints)], Unreadable("slice"))
-    assert [(gateway.host, gateway.serving) for gateway in gateways] == [
-        ("10.0.0.1", True),
-        ("10.0.0.2", False),
-        ("10.0.0.3", True),
-    ]
-
-
-def test_a_gateway_that_two_slices_name_is_asked_once() -> None:
-    endpoints: list[Json] = [{"addresses": ["10.0.0.1"]}]
-    assert len(parse_gateways([build_slice(endpoints), build_slice(endpoints)], Unreadable("slice"))) == 1
-
-
-def test_only_the_admin_port_is_asked_and_ipv6_is_written_in_brackets() -> None:
-    slices = [build_slice([{"addresses": ["fd00::1"]}]), build_slice([{"addresses": ["fd00::2"]}], 80, "http")]
-    assert [gateway.url for gateway in parse_gateways(slices, Unreadable("slice"))] == ["http://[fd00::1]:8081/demand"]
-
-
-def test_a_slice_that_cannot_be_read_is_left_out_and_harms_no_other(caplog: pytest.LogCaptureFixture) -> None:
-    odd = {**build_slice([{}]), "metadata": {"name": "odd"}}
-    without_number = {**build_slice([{"addresses": ["10.0.0.2"]}]), "ports": [{"name": "admin"}]}
-    gateways = parse_gateways([odd, without_number, build_slice([{"addresses": ["10.0.0.1"]}])], Unreadable("slice"))
-    assert [gateway.host for gateway in gateways] == ["10.0.0.1"]
-    assert "kind=slice key=odd " in caplog.text

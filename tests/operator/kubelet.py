@@ -21,10 +21,14 @@ TIME = "2026-11-21T08:00:00Z"
 
 
 class Kubelet:
-    """Use as a context manager; `decide` may be replaced on the way. None leaves a pod as it is."""
+    """Use as a context manager; `decide` may be replaced on the way. None leaves a pod as it is.
 
-    def __init__(self, space: Space, decide: Decide) -> None:
+    Without `addresses` no EndpointSlice names the pods, and nobody sends anything to them.
+    """
+
+    def __init__(self, space: Space, decide: Decide, *, addresses: bool = True) -> None:
         self._space = space
+        self._has_addresses = addresses
         self.decide = decide
         self._node = f"node-{space.namespace}"
         self._stop = threading.Event()
@@ -61,8 +65,9 @@ class Kubelet:
             if "nodeName" not in pod["spec"]:
                 binding = {"metadata": {"name": name}, "target": {"kind": "Node", "name": self._node}}
                 self._space.api.create(self._space.path("Pod", name, "binding"), binding)
-            address = pod["status"].get("podIP") or self._next_address()
-            wanted = wanted | {"podIP": address, "podIPs": [{"ip": address}]}
+            if self._has_addresses:
+                address = pod["status"].get("podIP") or self._next_address()
+                wanted = wanted | {"podIP": address, "podIPs": [{"ip": address}]}
         if any(pod["status"].get(key) != value for key, value in wanted.items()):
             self._space.patch("Pod", name, {"status": wanted}, "status")
 

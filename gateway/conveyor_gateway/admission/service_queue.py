@@ -153,6 +153,7 @@ class ServiceQueue:
         self._wake_up: asyncio.TimerHandle | None = None
         self._admitted = 0
         self._dispatched: set[Ticket] = set()
+        self._idle_since = loop.time()
         self.configure(limits)
 
     @property
@@ -166,6 +167,11 @@ class ServiceQueue:
     @property
     def num_engines(self) -> int:
         return self.pool.num_ready
+
+    @property
+    def idle_seconds(self) -> float:
+        """Since the last request ended, or since the first engine came after none, whichever is later."""
+        return 0.0 if self._waiting or self._dispatched else self.loop.time() - self._idle_since
 
     def count_waiting_beyond(self, window_seconds: float) -> int:
         """Queued requests that were admitted more than `window_seconds` ago; a window of 0 counts all."""
@@ -189,7 +195,10 @@ class ServiceQueue:
 
     def set_engines(self, addresses: Iterable[str]) -> None:
         """`addresses` (`host:port`) take new requests from now on; requests already at others go on there."""
+        had_engines = bool(self.num_engines)
         self.pool.set_ready(addresses)
+        if not had_engines:
+            self._idle_since = self.loop.time()
         self._match()
 
     def admit(self, deadline: float) -> Ticket:
@@ -224,11 +233,14 @@ class ServiceQueue:
 
     def finish(self, ticket: Ticket) -> None:
         """See `Ticket.close`."""
+        if ticket.state is TicketState.CLOSED:
+            return
         if ticket.state is TicketState.QUEUED:
             del self._waiting[ticket]
-        elif ticket.state is TicketState.DISPATCHED:
+        else:
             self._release(ticket)
         ticket.state = TicketState.CLOSED
+        self._idle_since = self.loop.time()
         self._match()
 
     def check_open(self) -> None:

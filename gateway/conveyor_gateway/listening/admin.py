@@ -1,11 +1,12 @@
-"""The admin port: probes, metrics and demand. A plain function from a request to an answer, run by `listener`."""
+"""The admin port: probes, metrics, demand, activity. A plain function from a request to an answer, for `listener`."""
 
 from collections.abc import Awaitable, Callable, Mapping
 
 from aiohttp.web import BaseRequest, Response, StreamResponse
 
-from conveyor_api.names import DEMAND_PATH, GATEWAY_HEALTH_PATH, PROMETHEUS_PATH, READINESS_PATH
+from conveyor_api.names import ACTIVITY_PATH, DEMAND_PATH, GATEWAY_HEALTH_PATH, PROMETHEUS_PATH, READINESS_PATH
 from conveyor_gateway.admission.queues import Queues
+from conveyor_gateway.answering.activity import read_activity
 from conveyor_gateway.answering.demand import read_demand
 from conveyor_gateway.answering.status import build_probe
 from conveyor_gateway.answers import build_error, build_json, find_request_id
@@ -20,9 +21,16 @@ def build_admin_handler(
     """Port 8081."""
 
     async def demand(request: BaseRequest) -> Response:
+        check_synced()
+        return build_json(await read_demand(queues, request.query.get("service")), find_request_id(request))
+
+    async def activity(request: BaseRequest) -> Response:
+        check_synced()
+        return build_json(read_activity(queues), find_request_id(request))
+
+    def check_synced() -> None:
         if not readiness.synced:
             raise Unavailable("; ".join(readiness.problems()), Code.NOT_SYNCED)
-        return build_json(await read_demand(queues, request.query.get("service")), find_request_id(request))
 
     async def render_metrics(request: BaseRequest) -> Response:
         return Response(body=metrics.render(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
@@ -32,6 +40,7 @@ def build_admin_handler(
 
     pages: Mapping[str, Callable[[BaseRequest], Awaitable[Response]]] = {
         DEMAND_PATH: demand,
+        ACTIVITY_PATH: activity,
         PROMETHEUS_PATH: render_metrics,
         GATEWAY_HEALTH_PATH: probe,
         READINESS_PATH: probe,

@@ -39,6 +39,8 @@ class Service:
     queue_timeout_seconds: float
     request_timeout_seconds: float
     max_model_len: int | None = None  # tokens of the longest request; None: not known yet
+    idle_timeout_seconds: float | None = None  # without a request, until it goes to zero; None: it never does
+    is_asleep: bool = False  # at zero for want of requests; the next one wakes it
 
     @property
     def key(self) -> str:
@@ -50,6 +52,7 @@ def parse_service(body: Mapping[str, Any]) -> Service:
     resource = InferenceService.parse(body)
     created = resource.metadata.creation_timestamp
     spec, batching = resource.spec, resource.spec.batching
+    idle_timeout_seconds = spec.autoscaling.idle_timeout_seconds if spec.autoscaling else None
     return Service(
         namespace=resource.namespace,
         name=resource.name,
@@ -62,6 +65,8 @@ def parse_service(body: Mapping[str, Any]) -> Service:
         queue_timeout_seconds=spec.queue.timeout_seconds,
         request_timeout_seconds=spec.request_timeout_seconds,
         max_model_len=spec.engine.max_model_len or _made_for(resource),
+        idle_timeout_seconds=idle_timeout_seconds,
+        is_asleep=idle_timeout_seconds is not None and resource.status.desired_replicas == 0,
     )
 
 

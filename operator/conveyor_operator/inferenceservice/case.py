@@ -4,10 +4,12 @@ Made by `resource`, driven by `loop.reconcile`; every decision is asked of the p
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
 
 from conveyor_api import names
 from conveyor_api.resource import InferenceService
+from conveyor_operator.activity.answer import Activity
 from conveyor_operator.inferenceservice.desired import Desired
 from conveyor_operator.inferenceservice.memory import ServiceMemory
 from conveyor_operator.inferenceservice.observed import Observed
@@ -22,6 +24,14 @@ from conveyor_operator.loop.steps import Step
 from conveyor_operator.metrics_api.answer import MetricsApi
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What other parts of the operator say, at the begin of the reconcile."""
+
+    metrics_api: MetricsApi
+    activity: Activity
+
+
 class ServiceCase:
     """`url` is where clients reach the service, `previous` the status that it has."""
 
@@ -31,7 +41,7 @@ class ServiceCase:
         desired: Desired,
         observed: Observed,
         memory: ServiceMemory,
-        metrics_api: MetricsApi,
+        told: Told,
         url: str,
         previous: Object,
     ) -> None:
@@ -39,7 +49,7 @@ class ServiceCase:
         self._desired = desired
         self._observed = observed
         self._memory = memory
-        self._metrics_api = metrics_api
+        self._told = told
         self._url = url
         self._previous = previous
         self._deployment: ChildId = (DEPLOYMENT.kind, names.engine_name(service.name))
@@ -52,7 +62,7 @@ class ServiceCase:
         return self._observed.children
 
     def plan(self, now: datetime) -> list[Step]:
-        return plan(self._desired, self._observed, self._memory, now)
+        return plan(self._desired, self._observed, self._memory, self._told.activity, now)
 
     def see(self, child: Object) -> None:
         before, self._observed = self._observed.deployment, self._observed.with_child(child)
@@ -70,8 +80,9 @@ class ServiceCase:
             self._service.spec,
             self._observed,
             tuple(find_all_obstacles(self._desired, self._observed, self._memory)),
-            self._metrics_api,
+            self._told.metrics_api,
             self._memory.template_generation or 0,
+            max(self._memory.pod_starts.seconds, default=0) if self._memory.pod_starts else 0,
         )
         written = Written(self._url, self._desired.effective)
         return build_status(self._service, situation, written, self._previous, now)

@@ -59,7 +59,7 @@ def judge_ready(situation: Situation, parts: list[Judged]) -> Judged:
     if obstacle is not None and not (obstacle.temporary and answers):
         return Judged(type, "False", obstacle.reason, obstacle.message)
     if situation.wants_none:
-        return Judged(type, "False", Reason.SCALED_TO_ZERO, "replicas is 0: no engine is wanted")
+        return Judged(type, "True" if situation.is_asleep else "False", Reason.SCALED_TO_ZERO, situation.why_none)
     if answers and obstacle is None and workload.reason not in (*IN_PROGRESS, Reason.REPLICAS_READY):
         return Judged(type, "True", workload.reason, workload.message)
     if answers:
@@ -128,7 +128,7 @@ def judge_model(situation: Situation) -> Judged:
 def judge_workload(situation: Situation) -> Judged:
     deployment, type, blocker = situation.deployment, ConditionType.WORKLOAD_READY, situation.blocker
     if situation.wants_none and not situation.obstacle(*POD_KINDS):
-        return Judged(type, "True", Reason.SCALED_TO_ZERO, "replicas is 0: no engine is wanted")
+        return Judged(type, "True", Reason.SCALED_TO_ZERO, situation.why_none)
     if blocker is not None:
         some = f"{situation.ready_count}; " if deployment.available_replicas else ""
         return Judged(type, "False", blocker.reason, some + blocker.message)

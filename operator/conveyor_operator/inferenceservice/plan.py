@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from conveyor_api import names
+from conveyor_operator.activity.answer import Activity
 from conveyor_operator.inferenceservice.desired import Desired
 from conveyor_operator.inferenceservice.kinds import CHILDREN
 from conveyor_operator.inferenceservice.memory import ServiceMemory
 from conveyor_operator.inferenceservice.observed import Observed
-from conveyor_operator.inferenceservice.replicas import plan_hold, plan_replicas, with_replicas
+from conveyor_operator.inferenceservice.replicas import Handover, plan_hold, plan_replicas, plan_zero, with_replicas
 from conveyor_operator.kinds import AUTOSCALER, CLAIM, CONFIG_MAP, DEPLOYMENT, SERVICE_ACCOUNT
 from conveyor_operator.loop.differences import find_applies, find_obstacle, find_obstacles, find_unwanted
 from conveyor_operator.loop.owner import Object
@@ -24,7 +25,7 @@ _ORDER = {kind.kind: position for position, kind in enumerate(CHILDREN)}
 _REQUEUE = (timedelta(seconds=0.25), timedelta(minutes=1))
 
 
-def plan(desired: Desired, observed: Observed, memory: ServiceMemory, now: datetime) -> list[Step]:
+def plan(desired: Desired, observed: Observed, memory: ServiceMemory, activity: Activity, now: datetime) -> list[Step]:
     """The next steps, in their order. Each stage is planned by what the one before has left."""
     if removals := _plan_early_removals(desired, observed):
         return removals
@@ -41,6 +42,8 @@ def plan(desired: Desired, observed: Observed, memory: ServiceMemory, now: datet
             return deployment
     if after := [step for step in applies if _position(step) > 0]:
         return after
+    if hold := _build_hold(desired, observed, memory, plan_zero(desired.spec, observed.deployment, activity)):
+        return [hold]
     if not obstacles:
         return _plan_removals(desired, observed)
     return _plan_requeue(desired, observed, memory, now)
@@ -63,8 +66,14 @@ def _plan_hold(desired: Desired, observed: Observed, memory: ServiceMemory, appl
     """Keeps the number of replicas while the field changes hands: before the apply that lets go of it, and after the
     one that has created the Deployment."""
     live = observed.deployment
-    handover = plan_hold(desired.spec, live, memory.former_replicas)
-    if handover is None or live is None or not (applied_next or not live.replicas_managers):
+    if live is None or not (applied_next or not live.replicas_managers):
+        return None
+    return _build_hold(desired, observed, memory, plan_hold(desired.spec, live, memory.former_replicas))
+
+
+def _build_hold(desired: Desired, observed: Observed, memory: ServiceMemory, handover: Handover | None) -> Hold | None:
+    """None where it was done in this reconcile, was refused, or the Deployment is not ours."""
+    if handover is None:
         return None
     id = (DEPLOYMENT.kind, names.engine_name(desired.owner.name))
     child, hold = observed.children.get(id), Hold(id, handover.count, handover.force)

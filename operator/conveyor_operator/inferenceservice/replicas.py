@@ -1,7 +1,7 @@
 """Who sets the Deployment's replicas, and how the field changes hands without losing a pod. Pure; used by `plan`.
 
 Fixed (no `autoscaling`): the operator owns the field and sends a number. Autoscaled: the HPA owns
-it, and the operator never sends it.
+it, and the operator never sends it; but to zero and from it no HPA goes, so the operator does (docs/adr/0031).
 
 Handing over (tried on a real 1.37.1, docs/adr/0002): leaving out a field that only we own removes it, and the
 Deployment falls to its default of 1. So a second field manager, `conveyor-replicas`, applies the live number first;
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from conveyor_api import names
 from conveyor_api.spec import InferenceServiceSpec
+from conveyor_operator.activity.answer import Activity
 from conveyor_operator.inferenceservice.observed import HELD_REPLICAS_ANNOTATION, DeploymentState
 from conveyor_operator.loop.owner import Object
 
@@ -78,6 +79,30 @@ def plan_hold(spec: InferenceServiceSpec, live: DeploymentState | None, former: 
     if not live.replicas_managers:
         return Handover(first_count(spec, former))
     return None
+
+
+def plan_zero(spec: InferenceServiceSpec, live: DeploymentState | None, activity: Activity) -> Handover | None:
+    """What `conveyor-replicas` has to apply to send the engines away, or to have the first one back.
+
+    They go only from a state in which all that is asked for is available: an engine that is on its way starts for
+    somebody, and one that fails must be seen to. From a zero that `minReplicas` does not allow any more it starts at
+    once, unless somebody else has set it.
+    """
+    if spec.autoscaling is None or live is None:
+        return None
+    if live.asked_replicas == 0:
+        is_ours = names.REPLICAS_FIELD_MANAGER in live.replicas_managers
+        wakes = activity is Activity.WAITING if spec.autoscaling.min_replicas == 0 else is_ours
+        return Handover(spec.first_replicas, force=True) if wakes else None
+    if spec.autoscaling.min_replicas == 0 and activity is Activity.IDLE and live.complete:
+        return Handover(0, force=True)
+    return None
+
+
+def is_asleep(spec: InferenceServiceSpec, live: DeploymentState | None) -> bool:
+    """Whether no engine is wanted because none was asked for, and the next request starts one."""
+    may_sleep = spec.autoscaling is not None and spec.autoscaling.min_replicas == 0
+    return may_sleep and live is not None and live.asked_replicas == 0
 
 
 def first_count(spec: InferenceServiceSpec, former: int) -> int:

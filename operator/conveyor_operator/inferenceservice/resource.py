@@ -9,8 +9,9 @@ from typing import Any
 
 from conveyor_api import names
 from conveyor_api.resource import InferenceService
+from conveyor_operator.activity.answer import Activity
 from conveyor_operator.inferenceservice import events
-from conveyor_operator.inferenceservice.case import ServiceCase
+from conveyor_operator.inferenceservice.case import ServiceCase, Told
 from conveyor_operator.inferenceservice.desired import build_desired
 from conveyor_operator.inferenceservice.kinds import CHILDREN, GRANDCHILDREN, INFERENCE_SERVICE
 from conveyor_operator.inferenceservice.memory import ServiceMemory
@@ -28,17 +29,21 @@ from conveyor_operator.settings import Settings
 
 
 class InferenceServices:
-    """A `loop.resource.Resource`; `metrics_api` tells who serves custom.metrics.k8s.io."""
+    """A `loop.resource.Resource`; `metrics_api` tells who serves custom.metrics.k8s.io, `activity` what requests there
+    are for `namespace/name`."""
 
     kind = INFERENCE_SERVICE
     label = names.INFERENCE_SERVICE_LABEL
     children: Sequence[Kind] = CHILDREN
     grandchildren: Sequence[Kind] = GRANDCHILDREN
 
-    def __init__(self, settings: Settings, metrics_api: Callable[[], MetricsApi]) -> None:
+    def __init__(
+        self, settings: Settings, metrics_api: Callable[[], MetricsApi], activity: Callable[[str], Activity]
+    ) -> None:
         self._settings = settings
         self._profiles = read_profiles(settings.profiles)
         self._metrics_api = metrics_api
+        self._activity = activity
 
     def project(self, kind: Kind, key: Key, body: Mapping[str, Any]) -> Any:
         return project(kind, key, body)
@@ -60,7 +65,8 @@ class InferenceServices:
         memory.pod_starts.see(observed.pods)
         desired = build_desired(service, self._settings, observed, memory.pod_starts, from_profile)
         url = self._settings.service_url(service.namespace, service.name)
-        return ServiceCase(service, desired, observed, memory, self._metrics_api(), url, previous)
+        told = Told(self._metrics_api(), self._activity(service.key))
+        return ServiceCase(service, desired, observed, memory, told, url, previous)
 
     def build_invalid_status(self, body: Object, message: str, now: datetime) -> Object:
         return build_invalid_status(message, int(body["metadata"]["generation"]), body.get("status") or {}, now)

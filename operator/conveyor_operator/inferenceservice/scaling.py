@@ -16,15 +16,19 @@ from conveyor_api.quantities import parse_quantity
 from conveyor_api.spec import InferenceServiceSpec
 from conveyor_api.status import AutoscalingStatus, MetricStatus, clip
 from conveyor_operator.inferenceservice.observed import AutoscalerState, Observed
+from conveyor_operator.inferenceservice.replicas import is_asleep
 from conveyor_operator.metrics_api.answer import MetricsApi
 
 Object = Mapping[str, Any]
+
+_NEVER: Final[Object] = {}
 
 SCALED: Final = "scaled"
 """What the message of a decision to change the replicas begins with."""
 
 # What the HPA's controller reports for up to 30 s after an installation, because it caches API discovery so long.
 _NO_KIND_YET: Final = f'no matches for kind "{names.KIND}"'
+_NOT_LOOKED: Final = "the HorizontalPodAutoscaler has not looked yet"
 _NO_API_YET: Final = f"no custom metrics API ({names.METRICS_GROUP}) registered"
 
 
@@ -65,19 +69,32 @@ def judge_scaling(spec: InferenceServiceSpec, observed: Observed, metrics_api: M
         return "False", Reason.METRICS_UNAVAILABLE, message
     if observed.autoscaler is None:
         return "Unknown", Reason.WAITING_FOR_AUTOSCALER, "there is no HorizontalPodAutoscaler yet"
+    if is_asleep(spec, observed.deployment):
+        return "True", Reason.SCALED_TO_ZERO, "the HorizontalPodAutoscaler rests until a request has started an engine"
+    if _was_woken(observed, observed.autoscaler):
+        return "Unknown", Reason.WAITING_FOR_AUTOSCALER, _NOT_LOOKED
     said = observed.autoscaler.conditions.get("ScalingActive", ("", "", ""))[2]
     if _NO_KIND_YET in said or (metrics_api.registered and _NO_API_YET in said):
         return "Unknown", Reason.WAITING_FOR_AUTOSCALER, "the HorizontalPodAutoscaler looks at the API anew within 30 s"
     return _mirror(observed.autoscaler)
 
 
-def build_scaling_status(spec: InferenceServiceSpec, observed: Observed) -> AutoscalingStatus | None:
-    """The metrics as the HPA saw them, and the arithmetic; None without `spec.autoscaling`."""
+def build_scaling_status(
+    spec: InferenceServiceSpec, observed: Observed, former: Object = _NEVER
+) -> AutoscalingStatus | None:
+    """The metrics as the HPA saw them, and the arithmetic; None without `spec.autoscaling`. `former`: the last one."""
     if spec.autoscaling is None:
         return None
     autoscaler = observed.autoscaler
     if autoscaler is None:
         return AutoscalingStatus()
+    if is_asleep(spec, observed.deployment):
+        told = "no engine: no requests came for the idle timeout"
+        return AutoscalingStatus(desired_replicas=0, reason=Reason.SCALED_TO_ZERO, message=told)
+    if former.get("reason") == Reason.SCALED_TO_ZERO or _was_woken(observed, autoscaler):
+        count = observed.deployment.asked_replicas if observed.deployment else spec.first_replicas
+        told = f"{SCALED} 0 -> {count}: requests wait at a gateway"
+        return AutoscalingStatus(desired_replicas=count, reason="Woken", message=told)
     reason, message = explain(autoscaler)
     return AutoscalingStatus(
         desired_replicas=autoscaler.desired_replicas,
@@ -88,6 +105,12 @@ def build_scaling_status(spec: InferenceServiceSpec, observed: Observed) -> Auto
         ],
         message=clip(message),
     )
+
+
+def _was_woken(observed: Observed, autoscaler: AutoscalerState) -> bool:
+    """There are replicas again, and the HPA, which rests at zero, has not looked since."""
+    disabled = autoscaler.conditions.get("ScalingActive", ("", "", ""))[1] == "ScalingDisabled"
+    return disabled and observed.deployment is not None and observed.deployment.asked_replicas > 0
 
 
 def keep_decision(former: Object, present: dict[str, Any]) -> dict[str, Any]:
@@ -164,7 +187,7 @@ def _mirror(autoscaler: AutoscalerState) -> tuple[str, Reason, str]:
     for kind, failing in (("AbleToScale", Reason.AUTOSCALER_FAILED), ("ScalingActive", Reason.METRICS_UNAVAILABLE)):
         status, reason, message = autoscaler.conditions.get(kind, ("Unknown", "", ""))
         if status == "Unknown":
-            return "Unknown", Reason.WAITING_FOR_AUTOSCALER, "the HorizontalPodAutoscaler has not looked yet"
+            return "Unknown", Reason.WAITING_FOR_AUTOSCALER, _NOT_LOOKED
         if status == "False" and reason == "ScalingDisabled":
             return (
                 "False",

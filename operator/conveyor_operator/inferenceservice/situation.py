@@ -12,6 +12,7 @@ from conveyor_api.spec import InferenceServiceSpec
 from conveyor_operator.inferenceservice.failures import PodFailure, find_failures
 from conveyor_operator.inferenceservice.observed import DeploymentState, Observed
 from conveyor_operator.inferenceservice.pods import PodState
+from conveyor_operator.inferenceservice.replicas import is_asleep
 from conveyor_operator.loop.steps import Obstacle
 from conveyor_operator.metrics_api.answer import MetricsApi
 
@@ -40,6 +41,8 @@ class Situation:
     metrics_api: MetricsApi = field(default_factory=MetricsApi)
     template_generation: int = 0
     """Generation of the Deployment that brought its present pod template, as far as is known."""
+    start_seconds: int = 0
+    """What the slowest of the last pods took to start; 0: not known."""
 
     @property
     def deployment(self) -> DeploymentState:
@@ -60,9 +63,28 @@ class Situation:
         return self.deployment.observed_generation >= self.template_generation
 
     @property
+    def is_asleep(self) -> bool:
+        """No engine is asked for, and a request starts one."""
+        return is_asleep(self.spec, self.observed.deployment)
+
+    @property
     def wants_none(self) -> bool:
-        """No engine is asked for, and none is left."""
-        return self.deployment.asked_replicas == 0 and self.deployment.replicas == 0
+        """No engine is asked for, and none is left that matters."""
+        return self.is_asleep or (self.deployment.asked_replicas == 0 and self.deployment.replicas == 0)
+
+    @property
+    def why_none(self) -> str:
+        """Why no engine is wanted, and what follows."""
+        if not self.is_asleep:
+            return "replicas is 0: no engine is wanted"
+        timeout_seconds = self.spec.queue.timeout_seconds
+        told = "no requests came, so no engine runs; the next one starts one and waits for it"
+        if not self.start_seconds:
+            return told
+        told = f"{told}, {self.start_seconds} s lately"
+        if self.start_seconds < timeout_seconds:
+            return told
+        return f"{told}: longer than queue.timeout ({timeout_seconds:g} s), so raise that"
 
     @property
     def ready_count(self) -> str:

@@ -45,7 +45,7 @@ def build_status(
         url=written.url,
         effective=written.effective,
         model=_build_model(service, situation, previous),
-        autoscaling=build_scaling_status(situation.spec, situation.observed),
+        autoscaling=build_scaling_status(situation.spec, situation.observed, previous.get("autoscaling") or {}),
     )
     result = status.to_manifest()
     if "autoscaling" in result:

@@ -312,3 +312,39 @@ def test_every_situation_has_all_conditions_with_documented_reasons(
         if situation.blocker is not None and not part.is_true and part.reason != "ScaledToZero":
             assert part.reason == situation.blocker.reason, "a failure is the same in all that depends on it"
     assert ready.is_true == (obstacles != (REFUSED,) and endpoints > 0 and asked + there > 0)
+
+
+SLEEPY = {"autoscaling": {"minReplicas": 0, "maxReplicas": 4}}
+
+
+def test_a_service_at_zero_is_ready_since_the_next_request_is_answered() -> None:
+    judged = judge(make_deployment(0), **SLEEPY)
+    assert said(judged["Ready"]) == ("True", "ScaledToZero")
+    assert said(judged["WorkloadReady"]) == ("True", "ScaledToZero")
+    assert said(judged["ModelAvailable"]) == ("Unknown", "ScaledToZero")
+    assert said(judged["EndpointReady"]) == ("False", "ScaledToZero")
+    assert said(judged["Progressing"]) == ("False", "UpToDate")
+
+
+def test_it_is_so_from_the_moment_of_the_decision() -> None:
+    """The last pod still drains."""
+    draining = make_deployment(0, replicas=1, updated_replicas=1, ready_replicas=1, available_replicas=1)
+    judged = judge(draining, replace(READY, leaving=True), endpoints=1, **SLEEPY)
+    assert said(judged["Ready"]) == ("True", "ScaledToZero")
+    assert said(judged["WorkloadReady"]) == ("True", "ScaledToZero")
+
+
+def test_one_that_is_woken_says_what_it_waits_for() -> None:
+    waking = make_deployment(1, ready_replicas=0, available_replicas=0)
+    assert said(judge(waking, LOADING, **SLEEPY)["Ready"]) == ("False", "ModelLoading")
+
+
+def test_a_start_that_takes_longer_than_requests_wait_is_told_at_zero() -> None:
+    situation = make_situation(make_deployment(0), **SLEEPY)
+    assert "s lately" not in situation.why_none
+    assert replace(situation, start_seconds=20).why_none.endswith("waits for it, 20 s lately")
+    assert replace(situation, start_seconds=90).why_none.endswith("longer than queue.timeout (60 s), so raise that")
+
+
+def test_replicas_of_zero_that_a_person_asks_for_are_not_ready() -> None:
+    assert said(judge(make_deployment(0), replicas=0)["Ready"]) == ("False", "ScaledToZero")

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.operator.builders import OWNER, build, desire, make_child, make_deployment, make_observed, make_pod
 
+from conveyor_operator.activity.answer import Activity
 from conveyor_operator.inferenceservice.memory import ServiceMemory
 from conveyor_operator.inferenceservice.observed import Observed
 from conveyor_operator.inferenceservice.plan import find_all_obstacles, plan
@@ -39,8 +40,10 @@ def all_there(spec: dict[str, Any], asked: int = 1, managers: frozenset[str] = O
     return make_observed(*children, deployment=make_deployment(asked, replicas_managers=managers))
 
 
-def next_steps(observed: Observed, memory: ServiceMemory, **spec: Any) -> list[Step]:
-    return plan(desire(**spec), observed, memory, NOW)
+def next_steps(
+    observed: Observed, memory: ServiceMemory, activity: Activity = Activity.STEADY, **spec: Any
+) -> list[Step]:
+    return plan(desire(**spec), observed, memory, activity, NOW)
 
 
 def live_through(observed: Observed, memory: ServiceMemory, **spec: Any) -> list[list[Step]]:
@@ -194,6 +197,31 @@ def test_a_number_that_was_not_held_when_the_deployment_was_made_is_held_in_the_
     """The operator, or that one call, has failed in between."""
     spec: dict[str, Any] = {"autoscaling": AUTOSCALING | {"minReplicas": 2}}
     assert next_steps(all_there(spec, 1, frozenset()), remember(spec), **spec) == [Hold(DEPLOYMENT, 2)]
+
+
+SLEEPY: dict[str, Any] = {"autoscaling": AUTOSCALING | {"minReplicas": 0}}
+
+
+def test_waiting_requests_wake_a_service_once_in_a_reconcile() -> None:
+    observed, memory = all_there(SLEEPY, 0, HPAS), remember(SLEEPY)
+    (hold,) = next_steps(observed, memory, Activity.WAITING, **SLEEPY)
+    assert hold == Hold(DEPLOYMENT, 1, force=True)
+    memory.done.append(hold)
+    assert next_steps(observed, memory, Activity.WAITING, **SLEEPY) == [], "as if somebody put it back each time"
+
+
+def test_an_idle_service_loses_its_engines_when_everything_else_is_done() -> None:
+    observed = all_there(SLEEPY, 2, HPAS)
+    assert next_steps(observed, remember(SLEEPY), Activity.IDLE, **SLEEPY) == [Hold(DEPLOYMENT, 0, force=True)]
+    assert Hold not in {type(step) for step in next_steps(observed, remember(), Activity.IDLE, **SLEEPY)}
+
+
+def test_a_deployment_of_somebody_else_is_not_woken() -> None:
+    theirs = make_child(labels={}, controller="", controller_uid="")
+    observed = all_there(SLEEPY, 0, HPAS)
+    observed = replace(observed, children={**observed.children, DEPLOYMENT: theirs})
+    steps = next_steps(observed, remember(SLEEPY), Activity.WAITING, **SLEEPY)
+    assert not any(isinstance(step, Hold) for step in steps)
 
 
 def test_a_deployment_of_somebody_else_is_neither_scaled_nor_held() -> None:

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from tests.operator.builders import make_deployment, make_resource
 
 from conveyor_api.spec import InferenceServiceSpec
+from conveyor_operator.activity.answer import Activity
 from conveyor_operator.inferenceservice.observed import DeploymentState
-from conveyor_operator.inferenceservice.replicas import Handover, Replicas, plan_hold, plan_replicas
+from conveyor_operator.inferenceservice.replicas import Handover, Replicas, plan_hold, plan_replicas, plan_zero
 
 OURS = frozenset({"conveyor"})
 HANDED_OVER = frozenset({"conveyor", "conveyor-replicas"})
@@ -94,3 +95,44 @@ def test_a_hold_never_takes_a_running_pod_away(low: int, there: int, owners: fro
     hold = plan_hold(autoscaled(low, 1000), live(there, owners))
     if hold is not None and owners:
         assert hold == Handover(there)
+
+
+FROM_ZERO, TO_ZERO = Handover(1, force=True), Handover(0, force=True)
+BY_US = frozenset({"conveyor-replicas"})
+
+
+def test_requests_that_wait_start_one_engine() -> None:
+    assert plan_zero(autoscaled(0), live(0, BY_US), Activity.WAITING) == FROM_ZERO
+    assert plan_zero(autoscaled(0), live(0, frozenset({"kubectl"})), Activity.WAITING) == FROM_ZERO
+    for activity in (Activity.STEADY, Activity.IDLE):
+        assert plan_zero(autoscaled(0), live(0, BY_US), activity) is None
+    assert plan_zero(autoscaled(0), live(1, BY_US, available_replicas=0), Activity.WAITING) is None, "it is on its way"
+
+
+def test_the_engines_of_a_service_without_requests_go() -> None:
+    for count in (1, 3):
+        assert plan_zero(autoscaled(0), live(count, THE_HPAS), Activity.IDLE) == TO_ZERO
+    for activity in (Activity.STEADY, Activity.WAITING):
+        assert plan_zero(autoscaled(0), live(1, THE_HPAS), activity) is None
+
+
+def test_engines_that_start_or_fail_or_are_replaced_stay() -> None:
+    for changes in ({"available_replicas": 1}, {"updated_replicas": 1}, {"observed_generation": 0}):
+        assert plan_zero(autoscaled(0), live(2, THE_HPAS, **changes), Activity.IDLE) is None
+
+
+def test_only_a_minimum_of_zero_lets_engines_go() -> None:
+    for spec in (autoscaled(1), fixed(), fixed(1)):
+        assert plan_zero(spec, live(1, THE_HPAS), Activity.IDLE) is None
+    assert plan_zero(fixed(0), live(0, OURS), Activity.WAITING) is None
+    assert plan_zero(autoscaled(0), None, Activity.WAITING) is None
+
+
+def test_a_raised_minimum_wakes_what_slept_and_nothing_that_a_person_has_stopped() -> None:
+    assert plan_zero(autoscaled(2), live(0, BY_US), Activity.STEADY) == Handover(2, force=True)
+    assert plan_zero(autoscaled(2), live(0, frozenset({"kubectl"})), Activity.STEADY) is None
+
+
+def test_a_service_that_may_go_to_zero_begins_with_one() -> None:
+    assert plan_hold(autoscaled(0), live(1, frozenset())) == Handover(1)
+    assert plan_hold(autoscaled(0), live(1, frozenset()), former=0) == Handover(1)

@@ -214,3 +214,34 @@ def test_the_status_shows_what_the_hpa_saw() -> None:
         (names.QUEUE_DEPTH_METRIC, "3", "4"),
     ]
     assert build_scaling_status(make_resource().spec, make_observed()) is None
+
+
+SLEEPY = make_resource(autoscaling={"minReplicas": 0, "maxReplicas": 4}).spec
+RESTING = {**WORKING, "ScalingActive": ("False", "ScalingDisabled", "scaling is disabled since the replica count is 0")}
+
+
+def test_at_zero_the_hpa_rests_and_the_status_says_that_and_why() -> None:
+    for conditions in (WORKING, RESTING):  # before and after it has looked
+        asleep = make_observed(deployment=make_deployment(0), autoscaler=make_autoscaler(conditions=conditions))
+        assert judge_scaling(SLEEPY, asleep, MetricsApi())[:2] == ("True", "ScaledToZero")
+        status = build_scaling_status(SLEEPY, asleep)
+        assert status is not None
+        assert (status.desired_replicas, status.reason) == (0, "ScaledToZero")
+
+
+def test_a_service_that_was_woken_says_so_until_the_hpa_looks_again() -> None:
+    woken = make_observed(deployment=make_deployment(1), autoscaler=make_autoscaler(conditions=RESTING))
+    assert judge_scaling(SLEEPY, woken, MetricsApi())[:2] == ("Unknown", "WaitingForAutoscaler")
+    status = build_scaling_status(SLEEPY, woken)
+    assert status is not None
+    assert (status.desired_replicas, status.reason) == (1, "Woken")
+    assert status.message == "scaled 0 -> 1: requests wait at a gateway"
+    unlooked = make_observed(deployment=make_deployment(1), autoscaler=make_autoscaler())  # it slept for seconds
+    status = build_scaling_status(SLEEPY, unlooked, {"reason": "ScaledToZero"})
+    assert status is not None
+    assert status.reason == "Woken"
+
+
+def test_a_deployment_that_a_person_has_scaled_to_zero_is_still_told_as_such() -> None:
+    stopped = make_observed(deployment=make_deployment(0), autoscaler=make_autoscaler(conditions=RESTING))
+    assert judge_scaling(AUTOSCALED, stopped, MetricsApi())[:2] == ("False", "AutoscalerFailed")

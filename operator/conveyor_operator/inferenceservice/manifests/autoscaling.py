@@ -9,7 +9,8 @@ from conveyor_operator.loop.owner import Object, Owner, build_metadata
 def build_autoscaler(owner: Owner, spec: InferenceServiceSpec, scale_up_period_seconds: int) -> Object | None:
     """Two Object metrics on the InferenceService, of which the HPA takes the larger wish; None with fixed replicas.
 
-    `AverageValue` makes it ceil(total / target), whatever the number of ready pods.
+    `AverageValue` makes it ceil(total / target), whatever the number of ready pods. It never goes to zero, and lets a
+    Deployment at zero be: that is `replicas.plan_zero`'s.
     """
     autoscaling, in_flight, queue_depth = spec.autoscaling, spec.in_flight_target, spec.queue_depth_target
     if autoscaling is None or in_flight is None or queue_depth is None:
@@ -21,7 +22,7 @@ def build_autoscaler(owner: Owner, spec: InferenceServiceSpec, scale_up_period_s
     name = names.engine_name(owner.name)
     content: Object = {
         "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": name},
-        "minReplicas": autoscaling.min_replicas,
+        "minReplicas": autoscaling.fewest_running,
         "maxReplicas": autoscaling.max_replicas,
         "metrics": metrics,
         "behavior": autoscaling.fill_behavior(scale_up_period_seconds).to_manifest(),

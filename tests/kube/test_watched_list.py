@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from conveyor_kube.watch import Collection, WatchState, connect, watch_collection
-from conveyor_metrics.watched_list import WatchedList
+from conveyor_kube.watched_list import WatchedList
 from e2e.cluster.api import Api
 from e2e.cluster.control_plane import ControlPlane
 

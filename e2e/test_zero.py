@@ -1,0 +1,54 @@
+"""To zero and back: no pod while nobody asks, and the first requests, however many, are held and answered."""
+
+import asyncio
+from typing import Any
+
+import aiohttp
+
+from e2e import kube
+from e2e.gateway import gateway_url, service_url
+from e2e.load import running_load, stream_chat
+from e2e.services import quickstart
+
+BODY = {"model": "zero", "max_tokens": 40, "temperature": 0.8}
+CHAT = {**BODY, "messages": [{"role": "user", "content": "What is a list?"}]}
+
+
+async def test_a_service_goes_to_zero_and_answers_the_first_requests_after_it(namespace: str) -> None:
+    body = quickstart()
+    body["metadata"]["name"] = "zero"
+    body["spec"]["autoscaling"] = {"minReplicas": 0, "maxReplicas": 2, "idleTimeout": "10s"}
+    kube.apply(body, namespace)
+    kube.wait_ready("zero", namespace)
+    await asyncio.to_thread(kube.wait_until, "no engine", lambda: is_asleep(namespace), 120)
+    # Gateways that begin while it sleeps hold its requests as well.
+    for what in (("restart",), ("status", "--timeout=170s")):
+        deployment = ("deployment/conveyor-gateway", "-n", kube.SYSTEM_NAMESPACE)
+        await asyncio.to_thread(kube.kubectl, "rollout", *what, *deployment)
+    async with aiohttp.ClientSession() as http:
+        for page in ("health", "v1/models"):
+            async with http.get(f"{gateway_url()}/{namespace}/zero/{page}") as answer:
+                assert answer.status == 200, page
+        assert is_asleep(namespace), "nothing of that wakes it"
+        first = await stream_chat(http, service_url("zero", namespace), CHAT)
+    assert first.error is None
+    assert first.first_token_seconds is not None
+    print(f"from zero to the first token: {first.first_token_seconds:.1f} s")  # for docs/benchmarks.md
+    await asyncio.to_thread(kube.wait_until, "no engine again", lambda: is_asleep(namespace), 120)
+    async with running_load(service_url("zero", namespace), BODY, concurrency=8) as load:
+        await asyncio.to_thread(kube.wait_until, "answers", lambda: len(load.answers) > 16, 120)
+    assert not load.failed, [a.error for a in load.failed]
+    assert decisions(namespace)[:2] == ["scaled 0 -> 1: requests wait at a gateway"] * 2
+
+
+def is_asleep(namespace: str) -> bool:
+    """No pod is left, and the service says that it answers all the same."""
+    ready = kube.condition(kube.get("infsvc", "zero", namespace), "Ready")
+    pods = kube.list_("pods", namespace, "conveyor.dev/inference-service=zero")
+    return (ready.get("status"), ready.get("reason")) == ("True", "ScaledToZero") and not pods
+
+
+def decisions(namespace: str) -> list[Any]:
+    events = kube.list_("events", namespace)
+    scaled = [event for event in events if event["reason"] == "Scaled" and " 0 -> 1" in event["message"]]
+    return [event["message"] for event in sorted(scaled, key=lambda event: event["eventTime"])]

@@ -1,0 +1,118 @@
+"""The gateways of an installation: which there are, by their EndpointSlices, and how a page of one of them is read.
+
+Used by the metrics server (`/demand`) and the operator (`/activity`), who ask all of them at once. A gateway that
+cannot hold a request is left out; any other that says nothing makes what all of them say unknown.
+"""
+
+import errno
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import aiohttp
+
+from conveyor_api.names import GATEWAY_ADMIN_SERVICE
+from conveyor_kube.answers import AnswerTooLong, read_answer
+from conveyor_kube.resources import slice_collection
+from conveyor_kube.unreadable import Unreadable
+from conveyor_kube.wanted_json import Json
+from conveyor_kube.watch import Collection
+
+ADMIN_PORT_NAME = "admin"
+_MAX_BYTES: Final = 1 << 20  # an address may have gone to another pod, which may send anything
+
+# No process is there, or its node is gone. What fails on our own side (no file descriptor left, say) is not among them.
+_NOBODY_THERE: Final = {errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT}
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """One gateway process; `serving` tells whether Kubernetes sees it ready (terminating or not)."""
+
+    host: str
+    port: int
+    serving: bool
+
+    def url(self, path: str) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}{path}"
+
+    def __str__(self) -> str:
+        return self.url("") if self.serving else f"{self.url('')} (not ready)"
+
+
+class GatewayUnreadable(Exception):
+    """One gateway does not say what it holds."""
+
+
+def gateway_slices(system_namespace: str) -> Collection:
+    """Of the headless Service that publishes gateways' addresses, those that are not ready too."""
+    return slice_collection(system_namespace, f"kubernetes.io/service-name={GATEWAY_ADMIN_SERVICE}")
+
+
+def parse_gateways(slices: Iterable[Json], unreadable: Unreadable) -> tuple[Gateway, ...]:
+    """Terminating ones are among them: a gateway that drains still holds requests."""
+    found: dict[tuple[str, int], Gateway] = {}
+    for piece in slices:
+        gateways = unreadable.parse(slice_name(piece), _parse_slice, piece)
+        found |= {(gateway.host, gateway.port): gateway for gateway in gateways or ()}
+    return tuple(found[key] for key in sorted(found))
+
+
+def slice_name(piece: Json) -> str:
+    name: str = piece["metadata"]["name"]
+    return name
+
+
+def _parse_slice(piece: Json) -> list[Gateway]:
+    named = [port.get("port") for port in piece.get("ports") or [] if port.get("name") == ADMIN_PORT_NAME]
+    gateways = []
+    for endpoint in piece.get("endpoints") or []:
+        serving = (endpoint.get("conditions") or {}).get("serving") is not False
+        host = endpoint["addresses"][0]
+        gateways += [Gateway(host, port, serving) for port in named if port]  # a port may come without a number
+    return gateways
+
+
+async def read_page(
+    session: aiohttp.ClientSession,
+    gateway: Gateway,
+    path: str,
+    timeout_seconds: float,
+    query: Mapping[str, str] | None = None,
+) -> bytes | None:
+    """What it answers. None: it cannot hold a request. Raises GatewayUnreadable."""
+    url = gateway.url(path)
+    # A lost node drops what is sent to it; a live gateway takes a connection at once, even a busy one.
+    limits = aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=timeout_seconds / 2)
+    try:
+        async with session.get(url, params=query, timeout=limits, allow_redirects=False) as response:
+            body = bytes(await read_answer(response.content, _MAX_BYTES))
+        if response.status == 200:
+            return body
+        if _says_not_synced(response.status, body):
+            return None
+        raise GatewayUnreadable(f"{url} answers {response.status}: {body[:200]!r}")
+    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+        # Kubernetes agrees that this process is not there: it has not started, has ended, or its node is lost. Such
+        # a gateway must not stop the scaling of all services.
+        if not gateway.serving and _is_nobody_there(error):
+            return None
+        raise GatewayUnreadable(f"{url}: {error}") from error
+    except TimeoutError as error:
+        raise GatewayUnreadable(f"{url} does not answer within {timeout_seconds} s") from error
+    except (AnswerTooLong, aiohttp.ClientError) as error:
+        raise GatewayUnreadable(f"{url}: {error}") from error
+
+
+def _is_nobody_there(error: aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError) -> bool:
+    return isinstance(error, aiohttp.ConnectionTimeoutError) or error.os_error.errno in _NOBODY_THERE
+
+
+def _says_not_synced(status: int, body: bytes) -> bool:
+    """A gateway that has not read the InferenceServices yet takes no request."""
+    try:
+        return status == 503 and bool(json.loads(body)["error"]["code"] == "not_synced")
+    except (ValueError, LookupError, TypeError):
+        return False

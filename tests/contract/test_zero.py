@@ -1,0 +1,148 @@
+"""To zero and back: a real operator hears of real gateways which services sleep and which have to be woken."""
+
+import asyncio
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from tests.gateway.cluster import Cluster, own_address, publish_gateway
+from tests.gateway.engine_servers import answering, running_engine
+from tests.gateway.process import GatewayProcess
+from tests.operator.api_proxy import ApiProxy
+from tests.operator.kubelet import Kubelet, ready
+from tests.operator.stage import Space, Stage, install_crd, wait_until
+
+from conveyor_operator.settings import Settings
+from e2e.cluster.api import Api
+from e2e.cluster.control_plane import ControlPlane
+
+SLEEPY = {"minReplicas": 0, "maxReplicas": 2, "idleTimeout": "5s"}
+NO_TIMEOUT = aiohttp.ClientTimeout(total=120)
+
+
+@pytest.fixture
+def space(control_plane: ControlPlane, namespace: str) -> Space:
+    api = Api(control_plane.kubeconfig)
+    install_crd(api)
+    return Space(api, namespace)
+
+
+@pytest.fixture
+def gateway(control_plane: ControlPlane, space: Space) -> Iterator[GatewayProcess]:
+    """Found by the operator as in an installation, whose namespace is here that of the services."""
+    flags = ("--host", "", "--watch-namespaces", space.namespace, "--drain-delay-seconds", "0")
+    with GatewayProcess(control_plane.kubeconfig, *flags) as gateway:
+        publish_gateway(space.api, space.namespace, "one", gateway.admin_port)
+        yield gateway
+
+
+@pytest.fixture
+def stage(control_plane: ControlPlane, space: Space, gateway: GatewayProcess, tmp_path: Path) -> Iterator[Stage]:
+    with ApiProxy(control_plane.kubeconfig).running() as proxy:
+        settings = Settings(
+            engine_image="example/engine:1",
+            watch_namespaces=(space.namespace,),
+            system_namespace=space.namespace,
+            kubeconfig=str(proxy.write_kubeconfig(tmp_path / "kubeconfig")),
+            host="127.0.0.1",
+            admin_port=0,
+            metrics_api=False,
+        )
+        stage = Stage(space, proxy, settings)
+        with stage.operator(), Kubelet(space, ready, addresses=False):
+            yield stage
+        stage.close()
+
+
+@pytest.fixture
+def cluster(space: Space) -> Cluster:
+    return Cluster(space.api, space.namespace)
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[int]:
+    async with running_engine(answering(web.json_response, data={"text": "hello"})) as engine:
+        yield engine.port
+
+
+def replicas(space: Space) -> int:
+    return int(space.need("Deployment", "qwen-engine")["spec"]["replicas"])
+
+
+async def fall_asleep(space: Space, gateway: GatewayProcess, cluster: Cluster, port: int) -> None:
+    """A service with one engine, until it has none. Its pods have no address: the test says where the engine is."""
+    space.make_service(autoscaling=SLEEPY)
+    await asyncio.to_thread(space.wait_condition, "qwen", "WorkloadReady", "True", "ReplicasReady")
+    cluster.apply_engine("qwen", own_address(), port)
+    await asyncio.to_thread(space.wait_condition, "qwen", "Ready", "True", "ScaledToZero")
+    assert replicas(space) == 0
+    cluster.delete_engine("qwen", port)
+    health = f"{gateway.url}/{space.namespace}/qwen/health"
+    await asyncio.to_thread(wait_until, "the gateway knows", lambda: get(health) == (200, {"status": "asleep"}))
+
+
+def get(url: str) -> tuple[int, Any]:
+    try:
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)
+
+
+async def complete(gateway: GatewayProcess, space: Space) -> tuple[int, Any]:
+    url = f"{gateway.url}/{space.namespace}/qwen/v1/completions"
+    async with aiohttp.ClientSession(timeout=NO_TIMEOUT) as http, http.post(url, json={}) as answer:
+        return answer.status, await answer.json()
+
+
+async def test_a_service_without_requests_goes_to_zero_and_the_first_request_is_answered(
+    stage: Stage, gateway: GatewayProcess, cluster: Cluster, engine: int
+) -> None:
+    space = stage.space
+    begun = time.monotonic()
+    await fall_asleep(space, gateway, cluster, engine)
+    assert time.monotonic() - begun > 5, "not before its idle timeout"
+    asking = asyncio.create_task(complete(gateway, space))
+    await asyncio.to_thread(wait_until, "an engine is asked for", lambda: replicas(space) == 1)
+    await asyncio.to_thread(space.wait_condition, "qwen", "WorkloadReady", "True", "ReplicasReady")
+    assert not asking.done(), "it is held until an engine is there"
+    cluster.apply_engine("qwen", own_address(), engine)
+    assert await asking == (200, {"text": "hello"})
+    events = [event["message"] for event in space.list("Event") if event["reason"] == "Scaled"]
+    assert events == ["scaled 0 -> 1: requests wait at a gateway"]
+
+
+async def test_at_zero_a_service_says_that_it_answers_and_a_probe_does_not_wake_it(
+    stage: Stage, gateway: GatewayProcess, cluster: Cluster, engine: int
+) -> None:
+    await fall_asleep(stage.space, gateway, cluster, engine)
+    base = f"{gateway.url}/{stage.space.namespace}/qwen"
+    for path in ("/health", "/ping", "/version", "/v1/models"):
+        assert get(base + path)[0] == 200
+    await asyncio.sleep(1)  # two looks of the operator
+    assert replicas(stage.space) == 0
+
+
+async def test_while_a_gateway_cannot_be_read_no_engine_goes(
+    stage: Stage, gateway: GatewayProcess, cluster: Cluster, engine: int
+) -> None:
+    space = stage.space
+    publish_gateway(space.api, space.namespace, "two", 1)  # nobody listens there
+    space.make_service(autoscaling=SLEEPY)
+    cluster.apply_engine("qwen", own_address(), engine)
+    await asyncio.to_thread(space.wait_condition, "qwen", "WorkloadReady", "True", "ReplicasReady")
+    await asyncio.to_thread(
+        wait_until, "the other calls it idle", lambda: json.loads(gateway.admin("/activity")[1])["idle"]
+    )
+    await asyncio.sleep(1)  # two looks of the operator
+    assert replicas(space) == 1
+    publish_gateway(space.api, space.namespace, "two", 1, serving=False)  # it has ended, Kubernetes says
+    await asyncio.to_thread(wait_until, "its engine has gone", lambda: replicas(space) == 0)

@@ -1,0 +1,93 @@
+"""What a gateway says of the services that may go to zero."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+from tests.gateway.cluster import make_endpoint, make_service, make_slice
+
+from conveyor_gateway.admission.queues import Queues
+from conveyor_gateway.answering.activity import read_activity
+
+ZERO = {"autoscaling": {"minReplicas": 0, "maxReplicas": 2, "idleTimeout": "10s"}}
+QWEN = "default/qwen"
+FAR = 1e9
+
+
+class Clock(asyncio.SelectorEventLoop):
+    """A loop whose time the test sets."""
+
+    now = 1000.0
+
+    def time(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Iterator[Clock]:
+    with contextlib.closing(Clock()) as clock:
+        yield clock
+
+
+@pytest.fixture
+def queues(clock: Clock) -> Queues:
+    queues = Queues(clock, on_gone=lambda key: None)
+    queues.catalog.services.put(make_service("qwen", "default", **ZERO))
+    queues.catalog.services.put(make_service("always", "default", autoscaling={"maxReplicas": 2}))
+    queues.catalog.services.put(make_service("fixed", "default"))
+    return queues
+
+
+def set_engines(queues: Queues, *addresses: str) -> None:
+    endpoints = [make_endpoint(address) for address in addresses]
+    queues.catalog.slices.put(make_slice("qwen-1", "default", "qwen", 8000, *endpoints))
+
+
+def test_only_services_that_may_go_to_zero_are_counted(queues: Queues) -> None:
+    assert read_activity(queues) == {"services": 1, "waiting": [], "idle": []}
+
+
+def test_a_request_without_an_engine_to_send_it_to_waits(queues: Queues) -> None:
+    ticket = queues[QWEN].admit(FAR)
+    always = queues["default/always"].admit(FAR)
+    assert read_activity(queues)["waiting"] == [QWEN]
+    ticket.close()
+    always.close()
+    assert read_activity(queues)["waiting"] == []
+
+
+def test_requests_that_wait_for_a_place_on_engines_that_are_there_wake_nobody(queues: Queues) -> None:
+    set_engines(queues, "10.0.0.1")
+    for _ in range(100):
+        queues[QWEN].admit(FAR)
+    assert queues[QWEN].queued
+    assert read_activity(queues)["waiting"] == []
+
+
+def test_a_service_is_idle_after_its_timeout_since_its_last_request_has_ended(queues: Queues, clock: Clock) -> None:
+    set_engines(queues, "10.0.0.1")
+    ticket = queues[QWEN].admit(FAR)
+    clock.now += 60
+    assert read_activity(queues)["idle"] == [], "it runs"
+    ticket.close()
+    clock.now += 9
+    ticket.close()
+    assert read_activity(queues)["idle"] == []
+    clock.now += 1
+    assert read_activity(queues)["idle"] == [QWEN], "closing it again is no request"
+    queues[QWEN].admit(FAR)
+    assert read_activity(queues)["idle"] == []
+
+
+def test_the_time_of_a_start_is_not_idle_time(queues: Queues, clock: Clock) -> None:
+    """A client that gave up meanwhile comes again, and finds the engine that was started for it."""
+    queues[QWEN].admit(FAR).close()
+    clock.now += 300
+    assert read_activity(queues)["idle"] == [], "it has no engine that could go"
+    set_engines(queues, "10.0.0.1")
+    clock.now += 9
+    assert read_activity(queues)["idle"] == []
+    set_engines(queues, "10.0.0.1", "10.0.0.2")
+    clock.now += 1
+    assert read_activity(queues)["idle"] == [QWEN], "one engine more is not the first"
