@@ -116,6 +116,23 @@ class EffectiveStatus(_StatusModel):
     """Access mode of the claim that Conveyor made for `model.cache`; it never changes."""
 
 
+class LastStart(_StatusModel):
+    """The latest start of an engine pod, from its creation until it was ready; its parts follow each other."""
+
+    pod_name: Word | None = None
+    """Which pod."""
+    total: Duration | None = None
+    """All of it."""
+    schedule: Duration | None = None
+    """Until a node was found."""
+    image: Duration | None = None
+    """Until its first container ran: the image was pulled, the volumes were mounted."""
+    model: Duration | None = None
+    """The model was fetched, or found in the volume."""
+    load: Duration | None = None
+    """The engine read the weights and warmed up."""
+
+
 class LastFailure(_StatusModel):
     """The latest failure of an engine pod; stays when the pod is gone."""
 
@@ -156,5 +173,7 @@ class InferenceServiceStatus(_StatusModel):
     """The served model."""
     autoscaling: AutoscalingStatus | None = None
     """What the autoscaler decided last."""
+    last_start: LastStart | None = None
+    """The latest start of an engine pod, part by part."""
     last_failure: LastFailure | None = None
     """The latest failure of an engine pod."""

@@ -5,6 +5,7 @@ Written by `cluster`, `watches`, `workers` and `metrics_api`, served by `health`
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+_START_BUCKETS_SECONDS = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200)
 _LATENCY_BUCKETS_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
@@ -45,6 +46,13 @@ class Metrics:
             "conveyor_operator_unreadable_objects",
             "Objects that a watch brought and that were skipped because they could not be read, by resource.",
             ["resource"],
+            registry=self.registry,
+        )
+        self.pod_start_seconds = Histogram(
+            "conveyor_operator_pod_start_seconds",
+            "What engine pods took from their creation until they were ready, and the parts of it.",
+            ["part"],
+            buckets=_START_BUCKETS_SECONDS,
             registry=self.registry,
         )
         self.certificate_expiry = Gauge(

@@ -38,10 +38,13 @@ _CRD_POLL_SECONDS = 2.0
 
 
 def build_resources(
-    settings: Settings, metrics_api: Callable[[], MetricsApi], activity: Callable[[str], Activity]
+    settings: Settings,
+    metrics: Metrics,
+    metrics_api: Callable[[], MetricsApi],
+    activity: Callable[[str], Activity],
 ) -> tuple[Resource, ...]:
     """Every kind of resource that the operator reconciles."""
-    return (InferenceServices(settings, metrics_api, activity),)
+    return (InferenceServices(settings, metrics, metrics_api, activity),)
 
 
 class Operator:
@@ -57,7 +60,7 @@ class Operator:
         )
         self.activity = ActivityFollower(cluster.client, settings.system_namespace, self._mark_active)
         self.resources: Sequence[Resource] = build_resources(
-            settings, lambda: self.keeper.metrics_api, self.activity.__getitem__
+            settings, metrics, lambda: self.keeper.metrics_api, self.activity.__getitem__
         )
         self.workers = Workers(Reconciler(self.resources, cluster, self.store).reconcile, metrics, settings.workers)
         self.watches = Watches(self.resources, self.store, metrics, self.workers.mark)

@@ -84,5 +84,6 @@ class ServiceCase:
             self._memory.template_generation or 0,
             max(self._memory.pod_starts.seconds, default=0) if self._memory.pod_starts else 0,
         )
-        written = Written(self._url, self._desired.effective)
+        starts = self._memory.pod_starts
+        written = Written(self._url, self._desired.effective, starts.last if starts else None)
         return build_status(self._service, situation, written, self._previous, now)

@@ -26,10 +26,11 @@ class ContainerState:
     waiting_reason: str = ""
     waiting_message: str = ""
     ended: bool = False
-    """Ended now or before a restart; the four fields below say how."""
+    """Ended now or before a restart; the five fields below say how."""
     exit_code: int = 0
     ended_reason: str = ""
     ended_message: str = ""
+    started_at: str = ""
     ended_at: str = ""
 
 
@@ -46,6 +47,8 @@ class PodState:
     reason: str = ""
     message: str = ""
     created_at: str = ""
+    scheduled_at: str = ""
+    """When it was given to a node, if it was."""
     ready_at: str = ""
     """When it became Ready, if it is."""
     unschedulable: str = ""
@@ -92,6 +95,7 @@ def observe_pod(body: Object) -> PodState:
         reason=str(status.get("reason", "")),
         message=str(status.get("message", "")),
         created_at=str(metadata.get("creationTimestamp", "")),
+        scheduled_at=str(scheduled.get("lastTransitionTime", "")) if scheduled.get("status") == "True" else "",
         ready_at=str(ready.get("lastTransitionTime", "")) if is_ready else "",
         unschedulable=str(scheduled.get("message", "Unschedulable")) if unschedulable else "",
         unschedulable_at=str(scheduled.get("lastTransitionTime", "")) if unschedulable else "",
@@ -115,5 +119,6 @@ def _observe_container(body: Object, initial: bool) -> ContainerState:
         exit_code=int(ended.get("exitCode", 0)),
         ended_reason=str(ended.get("reason", "")),
         ended_message=str(ended.get("message", "")),
+        started_at=str(ended.get("startedAt") or ""),
         ended_at=str(ended.get("finishedAt") or ""),
     )

@@ -24,6 +24,7 @@ from conveyor_operator.loop.child import ChildId
 from conveyor_operator.loop.events import Event
 from conveyor_operator.loop.owner import Object
 from conveyor_operator.loop.store import Store
+from conveyor_operator.metrics import Metrics
 from conveyor_operator.metrics_api.answer import MetricsApi
 from conveyor_operator.settings import Settings
 
@@ -38,10 +39,15 @@ class InferenceServices:
     grandchildren: Sequence[Kind] = GRANDCHILDREN
 
     def __init__(
-        self, settings: Settings, metrics_api: Callable[[], MetricsApi], activity: Callable[[str], Activity]
+        self,
+        settings: Settings,
+        metrics: Metrics,
+        metrics_api: Callable[[], MetricsApi],
+        activity: Callable[[str], Activity],
     ) -> None:
         self._settings = settings
         self._profiles = read_profiles(settings.profiles)
+        self._metrics = metrics
         self._metrics_api = metrics_api
         self._activity = activity
 
@@ -62,7 +68,9 @@ class InferenceServices:
         memory.had_autoscaler = observed.autoscaler is not None
         if memory.pod_starts is None:
             memory.pod_starts = PodStarts(service.status.effective, observed.pods)
-        memory.pod_starts.see(observed.pods)
+        for start in memory.pod_starts.see(observed.pods):
+            for part, seconds in start.seconds.items():
+                self._metrics.pod_start_seconds.labels(part).observe(seconds)
         desired = build_desired(service, self._settings, observed, memory.pod_starts, from_profile)
         url = self._settings.service_url(service.namespace, service.name)
         told = Told(self._metrics_api(), self._activity(service.key))

@@ -1,10 +1,11 @@
-"""How long a service's pods took to start, and the period of its scale-up policies that follows from it. Pure.
+"""How long a service's pods took to start and why, and the period of scale-up policies that follows from it. Pure.
 
 Kept in `memory` and told in `status.effective`, from which an operator that restarts goes on; used by `simulate` too.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
@@ -20,6 +21,15 @@ _STEP_SECONDS: Final = 20
 _MOST_TOO_LONG: Final = 1.5
 
 
+@dataclass(frozen=True, slots=True)
+class Start:
+    """One start of a pod."""
+
+    pod: str
+    seconds: Mapping[str, int]
+    """`total`, from its creation to Ready, and the parts of it that the pod tells, as `status.lastStart` has them."""
+
+
 class PodStarts:
     """The last starts, from a pod's creation to Ready. A pod is measured once: one that is Ready again is not new."""
 
@@ -29,14 +39,19 @@ class PodStarts:
         self.seconds = [round(parse_duration_seconds(start)) for start in told.pod_starts or ()]
         self._period_seconds = round(parse_duration_seconds(told.scale_up_period or "0s"))
         self._measured = {pod.name for pod in pods if pod.ready} if self.seconds else set()
+        self.last: Start | None = None
+        """None: none was measured since this operator began."""
 
-    def see(self, pods: Iterable[PodState]) -> None:
-        """Takes in those that have become Ready."""
+    def see(self, pods: Iterable[PodState]) -> list[Start]:
+        """Takes in those that have become Ready, and returns them."""
         ready = {pod.name: pod for pod in pods if pod.ready}
-        for pod in sorted(ready.values(), key=lambda pod: pod.ready_at):
-            if pod.name not in self._measured and (seconds := _measure(pod)) is not None:
-                self.add(seconds)
+        new = [pod for pod in ready.values() if pod.name not in self._measured]
+        starts = [start for pod in sorted(new, key=lambda pod: pod.ready_at) if (start := _measure(pod)) is not None]
+        for start in starts:
+            self.last = start
+            self.add(start.seconds["total"])
         self._measured = self._measured & {pod.name for pod in pods} | ready.keys()
+        return starts
 
     def add(self, seconds: int) -> None:
         self.seconds = [*self.seconds, seconds][-NUM_POD_STARTS:]
@@ -55,10 +70,25 @@ class PodStarts:
         return self._period_seconds
 
 
-def _measure(pod: PodState) -> int | None:
+def _measure(pod: PodState) -> Start | None:
     """None where a clock was wrong."""
+    fetch = next((container for container in pod.containers if container.initial), None)
+    begun, fetched = (fetch.started_at, fetch.ended_at) if fetch is not None else ("", "")
+    parts = {
+        "total": _seconds(pod.created_at, pod.ready_at),
+        "schedule": _seconds(pod.created_at, pod.scheduled_at),
+        "image": _seconds(pod.scheduled_at, begun),
+        "model": _seconds(begun, fetched),
+        "load": _seconds(fetched, pod.ready_at),
+    }
+    seconds = {part: value for part, value in parts.items() if value is not None}
+    return Start(pod.name, seconds) if "total" in seconds else None
+
+
+def _seconds(begin: str, end: str) -> int | None:
+    """Between two times as Kubernetes writes them; None if one is missing, or they are in the wrong order."""
     try:
-        taken = datetime.fromisoformat(pod.ready_at) - datetime.fromisoformat(pod.created_at)
+        taken = (datetime.fromisoformat(end) - datetime.fromisoformat(begin)).total_seconds()
     except ValueError:
         return None
-    return round(taken.total_seconds()) if taken.total_seconds() >= 0 else None
+    return round(taken) if taken >= 0 else None

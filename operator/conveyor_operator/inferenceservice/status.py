@@ -11,12 +11,21 @@ from typing import Any
 from conveyor_api import names
 from conveyor_api.conditions import ConditionType, Reason
 from conveyor_api.resource import InferenceService
-from conveyor_api.status import Condition, EffectiveStatus, InferenceServiceStatus, LastFailure, ModelStatus, clip
+from conveyor_api.status import (
+    Condition,
+    EffectiveStatus,
+    InferenceServiceStatus,
+    LastFailure,
+    LastStart,
+    ModelStatus,
+    clip,
+)
 from conveyor_operator.inferenceservice.conditions import Judged, judge_all
 from conveyor_operator.inferenceservice.failures import PodFailure, find_last_failure
 from conveyor_operator.inferenceservice.pods import find_context_length
 from conveyor_operator.inferenceservice.scaling import build_scaling_status, keep_decision
 from conveyor_operator.inferenceservice.situation import Situation
+from conveyor_operator.inferenceservice.starts import Start
 
 Object = Mapping[str, Any]
 
@@ -27,6 +36,7 @@ class Written:
 
     url: str
     effective: EffectiveStatus
+    last_start: Start | None = None
 
 
 def build_status(
@@ -50,6 +60,8 @@ def build_status(
     result = status.to_manifest()
     if "autoscaling" in result:
         result["autoscaling"] = keep_decision(previous.get("autoscaling") or {}, result["autoscaling"])
+    if start := _build_last_start(written.last_start, previous):
+        result["lastStart"] = start
     failure = _build_last_failure(find_last_failure(situation.observed.pods), previous, now)
     return result | {"lastFailure": failure} if failure else result
 
@@ -90,6 +102,14 @@ def date_conditions(judged: Sequence[Judged], previous: Object, generation: int,
 def format_time(moment: datetime) -> str:
     """RFC 3339 in UTC, to the second, as metav1.Time."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _build_last_start(found: Start | None, previous: Object) -> dict[str, Any]:
+    """The start that was measured, or the one that the status has."""
+    if found is None:
+        return dict(previous.get("lastStart") or {})
+    parts = {part: f"{seconds}s" for part, seconds in found.seconds.items()}
+    return LastStart(pod_name=found.pod, **parts).to_manifest()
 
 
 def _build_last_failure(found: PodFailure | None, previous: Object, now: datetime) -> dict[str, Any]:

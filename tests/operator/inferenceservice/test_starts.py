@@ -9,8 +9,8 @@ from tests.operator.kubelet import Kubelet
 from tests.operator.stage import Stage, wait_until
 
 from conveyor_api.status import EffectiveStatus
-from conveyor_operator.inferenceservice.pods import PodState
-from conveyor_operator.inferenceservice.starts import PodStarts
+from conveyor_operator.inferenceservice.pods import ContainerState, PodState
+from conveyor_operator.inferenceservice.starts import PodStarts, Start
 
 Json = dict[str, Any]
 CREATED = "2026-11-22T08:00:00Z"
@@ -52,6 +52,20 @@ def test_who_restarts_goes_on_from_the_status_and_measures_no_pod_that_was_ready
     starts.see([pod("a", 900), pod("b", 40)])
     assert starts.seconds == [20, 25, 40]
     assert PodStarts(told).choose_period(60) == 160
+
+
+def test_a_start_is_told_part_by_part() -> None:
+    def at(seconds: int) -> str:
+        return after(CREATED, seconds)
+
+    fetch = ContainerState("fetch", initial=True, ended=True, started_at=at(12), ended_at=at(40))
+    whole = PodState("a", ready=True, created_at=CREATED, scheduled_at=at(2), ready_at=at(100), containers=(fetch,))
+    starts = PodStarts()
+    assert starts.see([whole]) == [
+        Start("a", {"total": 100, "schedule": 2, "image": 10, "model": 28, "load": 60}),
+    ]
+    assert starts.last == Start("a", {"total": 100, "schedule": 2, "image": 10, "model": 28, "load": 60})
+    assert starts.see([whole, pod("b", 7)]) == [Start("b", {"total": 7})], "what it does not say is left out"
 
 
 @pytest.mark.parametrize(

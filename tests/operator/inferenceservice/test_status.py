@@ -1,5 +1,6 @@
 """The status as a whole: times, what counts as news, the last failure, and a spec that cannot be read."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -8,6 +9,7 @@ from tests.operator.builders import ended, make_deployment, make_observed, make_
 from conveyor_api.status import MAX_MESSAGE_LENGTH, EffectiveStatus, InferenceServiceStatus
 from conveyor_operator.inferenceservice.pods import PodState
 from conveyor_operator.inferenceservice.situation import Situation
+from conveyor_operator.inferenceservice.starts import Start
 from conveyor_operator.inferenceservice.status import Written, build_invalid_status, build_status
 from conveyor_operator.loop.report import is_same
 
@@ -113,3 +115,13 @@ def test_a_spec_that_cannot_be_read_leaves_the_rest_of_the_status_as_it_was() ->
     assert condition(after, "EndpointReady") == condition(before, "EndpointReady")
     assert after["effective"] == before["effective"]
     assert {c["type"] for c in after["conditions"]} == {c["type"] for c in before["conditions"]}
+
+
+def test_the_last_start_is_told_and_stays_until_the_next_one() -> None:
+    start = Start("qwen-engine-1", {"total": 20, "model": 4, "load": 15})
+    service = make_resource()
+    situation, now = Situation(service.spec, make_observed()), LATE
+    told = build_status(service, situation, replace(WRITTEN, last_start=start), {}, now)
+    assert told["lastStart"] == {"podName": "qwen-engine-1", "total": "20s", "model": "4s", "load": "15s"}
+    assert build_status(service, situation, WRITTEN, told, now)["lastStart"] == told["lastStart"]
+    assert "lastStart" not in build_status(service, situation, WRITTEN, {}, now)
