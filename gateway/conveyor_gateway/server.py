@@ -61,7 +61,9 @@ class Server:
         metrics.registry.register(StateCollector(queues, self._readiness, memory))
         self._engines = EngineClient()
         recorder = Recorder(metrics, directory)
-        self._open_requests = OpenRequests(queues, self._engines, bodies, memory, recorder, self._readiness)
+        self._open_requests = OpenRequests(
+            queues, self._engines, bodies, memory, recorder, self._readiness, settings.heartbeat_seconds
+        )
         own_hosts = OwnHosts(settings.system_namespace, settings.public_hosts)
         public = PublicApp(self._open_requests, queues.catalog, self._readiness, metrics, own_hosts, memory)
         self._public = Listener(public.handle, settings.host, settings.port, settings.max_connections)

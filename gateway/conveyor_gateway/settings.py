@@ -61,6 +61,12 @@ class Settings:
     body_timeout_seconds: float = setting(
         60.0, "how long a request body may take to arrive; after 10 s it must have come at 16 KiB/s", seconds()
     )
+    heartbeat_seconds: float = setting(
+        15.0,
+        "how often a stream whose request waits for a service that may be at zero gets a comment, so that proxies keep "
+        "its connection",
+        seconds(least=0.01),
+    )
     drain_delay_seconds: float = setting(
         5.0, "after SIGTERM: how long new connections are still taken, until no one knows the address", seconds()
     )

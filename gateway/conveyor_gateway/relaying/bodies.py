@@ -118,6 +118,21 @@ def read_model(body: bytes, content_encoding: str | None) -> str:
         raise InvalidRequest(message, Code.NO_MODEL, "model") from None
 
 
+class _Streamed(msgspec.Struct):
+    stream: bool = False
+
+
+_STREAMED: Final = msgspec.json.Decoder(_Streamed)
+
+
+def asks_for_stream(body: bytes) -> bool:
+    """Whether a body of up to MAX_ROUTED_BYTES asks for an event stream, as far as the gateway can read it."""
+    try:
+        return len(body) <= MAX_ROUTED_BYTES and _STREAMED.decode(body).stream
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return False
+
+
 def rename_model(body: bytes, model: str) -> bytes:
     """The body with another model: a service does not know itself by the `namespace/name` that clients may write."""
     return msgspec.json.encode({**_FIELDS.decode(body), "model": model})

@@ -77,9 +77,11 @@ class Relay:
             self._record.set_client_gone()
         return response
 
-    async def send_stream(self) -> StreamResponse:
-        """Piece by piece."""
-        response = StreamResponse(status=self._answer.status, reason=self._answer.reason, headers=self._answer.headers)
+    async def send_stream(self, begun: StreamResponse | None = None) -> StreamResponse:
+        """Piece by piece; on a stream that has `begun`, which goes on."""
+        response = begun or StreamResponse(
+            status=self._answer.status, reason=self._answer.reason, headers=self._answer.headers
+        )
         try:
             await self._pass_on(response)
         except ConnectionError:
@@ -106,7 +108,8 @@ class Relay:
     async def _pass_on(self, response: StreamResponse) -> None:
         pace = _Pace()
         async with asyncio.timeout_at(self._deadline + GRACE_SECONDS):
-            await self._begin(response)
+            if not response.prepared:
+                await self._begin(response)
             chunk = self._answer.first
             while chunk:
                 await response.write(chunk)

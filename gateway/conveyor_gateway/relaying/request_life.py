@@ -4,6 +4,8 @@ Called by `listening` with a request that `routing` has read. Every request ends
 one count, also when the client goes away (aiohttp cancels the task then) and when the gateway stops (`stop` cancels
 it).
 
+A service that may go to zero may have to start first: a stream's connection is kept meanwhile (`heartbeat`).
+
 Time: the service's requestTimeout (or what the client asked for, if that is less) bounds everything. The engine,
 which is told the time that is left, ends what takes too long; the gateway, after a short grace, what goes on then.
 """
@@ -31,6 +33,7 @@ from conveyor_gateway.engines.client import (
 from conveyor_gateway.errors import Code, EngineFailed, GatewayError, InvalidRequest, NotFound, TimedOut
 from conveyor_gateway.recording.record import Record, Recorder
 from conveyor_gateway.relaying.bodies import BodyReader, read_model, rename_model
+from conveyor_gateway.relaying.heartbeat import Heartbeat
 from conveyor_gateway.relaying.relay import Relay, clear_cancellation
 from conveyor_gateway.routing import Route, find_model
 from conveyor_gateway.watching.catalog import Service
@@ -52,6 +55,7 @@ class OpenRequests:
         memory: Memory,
         recorder: Recorder,
         readiness: Readiness,
+        heartbeat_seconds: float,
     ) -> None:
         self._queues = queues
         self._engines = engines
@@ -59,6 +63,7 @@ class OpenRequests:
         self._memory = memory
         self._recorder = recorder
         self._readiness = readiness
+        self._heartbeat_seconds = heartbeat_seconds
         self._running: set[asyncio.Task[object]] = set()
         self._stopped = False
 
@@ -101,10 +106,8 @@ class OpenRequests:
             task.cancel()
 
     def _refuse(self, error: GatewayError, record: Record) -> StreamResponse:
-        if isinstance(error, TimedOut) and record.service:
-            error = error.with_hint(record.service)
         record.status, record.reason = error.status, error.code
-        return build_error(error, record.request_id)
+        return build_error(_with_hint(error, record), record.request_id)
 
     async def _answer(self, request: BaseRequest, route: Route, record: Record) -> StreamResponse:
         with Holding(self._memory, route.service or "", request.remote or "") as holding:
@@ -112,11 +115,40 @@ class OpenRequests:
             timeout_seconds = _timeout_seconds(request, service) - record.age_seconds()
             ticket = self._queues[service.key].admit(asyncio.get_running_loop().time() + timeout_seconds)
             try:
+                if service.idle_timeout_seconds is not None:
+                    return await self._answer_alive(request, engine_request, ticket, record)
                 answer = await self._ask(engine_request, ticket, record)
                 engine_request.release_body()  # nothing is tried again any more
                 return await self._send(request, answer, ticket, record)
             finally:
                 ticket.close()
+
+    async def _answer_alive(
+        self, request: BaseRequest, engine_request: EngineRequest, ticket: Ticket, record: Record
+    ) -> StreamResponse:
+        """For a service that may have to start first: meanwhile a stream's connection is kept."""
+        keep_alive = not self._readiness.draining
+        heartbeat = Heartbeat(request, record.request_id, self._heartbeat_seconds, keep_alive)
+        try:
+            async with heartbeat.beating(engine_request.body):
+                answer = await self._ask(engine_request, ticket, record)
+        except GatewayError as error:
+            if heartbeat.response is None:
+                raise
+            record.status, record.reason = heartbeat.response.status, error.code
+            return await heartbeat.end(_with_hint(error, record))
+        except asyncio.CancelledError:
+            if not self._stopped or heartbeat.response is None:
+                raise
+            clear_cancellation()
+            record.status, record.reason = heartbeat.response.status, Code.STOPPING
+            return await heartbeat.end(build_stopping())
+        engine_request.release_body()
+        if heartbeat.response is None or answer.is_event_stream:
+            return await self._send(request, answer, ticket, record, heartbeat.response)
+        record.set_answered(answer.status)
+        answer.close()
+        return await heartbeat.end_with(answer)
 
     async def _read(
         self, request: BaseRequest, route: Route, record: Record, holding: Holding
@@ -186,7 +218,14 @@ class OpenRequests:
         except TimeoutError:
             raise TimedOut("the engine did not answer in the request's time", Code.DEADLINE_EXCEEDED) from None
 
-    async def _send(self, request: BaseRequest, answer: Answer, ticket: Ticket, record: Record) -> StreamResponse:
+    async def _send(
+        self,
+        request: BaseRequest,
+        answer: Answer,
+        ticket: Ticket,
+        record: Record,
+        begun: StreamResponse | None = None,
+    ) -> StreamResponse:
         record.set_answered(answer.status)
         answer.headers[REQUEST_ID_HEADER] = record.request_id
         relay = Relay(
@@ -201,9 +240,13 @@ class OpenRequests:
             if answer.is_whole:
                 ticket.close()  # the engine's place is free, however slowly the client reads
                 return await relay.send_whole()
-            return await relay.send_stream()
+            return await relay.send_stream(begun)
         finally:
             answer.close()
+
+
+def _with_hint(error: GatewayError, record: Record) -> GatewayError:
+    return error.with_hint(record.service) if isinstance(error, TimedOut) and record.service else error
 
 
 def _timeout_seconds(request: BaseRequest, service: Service) -> float:
