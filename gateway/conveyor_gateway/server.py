@@ -28,8 +28,12 @@ from conveyor_gateway.relaying.request_life import OpenRequests
 from conveyor_gateway.routing import OwnHosts
 from conveyor_gateway.settings import Settings
 from conveyor_gateway.watching.readiness import Readiness
+from conveyor_kube.gateways import gateway_slices, parse_gateways
 from conveyor_kube.resources import service_collection, slice_collection
+from conveyor_kube.unreadable import Unreadable
+from conveyor_kube.wanted_json import Json
 from conveyor_kube.watch import Collection, Sink, WatchState, connect, watch_collection
+from conveyor_kube.watched_list import WatchedList
 from conveyor_process.listening import allow_open_files
 
 logger = logging.getLogger(__name__)
@@ -52,12 +56,13 @@ class Server:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         metrics = Metrics()
-        queues = Queues(asyncio.get_running_loop(), metrics.forget, settings.gateways)
+        queues = Queues(asyncio.get_running_loop(), metrics.forget)
         directory = queues.catalog.directory
         memory = Memory(settings.max_held_bytes)
         bodies = BodyReader(settings.max_request_bytes, settings.body_timeout_seconds)
         self._watches = _plan_watches(settings.watch_namespaces, queues)
         self._readiness = Readiness([watch.state for watch in self._watches])
+        self._gateways = _plan_gateways_watch(settings.system_namespace, queues)
         metrics.registry.register(StateCollector(queues, self._readiness, memory))
         self._engines = EngineClient()
         recorder = Recorder(metrics, directory)
@@ -82,7 +87,7 @@ class Server:
             async with asyncio.TaskGroup() as tasks:
                 background: list[asyncio.Task[None]] = [
                     tasks.create_task(watch_collection(client, watch.collection, watch.sink, watch.state))
-                    for watch in self._watches
+                    for watch in (*self._watches, self._gateways)
                 ]
                 background.append(tasks.create_task(self._log_staleness()))
                 await stop.wait()
@@ -134,6 +139,16 @@ def _plan_watches(namespaces: tuple[str, ...], queues: Queues) -> list[_Watch]:
         watches.append(_Watch(services, catalog.services, WatchState(services.name)))
         watches.append(_Watch(slices, catalog.slices, WatchState(slices.name)))
     return watches
+
+
+def _plan_gateways_watch(system_namespace: str, queues: Queues) -> _Watch:
+    """How many gateways share a queue; requests need not wait for it."""
+    slices, unreadable = gateway_slices(system_namespace), Unreadable("slice", "it is left out")
+
+    def count(bodies: list[Json]) -> None:
+        queues.set_num_gateways(sum(gateway.serving for gateway in parse_gateways(bodies, unreadable)))
+
+    return _Watch(slices, WatchedList(count), WatchState(slices.name))
 
 
 async def serve(settings: Settings) -> None:

@@ -28,7 +28,8 @@ class Settings:
     )
     system_namespace: str = setting(
         SYSTEM_NAMESPACE,
-        "namespace that the gateway itself runs in: the gateway's own host name is no InferenceService",
+        "namespace that the gateways run in: its own host name is no InferenceService, and those that it finds there "
+        "share what may wait for a service",
         TEXT,
     )
     public_hosts: tuple[str, ...] = setting(
@@ -36,9 +37,6 @@ class Settings:
         "host names of the gateway (of an ingress, say); needed only for names with one or two parts, which would be "
         "read as NAME.NAMESPACE",
         HOSTS,
-    )
-    gateways: int = setting(
-        1, "gateways that share what may wait for a service (queue.maxRequests) evenly", whole_number(1, 1000)
     )
     # One takes 0.1 MiB with the longest headers, 0.25 MiB more with a stream that its client does not read: all of them
     # and max_held_bytes fit in the 1 GiB that the chart allows.

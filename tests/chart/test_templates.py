@@ -10,7 +10,7 @@ from tests.chart.installation import CHART, PARSERS, PROCESSES, Json, find, helm
 
 import conveyor_gateway.settings
 from conveyor_api import names
-from conveyor_metrics.source import ADMIN_PORT_NAME
+from conveyor_kube.gateways import ADMIN_PORT_NAME
 from conveyor_operator.inferenceservice.profiles import read_profiles
 from e2e.cluster.api import Api, ApiError
 from e2e.cluster.tools import binary
@@ -130,6 +130,11 @@ def test_every_process_understands_its_flags(values: tuple[str, ...]) -> None:
         PARSERS[name](container["args"], {})
 
 
+def test_one_gateway_more_restarts_none() -> None:
+    templates = [pods_of(render(f"gateway.replicas={count}"))["conveyor-gateway"] for count in (2, 8)]
+    assert templates[0] == templates[1]
+
+
 def test_values_reach_the_processes() -> None:
     objects = render(*FULL, "watchNamespaces={a,b}", "clusterDomain=example.org", *GATEWAY)
     args = {
@@ -144,7 +149,7 @@ def test_values_reach_the_processes() -> None:
     assert gateway["public-hosts"] == "inference.example"
     spec = pods_of(objects)["conveyor-gateway"]
     settings = conveyor_gateway.settings.PROGRAM.parse(spec["containers"][0]["args"], {})
-    assert (settings.drain_timeout_seconds, settings.gateways) == (30, 3)
+    assert settings.drain_timeout_seconds == 30
     assert spec["terminationGracePeriodSeconds"] > settings.drain_delay_seconds + settings.drain_timeout_seconds
     assert {args[name]["log-level"] for name in args} == {"debug"}
 

@@ -4,6 +4,8 @@ import asyncio
 import json
 import socket
 import time
+import urllib.error
+import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,10 +13,10 @@ import aiohttp
 import pytest
 import yaml
 from aiohttp import web
-from tests.gateway.cluster import Cluster
+from tests.gateway.cluster import Cluster, publish_gateway
 from tests.gateway.engine_servers import answering_in_two, running_engine
 from tests.gateway.process import GatewayProcess
-from tests.gateway.stack import Stack
+from tests.gateway.stack import Stack, post
 
 from conveyor_gateway.__main__ import main
 from conveyor_gateway.server import Server
@@ -269,6 +271,38 @@ async def test_a_body_that_does_not_arrive_in_time_or_turns_to_nonsense_is_answe
         assert received.startswith(b"HTTP/1.1 408 ")
         assert b"body_too_slow" in received
     assert ending.demand()["in_flight"] == 0
+
+
+def refusal(url: str) -> str:
+    """What a request that finds the queue full is told."""
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(url, b"{}", timeout=30)
+    with caught.value as error:
+        return str(json.load(error)["error"]["message"])
+
+
+async def test_gateways_share_what_may_wait_for_a_service_as_they_come_and_go(
+    kubeconfig: Path, cluster: Cluster, http: aiohttp.ClientSession
+) -> None:
+    flags = (f"--watch-namespaces={cluster.namespace}", f"--system-namespace={cluster.namespace}")
+    with GatewayProcess(kubeconfig, *flags) as gateway:
+        stack = Stack(gateway, cluster)
+        await stack.apply_service(queue={"maxRequests": 4})
+        asking = [asyncio.create_task(post(http, stack.completions)) for _ in range(4)]
+        await stack.wait_demand(queued=4)
+
+        async def share_is(count: int) -> None:
+            await stack.wait(lambda: f"{count} requests wait here already" in refusal(stack.completions))
+
+        await share_is(4)
+        for name, port in (("one", gateway.admin_port), ("two", 1)):
+            await asyncio.to_thread(publish_gateway, cluster.api, cluster.namespace, name, port)
+        await share_is(2)
+        await asyncio.to_thread(publish_gateway, cluster.api, cluster.namespace, "two", 1, serving=False)
+        await share_is(4)
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
 
 
 def test_an_api_server_that_is_away_at_the_start_is_waited_for(tmp_path: Path, kubeconfig: Path) -> None:

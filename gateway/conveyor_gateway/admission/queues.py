@@ -15,13 +15,13 @@ from conveyor_gateway.watching.catalog import Catalog, Service
 class Queues:
     """One queue per known service. Everything runs on `loop`. `on_gone` is told of services that were deleted.
 
-    Of what may wait for a service this gateway takes its part of `gateways`.
+    Of what may wait for a service this gateway takes its part: all of it, until it knows others.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, on_gone: Callable[[str], None], gateways: int = 1) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_gone: Callable[[str], None]) -> None:
         self._loop = loop
         self._on_gone = on_gone
-        self._gateways = gateways
+        self._num_gateways = 1
         self._queues: dict[str, ServiceQueue] = {}
         self.catalog = Catalog(self._on_service, self._on_engines)
 
@@ -34,6 +34,13 @@ class Queues:
         keys = sorted(services) if only is None else [only] * (only in services)
         return [(services[key], self._queues[key]) for key in keys]
 
+    def set_num_gateways(self, count: int) -> None:
+        """`count` gateways share what may wait. Those who wait already stay."""
+        before, self._num_gateways = self._num_gateways, max(1, count)
+        if self._num_gateways != before:
+            for key in self._queues:
+                self._on_service(key)
+
     def _on_service(self, key: str) -> None:
         service = self.catalog.directory.services.get(key)
         if service is None:
@@ -41,7 +48,7 @@ class Queues:
                 gone.close(NotFound(f"the InferenceService {key} was deleted", Code.SERVICE_DELETED))
                 self._on_gone(key)
             return
-        share = max(1, service.max_queued_requests // self._gateways)
+        share = max(1, service.max_queued_requests // self._num_gateways)
         limits = QueueLimits(share, service.queue_timeout_seconds, service.place_limit)
         if key in self._queues:
             self._queues[key].configure(limits)

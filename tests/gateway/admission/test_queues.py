@@ -12,6 +12,16 @@ from conveyor_gateway.admission.queues import Queues
 async def test_a_gateway_takes_its_share_of_what_may_wait_and_at_least_one(
     allowed: int, gateways: int, here: int
 ) -> None:
-    queues = Queues(asyncio.get_running_loop(), on_gone=lambda key: None, gateways=gateways)
-    queues.catalog.services.put(make_service("qwen", "default", queue={"maxRequests": allowed}))
-    assert queues["default/qwen"].limits.max_queued_requests == here
+    queues = Queues(asyncio.get_running_loop(), on_gone=lambda key: None)
+    queues.catalog.services.put(make_service("before", "default", queue={"maxRequests": allowed}))
+    queues.set_num_gateways(gateways)
+    queues.catalog.services.put(make_service("after", "default", queue={"maxRequests": allowed}))
+    for name in ("before", "after"):
+        assert queues[f"default/{name}"].limits.max_queued_requests == here
+
+
+async def test_a_gateway_that_no_list_has_yet_takes_all_that_may_wait() -> None:
+    queues = Queues(asyncio.get_running_loop(), on_gone=lambda key: None)
+    queues.set_num_gateways(0)
+    queues.catalog.services.put(make_service("qwen", "default", queue={"maxRequests": 7}))
+    assert queues["default/qwen"].limits.max_queued_requests == 7
