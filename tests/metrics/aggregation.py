@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from conveyor_api.names import GATEWAY_ADMIN_SERVICE, METRICS_SERVICE, METRICS_VERSIONS, SYSTEM_NAMESPACE
-from conveyor_metrics.source import ADMIN_PORT_NAME
+from conveyor_kube.gateways import ADMIN_PORT_NAME
 from e2e.cluster.api import Api, ApiError, wait_until
 from e2e.cluster.certificates import Authority
 from e2e.cluster.control_plane import ControlPlane

@@ -8,7 +8,7 @@ import pytest
 from tests.gateway.cluster import make_endpoint, make_service, make_slice
 
 from conveyor_gateway.admission.queues import Queues
-from conveyor_gateway.answering.activity import read_activity
+from conveyor_gateway.answering.activity import MAX_NAMES, read_activity
 
 ZERO = {"autoscaling": {"minReplicas": 0, "maxReplicas": 2, "idleTimeout": "10s"}}
 QWEN = "default/qwen"
@@ -91,3 +91,14 @@ def test_the_time_of_a_start_is_not_idle_time(queues: Queues, clock: Clock) -> N
     set_engines(queues, "10.0.0.1", "10.0.0.2")
     clock.now += 1
     assert read_activity(queues)["idle"] == [QWEN], "one engine more is not the first"
+
+
+def test_a_namespace_with_very_many_delays_its_own(queues: Queues) -> None:
+    """The operator reads a page of a megabyte at most, and would hear of nobody."""
+    for number in range(MAX_NAMES + 50):
+        queues.catalog.services.put(make_service(f"s{number}", "a-crowd", **ZERO))
+        queues[f"a-crowd/s{number}"].admit(FAR)
+    queues[QWEN].admit(FAR)
+    waiting = read_activity(queues)["waiting"]
+    assert len(waiting) == MAX_NAMES + 1
+    assert QWEN in waiting
