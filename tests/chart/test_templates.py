@@ -32,6 +32,7 @@ FULL = (
     *(f"{process}.logLevel=debug" for process in PROCESSES),
     "operator.extraArgs={--workers=4}",
     "gateway.extraArgs={--max-request-bytes=1000}",
+    "gateway.autoscaling.enabled=true",
     "metrics.extraArgs={--gateway-timeout-seconds=2}",
     "networkPolicies.prometheusNamespaces={monitoring}",
 )
@@ -128,6 +129,15 @@ def test_every_process_understands_its_flags(values: tuple[str, ...]) -> None:
         (container,) = spec["containers"]
         assert container["command"] == ["python", "-m", name.replace("-", "_")]
         PARSERS[name](container["args"], {})
+
+
+def test_an_autoscaler_of_the_gateways_sets_their_number_alone() -> None:
+    objects = render("gateway.autoscaling.enabled=true", "gateway.autoscaling.cpu=300m")
+    assert "replicas" not in find(objects, "Deployment", "conveyor-gateway")["spec"]
+    autoscaler = find(objects, "HorizontalPodAutoscaler", "conveyor-gateway")["spec"]
+    assert autoscaler["scaleTargetRef"]["name"] == "conveyor-gateway"
+    assert autoscaler["metrics"][0]["resource"]["target"] == {"type": "AverageValue", "averageValue": "300m"}
+    assert "HorizontalPodAutoscaler" not in {item["kind"] for item in render()}
 
 
 def test_one_gateway_more_restarts_none() -> None:
