@@ -242,7 +242,11 @@ BAD_SERVICES: tuple[Bad, ...] = (
     _autoscaling(
         "minimum above maximum", ".minReplicas", "minReplicas must not be more than maxReplicas", minReplicas=5
     ),
-    _autoscaling("minimum of nothing", ".minReplicas", "should be greater than or equal to 1", minReplicas=0),
+    _autoscaling("minimum below nothing", ".minReplicas", "should be greater than or equal to 0", minReplicas=-1),
+    _autoscaling("maximum of nothing", ".maxReplicas", "greater than or equal to 1", minReplicas=0, maxReplicas=0),
+    _autoscaling("idle time where an engine always runs", ".idleTimeout", "set minReplicas: 0", idleTimeout="5m"),
+    _autoscaling("idle time of a second", ".idleTimeout", "between 5s and 168h", minReplicas=0, idleTimeout="1s"),
+    _autoscaling("idle time as a number", ".idleTimeout", "must be of type string", minReplicas=0, idleTimeout=300),
     _autoscaling(
         "utilization of 101", ".targetUtilizationPercent", "less than or equal to 100", targetUtilizationPercent=101
     ),

@@ -57,6 +57,8 @@ def test_the_crd_is_structural_and_established(api: Api, crd: Json) -> None:
         build_body(model={"uri": "hf://a/b", "cache": {"strategy": "EmptyDir", "size": 1_000_000}}),
         build_body(rollout={"maxSurge": "50%", "maxUnavailable": "0%"}),
         build_body(autoscaling={"minReplicas": 4, "maxReplicas": 4}),
+        build_body(autoscaling={"minReplicas": 0, "maxReplicas": 1}),
+        build_body(autoscaling={"minReplicas": 0, "maxReplicas": 1, "idleTimeout": "168h"}),
         build_body(replicas=0),
         build_body(queue={"timeout": "1h"}, requestTimeout="24h", drain={"timeout": "0s"}),
         build_body(runtime="VLLM", engine={"image": "vllm/vllm-openai:v1", "args": ["--enable-lora", "--seed=1"]}),

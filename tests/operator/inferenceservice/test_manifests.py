@@ -345,12 +345,18 @@ def test_no_version_is_in_the_template_that_would_roll_pods_on_an_upgrade() -> N
     assert set(template()["metadata"]["annotations"]) == {names.CONFIG_HASH_ANNOTATION}
 
 
+@pytest.mark.parametrize(("asked", "got"), [(0, 1), (1, 1), (3, 3)])
+def test_the_hpa_never_goes_to_zero_by_itself(asked: int, got: int) -> None:
+    autoscaler = build_one("HorizontalPodAutoscaler", autoscaling={"minReplicas": asked, "maxReplicas": 4})
+    assert autoscaler["spec"]["minReplicas"] == got
+
+
 uris = st.sampled_from([{"uri": "hf://a/b"}, {"uri": "hf://a/b@c", "name": "n"}, {"uri": "pvc://claim/path"}])
 engines = st.fixed_dictionaries({"dtype": st.sampled_from(["Auto", "Float32"])}, optional={"image": st.just("x/y:1")})
 modes = st.sampled_from(["None", "Static", "Dynamic", "Continuous"])
 drains = st.integers(0, 3600).map("{}s".format)
 fixed = st.fixed_dictionaries({}, optional={"replicas": st.integers(0, 1000)})
-bounds = st.fixed_dictionaries({"minReplicas": st.integers(1, 5), "maxReplicas": st.integers(5, 9)})
+bounds = st.fixed_dictionaries({"minReplicas": st.integers(0, 5), "maxReplicas": st.integers(5, 9)})
 autoscaled = st.fixed_dictionaries({"autoscaling": bounds})
 parts = st.fixed_dictionaries(
     {"model": uris},
