@@ -38,7 +38,7 @@ async def test_a_service_goes_to_zero_and_answers_the_first_requests_after_it(na
     async with running_load(service_url("zero", namespace), BODY, concurrency=8) as load:
         await asyncio.to_thread(kube.wait_until, "answers", lambda: len(load.answers) > 16, 120)
     assert not load.failed, [a.error for a in load.failed]
-    assert decisions(namespace)[:2] == ["scaled 0 -> 1: requests wait at a gateway"] * 2
+    assert decisions(namespace)[:2] == ["scaled 0 -> 1: requests wait"] * 2
 
 
 def is_asleep(namespace: str) -> bool:

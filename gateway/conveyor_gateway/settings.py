@@ -28,7 +28,7 @@ class Settings:
     )
     system_namespace: str = setting(
         SYSTEM_NAMESPACE,
-        "namespace that the gateways run in: its own host name is no InferenceService, and those that it finds there "
+        "namespace of the gateways: the gateway's own host name is no InferenceService, and as many as are found there "
         "share what may wait for a service",
         TEXT,
     )

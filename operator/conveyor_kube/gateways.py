@@ -20,7 +20,7 @@ from conveyor_kube.wanted_json import Json
 from conveyor_kube.watch import Collection
 
 ADMIN_PORT_NAME = "admin"
-_MAX_BYTES: Final = 1 << 20  # an address may have gone to another pod, which may send anything
+MAX_BYTES: Final = 1 << 20  # of a page; an address may have gone to another pod, which may send anything
 
 # No process is there, or its node is gone. What fails on our own side (no file descriptor left, say) is not among them.
 _NOBODY_THERE: Final = {errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT}
@@ -81,6 +81,7 @@ async def read_page(
     path: str,
     timeout_seconds: float,
     query: Mapping[str, str] | None = None,
+    max_bytes: int = MAX_BYTES,
 ) -> bytes | None:
     """What it answers. None: it cannot hold a request. Raises GatewayUnreadable."""
     url = gateway.url(path)
@@ -88,7 +89,7 @@ async def read_page(
     limits = aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=timeout_seconds / 2)
     try:
         async with session.get(url, params=query, timeout=limits, allow_redirects=False) as response:
-            body = bytes(await read_answer(response.content, _MAX_BYTES))
+            body = bytes(await read_answer(response.content, max_bytes))
         if response.status == 200:
             return body
         if _says_not_synced(response.status, body):
@@ -114,5 +115,5 @@ def _says_not_synced(status: int, body: bytes) -> bool:
     """A gateway that has not read the InferenceServices yet takes no request."""
     try:
         return status == 503 and bool(json.loads(body)["error"]["code"] == "not_synced")
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         return False

@@ -48,6 +48,11 @@ class Metrics:
             ["resource"],
             registry=self.registry,
         )
+        self.unreadable_gateways = Gauge(
+            "conveyor_operator_unreadable_gateways",
+            "Gateways that did not say lately which services have to be woken.",
+            registry=self.registry,
+        )
         self.pod_start_seconds = Histogram(
             "conveyor_operator_pod_start_seconds",
             "What engine pods took from their creation until they were ready, and the parts of it.",

@@ -58,7 +58,7 @@ class Operator:
         self.keeper = MetricsApiKeeper(
             cluster, metrics, settings.system_namespace, settings.cluster_domain, self._mark_all
         )
-        self.activity = ActivityFollower(cluster.client, settings.system_namespace, self._mark_active)
+        self.activity = ActivityFollower(cluster.client, settings.system_namespace, metrics, self._mark_active)
         self.resources: Sequence[Resource] = build_resources(
             settings, metrics, lambda: self.keeper.metrics_api, self.activity.__getitem__
         )
@@ -73,7 +73,8 @@ class Operator:
 
     def _mark_active(self, service: str) -> None:
         """The gateways may serve more namespaces than this operator does."""
-        key = Key(INFERENCE_SERVICE, *service.split("/"))
+        namespace, _, name = service.partition("/")
+        key = Key(INFERENCE_SERVICE, namespace, name)
         if self.store.uid(key) is not None:
             self.workers.mark(key)
 

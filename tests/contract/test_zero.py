@@ -117,7 +117,7 @@ async def test_a_service_without_requests_goes_to_zero_and_the_first_request_is_
     cluster.apply_engine("qwen", own_address(), engine)
     assert await asking == (200, {"text": "hello"})
     events = [event["message"] for event in space.list("Event") if event["reason"] == "Scaled"]
-    assert events == ["scaled 0 -> 1: requests wait at a gateway"]
+    assert events == ["scaled 0 -> 1: requests wait"]
 
 
 async def test_at_zero_a_service_says_that_it_answers_and_a_probe_does_not_wake_it(

@@ -11,24 +11,24 @@ from typing import Final, TypedDict
 
 from conveyor_gateway.admission.queues import Queues
 
-MAX_NAMES: Final = 100  # of one namespace and in one list; the others come when these are done
+MAX_NAMES: Final = 1_000  # of one namespace and in one list; more than anybody runs, but a tenant may make more
 
 
 class Activity(TypedDict):
     services: int  # that may go to zero
-    waiting: list[str]  # `namespace/name`, with requests here and no engine to send them to
+    waiting: list[str]  # `namespace/name`, asleep and with requests here
     idle: list[str]  # with engines, and for its idle timeout without a request here
 
 
 def read_activity(queues: Queues) -> Activity:
     """Of this moment."""
     held = [
-        (service.key, queue, seconds)
+        (service, queue, seconds)
         for service, queue in queues.items()
         if (seconds := service.idle_timeout_seconds) is not None
     ]
-    waiting = (key for key, queue, _ in held if queue.queued and not queue.num_engines)
-    idle = (key for key, queue, seconds in held if queue.num_engines and queue.idle_seconds >= seconds)
+    waiting = (service.key for service, queue, _ in held if service.is_asleep and queue.queued)
+    idle = (service.key for service, queue, seconds in held if queue.num_engines and queue.idle_seconds >= seconds)
     return {"services": len(held), "waiting": [*_limit(waiting)], "idle": [*_limit(idle)]}
 
 

@@ -7,8 +7,8 @@ breaks: by an event.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
-from typing import Final
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final
 
 import msgspec
 from aiohttp.web import BaseRequest, StreamResponse
@@ -19,17 +19,23 @@ from conveyor_gateway.errors import Code, EngineFailed, GatewayError
 from conveyor_gateway.relaying.bodies import asks_for_stream
 from conveyor_process.request_headers import REQUEST_ID_HEADER
 
-COMMENT: Final = b": waiting for an engine\n\n"
+COMMENT: Final = b": waiting\n\n"
+
+
+class _Refusal(msgspec.Struct):
+    error: dict[str, Any] | str
 
 
 class Heartbeat:
     """Of one request; `response` is the stream, once it has begun."""
 
-    def __init__(self, request: BaseRequest, request_id: str, period_seconds: float, keep_alive: bool) -> None:
+    def __init__(
+        self, request: BaseRequest, request_id: str, period_seconds: float, is_draining: Callable[[], bool]
+    ) -> None:
         self._request = request
         self._request_id = request_id
         self._period_seconds = period_seconds
-        self._keep_alive = keep_alive
+        self._is_draining = is_draining
         self.response: StreamResponse | None = None
 
     @contextlib.asynccontextmanager
@@ -49,7 +55,7 @@ class Heartbeat:
         response = StreamResponse(
             headers={"Content-Type": "text/event-stream; charset=utf-8", REQUEST_ID_HEADER: self._request_id}
         )
-        if not self._keep_alive:
+        if self._is_draining():
             response.force_close()
         with contextlib.suppress(ConnectionError):  # whoever waits for an answer hears of it too
             await response.prepare(self._request)
@@ -63,12 +69,13 @@ class Heartbeat:
         return await self._end_with(build_error_event(failure))
 
     async def end_with(self, answer: Answer) -> StreamResponse:
-        """The stream that has begun, ended by an engine's answer that is no stream: why it refused the request."""
+        """The stream that has begun, ended by an engine's answer that is none: an error in OpenAI's form, as it is."""
         try:
-            said = msgspec.json.encode(msgspec.json.decode(answer.first))  # on one line
+            said = msgspec.json.decode(answer.first, type=_Refusal)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-            return await self.end(EngineFailed(f"the engine answered {answer.status}, and no JSON", Code.ENGINE_BROKE))
-        return await self._end_with(b"data: " + said + b"\n\n")
+            words = f"the engine answered {answer.status}, neither with a stream nor with an error"
+            return await self.end(EngineFailed(words, Code.ENGINE_BROKE))
+        return await self._end_with(b"data: " + msgspec.json.encode(said) + b"\n\n")
 
     async def _end_with(self, event: bytes) -> StreamResponse:
         assert self.response is not None, "it has begun"

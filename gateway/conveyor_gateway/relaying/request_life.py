@@ -15,6 +15,7 @@ from typing import Final
 
 from aiohttp.web import BaseRequest, StreamResponse
 
+from conveyor_api.endpoints import Task
 from conveyor_gateway.admission.memory import Holding, Memory
 from conveyor_gateway.admission.queues import Queues
 from conveyor_gateway.admission.service_queue import Ticket
@@ -115,7 +116,7 @@ class OpenRequests:
             timeout_seconds = _timeout_seconds(request, service) - record.age_seconds()
             ticket = self._queues[service.key].admit(asyncio.get_running_loop().time() + timeout_seconds)
             try:
-                if service.idle_timeout_seconds is not None:
+                if service.idle_timeout_seconds is not None and route.task is Task.GENERATE:
                     return await self._answer_alive(request, engine_request, ticket, record)
                 answer = await self._ask(engine_request, ticket, record)
                 engine_request.release_body()  # nothing is tried again any more
@@ -127,8 +128,9 @@ class OpenRequests:
         self, request: BaseRequest, engine_request: EngineRequest, ticket: Ticket, record: Record
     ) -> StreamResponse:
         """For a service that may have to start first: meanwhile a stream's connection is kept."""
-        keep_alive = not self._readiness.draining
-        heartbeat = Heartbeat(request, record.request_id, self._heartbeat_seconds, keep_alive)
+        heartbeat = Heartbeat(
+            request, record.request_id, self._heartbeat_seconds, is_draining=lambda: self._readiness.draining
+        )
         try:
             async with heartbeat.beating(engine_request.body):
                 answer = await self._ask(engine_request, ticket, record)
@@ -146,8 +148,9 @@ class OpenRequests:
         engine_request.release_body()
         if heartbeat.response is None or answer.is_event_stream:
             return await self._send(request, answer, ticket, record, heartbeat.response)
-        record.set_answered(answer.status)
+        record.set_answered(heartbeat.response.status)
         answer.close()
+        ticket.close()
         return await heartbeat.end_with(answer)
 
     async def _read(

@@ -9,6 +9,6 @@ class Activity(Enum):
     STEADY = auto()
     """Neither of the others, or not known."""
     WAITING = auto()
-    """A gateway holds requests and has no engine to send them to."""
+    """It is asleep, and a gateway holds requests for it."""
     IDLE = auto()
     """There are engines, and no gateway has had a request for the service's idle timeout."""

@@ -6,26 +6,31 @@ service may go to zero, the gateways are asked seldom. Decides nothing.
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Annotated, Final
 
 import aiohttp
 from kubernetes.aio.client import ApiClient
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
 from conveyor_api.names import ACTIVITY_PATH
 from conveyor_kube.gateways import Gateway, GatewayUnreadable, gateway_slices, parse_gateways, read_page
 from conveyor_kube.unreadable import Unreadable
 from conveyor_kube.wanted_json import Json
-from conveyor_kube.watch import WatchState, watch_collection
+from conveyor_kube.watch import MAX_SILENCE_SECONDS, WatchState, watch_collection
 from conveyor_kube.watched_list import WatchedList
 from conveyor_operator.activity.answer import Activity
+from conveyor_operator.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
 _PERIOD_SECONDS: Final = 0.5
 _SELDOM_SECONDS: Final = 5.0  # the shortest idle timeout
 _TIMEOUT_SECONDS: Final = 1.0
+_MAX_BYTES: Final = 8 << 20
+
+_ServiceName = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,63}/[a-z0-9-]{1,63}$")]
 
 
 class Page(BaseModel):
@@ -34,16 +39,18 @@ class Page(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     services: NonNegativeInt
-    waiting: frozenset[str]
-    idle: frozenset[str]
+    waiting: frozenset[_ServiceName]
+    idle: frozenset[_ServiceName]
 
 
 class ActivityFollower:
     """`mark` is called with `namespace/name` of each service whose activity has changed."""
 
-    def __init__(self, client: ApiClient, system_namespace: str, mark: Callable[[str], None]) -> None:
+    def __init__(self, client: ApiClient, system_namespace: str, metrics: Metrics, mark: Callable[[str], None]) -> None:
         self._client = client
         self._slices = gateway_slices(system_namespace)
+        self._watch = WatchState(self._slices.name)
+        self._metrics = metrics
         self._mark = mark
         self._gateways: tuple[Gateway, ...] = ()
         self._unreadable_slices = Unreadable("slice", "it is left out")
@@ -56,31 +63,32 @@ class ActivityFollower:
 
     async def run(self) -> None:
         """Until cancelled."""
-        sink, state = WatchedList(self._take_slices), WatchState(self._slices.name)
+        watch = watch_collection(self._client, self._slices, WatchedList(self._take_slices), self._watch)
         async with (
             aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session,
             asyncio.TaskGroup() as tasks,
         ):
-            tasks.create_task(watch_collection(self._client, self._slices, sink, state), name="follow the gateways")
+            tasks.create_task(watch, name="follow the gateways")
             while True:
                 pages = await self._read(session)
                 self._take(pages)
-                may_sleep = any(page.services for page in pages if page is not None)
-                await asyncio.sleep(_PERIOD_SECONDS if may_sleep else _SELDOM_SECONDS)
+                none_sleeps = pages and all(page is not None and not page.services for page in pages)
+                await asyncio.sleep(_SELDOM_SECONDS if none_sleeps else _PERIOD_SECONDS)
 
     def _take_slices(self, slices: list[Json]) -> None:
         self._gateways = parse_gateways(slices, self._unreadable_slices)
 
     async def _read(self, session: aiohttp.ClientSession) -> list[Page | None]:
-        """Of every gateway that can hold a request; None: it does not say."""
+        """Of every gateway that can hold a request; None: it does not say, or there may be more of them."""
         gateways = self._gateways
         answers = await asyncio.gather(*(_read_one(session, each) for each in gateways), return_exceptions=True)
-        pages: list[Page | None] = []
+        is_stale = time.monotonic() - self._watch.heard_at > MAX_SILENCE_SECONDS
+        pages: list[Page | None] = [None] * is_stale
         unreadable = set()
         for gateway, answer in zip(gateways, answers, strict=True):
-            if isinstance(answer, GatewayUnreadable):
+            if isinstance(answer, Exception):
                 if gateway not in self._unreadable:  # logged once, not every half second
-                    logger.warning("event=gateway_unreadable error=%s", answer)
+                    logger.warning("event=gateway_unreadable error=%.500s", answer)
                 unreadable.add(gateway)
                 pages.append(None)
             elif isinstance(answer, BaseException):
@@ -88,6 +96,7 @@ class ActivityFollower:
             elif answer is not None:
                 pages.append(answer)
         self._unreadable = frozenset(unreadable)
+        self._metrics.unreadable_gateways.set(len(unreadable))
         return pages
 
     def _take(self, pages: Sequence[Page | None]) -> None:
@@ -107,7 +116,7 @@ def sum_activity(pages: Sequence[Page | None]) -> dict[str, Activity]:
 
 async def _read_one(session: aiohttp.ClientSession, gateway: Gateway) -> Page | None:
     """None: it cannot hold a request. Raises GatewayUnreadable."""
-    page = await read_page(session, gateway, ACTIVITY_PATH, _TIMEOUT_SECONDS)
+    page = await read_page(session, gateway, ACTIVITY_PATH, _TIMEOUT_SECONDS, max_bytes=_MAX_BYTES)
     try:
         return None if page is None else Page.model_validate_json(page)
     except ValidationError as error:

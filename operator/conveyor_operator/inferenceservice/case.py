@@ -83,6 +83,7 @@ class ServiceCase:
             self._told.metrics_api,
             self._memory.template_generation or 0,
             max(self._memory.pod_starts.seconds, default=0) if self._memory.pod_starts else 0,
+            self._told.activity,
         )
         starts = self._memory.pod_starts
         written = Written(self._url, self._desired.effective, starts.last if starts else None)

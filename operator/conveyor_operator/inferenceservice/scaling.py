@@ -15,6 +15,7 @@ from conveyor_api.conditions import Reason
 from conveyor_api.quantities import parse_quantity
 from conveyor_api.spec import InferenceServiceSpec
 from conveyor_api.status import AutoscalingStatus, MetricStatus, clip
+from conveyor_operator.activity.answer import Activity
 from conveyor_operator.inferenceservice.observed import AutoscalerState, Observed
 from conveyor_operator.inferenceservice.replicas import is_asleep
 from conveyor_operator.metrics_api.answer import MetricsApi
@@ -22,6 +23,7 @@ from conveyor_operator.metrics_api.answer import MetricsApi
 Object = Mapping[str, Any]
 
 _NEVER: Final[Object] = {}
+_WOKEN: Final = "Woken"
 
 SCALED: Final = "scaled"
 """What the message of a decision to change the replicas begins with."""
@@ -80,7 +82,7 @@ def judge_scaling(spec: InferenceServiceSpec, observed: Observed, metrics_api: M
 
 
 def build_scaling_status(
-    spec: InferenceServiceSpec, observed: Observed, former: Object = _NEVER
+    spec: InferenceServiceSpec, observed: Observed, former: Object = _NEVER, activity: Activity = Activity.STEADY
 ) -> AutoscalingStatus | None:
     """The metrics as the HPA saw them, and the arithmetic; None without `spec.autoscaling`. `former`: the last one."""
     if spec.autoscaling is None:
@@ -89,12 +91,15 @@ def build_scaling_status(
     if autoscaler is None:
         return AutoscalingStatus()
     if is_asleep(spec, observed.deployment):
-        told = "no engine: no requests came for the idle timeout"
-        return AutoscalingStatus(desired_replicas=0, reason=Reason.SCALED_TO_ZERO, message=told)
+        return AutoscalingStatus(
+            desired_replicas=0, reason=Reason.SCALED_TO_ZERO, message="no engine runs while nobody asks"
+        )
     if former.get("reason") == Reason.SCALED_TO_ZERO or _was_woken(observed, autoscaler):
         count = observed.deployment.asked_replicas if observed.deployment else spec.first_replicas
-        told = f"{SCALED} 0 -> {count}: requests wait at a gateway"
-        return AutoscalingStatus(desired_replicas=count, reason="Woken", message=told)
+        told = f"{SCALED} 0 -> {count}"
+        if activity is Activity.WAITING or former.get("reason") == _WOKEN:
+            return AutoscalingStatus(desired_replicas=count, reason=_WOKEN, message=f"{told}: requests wait")
+        return AutoscalingStatus(desired_replicas=count, reason="Pending", message=told)
     reason, message = explain(autoscaler)
     return AutoscalingStatus(
         desired_replicas=autoscaler.desired_replicas,

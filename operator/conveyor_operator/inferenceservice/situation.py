@@ -9,6 +9,7 @@ from functools import cached_property
 from conveyor_api import names
 from conveyor_api.conditions import MODEL_FAILURES, Reason
 from conveyor_api.spec import InferenceServiceSpec
+from conveyor_operator.activity.answer import Activity
 from conveyor_operator.inferenceservice.failures import PodFailure, find_failures
 from conveyor_operator.inferenceservice.observed import DeploymentState, Observed
 from conveyor_operator.inferenceservice.pods import PodState
@@ -43,6 +44,7 @@ class Situation:
     """Generation of the Deployment that brought its present pod template, as far as is known."""
     start_seconds: int = 0
     """What the slowest of the last pods took to start; 0: not known."""
+    activity: Activity = Activity.STEADY
 
     @property
     def deployment(self) -> DeploymentState:
@@ -78,7 +80,7 @@ class Situation:
         if not self.is_asleep:
             return "replicas is 0: no engine is wanted"
         timeout_seconds = self.spec.queue.timeout_seconds
-        told = "no requests came, so no engine runs; the next one starts one and waits for it"
+        told = "no engine runs while nobody asks; the next request starts one and waits for it"
         if not self.start_seconds:
             return told
         told = f"{told}, {self.start_seconds} s lately"

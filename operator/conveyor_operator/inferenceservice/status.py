@@ -55,7 +55,9 @@ def build_status(
         url=written.url,
         effective=written.effective,
         model=_build_model(service, situation, previous),
-        autoscaling=build_scaling_status(situation.spec, situation.observed, previous.get("autoscaling") or {}),
+        autoscaling=build_scaling_status(
+            situation.spec, situation.observed, previous.get("autoscaling") or {}, situation.activity
+        ),
     )
     result = status.to_manifest()
     if "autoscaling" in result:

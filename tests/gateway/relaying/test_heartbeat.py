@@ -40,7 +40,7 @@ async def stream(stack: Stack, http: aiohttp.ClientSession) -> AsyncIterator[aio
     async with http.post(f"{stack.url}/chat/completions", data=STREAM) as answer:
         assert (answer.status, answer.content_type) == (200, "text/event-stream")
         assert answer.headers["X-Request-Id"]
-        assert await answer.content.readuntil(b"\n\n") == b": waiting for an engine\n\n"
+        assert await answer.content.readuntil(b"\n\n") == b": waiting\n\n"
         yield answer
 
 
@@ -79,10 +79,12 @@ async def test_a_refusal_of_the_engine_is_an_event(stack: Stack) -> None:
                 pass
 
 
+@pytest.mark.parametrize("text", ["<html>", '{"detail": "no"}', "[1]"])
 async def test_an_engine_that_answers_with_neither_is_told_as_an_error(
-    stack: Stack, stream: aiohttp.ClientResponse
+    stack: Stack, stream: aiohttp.ClientResponse, text: str
 ) -> None:
-    async with running_engine(answering(web.Response, text="<html>", status=400)) as engine:
+    """Or the stream would end as if all were well."""
+    async with running_engine(answering(web.Response, text=text, status=400)) as engine:
         await stack.add_engine(engine.port)
         (event,) = await read(stream)
     assert json.loads(event.removeprefix(b"data: "))["error"]["code"] == "engine_broke"
@@ -113,6 +115,8 @@ async def test_whoever_asks_for_no_stream_gets_a_status(stack: Stack, http: aioh
     for body in (b"{}", b'{"stream": false}', b'{"stream": 1}', b"[", b"\xff" * 9):
         status, answer, _ = await post(http, f"{stack.url}/chat/completions", body)
         assert (status, answer["error"]["code"]) == (504, "queue_timeout")
+    status, answer, _ = await post(http, f"{stack.url}/embeddings", STREAM)
+    assert (status, answer["error"]["code"]) == (504, "queue_timeout")
 
 
 async def test_services_that_never_go_to_zero_answer_with_a_status(stack: Stack, http: aiohttp.ClientSession) -> None:

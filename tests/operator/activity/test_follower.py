@@ -1,7 +1,20 @@
-"""What all gateways say together of the services that may go to zero."""
+"""What all gateways say together of the services that may go to zero, and gateways that say something else."""
 
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+import pytest
+from aiohttp import web
+from tests.gateway.cluster import publish_gateway
+from tests.gateway.engine_servers import answering, running_engine
+from tests.operator.stage import Space, wait_until
+
+from conveyor_kube.watch import connect
 from conveyor_operator.activity.answer import Activity
-from conveyor_operator.activity.follower import Page, sum_activity
+from conveyor_operator.activity.follower import ActivityFollower, Page, sum_activity
+from conveyor_operator.metrics import Metrics
+from e2e.cluster.control_plane import ControlPlane
 
 
 def page(waiting: str = "", idle: str = "") -> Page:
@@ -29,3 +42,43 @@ def test_requests_at_one_gateway_outweigh_the_idleness_at_others() -> None:
 
 def test_without_gateways_nothing_is_known() -> None:
     assert sum_activity([]) == {}
+
+
+NAMES = {"services": 1, "waiting": ["default/qwen"], "idle": []}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        answering(web.json_response, data={**NAMES, "waiting": ["x"]}),
+        answering(web.json_response, data={**NAMES, "idle": ["a/b/c"]}),
+        answering(web.json_response, data={}),
+        answering(web.Response, text="[" * 200_000),
+        answering(web.Response, text="[" * 200_000, status=503),
+        answering(web.Response, text="x", status=404),
+    ],
+    ids=["no name", "longer name", "nothing", "nested", "nested refusal", "no such page"],
+)
+async def test_a_page_that_is_none_is_left_out_and_ends_nothing(
+    control_plane: ControlPlane, space: Space, answer: Callable[..., web.StreamResponse]
+) -> None:
+    """An address may have gone to another pod, and an older gateway has no such page."""
+    marked: list[str] = []
+    metrics = Metrics()
+    async with (
+        connect(str(control_plane.kubeconfig)) as client,
+        running_engine(answer) as bad,  # type: ignore[arg-type]
+        running_engine(answering(web.json_response, data=NAMES)) as good,
+    ):
+        follower = ActivityFollower(client, space.namespace, metrics, marked.append)
+        for name, server in (("bad", bad), ("good", good)):
+            await asyncio.to_thread(publish_gateway, space.api, space.namespace, name, server.port)
+        following = asyncio.create_task(follower.run())
+        await asyncio.to_thread(wait_until, "the good one's word", lambda: marked)
+        await asyncio.to_thread(wait_until, "a second look", lambda: len(bad.requests) > 1)
+        assert not following.done()
+        assert (marked, follower["default/qwen"]) == (["default/qwen"], Activity.WAITING)
+        assert metrics.registry.get_sample_value("conveyor_operator_unreadable_gateways") == 1
+        following.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await following

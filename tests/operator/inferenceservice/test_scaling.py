@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from tests.operator.builders import make_deployment, make_observed, make_resource
 
 from conveyor_api import names
+from conveyor_operator.activity.answer import Activity
 from conveyor_operator.inferenceservice.observed import AutoscalerState
 from conveyor_operator.inferenceservice.scaling import (
     MetricsApi,
@@ -232,14 +233,24 @@ def test_at_zero_the_hpa_rests_and_the_status_says_that_and_why() -> None:
 def test_a_service_that_was_woken_says_so_until_the_hpa_looks_again() -> None:
     woken = make_observed(deployment=make_deployment(1), autoscaler=make_autoscaler(conditions=RESTING))
     assert judge_scaling(SLEEPY, woken, MetricsApi())[:2] == ("Unknown", "WaitingForAutoscaler")
-    status = build_scaling_status(SLEEPY, woken)
+    status = build_scaling_status(SLEEPY, woken, activity=Activity.WAITING)
     assert status is not None
     assert (status.desired_replicas, status.reason) == (1, "Woken")
-    assert status.message == "scaled 0 -> 1: requests wait at a gateway"
+    assert status.message == "scaled 0 -> 1: requests wait"
+    assert build_scaling_status(SLEEPY, woken, {"reason": "Woken"}) == status, "until the HPA looks"
     unlooked = make_observed(deployment=make_deployment(1), autoscaler=make_autoscaler())  # it slept for seconds
-    status = build_scaling_status(SLEEPY, unlooked, {"reason": "ScaledToZero"})
+    status = build_scaling_status(SLEEPY, unlooked, {"reason": "ScaledToZero"}, Activity.WAITING)
     assert status is not None
     assert status.reason == "Woken"
+
+
+def test_replicas_that_came_without_a_request_are_not_put_down_to_one() -> None:
+    """By a raised minimum, or by a person."""
+    woken = make_observed(deployment=make_deployment(2), autoscaler=make_autoscaler(conditions=RESTING))
+    for spec in (SLEEPY, AUTOSCALED):
+        status = build_scaling_status(spec, woken)
+        assert status is not None
+        assert (status.reason, status.message) == ("Pending", "scaled 0 -> 2")
 
 
 def test_a_deployment_that_a_person_has_scaled_to_zero_is_still_told_as_such() -> None:
