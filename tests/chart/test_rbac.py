@@ -82,9 +82,9 @@ def run_everything(plane: AuditedControlPlane, folder: Path, *options: str) -> d
             exercise_operator(space, check)
             ports = ("--host=127.0.0.1", "--port=0", "--admin-port=0")
             with running(plane, "gateway", rendered, folder, *ports, "--drain-delay-seconds=0"):
-                wait_for_lists(plane, "gateway", before["gateway"], 2)
+                wait_for_watches(plane, "gateway", before["gateway"], 2)
             with running_metrics(plane, rendered, folder, reachable.port):
-                wait_for_lists(plane, "metrics", before["metrics"], 2)
+                wait_for_watches(plane, "metrics", before["metrics"], 2)
                 exercise_registration(Release(plane), check)
         with running_operator(plane, rendered, folder, "--network-policies=false"):
             wait_until("the end of the policy", lambda: not space.list("NetworkPolicy"), 60)
@@ -142,14 +142,14 @@ def owners(release: Release, version: str) -> list[Json]:
     return list(found["metadata"].get("ownerReferences", ()))
 
 
-def wait_for_lists(plane: AuditedControlPlane, process: str, before: int, count: int) -> None:
-    """A watch is written down when it ends; that it has begun, only its list tells. `before`: calls not to look at."""
+def wait_for_watches(plane: AuditedControlPlane, process: str, before: int, count: int) -> None:
+    """Until it watches so many kinds of resources; each is listed before. `before`: calls not to look at."""
 
-    def listed() -> set[str]:
+    def watched() -> set[str]:
         calls = plane.read_audit(account_of(process))[before:]
-        return {call["objectRef"]["resource"] for call in calls if call["verb"] == "list"}
+        return {call["objectRef"]["resource"] for call in calls if call["verb"] == "watch"}
 
-    wait_until(f"the lists of {process}", lambda: len(listed()) >= count, 60, listed)
+    wait_until(f"the watches of {process}", lambda: len(watched()) >= count, 60, watched)
 
 
 def account_of(process: str) -> str:
