@@ -11,6 +11,7 @@ from tests.gateway.engine_servers import answering, running_engine
 from tests.operator.stage import Space, wait_until
 
 from conveyor_kube.watch import connect
+from conveyor_operator.activity import follower as follower_module
 from conveyor_operator.activity.answer import Activity
 from conveyor_operator.activity.follower import ActivityFollower, Page, sum_activity
 from conveyor_operator.metrics import Metrics
@@ -79,6 +80,31 @@ async def test_a_page_that_is_none_is_left_out_and_ends_nothing(
         assert not following.done()
         assert (marked, follower["default/qwen"]) == (["default/qwen"], Activity.WAITING)
         assert metrics.registry.get_sample_value("conveyor_operator_unreadable_gateways") == 1
+        following.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await following
+
+
+@pytest.mark.parametrize(("longest_silence_seconds", "told"), [(3600, Activity.IDLE), (-1, Activity.STEADY)])
+async def test_a_list_of_gateways_that_may_be_old_lets_no_engine_go(
+    control_plane: ControlPlane,
+    space: Space,
+    monkeypatch: pytest.MonkeyPatch,
+    longest_silence_seconds: float,
+    told: Activity,
+) -> None:
+    """There may be one more, which holds requests."""
+    monkeypatch.setattr(follower_module, "MAX_SILENCE_SECONDS", longest_silence_seconds)
+    page = {"services": 2, "waiting": ["default/other"], "idle": ["default/qwen"]}
+    async with (
+        connect(str(control_plane.kubeconfig)) as client,
+        running_engine(answering(web.json_response, data=page)) as gateway,
+    ):
+        follower = ActivityFollower(client, space.namespace, Metrics(), lambda service: None)
+        await asyncio.to_thread(publish_gateway, space.api, space.namespace, "one", gateway.port)
+        following = asyncio.create_task(follower.run())
+        await asyncio.to_thread(wait_until, "its word", lambda: follower["default/other"] is Activity.WAITING)
+        assert follower["default/qwen"] is told
         following.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await following
