@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field, ValidationError
 from conveyor_api import names
 from conveyor_api.base import ApiModel, Rule
 from conveyor_api.errors import InvalidResource
-from conveyor_api.spec import InferenceServiceSpec
+from conveyor_api.spec import NO_SURGE, InferenceServiceSpec
 from conveyor_api.status import InferenceServiceStatus
 
 # The model's own limit is known once a pod has read its config.json. An edit beyond it would replace running pods by
@@ -33,7 +33,7 @@ _ONE_NODE = (
 def _one_pod(spec: str) -> str:
     """CEL: at most one pod at a time."""
     most = f"(has({spec}.autoscaling) ? {spec}.autoscaling.maxReplicas : has({spec}.replicas) ? {spec}.replicas : 1)"
-    return f"({most} <= 1 && string({spec}.rollout.maxSurge) in ['0', '0%'])"
+    return f"({most} <= 1 && (!has({spec}.rollout) || {NO_SURGE.format(rollout=f'{spec}.rollout')}))"
 
 
 class Metadata(ApiModel):

@@ -4,7 +4,7 @@ Parts: `model`, `engine`, `batching`, `autoscaling`, `resources`, `pod`; the sma
 live in these models only; the CRD and the API reference are generated from them.
 """
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Final
 
 from pydantic import Field
 
@@ -18,6 +18,9 @@ from conveyor_api.pod import Pod
 from conveyor_api.quantities import Duration, IntOrPercent, between, is_zero, parse_duration_seconds
 from conveyor_api.resources import Resources
 from conveyor_api.scheduling import Name
+
+NO_SURGE: Final = "(!has({rollout}.maxSurge) || string({rollout}.maxSurge) in ['0', '0%'])"
+"""CEL: a rollout that is not told to make pods above the wanted number."""
 
 _CREDENTIALS = (names.HUB_TOKEN_ENV, *names.BUCKET_KEYS, "AWS_SESSION_TOKEN")
 
@@ -37,20 +40,34 @@ class Queue(ApiModel):
 
 
 class Rollout(ApiModel):
-    """How pods are replaced when the spec changes."""
+    """How pods are replaced when the spec changes. Left open, by one more at a time, which answers before an old one
+    goes; by one less where that one found no node for 30 seconds, or might not mount a volume beside the others."""
 
     rules: ClassVar = (
         Rule(
-            "!(string(self.maxSurge) in ['0', '0%'] && string(self.maxUnavailable) in ['0', '0%'])",
+            f"!({NO_SURGE.format(rollout='self')}"
+            " && has(self.maxUnavailable) && string(self.maxUnavailable) in ['0', '0%'])",
             "maxSurge and maxUnavailable must not both be 0: no pod could ever be replaced",
-            lambda rollout: not (is_zero(rollout.max_surge) and is_zero(rollout.max_unavailable)),
+            lambda rollout: not all(map(is_zero, rollout.given)),
         ),
     )
 
-    max_surge: IntOrPercent = 0
-    """Pods above the wanted number, or a percentage. 0 needs no spare GPU."""
-    max_unavailable: IntOrPercent = 1
-    """Pods that may be missing, or a percentage. A lone replica is missing while it is replaced."""
+    max_surge: IntOrPercent | None = None
+    """Pods above the wanted number, or a percentage; 0 where only `maxUnavailable` is given. 0 needs no spare GPU."""
+    max_unavailable: IntOrPercent | None = None
+    """Pods that may be missing, or a percentage; 1 where only `maxSurge` is given. A lone replica is missing while it
+    is replaced."""
+
+    @property
+    def is_open(self) -> bool:
+        """Nothing is said."""
+        return self.max_surge is None and self.max_unavailable is None
+
+    @property
+    def given(self) -> tuple[int | str, int | str]:
+        """maxSurge and maxUnavailable, where either is said."""
+        surge, unavailable = self.max_surge, self.max_unavailable
+        return 0 if surge is None else surge, 1 if unavailable is None else unavailable
 
 
 class Drain(ApiModel):

@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal
 from pydantic import ConfigDict, Field
 
 from conveyor_api.base import ApiModel, KeyedBy
-from conveyor_api.quantities import Duration
+from conveyor_api.quantities import Duration, IntOrPercent
 
 MAX_MESSAGE_LENGTH: Final = 4096
 MAX_CONTEXT_LENGTH: Final = 16_777_216
@@ -103,6 +103,10 @@ class EffectiveStatus(_StatusModel):
     """Requests that run together on one engine; the autoscaler aims by it."""
     window: Word | None = None
     """How long a batch waits for company since its first request, in modes that have a window."""
+    max_surge: IntOrPercent | None = None
+    """Pods above the wanted number while pods are replaced; at present, where `rollout` leaves it open."""
+    max_unavailable: IntOrPercent | None = None
+    """Pods that may be missing while pods are replaced, likewise."""
     pod_starts: Annotated[list[Duration], Field(max_length=NUM_POD_STARTS)] | None = None
     """How long the pods that started last took from their creation until they were ready, the newest last."""
     scale_up_period: Duration | None = None

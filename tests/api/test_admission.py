@@ -82,7 +82,6 @@ def test_the_defaults_stand_in_the_answer(services: Services) -> None:
         "queue": {"maxRequests": 1024, "timeout": "60s"},
         "requestTimeout": "10m",
         "autoscaling": {"minReplicas": 1, "maxReplicas": 4, "targetUtilizationPercent": 75},
-        "rollout": {"maxSurge": 0, "maxUnavailable": 1},
         "drain": {"timeout": "2m"},
     }
 

@@ -1,6 +1,7 @@
 """Builders for the pure tests: specs, observed states and pods with only what a test is about."""
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 from conveyor_api import names
@@ -15,6 +16,7 @@ from conveyor_operator.settings import Settings
 
 ROLLED_OUT = {"Progressing": ("True", "NewReplicaSetAvailable", "")}
 ROLLING_OUT = {"Progressing": ("True", "ReplicaSetUpdated", "")}
+NOW = datetime(2026, 11, 22, 8, 0, tzinfo=UTC)
 OWNER = build_owner("default", "qwen", "uid-1")
 SETTINGS = Settings(engine_image="example/engine:1", prometheus_namespaces=("monitoring",))
 
@@ -28,7 +30,7 @@ def make_resource(generation: int = 1, status: Object | None = None, **spec: Any
 
 def desire(observed: Observed = Observed(), **spec: Any) -> Desired:  # noqa: B008  it is frozen
     """What a spec asks for, where this is there already."""
-    return build_desired(make_resource(**spec), SETTINGS, observed, PodStarts())
+    return build_desired(make_resource(**spec), SETTINGS, observed, PodStarts(), NOW)
 
 
 def build(**spec: Any) -> dict[tuple[str, str], Object]:

@@ -5,6 +5,7 @@ The pod template and the engine's configuration are rendered here and nowhere el
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from conveyor_api import names
 from conveyor_api.resource import InferenceService
@@ -25,6 +26,7 @@ from conveyor_operator.inferenceservice.manifests.services import (
     build_service_account,
 )
 from conveyor_operator.inferenceservice.observed import Observed
+from conveyor_operator.inferenceservice.rollout import plan_rollout
 from conveyor_operator.inferenceservice.starts import PodStarts
 from conveyor_operator.kinds import CLAIM
 from conveyor_operator.loop.owner import Object, Owner
@@ -39,6 +41,8 @@ class Desired:
     spec: InferenceServiceSpec
     effective: EffectiveStatus
     children: tuple[Object, ...]
+    look_again_at: datetime | None = None
+    """When something else may be desired, though nothing happens."""
 
 
 def build_owner(namespace: str, name: str, uid: str) -> Owner:
@@ -50,9 +54,11 @@ def build_desired(
     settings: Settings,
     observed: Observed,
     pod_starts: PodStarts,
+    now: datetime,
     from_profile: Sequence[str] = (),
 ) -> Desired:
-    """Reads of `observed` only what must stay: the claim's access mode, and the engine image over an upgrade.
+    """Reads of `observed` what must stay (the claim's access mode, and the engine image over an upgrade) and what a
+    rollout that the spec leaves open depends on.
 
     `from_profile` names what a profile has filled in the service's spec.
     """
@@ -61,18 +67,20 @@ def build_desired(
     config = build_engine_config(owner, spec)
     template = build_pod_template(owner, spec, config, settings.user_id)
     image = choose_engine_image(spec, template, settings.engine_image, observed.deployment)
+    access_mode = _choose_access_mode(spec, owner, observed) if needs_claim(spec) else None
+    rollout = plan_rollout(spec, access_mode, observed, now)
+    strategy = {"maxSurge": rollout.max_surge, "maxUnavailable": rollout.max_unavailable}
     children = [
         build_service_account(owner),
         build_config_map(owner, config),
         build_engine_service(owner),
         build_public_service(owner, settings.gateway_host),
-        build_deployment(owner, spec, template, image, hash_template(template, image)),
+        build_deployment(owner, strategy, template, image, hash_template(template, image)),
         build_disruption_budget(owner),
     ]
     if settings.network_policies:
         network = Network(settings.system_namespace, settings.prometheus_namespaces)
         children.append(build_network_policy(owner, network))
-    access_mode = _choose_access_mode(spec, owner, observed) if needs_claim(spec) else None
     if access_mode is not None:
         children.append(build_claim(owner, spec, access_mode))
     period_seconds = pod_starts.choose_period(spec.queue.timeout_seconds)
@@ -82,13 +90,16 @@ def build_desired(
         image=spec.engine.image or image,
         max_batch_size=spec.batching.effective_batch_size,
         window=spec.batching.effective_window,
+        max_surge=rollout.max_surge,
+        max_unavailable=rollout.max_unavailable,
         pod_starts=[f"{seconds}s" for seconds in pod_starts.seconds] or None,
         scale_up_period=f"{period_seconds}s" if follows_starts else None,
         cache_access_mode=access_mode,
         from_profile=list(from_profile) or None,
         resources=tell_resources(spec.resources),
     )
-    return Desired(owner, spec, effective, (*children, *([] if autoscaler is None else [autoscaler])))
+    whole = (*children, *([] if autoscaler is None else [autoscaler]))
+    return Desired(owner, spec, effective, whole, rollout.look_again_at)
 
 
 def _choose_access_mode(spec: InferenceServiceSpec, owner: Owner, observed: Observed) -> str:
@@ -96,4 +107,4 @@ def _choose_access_mode(spec: InferenceServiceSpec, owner: Owner, observed: Obse
     live = observed.children.get((CLAIM.kind, names.model_claim_name(owner.name)))
     if live is not None and live.access_mode:
         return live.access_mode
-    return "ReadWriteOnce" if spec.most_replicas <= 1 and spec.rollout.max_surge in (0, "0%") else "ReadWriteMany"
+    return "ReadWriteOnce" if spec.most_replicas <= 1 and spec.rollout.max_surge in (None, 0, "0%") else "ReadWriteMany"

@@ -39,6 +39,8 @@ class DeploymentState:
     config_hash: str = ""
     """The configuration that its pods are asked to have."""
     held_replicas: str = ""
+    max_surge: int | str = 0
+    """Pods above the wanted number while pods are replaced, or a percentage."""
     revision: int = 0
     """How many pod templates it has had, as far as its controller has seen."""
     replicas: int = 0
@@ -147,6 +149,7 @@ def observe_deployment(body: Object) -> DeploymentState:
         engine_image=_own_image(spec["template"]["spec"]),
         config_hash=str((template.get("annotations") or {}).get(names.CONFIG_HASH_ANNOTATION, "")),
         held_replicas=str(annotations.get(HELD_REPLICAS_ANNOTATION, "")),
+        max_surge=((spec.get("strategy") or {}).get("rollingUpdate") or {}).get("maxSurge", 0),
         revision=_whole(annotations.get(REVISION_ANNOTATION)),
         replicas=int(status.get("replicas", 0)),
         updated_replicas=int(status.get("updatedReplicas", 0)),

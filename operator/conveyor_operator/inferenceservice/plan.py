@@ -45,7 +45,7 @@ def plan(desired: Desired, observed: Observed, memory: ServiceMemory, activity: 
     if hold := _build_hold(desired, observed, memory, plan_zero(desired.spec, observed.deployment, activity)):
         return [hold]
     if not obstacles:
-        return _plan_removals(desired, observed)
+        return _plan_removals(desired, observed) or [RequeueAt(at) for at in (desired.look_again_at,) if at]
     return _plan_requeue(desired, observed, memory, now)
 
 

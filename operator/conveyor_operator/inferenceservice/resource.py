@@ -4,7 +4,7 @@ Registered by `process`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from conveyor_api import names
@@ -71,7 +71,7 @@ class InferenceServices:
         for start in memory.pod_starts.see(observed.pods):
             for part, seconds in start.seconds.items():
                 self._metrics.pod_start_seconds.labels(part).observe(seconds)
-        desired = build_desired(service, self._settings, observed, memory.pod_starts, from_profile)
+        desired = build_desired(service, self._settings, observed, memory.pod_starts, datetime.now(UTC), from_profile)
         url = self._settings.service_url(service.namespace, service.name)
         told = Told(self._metrics_api(), self._activity(service.key))
         return ServiceCase(service, desired, observed, memory, told, url, previous)

@@ -14,6 +14,7 @@ from conveyor_operator.inferenceservice.failures import PodFailure, find_failure
 from conveyor_operator.inferenceservice.observed import DeploymentState, Observed
 from conveyor_operator.inferenceservice.pods import PodState
 from conveyor_operator.inferenceservice.replicas import is_asleep
+from conveyor_operator.inferenceservice.rollout import replaces_pods
 from conveyor_operator.loop.steps import Obstacle
 from conveyor_operator.metrics_api.answer import MetricsApi
 
@@ -111,7 +112,7 @@ class Situation:
         obstacle = self.obstacle(*POD_KINDS)
         if obstacle is not None:
             return Blocker(obstacle.reason, obstacle.message, obstacle.temporary)
-        if self.rolled_out and self.deployment.available_replicas >= self.deployment.asked_replicas:
+        if self.rolled_out and self._all_asked_are_there:
             return None
         failures = self._failures
         if failures:
@@ -125,13 +126,20 @@ class Situation:
         return None
 
     @property
+    def _all_asked_are_there(self) -> bool:
+        return self.deployment.available_replicas >= self.deployment.asked_replicas
+
+    @property
     def _failures(self) -> list[PodFailure]:
-        """Those of pods that count: not of a replaced pod, nor of one that waits for a GPU about to be free."""
+        """Those of pods that count: not of a replaced pod, nor of one that waits for a GPU about to be free, or that
+        is the one more which a rollout can do without."""
         pods = self.pods
         living = [pod for pod in pods if pod.phase != "Failed"]
         found = find_failures(living if len(living) >= self.deployment.asked_replicas else pods)
         frees_gpu = any(pod.leaving for pod in self.observed.pods)
-        return [f for f in found if not (frees_gpu and f.reason == Reason.INSUFFICIENT_GPU)]
+        is_extra = self.spec.rollout.is_open and replaces_pods(self.deployment) and self._all_asked_are_there
+        borne: dict[str, bool] = {Reason.INSUFFICIENT_GPU: frees_gpu or is_extra, Reason.UNSCHEDULABLE: is_extra}
+        return [failure for failure in found if not borne.get(failure.reason, False)]
 
     @property
     def serving_obstacle(self) -> Obstacle | None:

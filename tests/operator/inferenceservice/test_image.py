@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from tests.operator.builders import SETTINGS, build_one, make_resource
+from tests.operator.builders import NOW, SETTINGS, build_one, make_resource
 
 from conveyor_operator.inferenceservice.desired import build_desired
 from conveyor_operator.inferenceservice.observed import DeploymentState, Observed, observe_deployment
@@ -19,7 +19,9 @@ def live(**spec: Any) -> DeploymentState:
 def choose(deployment: DeploymentState | None, **spec: Any) -> str | None:
     """By an operator with a new default."""
     settings = replace(SETTINGS, engine_image=NEW)
-    return build_desired(make_resource(**spec), settings, Observed(deployment=deployment), PodStarts()).effective.image
+    return build_desired(
+        make_resource(**spec), settings, Observed(deployment=deployment), PodStarts(), NOW
+    ).effective.image
 
 
 def test_a_new_default_does_not_touch_running_pods() -> None:
@@ -56,7 +58,7 @@ def test_an_image_that_was_edited_by_hand_is_not_kept() -> None:
 def test_another_runtime_has_its_own_image_and_keeps_the_fetch_s_over_an_upgrade() -> None:
     vllm: dict[str, Any] = {"runtime": "VLLM", "engine": {"image": "vllm/vllm-openai:v1"}}
     settings = replace(SETTINGS, engine_image=NEW)
-    desired = build_desired(make_resource(**vllm), settings, Observed(deployment=live(**vllm)), PodStarts())
+    desired = build_desired(make_resource(**vllm), settings, Observed(deployment=live(**vllm)), PodStarts(), NOW)
     (deployment,) = [child for child in desired.children if child["kind"] == "Deployment"]
     pods = deployment["spec"]["template"]["spec"]
     assert (pods["containers"][0]["image"], desired.effective.image) == ("vllm/vllm-openai:v1",) * 2

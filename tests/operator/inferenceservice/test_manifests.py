@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.api.builders import build_full_body
-from tests.operator.builders import OWNER, SETTINGS, build, build_one, desire, make_resource
+from tests.operator.builders import NOW, OWNER, SETTINGS, build, build_one, desire, make_resource
 
 from conveyor_api import names
 from conveyor_operator.inferenceservice.desired import build_desired
@@ -113,7 +113,7 @@ def test_the_pods_meet_the_restricted_standard() -> None:
 
 def test_a_platform_that_gives_the_pods_a_user_is_asked_for_none() -> None:
     settings = replace(SETTINGS, user_id=0)
-    children = build_desired(make_resource(), settings, Observed(), PodStarts()).children
+    children = build_desired(make_resource(), settings, Observed(), PodStarts(), NOW).children
     (deployment,) = [child for child in children if child["kind"] == "Deployment"]
     assert deployment["spec"]["template"]["spec"]["securityContext"] == {
         "runAsNonRoot": True,

@@ -1,7 +1,8 @@
 """The engine's Deployment. Pure."""
 
+from collections.abc import Mapping
+
 from conveyor_api import names
-from conveyor_api.spec import InferenceServiceSpec
 from conveyor_operator.inferenceservice.observed import TEMPLATE_HASH_ANNOTATION
 from conveyor_operator.loop.owner import Object, Owner, build_metadata
 
@@ -10,22 +11,21 @@ _PROGRESS_DEADLINE_SECONDS = 2 * 60 * 60
 
 
 def build_deployment(
-    owner: Owner, spec: InferenceServiceSpec, template: Object, image: str, template_hash: str
+    owner: Owner, rollout: Mapping[str, int | str], template: Object, image: str, template_hash: str
 ) -> Object:
     """`template` is one of `build_pod_template`, `template_hash` that of `image.hash_template`. It has no replicas.
 
-    `image` is for the containers that name none.
+    `rollout` is a RollingUpdate's, `image` for the containers that name none.
     """
     metadata = build_metadata(owner, names.engine_name(owner.name))
     metadata["annotations"] = {TEMPLATE_HASH_ANNOTATION: template_hash}
-    rollout = {"maxSurge": spec.rollout.max_surge, "maxUnavailable": spec.rollout.max_unavailable}
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
         "metadata": metadata,
         "spec": {
             "selector": {"matchLabels": names.pod_selector(owner.name)},
-            "strategy": {"type": "RollingUpdate", "rollingUpdate": rollout},
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": dict(rollout)},
             "progressDeadlineSeconds": _PROGRESS_DEADLINE_SECONDS,
             "revisionHistoryLimit": 1,
             "template": _with_image(template, image),
