@@ -41,7 +41,8 @@ class Queue(ApiModel):
 
 class Rollout(ApiModel):
     """How pods are replaced when the spec changes. Left open, by one more at a time, which answers before an old one
-    goes; by one less where that one found no node for 30 seconds, or might not mount a volume beside the others."""
+    goes; by one less where that one finds no node for 30 seconds, has no quota, or might not mount a volume beside the
+    others."""
 
     rules: ClassVar = (
         Rule(

@@ -56,6 +56,22 @@ class DeploymentState:
         return self.revision <= 1 and self.updated_replicas == self.replicas
 
     @property
+    def replaces_pods(self) -> bool:
+        """Pods of an earlier template are left."""
+        return self.updated_replicas < self.replicas
+
+    @property
+    def refused(self) -> str:
+        """Why a pod was not made; empty if none was refused."""
+        status, _, message = self.conditions.get("ReplicaFailure", ("", "", ""))
+        return message if status == "True" else ""
+
+    @property
+    def lacks_quota(self) -> bool:
+        """A pod was refused that may be made once another one is gone."""
+        return "exceeded quota" in self.refused
+
+    @property
     def rolled_out(self) -> bool:
         """All pods of the template that its controller saw last have been available, and no other pod is left.
 

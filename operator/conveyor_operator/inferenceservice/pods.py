@@ -13,6 +13,8 @@ from conveyor_api.status import MAX_CONTEXT_LENGTH
 
 Object = Mapping[str, Any]
 
+_NO_NODE = ("Unschedulable", "SchedulingGated")  # the API server gives the second no time
+
 
 @dataclass(frozen=True, slots=True)
 class ContainerState:
@@ -52,7 +54,7 @@ class PodState:
     ready_at: str = ""
     """When it became Ready, if it is."""
     unschedulable: str = ""
-    """The scheduler's sentence, empty when it found a node."""
+    """The scheduler's sentence, or that of its gates; empty when it found a node."""
     unschedulable_at: str = ""
     containers: tuple[ContainerState, ...] = ()
 
@@ -82,7 +84,7 @@ def observe_pod(body: Object) -> PodState:
     conditions: dict[str, Object] = {c["type"]: c for c in status.get("conditions") or ()}
     scheduled, ready = conditions.get("PodScheduled", {}), conditions.get("Ready", {})
     is_ready = ready.get("status") == "True"
-    unschedulable = scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable"
+    unschedulable = scheduled.get("status") == "False" and scheduled.get("reason") in _NO_NODE
     containers = [_observe_container(c, True) for c in status.get("initContainerStatuses") or ()]
     containers += [_observe_container(c, False) for c in status.get("containerStatuses") or ()]
     return PodState(
@@ -98,7 +100,9 @@ def observe_pod(body: Object) -> PodState:
         scheduled_at=str(scheduled.get("lastTransitionTime", "")) if scheduled.get("status") == "True" else "",
         ready_at=str(ready.get("lastTransitionTime", "")) if is_ready else "",
         unschedulable=str(scheduled.get("message", "Unschedulable")) if unschedulable else "",
-        unschedulable_at=str(scheduled.get("lastTransitionTime", "")) if unschedulable else "",
+        unschedulable_at=str(scheduled.get("lastTransitionTime") or metadata["creationTimestamp"])
+        if unschedulable
+        else "",
         containers=tuple(containers),
     )
 

@@ -1,8 +1,9 @@
 """How pods are replaced: by one more at a time where there is room for it, else by one less. Pure; used by `desired`.
 
 What the spec says holds. Left open, the Deployment first makes a pod more, so that an old one goes only when a new one
-answers. If that pod finds no node for a while, which is how a lone replica on the only GPU would wait for ever, the
-rest of this rollout goes without: an old pod makes room, and requests wait in the gateway meanwhile (docs/adr/0032).
+answers. If that pod has no quota, or finds no node for a while, which is how a lone replica on the only GPU would wait
+for ever, the rest of this rollout goes without: an old pod makes room, and requests wait in the gateway meanwhile
+(docs/adr/0032).
 """
 
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ from typing import Final
 
 from conveyor_api.model import VolumeModel
 from conveyor_api.spec import InferenceServiceSpec
-from conveyor_operator.inferenceservice.observed import DeploymentState, Observed
+from conveyor_operator.inferenceservice.observed import Observed
 
 PATIENCE: Final = timedelta(seconds=30)
 
@@ -36,20 +37,15 @@ def plan_rollout(spec: InferenceServiceSpec, access_mode: str | None, observed: 
     if _may_mount_alone(spec, access_mode):
         return _ONE_LESS
     live = observed.deployment
-    if live is None or not replaces_pods(live):
+    if live is None or not live.replaces_pods:
         return _ONE_MORE
-    if live.max_surge == 0:
-        return _ONE_LESS  # until this rollout is over
+    if live.lacks_quota or live.max_surge == 0:  # until this rollout is over
+        return _ONE_LESS
     waiting_since = _find_waiting_since(observed)
     if waiting_since is None:
         return _ONE_MORE
     until = waiting_since + PATIENCE
     return _ONE_LESS if now >= until else replace(_ONE_MORE, look_again_at=until)
-
-
-def replaces_pods(live: DeploymentState) -> bool:
-    """Pods of an earlier template are left."""
-    return live.updated_replicas < live.replicas
 
 
 def _may_mount_alone(spec: InferenceServiceSpec, access_mode: str | None) -> bool:

@@ -14,7 +14,6 @@ from conveyor_operator.inferenceservice.failures import PodFailure, find_failure
 from conveyor_operator.inferenceservice.observed import DeploymentState, Observed
 from conveyor_operator.inferenceservice.pods import PodState
 from conveyor_operator.inferenceservice.replicas import is_asleep
-from conveyor_operator.inferenceservice.rollout import replaces_pods
 from conveyor_operator.loop.steps import Obstacle
 from conveyor_operator.metrics_api.answer import MetricsApi
 
@@ -117,9 +116,8 @@ class Situation:
         failures = self._failures
         if failures:
             return _sum_up(failures)
-        refused = self.deployment.conditions.get("ReplicaFailure")
-        if refused is not None and refused[0] == "True":
-            return Blocker(Reason.PODS_REFUSED, refused[2])
+        if self.deployment.refused and not (self.deployment.lacks_quota and self._goes_on_without):
+            return Blocker(Reason.PODS_REFUSED, self.deployment.refused)
         progress = self.deployment.conditions.get("Progressing")
         if progress is not None and progress[1] == "ProgressDeadlineExceeded":
             return Blocker(Reason.PROGRESS_DEADLINE_EXCEEDED, progress[2])
@@ -130,6 +128,11 @@ class Situation:
         return self.deployment.available_replicas >= self.deployment.asked_replicas
 
     @property
+    def _goes_on_without(self) -> bool:
+        """A pod that is missing is the one more which a rollout can do without."""
+        return self.spec.rollout.is_open and self.deployment.replaces_pods and self._all_asked_are_there
+
+    @property
     def _failures(self) -> list[PodFailure]:
         """Those of pods that count: not of a replaced pod, nor of one that waits for a GPU about to be free, or that
         is the one more which a rollout can do without."""
@@ -137,8 +140,8 @@ class Situation:
         living = [pod for pod in pods if pod.phase != "Failed"]
         found = find_failures(living if len(living) >= self.deployment.asked_replicas else pods)
         frees_gpu = any(pod.leaving for pod in self.observed.pods)
-        is_extra = self.spec.rollout.is_open and replaces_pods(self.deployment) and self._all_asked_are_there
-        borne: dict[str, bool] = {Reason.INSUFFICIENT_GPU: frees_gpu or is_extra, Reason.UNSCHEDULABLE: is_extra}
+        extra = self._goes_on_without
+        borne: dict[str, bool] = {Reason.INSUFFICIENT_GPU: frees_gpu or extra, Reason.UNSCHEDULABLE: extra}
         return [failure for failure in found if not borne.get(failure.reason, False)]
 
     @property

@@ -124,6 +124,18 @@ def test_a_pod_that_waits_for_the_gpu_of_one_that_leaves_has_not_failed() -> Non
     assert said(judge(deployment, waiting)["Ready"]) == ("False", "InsufficientGPU")
 
 
+@pytest.mark.parametrize("rollout", [{}, {"maxSurge": 1, "maxUnavailable": 0}])
+def test_the_one_more_that_is_missing_is_told_only_where_the_rollout_waits_for_it(rollout: dict[str, Any]) -> None:
+    reason = {"ReplicaFailure": ("True", "FailedCreate", 'pods "new" is forbidden: exceeded quota: gpus')}
+    refused = make_deployment(1, updated_replicas=0, revision=2, conditions=ROLLING_OUT | reason)
+    found = judge(refused, endpoints=1, rollout=rollout)
+    assert said(found["Progressing"])[1] == ("PodsRefused" if rollout else "RollingOut")
+    placed = make_deployment(1, replicas=2, updated_replicas=1, revision=2, conditions=ROLLING_OUT)
+    waiting = make_pod("new", unschedulable="0/1 nodes are available: 1 Insufficient nvidia.com/gpu.")
+    found = judge(placed, waiting, endpoints=1, rollout=rollout)
+    assert said(found["Progressing"])[1] == ("InsufficientGPU" if rollout else "RollingOut")
+
+
 def test_a_pod_that_was_replaced_gives_no_reason_while_its_replacement_starts() -> None:
     evicted = make_pod("evicted", phase="Failed", reason="Evicted", message="low on memory")
     deployment = make_deployment(1, ready_replicas=0, available_replicas=0)

@@ -151,6 +151,14 @@ def test_a_restarted_engine_failed_until_it_is_ready_again() -> None:
     assert find_last_failure([make_pod("pod", well, ready=True)]) is not None
 
 
+def test_a_pod_that_waits_for_its_scheduling_gates_has_found_no_node_since_it_was_made() -> None:
+    gates = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": "blocked by gates"}
+    metadata = {"name": "gated", "creationTimestamp": "2026-11-21T08:00:00Z"}
+    failure = find_failure(observe_pod({"metadata": metadata, "status": {"conditions": [gates]}}))
+    assert failure is not None
+    assert (failure.reason, failure.since) == ("Unschedulable", metadata["creationTimestamp"])
+
+
 def test_pods_that_leave_or_are_ready_are_no_failures() -> None:
     broken = ended("boom")
     assert find_failures([make_pod("a", broken, leaving=True), make_pod("b", broken, ready=True)]) == []

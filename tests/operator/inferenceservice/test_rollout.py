@@ -71,6 +71,14 @@ def test_a_pod_that_finds_no_node_is_waited_for_a_while() -> None:
     assert plan(rolling(PATIENCE.total_seconds())) == ONE_LESS
 
 
+def test_a_pod_that_has_no_quota_is_not_waited_for() -> None:
+    conditions = {"ReplicaFailure": ("True", "FailedCreate", 'pods "new" is forbidden: exceeded quota: gpus')}
+    no_quota = make_observed(deployment=make_deployment(1, updated_replicas=0, max_surge=1, conditions=conditions))
+    assert plan(no_quota) == ONE_LESS
+    conditions["ReplicaFailure"] = ("True", "FailedCreate", "violates PodSecurity")
+    assert plan(no_quota) == ONE_MORE, "it would be refused in the old one's place as well"
+
+
 def test_without_old_pods_there_is_nobody_to_make_room() -> None:
     assert plan(rolling(3600, updated_replicas=2)) == ONE_MORE, "it scales"
 
