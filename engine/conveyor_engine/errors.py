@@ -21,7 +21,7 @@ What of it a client reads has an `ErrorCode`, why an engine ends a `FailureReaso
 A StartError's sentence has the names of settings in backticks, `device` or `device: auto`, and nothing else: whoever
 shows it to people who know other names for them, as Conveyor's operator does, can put those in their place.
 
-Raised by core, models and the HTTP edge; `__main__` turns StartErrors into exit messages and
+Raised by core, models and the HTTP side; `__main__` turns StartErrors into exit messages and
 `serving.http` turns RequestErrors into answers. Imports nothing else of the engine's.
 """
 

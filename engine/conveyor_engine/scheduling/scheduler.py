@@ -285,7 +285,7 @@ class Scheduler:
             yield step.plan()
 
     def _check(self, request: EngineRequest) -> None:
-        """Refuses what could never be run. The edge checks too, and it alone looks at every token."""
+        """Refuses what could never be run. The API process checks too, and it alone looks at every token."""
         if request.request_id in self.requests:
             raise InvalidRequest(f"request id {request.request_id!r} is in use", param="request_id")
         self._task.check(request)

@@ -31,7 +31,7 @@ class Task(Protocol):
         ...
 
     def check(self, request: EngineRequest) -> None:
-        """Raises InvalidRequest if it could never be run. The edge checks too, and it alone looks at every token."""
+        """Raises InvalidRequest if it could never be run. The API process checks too, and it alone reads all tokens."""
         ...
 
     def take(self, answers: Answers, step: Step, result: StepResult) -> None:

@@ -19,8 +19,8 @@ from conveyor_engine.errors import ConfigError, Unavailable
 from conveyor_engine.serving.engine_client import EngineClient
 from conveyor_engine.serving.engine_process import ENGINE_PROGRAM, Death
 from conveyor_engine.serving.http.app import build_app
+from conveyor_engine.serving.http.app_state import AppState
 from conveyor_engine.serving.http.connection import Connection
-from conveyor_engine.serving.http.edge import Edge
 from conveyor_engine.serving.http.memory import Memory
 from conveyor_engine.serving.metrics import EngineMetrics
 from conveyor_engine.serving.preparing.pool import WorkerPool
@@ -49,10 +49,10 @@ async def serve(config: EngineConfig, fork_server: ForkServer, engine_program: s
     metrics.num_waiting = lambda: engine.num_waiting
     metrics.facts = lambda: engine.facts
     workers = WorkerPool(fork_server)
-    edge = Edge(config, model.name, engine, model.tokenizer, metrics, workers, Memory(), int(time.time()))
+    state = AppState(config, model.name, engine, model.tokenizer, metrics, workers, Memory(), int(time.time()))
     server = _Server(
         uvicorn.Config(
-            build_app(edge), http=Connection, loop="uvloop", lifespan="off", log_config=None, access_log=False,
+            build_app(state), http=Connection, loop="uvloop", lifespan="off", log_config=None, access_log=False,
             server_header=False, timeout_keep_alive=75, backlog=BACKLOG,
         )
     )  # fmt: skip

@@ -30,7 +30,7 @@ class Task(StrEnum):
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
-    """How the next token is chosen, and when to stop. Values are validated at the HTTP edge."""
+    """How the next token is chosen, and when to stop. The API process validates the values."""
 
     max_tokens: int = 16
     min_tokens: int = 0
@@ -40,12 +40,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True,
     seed: int | None = None  # fixes the random stream, keyed by (seed, position)
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
-    stop: tuple[str, ...] = ()  # the edge ends an answer at these; the engine only where answers are held back
+    stop: tuple[str, ...] = ()  # the API process ends an answer at these; the engine only where answers are held back
     logprobs: int | None = None  # number of top log probabilities per token; 0 = only the chosen one
 
 
 class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
-    """What a prompt's vector shall be like. Values are validated at the HTTP edge."""
+    """What a prompt's vector shall be like. The API process validates the values."""
 
     dimensions: int | None = None  # only so many, the first ones, if the model was trained for it; None: all
 
@@ -54,7 +54,7 @@ Params = SamplingParams | PoolingParams  # of a request to generate, to embed
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One prompt to continue or to embed. `n > 1` is n of these, made at the edge; they share the prompt's list.
+    """One prompt to continue or to embed. `n > 1` is n of these, made in the API process; they share the prompt's list.
 
     Those of one HTTP request are one party, of any name that no other has: parties take turns (`scheduling`).
     """
@@ -63,7 +63,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     party: str | None = None  # None: it is alone
     prompt_token_ids: list[int]
     params: Params
-    arrival_time: float = 0.0  # time.monotonic() seconds: at the edge of its HTTP request, in the engine its own
+    arrival_time: float = 0.0  # time.monotonic() seconds: at the head of its HTTP request, in the engine its own
     cache_salt: str | None = None  # prefixes are shared only with requests of the same salt
     prompt_hashes: list[bytes] = msgspec.field(default_factory=list)  # of its full blocks so far; choices share it too
 
@@ -123,7 +123,7 @@ class EmbeddingFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found out while the model was loaded; the edge validates requests against it."""
+    """What was found out while the model was loaded; the API process validates requests against it."""
 
     max_model_len: int  # tokens, prompt + output
     vocab_size: int

@@ -15,7 +15,7 @@ from conveyor_engine.errors import EngineDead, Overloaded, Unavailable
 from conveyor_engine.serving.engine_client import HEARTBEAT_LATE_SECONDS, STEP_STUCK_SECONDS, EngineClient, State
 from conveyor_engine.serving.generation import Generation
 from conveyor_engine.serving.http.app import build_app
-from conveyor_engine.serving.http.edge import Edge
+from conveyor_engine.serving.http.app_state import AppState
 from conveyor_engine.serving.metrics import EngineMetrics
 from conveyor_engine.wire.messages import Add, Drain, Heartbeat, Ready, Step, encode_frame
 from conveyor_engine.wire.request import EngineRequest, EngineStats
@@ -102,8 +102,8 @@ def test_a_step_may_take_five_times_as_long_as_the_longest_of_the_warm_up(
 
 async def test_a_silent_engine_is_not_alive_until_it_is_heard_again() -> None:
     engine = EngineClient(EngineConfig(model="m"))
-    edge = Edge(EngineConfig(model="m"), "m", engine, None, EngineMetrics("m"), None, None, 0)  # type: ignore[arg-type]
-    app = build_app(edge)
+    state = AppState(EngineConfig(model="m"), "m", engine, None, EngineMetrics("m"), None, None, 0)  # type: ignore[arg-type]
+    app = build_app(state)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://a") as client:
 
         async def probe() -> tuple[int, int, str]:

@@ -1,1 +1,1 @@
-"""The HTTP edge: OpenAI's routes, probes and metrics over an EngineClient. Free of torch."""
+"""The HTTP side: OpenAI's routes, probes and metrics over an EngineClient. Free of torch."""

@@ -1,4 +1,4 @@
-"""The ASGI application: routes, errors as answers, request ids. Built by `server` around an Edge."""
+"""The ASGI application: routes, errors as answers, request ids. Built by `server` around an AppState."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -11,9 +11,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from conveyor_engine.errors import ConveyorEngineError, ErrorCode, Overloaded, Unavailable
 from conveyor_engine.serving.http import status
+from conveyor_engine.serving.http.app_state import AppState, app_state
 from conveyor_engine.serving.http.chat import create_chat_completion
 from conveyor_engine.serving.http.completions import create_completion
-from conveyor_engine.serving.http.edge import Edge, edge_of
 from conveyor_engine.serving.http.embeddings import create_embeddings
 from conveyor_engine.serving.http.failures import error_body, failure_response
 from conveyor_engine.serving.http.openapi import build_document
@@ -38,24 +38,24 @@ ROUTES: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {
 _LABELS = {"/openapi.json", *(path for _, path in ROUTES)}
 
 
-def build_app(edge: Edge) -> ASGIApp:
+def build_app(state: AppState) -> ASGIApp:
     """All routes over this engine."""
     app = FastAPI(docs_url=None, redoc_url=None)  # their pages load scripts from other hosts
     document = build_document()  # once: it takes 17 ms, for which it would block every stream
     app.openapi = lambda: document  # type: ignore[method-assign]  # as FastAPI has it be extended; served at /openapi.json
-    app.state.edge = edge
+    app.state.conveyor = state
     for (method, path), answer in ROUTES.items():
         app.add_route(path, answer, methods=[method])
     app.add_exception_handler(ConveyorEngineError, _answer_failure)
     app.add_exception_handler(HTTPException, _answer_http_exception)
     app.add_exception_handler(Exception, _answer_bug)
-    return _Envelope(app, edge.metrics)
+    return _Envelope(app, state.metrics)
 
 
 async def _answer_failure(request: Request, error: Exception) -> Response:
     assert isinstance(error, ConveyorEngineError)
     if isinstance(error, Overloaded | Unavailable):
-        edge_of(request).metrics.count_rejection("queue_full" if isinstance(error, Overloaded) else "unavailable")
+        app_state(request).metrics.count_rejection("queue_full" if isinstance(error, Overloaded) else "unavailable")
     return failure_response(error)
 
 

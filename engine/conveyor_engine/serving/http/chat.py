@@ -7,8 +7,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 
+from conveyor_engine.serving.http.app_state import AppState
 from conveyor_engine.serving.http.choice import Delta
-from conveyor_engine.serving.http.edge import Edge
 from conveyor_engine.serving.http.engine_response import open_request
 from conveyor_engine.serving.http.formats import Answer, Usage, encode
 from conveyor_engine.serving.http.generated import GeneratedResponse
@@ -75,8 +75,8 @@ class ChatCompletion(msgspec.Struct):
 class ChatFormat:
     """Answers as chat completions."""
 
-    def __init__(self, edge: Edge, prepared: Prepared) -> None:
-        self._edge = edge
+    def __init__(self, state: AppState, prepared: Prepared) -> None:
+        self._state = state
         self._with_logprobs = prepared.top_logprobs is not None
         self._id = prepared.id
         self._created = int(time.time())
@@ -89,24 +89,24 @@ class ChatFormat:
         self._begun.add(delta.choice)
         message = DeltaMessage(role, delta.text if delta.text or role else None)
         choice = ChunkChoice(delta.choice, message, self._logprobs(delta), delta.finish_reason)
-        return ChatChunk(self._id, self._created, self._edge.model_name, [choice], usage or self._no_usage)
+        return ChatChunk(self._id, self._created, self._state.model_name, [choice], usage or self._no_usage)
 
     def _logprobs(self, delta: Delta) -> ChatLogprobs | None:
-        return chat_logprobs(self._edge.tokenizer, delta.tokens) if self._with_logprobs else None
+        return chat_logprobs(self._state.tokenizer, delta.tokens) if self._with_logprobs else None
 
     def usage_chunk(self, usage: Usage) -> ChatChunk:
         """The counts, with no choice."""
-        return ChatChunk(self._id, self._created, self._edge.model_name, [], usage)
+        return ChatChunk(self._id, self._created, self._state.model_name, [], usage)
 
     def whole(self, usage: Usage) -> ChatCompletion:
         """The body without its choices."""
-        return ChatCompletion(self._id, self._created, self._edge.model_name, [], usage)
+        return ChatCompletion(self._id, self._created, self._state.model_name, [], usage)
 
     def choice(self, answer: Answer) -> Iterator[bytes]:
         """One choice of the body."""
         yield b'{"index":%d,"message":%b,"logprobs":' % (answer.index, encode(Message(answer.text.getvalue())))
         if self._with_logprobs:
-            yield from chat_logprobs_pieces(self._edge.tokenizer, answer.tokens)
+            yield from chat_logprobs_pieces(self._state.tokenizer, answer.tokens)
         else:
             yield b"null"
         yield b',"finish_reason":%b}' % encode(answer.finish_reason)

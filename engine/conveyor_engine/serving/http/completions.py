@@ -7,8 +7,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 
+from conveyor_engine.serving.http.app_state import AppState
 from conveyor_engine.serving.http.choice import Delta
-from conveyor_engine.serving.http.edge import Edge
 from conveyor_engine.serving.http.engine_response import open_request
 from conveyor_engine.serving.http.formats import Answer, Usage, encode
 from conveyor_engine.serving.http.generated import GeneratedResponse
@@ -40,8 +40,8 @@ class Completion(msgspec.Struct):
 class CompletionFormat:
     """Answers as completions."""
 
-    def __init__(self, edge: Edge, prepared: Prepared) -> None:
-        self._edge = edge
+    def __init__(self, state: AppState, prepared: Prepared) -> None:
+        self._state = state
         self._num_top = prepared.top_logprobs
         self._id = prepared.id
         self._created = int(time.time())
@@ -65,17 +65,17 @@ class CompletionFormat:
         if self._num_top is None:
             yield b"null"
         else:
-            yield from completion_logprobs_pieces(self._edge.tokenizer, answer.tokens, self._num_top)
+            yield from completion_logprobs_pieces(self._state.tokenizer, answer.tokens, self._num_top)
         yield b',"finish_reason":%b}' % encode(answer.finish_reason)
 
     def _chunk_choice(self, delta: Delta) -> CompletionChoice:
         logprobs = None
         if self._num_top is not None:
-            logprobs = completion_logprobs(self._edge.tokenizer, delta.tokens, self._num_top)
+            logprobs = completion_logprobs(self._state.tokenizer, delta.tokens, self._num_top)
         return CompletionChoice(delta.choice, delta.text, logprobs, delta.finish_reason)
 
     def _completion(self, choices: list[CompletionChoice], usage: Usage | UnsetType | None) -> Completion:
-        return Completion(self._id, self._created, self._edge.model_name, choices, usage)
+        return Completion(self._id, self._created, self._state.model_name, choices, usage)
 
 
 async def create_completion(request: Request) -> GeneratedResponse:

@@ -57,7 +57,7 @@ class EmbeddingsResponse(EngineResponse):
 
     async def _answer(self, send: Send) -> None:
         for num_tokens in self._prepared.nums_prompt_tokens:
-            self._edge.metrics.observe_prompt(num_tokens)
+            self._state.metrics.observe_prompt(num_tokens)
         async for outputs in self._generation.batches():
             for output in outputs:
                 self._take(output)
@@ -79,12 +79,12 @@ class EmbeddingsResponse(EngineResponse):
 
     def _end(self, request_id: str, reason: FinishReason) -> None:
         self._open.discard(request_id)
-        self._edge.metrics.observe_end(reason.value, 0, time.monotonic() - self._prepared.arrival_time, 0.0)
+        self._state.metrics.observe_end(reason.value, 0, time.monotonic() - self._prepared.arrival_time, 0.0)
 
     def _pieces(self) -> Iterator[bytes]:
         """The JSON of an EmbeddingList."""
         num_tokens = sum(self._prepared.nums_prompt_tokens)
-        whole = EmbeddingList([], self._edge.model_name, EmbeddingUsage(num_tokens, num_tokens))
+        whole = EmbeddingList([], self._state.model_name, EmbeddingUsage(num_tokens, num_tokens))
         begin, end = encode(whole).split(b'"data":[]')
         yield begin + b'"data":['
         for index, request_id in enumerate(self._prepared.request_ids):

@@ -19,7 +19,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from conveyor_engine.errors import ConveyorEngineError, DeadlineExceeded, ErrorCode, InvalidRequest, Overloaded
 from conveyor_engine.serving.generation import Generation
-from conveyor_engine.serving.http.edge import Edge, body_bytes_max, edge_of, model_facts, read_body, timeout_seconds
+from conveyor_engine.serving.http.app_state import AppState, app_state, model_facts
+from conveyor_engine.serving.http.reading import body_bytes_max, read_body, timeout_seconds
 from conveyor_engine.serving.preparing.prepare import Job, Kind
 from conveyor_engine.serving.preparing.process import AnyPrepared
 from conveyor_engine.wire.request import ModelFacts, Task
@@ -37,7 +38,7 @@ _OTHER_TASK = {
 class Opened:
     """A request that was sent to the engine."""
 
-    edge: Edge
+    state: AppState
     prepared: AnyPrepared
     generation: Generation
     seconds: float  # that its answer may take
@@ -46,18 +47,18 @@ class Opened:
 async def open_request(request: Request, kind: Kind, task: Task) -> Opened:
     """Sends the request to the engine. Its timeout runs from its head on; it holds a place once its body is read."""
     arrival = time.monotonic()
-    edge = edge_of(request)
-    facts = model_facts(edge)
+    state = app_state(request)
+    facts = model_facts(state)
     _check_task(facts, task)
-    timeout = timeout_seconds(request, edge.config.request_timeout_seconds)
-    async with edge.memory.hold(timeout) as held:
-        body = await read_body(request, body_bytes_max(facts, edge.engine.num_requests_max), held)
-        with edge.engine.hold_place():
-            job = Job(kind, facts, edge.engine.num_requests_max, arrival, body)
-            prepared = await edge.workers.prepare(job)
+    timeout = timeout_seconds(request, state.config.request_timeout_seconds)
+    async with state.memory.hold(timeout) as held:
+        body = await read_body(request, body_bytes_max(facts, state.engine.num_requests_max), held)
+        with state.engine.hold_place():
+            job = Job(kind, facts, state.engine.num_requests_max, arrival, body)
+            prepared = await state.workers.prepare(job)
             seconds_left = arrival + timeout - time.monotonic()
-            generation = edge.engine.open_generation(prepared.request_ids, prepared.add, seconds_left)
-    return Opened(edge, prepared, generation, seconds_left)
+            generation = state.engine.open_generation(prepared.request_ids, prepared.add, seconds_left)
+    return Opened(state, prepared, generation, seconds_left)
 
 
 def _check_task(facts: ModelFacts, task: Task) -> None:
@@ -70,10 +71,10 @@ class EngineResponse(Response):
 
     def __init__(self, opened: Opened) -> None:
         super().__init__()
-        self._edge = opened.edge
+        self._state = opened.state
         self._id = opened.prepared.id
         self._generation = opened.generation
-        self._held = opened.edge.memory.hold(opened.seconds + _READING_SECONDS)
+        self._held = opened.state.memory.hold(opened.seconds + _READING_SECONDS)
         self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

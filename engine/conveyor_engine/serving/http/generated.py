@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from starlette.types import Send
 
 from conveyor_engine.errors import ConveyorEngineError
+from conveyor_engine.serving.http.app_state import AppState
 from conveyor_engine.serving.http.choice import Choice, Delta
-from conveyor_engine.serving.http.edge import Edge
 from conveyor_engine.serving.http.engine_response import EngineResponse, Opened
 from conveyor_engine.serving.http.failures import failure_body
 from conveyor_engine.serving.http.formats import Answer, Format, Usage, encode
@@ -31,15 +31,15 @@ _LINE_ENDS = tuple((end.encode(), f"\\u{ord(end):04x}".encode()) for end in "\u0
 class GeneratedResponse(EngineResponse):
     """Text, whole or as a stream."""
 
-    def __init__(self, opened: Opened, make_format: Callable[[Edge, Prepared], Format]) -> None:
+    def __init__(self, opened: Opened, make_format: Callable[[AppState, Prepared], Format]) -> None:
         super().__init__(opened)
-        edge, prepared = opened.edge, opened.prepared
+        state, prepared = opened.state, opened.prepared
         assert isinstance(prepared, Prepared)
         self._prepared = prepared
-        self._format = make_format(edge, prepared)
+        self._format = make_format(state, prepared)
         stop = StopStrings(prepared.stop)
         self._choices = [
-            Choice(index, choice, stop, edge.tokenizer, edge.metrics) for index, choice in enumerate(prepared.choices)
+            Choice(index, choice, stop, state.tokenizer, state.metrics) for index, choice in enumerate(prepared.choices)
         ]
 
     def _leave(self) -> None:
@@ -48,7 +48,7 @@ class GeneratedResponse(EngineResponse):
 
     async def _answer(self, send: Send) -> None:
         for choice in self._prepared.choices:
-            self._edge.metrics.observe_prompt(choice.num_prompt_tokens, choice.max_tokens)
+            self._state.metrics.observe_prompt(choice.num_prompt_tokens, choice.max_tokens)
         deltas = self._deltas(self._generation.batches())
         if self._prepared.stream:
             await self._send_stream(deltas, send)
@@ -70,7 +70,7 @@ class GeneratedResponse(EngineResponse):
                 if choice.finish_reason is not None and output.finish_reason is None:
                     stopped.append(choice.request_id)
             if stopped:
-                self._edge.engine.abort(stopped)
+                self._state.engine.abort(stopped)
             if deltas:
                 yield deltas
             if all(choice.finish_reason is not None for choice in self._choices):

@@ -1,4 +1,4 @@
-"""Bounds the memory of bodies and answers that this process holds for clients. Used by `edge` and `engine_response`.
+"""Bounds the memory of bodies and answers that this process holds for clients. Used by `reading` and `engine_response`.
 
 Above the bound, the holder with the most bytes times seconds is evicted, so that a client that sends or reads slowly on
 purpose never takes another one's place.

@@ -7,7 +7,7 @@ from starlette.responses import Response
 from conveyor_engine import __version__
 from conveyor_engine.serving.engine_client import State
 from conveyor_engine.serving.http.answers import Load, Model, ModelList, Status, Version
-from conveyor_engine.serving.http.edge import Edge, edge_of
+from conveyor_engine.serving.http.app_state import AppState, app_state
 from conveyor_engine.serving.preparing.prepare import check_model
 
 
@@ -17,30 +17,30 @@ def _json(content: msgspec.Struct, status: int = 200) -> Response:
 
 async def list_models(request: Request) -> Response:
     """GET /v1/models."""
-    return _json(ModelList("list", [_model(edge_of(request))]))
+    return _json(ModelList("list", [_model(app_state(request))]))
 
 
 async def get_model(request: Request) -> Response:
     """GET /v1/models/{id}; ids may contain slashes. Raises UnknownModel."""
-    edge = edge_of(request)
-    check_model(edge.model_name, request.path_params["model"])
-    return _json(_model(edge))
+    state = app_state(request)
+    check_model(state.model_name, request.path_params["model"])
+    return _json(_model(state))
 
 
-def _model(edge: Edge) -> Model:
-    facts = edge.engine.facts
-    return Model(edge.model_name, "model", edge.created, "conveyor", facts.max_model_len if facts else None)
+def _model(state: AppState) -> Model:
+    facts = state.engine.facts
+    return Model(state.model_name, "model", state.created, "conveyor", facts.max_model_len if facts else None)
 
 
 async def get_livez(request: Request) -> Response:
     """200 while the engine process is alive and not stuck, also while it loads; else 503: restart this container."""
-    engine = edge_of(request).engine
+    engine = app_state(request).engine
     return _json(Status(engine.state.value), 200 if engine.is_alive else 503)
 
 
 async def get_readyz(request: Request) -> Response:
     """200 while requests are accepted: warm, alive and not draining."""
-    engine = edge_of(request).engine
+    engine = app_state(request).engine
     ready = engine.state is State.READY and engine.is_alive
     return _json(Status(engine.state.value if ready or engine.is_alive else "stuck"), 200 if ready else 503)
 
@@ -52,12 +52,12 @@ async def get_version(_: Request) -> Response:
 
 async def get_load(request: Request) -> Response:
     """GET /load: how many requests run and wait, how many could run, and whether new ones are taken."""
-    edge = edge_of(request)
-    engine = edge.engine
+    state = app_state(request)
+    engine = state.engine
     load = Load(
         running=engine.stats.num_running,
         waiting=engine.num_waiting,
-        max_num_seqs=engine.facts.max_num_seqs if engine.facts else edge.config.max_num_seqs,
+        max_num_seqs=engine.facts.max_num_seqs if engine.facts else state.config.max_num_seqs,
         kv_cache_usage=round(engine.stats.kv_cache_usage, 4),
         carried=engine.stats.num_carried,
         draining=engine.state is State.DRAINING,
@@ -67,4 +67,4 @@ async def get_load(request: Request) -> Response:
 
 async def get_metrics(request: Request) -> Response:
     """GET /metrics, in Prometheus' text format."""
-    return Response(edge_of(request).metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    return Response(app_state(request).metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")

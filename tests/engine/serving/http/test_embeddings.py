@@ -155,7 +155,7 @@ def test_what_cannot_be_embedded_is_refused_by_name(
         param,
     )
     assert len(answer.content) < 2000
-    assert code != "context_length_exceeded" or "shorten the prompt" in error["message"], "the edge's own words"
+    assert code != "context_length_exceeded" or "shorten the prompt" in error["message"], "the API process's own words"
 
 
 def test_bodies_are_bounded(served: Served) -> None:

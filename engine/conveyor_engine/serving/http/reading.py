@@ -1,17 +1,11 @@
-"""What every route needs, in one object made by `server`; and how a request's body and headers are read."""
+"""How a request's headers and body are read: within bounds of time and bytes."""
 
 import asyncio
-from dataclasses import dataclass
 
 from starlette.requests import ClientDisconnect, Request
 
-from conveyor_engine.config.engine_config import EngineConfig
-from conveyor_engine.errors import BodyTooLarge, BodyTooSlow, EncodedBody, InvalidRequest, Unavailable
-from conveyor_engine.serving.engine_client import EngineClient
-from conveyor_engine.serving.http.memory import Held, Memory
-from conveyor_engine.serving.metrics import EngineMetrics
-from conveyor_engine.serving.preparing.pool import WorkerPool
-from conveyor_engine.text.tokenizer import Tokenizer
+from conveyor_engine.errors import BodyTooLarge, BodyTooSlow, EncodedBody, InvalidRequest
+from conveyor_engine.serving.http.memory import Held
 from conveyor_engine.wire.request import ModelFacts, Task
 from conveyor_process.request_headers import REQUEST_TIMEOUT_HEADER, parse_timeout_seconds
 
@@ -19,33 +13,6 @@ BODY_BYTES_PER_TOKEN = 32  # of the context: more than ids or text in any script
 BODY_BYTES_FLOOR = 2**20  # room for many messages or prompts in a short context too
 INPUTS_BYTES_MAX = 4 * 2**20  # of many inputs to embed: half of what a gateway takes of one body by default
 BODY_SECONDS_MAX = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class Edge:
-    """The engine behind the routes, and the HTTP side's own parts."""
-
-    config: EngineConfig
-    model_name: str  # what requests call it
-    engine: EngineClient
-    tokenizer: Tokenizer  # for decoding
-    metrics: EngineMetrics
-    workers: WorkerPool  # validation and tokenizing, in processes of their own
-    memory: Memory
-    created: int  # Unix seconds
-
-
-def edge_of(request: Request) -> Edge:
-    """The app's one Edge."""
-    edge: Edge = request.app.state.edge
-    return edge
-
-
-def model_facts(edge: Edge) -> ModelFacts:
-    """The facts of the loaded model. Raises Unavailable before it is loaded."""
-    if edge.engine.facts is None:
-        raise Unavailable("the engine is starting")
-    return edge.engine.facts
 
 
 def body_bytes_max(facts: ModelFacts, num_requests_max: int) -> int:
