@@ -145,9 +145,27 @@ def take_over(release: Release, version: str) -> None:
 
 def render(*values: str) -> list[Json]:
     """All objects of the chart, in Helm's order; `values` as for `--set`."""
-    options = [option for value in values for option in ("--set", value)]
+    return _render(*(option for value in values for option in ("--set", value)))
+
+
+def render_json(**values: Any) -> list[Json]:
+    """The same without the CRD, for values that are no text, by their first name."""
+    return _render(
+        "--set=crds.create=false", *(f"--set-json={name}={json.dumps(value)}" for name, value in values.items())
+    )
+
+
+def _render(*options: str) -> list[Json]:
     text = helm("template", RELEASE, CHART, "--namespace", SYSTEM_NAMESPACE, *options)
     return [document for document in yaml.safe_load_all(text) if document]
+
+
+def dry_run(api: Api, objects: list[Json]) -> None:
+    """Raises ApiError with what the API server does not take."""
+    # A binding is only taken where what it grants is there, and a custom resource where its definition is.
+    for item in sorted(objects, key=lambda item: "Binding" in item["kind"]):
+        path = path_of(api, item) + "?fieldManager=test&fieldValidation=Strict"
+        api.call("PATCH", path + "&dryRun=All", item, "application/apply-patch+yaml")
 
 
 def find(objects: list[Json], kind: str, name: str) -> Json:

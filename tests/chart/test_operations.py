@@ -10,6 +10,7 @@ from tests.chart.test_release import CRD, SERVICES
 
 from conveyor_api.names import CRD_NAME, SYSTEM_NAMESPACE
 from e2e.cluster.api import wait_until
+from e2e.cluster.paths import REPOSITORY
 
 DEPLOYMENT = f"/apis/apps/v1/namespaces/{SYSTEM_NAMESPACE}/deployments/conveyor-gateway"
 CRD_BY_HAND = (
@@ -93,3 +94,16 @@ def test_the_service_of_the_notes_is_made_as_it_was_pasted(namespace: str, relea
     wait_until("the kind", lambda: "maxBatchSize" in explain(release), 30, lambda: None)
     release.shell(pasted[0])
     release.shell(f"kubectl delete infsvc qwen -n {namespace}")
+
+
+def test_a_platform_s_values_are_taken(release: Release, tmp_path: Path) -> None:
+    page = (REPOSITORY / "docs/operations.md").read_text()
+    shown = re.search(r"^```yaml\n(imageRegistry: .*?)^```$", page, re.DOTALL | re.MULTILINE)
+    assert shown
+    values = tmp_path / "values.yaml"
+    values.write_text(shown[1])
+    release.upgrade(more=["--values", str(values)])
+    (container,) = release.api.get(DEPLOYMENT)["spec"]["template"]["spec"]["containers"]
+    assert container["image"].startswith("registry.example.com/conveyor/control:")
+    service = release.api.get(f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/services/conveyor-gateway")["spec"]
+    assert service["loadBalancerSourceRanges"] == ["203.0.113.0/24"]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.chart.installation import CHART, PARSERS, PROCESSES, Json, find, helm, path_of, pods_of, render
+from tests.chart.installation import CHART, PARSERS, PROCESSES, Json, dry_run, find, helm, pods_of, render
 
 import conveyor_gateway.settings
 from conveyor_api import names
@@ -47,11 +47,7 @@ VALUES = {
 
 @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
 def test_the_api_server_takes_every_object(api: Api, values: tuple[str, ...]) -> None:
-    objects = render(*values)
-    # A binding is only taken where what it grants is there, and a custom resource where its definition is.
-    for item in sorted(objects, key=lambda item: "Binding" in item["kind"]):
-        path = path_of(api, item) + "?fieldManager=test&fieldValidation=Strict"
-        api.call("PATCH", path + "&dryRun=All", item, "application/apply-patch+yaml")
+    dry_run(api, render(*values))
 
 
 @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)

@@ -1,12 +1,23 @@
 {{/* What the objects of all three processes have in common. A process is "operator", "gateway" or "metrics". */}}
 
-{{/* Labels of an object: include "conveyor.labels" (dict "root" $ "process" "gateway") */}}
+{{/* Labels of an object: include "conveyor.labels" (dict "root" $ "process" "gateway"); "labels" may be more of them. */}}
 {{- define "conveyor.labels" -}}
+{{- include "conveyor.ownLabels" (merge dict (.labels | default dict) .root.Values.commonLabels) }}
 {{ include "conveyor.selector" . }}
 app.kubernetes.io/part-of: conveyor
 app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
+{{- end }}
+
+{{/* Labels that people want. Those of the chart's own prefixes would be there twice. */}}
+{{- define "conveyor.ownLabels" -}}
+{{- range $key, $value := . }}
+{{- if or (hasPrefix "app.kubernetes.io/" $key) (hasPrefix "helm.sh/" $key) }}
+{{- fail (printf "label %s is the chart's own; choose another key for commonLabels, labels or podLabels" $key) }}
+{{- end }}
+{{ $key }}: {{ $value | quote }}
+{{- end }}
 {{- end }}
 
 {{/* Labels by which a process's pods are found; they never change. */}}
@@ -15,19 +26,39 @@ app.kubernetes.io/name: conveyor-{{ .process }}
 app.kubernetes.io/instance: {{ .root.Release.Name }}
 {{- end }}
 
-{{/* Where and as whom a process's pod runs. Fits the Pod Security level "restricted". */}}
+{{/* What a Deployment is called, and what people want written on it. */}}
+{{- define "conveyor.deployment" -}}
+{{- $own := index .root.Values .process -}}
+name: conveyor-{{ .process }}
+namespace: {{ .root.Release.Namespace }}
+labels: {{- include "conveyor.labels" (merge (dict "labels" $own.labels) .) | nindent 2 }}
+{{- with $own.annotations }}
+annotations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/* What is written on a process's pods; "annotations" of the argument are the chart's own. */}}
+{{- define "conveyor.marks" -}}
+{{- $own := index .root.Values .process -}}
+labels:
+  {{- include "conveyor.ownLabels" (merge dict $own.podLabels .root.Values.commonLabels) | indent 2 }}
+  {{- include "conveyor.selector" . | nindent 2 }}
+{{- with merge dict (.annotations | default dict) $own.podAnnotations }}
+annotations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/* Where and as whom a process's pod runs. As it stands it fits the Pod Security level "restricted". */}}
 {{- define "conveyor.pod" -}}
 {{- $own := index .root.Values .process -}}
-serviceAccountName: conveyor-{{ .process }}
+{{- $context := dict "runAsNonRoot" true "seccompProfile" (dict "type" "RuntimeDefault") -}}
+{{- with .root.Values.userId -}}
+{{- $context = merge $context (dict "runAsUser" (int64 .) "runAsGroup" (int64 .)) -}}
+{{- end -}}
+serviceAccountName: {{ include "conveyor.accountName" . }}
 # Or Service conveyor-gateway would set CONVEYOR_GATEWAY_PORT, which is a setting.
 enableServiceLinks: false
-securityContext:
-  runAsNonRoot: true
-  {{- with .root.Values.userId }}
-  runAsUser: {{ int64 . }}
-  runAsGroup: {{ int64 . }}
-  {{- end }}
-  seccompProfile: {type: RuntimeDefault}
+securityContext: {{- toYaml (mergeOverwrite $context $own.podSecurityContext) | nindent 2 }}
 {{- with .root.Values.imagePullSecrets }}
 imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- end }}
@@ -43,47 +74,92 @@ tolerations: {{- toYaml . | nindent 2 }}
 {{- with $own.affinity }}
 affinity: {{- toYaml . | nindent 2 }}
 {{- end }}
+# Two pods on one node are one failure; better than none where there is only one node.
+{{- $spread := dict "maxSkew" 1 "topologyKey" "kubernetes.io/hostname" "whenUnsatisfiable" "ScheduleAnyway" }}
+topologySpreadConstraints:
+  {{- range $own.topologySpreadConstraints | default (list $spread) }}
+  - {{ toYaml (omit . "labelSelector") | nindent 4 | trim }}
+    labelSelector:
+      {{- with .labelSelector }}
+      {{- toYaml . | nindent 6 }}
+      {{- else }}
+      matchLabels: {{- include "conveyor.selector" $ | nindent 8 }}
+      {{- end }}
+  {{- end }}
 {{- end }}
 
-{{/* The image, the rights and the resources of a process's container. */}}
+{{/* Volumes of every process; its own come before. */}}
+{{- define "conveyor.volumes" -}}
+- name: tmp
+  emptyDir: {sizeLimit: 16Mi}
+{{- with (index .root.Values .process).volumes }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- define "conveyor.volumeMounts" -}}
+- {name: tmp, mountPath: /tmp}
+{{- with (index .root.Values .process).volumeMounts }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* An image by its digest or else its tag: include "conveyor.image" (dict "root" $ "image" .Values.image) */}}
+{{- define "conveyor.image" -}}
+{{- with .root.Values.imageRegistry }}{{ . }}/{{ end -}}
+{{- .image.repository -}}
+{{- if .image.digest }}@{{ .image.digest }}{{ else }}:{{ .image.tag | default .root.Chart.AppVersion }}{{ end -}}
+{{- end }}
+
+{{/* The image, the rights, the environment and the resources of a process's container. */}}
 {{- define "conveyor.container" -}}
-{{- $image := .root.Values.image -}}
+{{- $own := index .root.Values .process -}}
+{{- $capabilities := dict "drop" (list "ALL") -}}
+{{- $context := dict "allowPrivilegeEscalation" false "readOnlyRootFilesystem" true "capabilities" $capabilities -}}
 name: {{ .process }}
-image: "{{ $image.repository }}:{{ $image.tag | default .root.Chart.AppVersion }}"
-imagePullPolicy: {{ $image.pullPolicy }}
-securityContext:
-  allowPrivilegeEscalation: false
-  readOnlyRootFilesystem: true
-  capabilities: {drop: [ALL]}
-{{- with (index .root.Values .process).resources }}
+image: {{ include "conveyor.image" (dict "root" .root "image" .root.Values.image) | quote }}
+imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+securityContext: {{- toYaml (mergeOverwrite $context $own.securityContext) | nindent 2 }}
+{{- with $own.env }}
+env: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $own.envFrom }}
+envFrom: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $own.resources }}
 resources: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
 
-{{/* Two pods on one node are one failure; better than none where there is only one node. */}}
-{{- define "conveyor.spread" -}}
-topologySpreadConstraints:
-  - maxSkew: 1
-    topologyKey: kubernetes.io/hostname
-    whenUnsatisfiable: ScheduleAnyway
-    labelSelector:
-      matchLabels: {{- include "conveyor.selector" . | nindent 8 }}
+{{/* The ServiceAccount that a process runs as. */}}
+{{- define "conveyor.accountName" -}}
+{{- (index .root.Values .process).serviceAccount.name | default (printf "conveyor-%s" .process) -}}
 {{- end }}
 
-{{/* The ServiceAccount of a process. */}}
+{{/* It, as the subject of a binding. */}}
+{{- define "conveyor.subject" -}}
+{kind: ServiceAccount, name: {{ include "conveyor.accountName" . }}, namespace: {{ .root.Release.Namespace }}}
+{{- end }}
+
+{{/* The ServiceAccount, unless it is somebody else's. */}}
 {{- define "conveyor.account" -}}
+{{- $account := (index .root.Values .process).serviceAccount -}}
+{{- if $account.create -}}
 apiVersion: v1
 kind: ServiceAccount
 metadata:
-  name: conveyor-{{ .process }}
+  name: {{ include "conveyor.accountName" . }}
   namespace: {{ .root.Release.Namespace }}
   labels: {{- include "conveyor.labels" . | nindent 4 }}
+  {{- with $account.annotations }}
+  annotations: {{- toYaml . | nindent 4 }}
+  {{- end }}
+{{- end }}
 {{- end }}
 
 {{/* Grants ClusterRole conveyor-<process> in the watched namespaces, or everywhere. */}}
 {{- define "conveyor.binding" -}}
 {{- $reference := dict "apiGroup" "rbac.authorization.k8s.io" "kind" "ClusterRole" "name" (printf "conveyor-%s" .process) }}
-{{- $subject := dict "kind" "ServiceAccount" "name" (printf "conveyor-%s" .process) "namespace" .root.Release.Namespace }}
 {{- range .root.Values.watchNamespaces | default (list "") }}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
@@ -95,7 +171,8 @@ metadata:
   {{- end }}
   labels: {{- include "conveyor.labels" $ | nindent 4 }}
 roleRef: {{- toYaml $reference | nindent 2 }}
-subjects: {{- toYaml (list $subject) | nindent 2 }}
+subjects:
+  - {{ include "conveyor.subject" $ }}
 {{- end }}
 {{- end }}
 

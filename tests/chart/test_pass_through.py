@@ -1,0 +1,302 @@
+"""What people set for the pods of a part reaches these and no others; and every value of the chart acts."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import yaml
+from tests.chart.installation import (
+    CHART,
+    PROCESSES,
+    HelmFailed,
+    Json,
+    dry_run,
+    find,
+    pods_of,
+    render,
+    render_json,
+)
+
+from conveyor_api import names
+from e2e.cluster.api import Api
+
+
+@dataclass(frozen=True)
+class Passed:
+    """A value that a part takes, where it is to be found in what is rendered, and what is there."""
+
+    value: Any
+    look: Callable[[Json], Any]
+    found: Any = None
+
+    def is_in(self, deployment: Json) -> bool:
+        """The value, or `found`; of a map or list, among others."""
+        wanted = self.value if self.found is None else self.found
+        there = self.look(deployment)
+        if isinstance(wanted, dict):
+            return bool(wanted.items() <= (there or {}).items())
+        if isinstance(wanted, list):
+            return all(item in (there or []) for item in wanted)
+        return bool(there == wanted)
+
+
+def pod(deployment: Json) -> Json:
+    return dict(deployment["spec"]["template"]["spec"])
+
+
+def container(deployment: Json) -> Json:
+    return dict(pod(deployment)["containers"][0])
+
+
+def pod_marks(deployment: Json) -> Json:
+    return dict(deployment["spec"]["template"]["metadata"])
+
+
+TOLERATION = {"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}
+TERM = {"matchExpressions": [{"key": "zone", "operator": "Exists"}]}
+AFFINITY = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [TERM]}}}
+LEAST_HOST = {"type": "Localhost", "localhostProfile": "profiles/conveyor.json"}
+ZONES = {"maxSkew": 2, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}
+OF_ALL = {**ZONES, "labelSelector": {"matchLabels": {"team": "a"}}}
+
+PASSED: dict[str, Passed] = {
+    "labels": Passed({"example.com/team": "a"}, lambda d: d["metadata"]["labels"]),
+    "annotations": Passed({"example.com/owner": "a b"}, lambda d: d["metadata"]["annotations"]),
+    "podLabels": Passed({"example.com/mesh": "on"}, lambda d: pod_marks(d)["labels"]),
+    "podAnnotations": Passed({"example.com/inject": "true"}, lambda d: pod_marks(d).get("annotations")),
+    "env": Passed([{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}], lambda d: container(d).get("env")),
+    "envFrom": Passed([{"configMapRef": {"name": "proxy"}}], lambda d: container(d).get("envFrom")),
+    "volumes": Passed([{"name": "ca", "configMap": {"name": "ca"}}], lambda d: pod(d)["volumes"]),
+    "volumeMounts": Passed([{"name": "ca", "mountPath": "/etc/ca"}], lambda d: container(d)["volumeMounts"]),
+    "podSecurityContext": Passed({"seccompProfile": LEAST_HOST, "fsGroup": 7}, lambda d: pod(d)["securityContext"]),
+    "securityContext": Passed({"readOnlyRootFilesystem": False}, lambda d: container(d)["securityContext"]),
+    "serviceAccount": Passed({"name": "given"}, lambda d: pod(d)["serviceAccountName"], "given"),
+    "topologySpreadConstraints": Passed([OF_ALL], lambda d: pod(d)["topologySpreadConstraints"]),
+    "nodeSelector": Passed({"disk": "fast"}, lambda d: pod(d).get("nodeSelector")),
+    "tolerations": Passed([TOLERATION], lambda d: pod(d).get("tolerations")),
+    "affinity": Passed(AFFINITY, lambda d: pod(d).get("affinity")),
+    "priorityClassName": Passed("system-cluster-critical", lambda d: pod(d).get("priorityClassName")),
+    "resources": Passed(
+        {"limits": {"memory": "3Gi"}}, lambda d: container(d)["resources"]["limits"], {"memory": "3Gi"}
+    ),
+    "extraArgs": Passed(["--log-format=json"], lambda d: container(d)["args"]),
+    "logLevel": Passed("debug", lambda d: [a for a in container(d)["args"] if "level" in a], ["--log-level=debug"]),
+}
+# What else a part takes, each with a test of its own here or in another file of this folder, and a value for it.
+OWN: dict[str, Json] = {
+    "operator": {},
+    "gateway": {
+        "replicas": 7,
+        "autoscaling": {"enabled": True},
+        "url": "https://inference.example.com",
+        "publicHosts": ["inference.example"],
+        "drainTimeoutSeconds": 30,
+        "service": {"type": "NodePort"},
+    },
+    "metrics": {"enabled": False, "replicas": 7, "hostNetwork": True, "httpsPort": 10251, "adminPort": 18081},
+}
+WHOLE: Json = {
+    "imageRegistry": "registry.example.com",
+    "image": {"tag": "v9"},
+    "imagePullSecrets": [{"name": "registry"}],
+    "engine": {"image": {"tag": "v9"}},
+    "commonLabels": {"cost-center": "42"},
+    "userId": 1000,
+    "profiles": {"l4": {}},
+    "clusterDomain": "example.org",
+    "watchNamespaces": ["team-a"],
+    "userRoles": {"create": False},
+    "networkPolicies": {"create": False},
+    "podMonitors": {"create": True},
+}
+DEFAULTS: Json = yaml.safe_load((CHART / "values.yaml").read_text())
+
+
+@pytest.fixture(scope="module")
+def rendered() -> list[Json]:
+    """The chart with its defaults, without the CRD."""
+    return render_json()
+
+
+def test_every_value_has_a_row_here() -> None:
+    assert DEFAULTS.keys() == WHOLE.keys() | {"crds"} | set(PROCESSES)
+    for process in PROCESSES:
+        assert DEFAULTS[process].keys() == PASSED.keys() | OWN[process].keys(), process
+
+
+@pytest.mark.parametrize("value", WHOLE)
+def test_every_value_of_the_whole_changes_what_is_rendered(rendered: list[Json], value: str) -> None:
+    assert render_json(**{value: WHOLE[value]}) != rendered
+
+
+@pytest.mark.parametrize(("process", "value"), [(p, v) for p in PROCESSES for v in OWN[p]])
+def test_every_value_of_one_part_changes_what_is_rendered(rendered: list[Json], process: str, value: str) -> None:
+    more = {"httpsPort": 10251} if value == "hostNetwork" else {}
+    assert render_json(**{process: {value: OWN[process][value], **more}}) != rendered
+
+
+@pytest.mark.parametrize("value", PASSED)
+@pytest.mark.parametrize("process", PROCESSES)
+def test_a_value_reaches_the_part_that_it_is_set_for_and_no_other(
+    rendered: list[Json], process: str, value: str
+) -> None:
+    passed = PASSED[value]
+    assert not is_there(passed, find(rendered, "Deployment", f"conveyor-{process}"))
+    objects = render_json(**{process: {value: passed.value}})
+    assert is_there(passed, find(objects, "Deployment", f"conveyor-{process}"))
+    for other in set(PROCESSES) - {process}:
+        name = f"conveyor-{other}"
+        assert find(objects, "Deployment", name) == find(rendered, "Deployment", name)
+
+
+def is_there(passed: Passed, deployment: Json) -> bool:
+    try:
+        return passed.is_in(deployment)
+    except KeyError:
+        return False
+
+
+def test_the_api_server_takes_all_of_it_at_once(api: Api) -> None:
+    everything = {name: passed.value for name, passed in PASSED.items()}
+    values = {process: {**everything, **OWN[process]} for process in PROCESSES}
+    values["metrics"]["enabled"] = True
+    service = {
+        "type": "LoadBalancer",
+        "loadBalancerClass": "example.com/internal",
+        "loadBalancerSourceRanges": ["203.0.113.0/24"],
+    }
+    values["gateway"]["service"] = service
+    objects = render_json(commonLabels={"cost-center": "42"}, **values)
+    assert service.items() <= find(objects, "Service", names.GATEWAY_SERVICE)["spec"].items()
+    dry_run(api, objects)
+
+
+def test_what_the_chart_makes_of_a_security_context_stays_beside_what_is_set() -> None:
+    objects = render_json(
+        gateway={"securityContext": {"readOnlyRootFilesystem": False}, "podSecurityContext": {"fsGroup": 7}}
+    )
+    spec = pods_of(objects)["conveyor-gateway"]
+    assert spec["securityContext"] == {
+        "runAsNonRoot": True,
+        "runAsUser": 65532,
+        "runAsGroup": 65532,
+        "seccompProfile": {"type": "RuntimeDefault"},
+        "fsGroup": 7,
+    }
+    assert spec["containers"][0]["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": False,
+    }
+
+
+def test_profiles_restart_the_operator_beside_annotations_of_others() -> None:
+    objects = render_json(operator={"podAnnotations": {"a": "b"}}, profiles={"l4": {}})
+    marks = pod_marks(find(objects, "Deployment", "conveyor-operator"))
+    assert marks["annotations"].keys() == {"a", "conveyor.dev/profiles-hash"}
+
+
+@pytest.mark.parametrize("process", PROCESSES)
+def test_a_spread_without_selector_is_about_the_part_s_own_pods(process: str) -> None:
+    deployment = find(
+        render_json(**{process: {"topologySpreadConstraints": [ZONES]}}), "Deployment", f"conveyor-{process}"
+    )
+    selector = {"labelSelector": {"matchLabels": deployment["spec"]["selector"]["matchLabels"]}}
+    assert pod(deployment)["topologySpreadConstraints"] == [{**ZONES, **selector}]
+
+
+def test_common_labels_are_on_every_object_and_every_pod() -> None:
+    objects = render_json(commonLabels={"cost-center": "42"}, podMonitors={"create": True})
+    of_ours = [item for item in objects if item["kind"] != "CustomResourceDefinition"]
+    pods = [item["spec"]["template"] for item in of_ours if item["kind"] == "Deployment"]
+    assert len(pods) == 3
+    for item in (*of_ours, *pods):
+        assert item["metadata"]["labels"]["cost-center"] == "42", item["metadata"]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        "commonLabels.app\\.kubernetes\\.io/name=x",
+        "metrics.podLabels.app\\.kubernetes\\.io/instance=x",
+        "gateway.labels.helm\\.sh/chart=x",
+    ],
+)
+def test_labels_that_the_chart_sets_itself_are_refused_by_name(values: str) -> None:
+    with pytest.raises(HelmFailed, match=r"label (app.kubernetes.io|helm.sh)/\w+ is the chart's own"):
+        render(values)
+
+
+@pytest.mark.parametrize("process", PROCESSES)
+@pytest.mark.parametrize("create", [True, False])
+def test_an_account_is_made_or_another_one_gets_its_rights(process: str, create: bool) -> None:
+    account = {"create": create, "name": "given", "annotations": {"iam.example.com/role": "r"}}
+    objects = render_json(**{process: {"serviceAccount": account}})
+    made = [item for item in objects if item["kind"] == "ServiceAccount" and item["metadata"]["name"] == "given"]
+    assert [item["metadata"]["annotations"] for item in made] == [account["annotations"]] * create
+    assert f"conveyor-{process}" not in {i["metadata"]["name"] for i in objects if i["kind"] == "ServiceAccount"}
+    subjects = [subject for item in objects for subject in item.get("subjects", ())]
+    assert f"conveyor-{process}" not in {subject["name"] for subject in subjects}
+    assert "given" in {subject["name"] for subject in subjects}
+
+
+DIGEST = f"sha256:{'0123456789abcdef' * 4}"
+
+
+@pytest.mark.parametrize(
+    ("values", "suffix"),
+    [
+        ((), ":0.1.0"),
+        (("tag=v9",), ":v9"),
+        ((f"digest={DIGEST}",), f"@{DIGEST}"),
+        (("tag=v9", f"digest={DIGEST}"), f"@{DIGEST}"),
+    ],
+)
+@pytest.mark.parametrize("registry", ["", "registry.example.com:5000/mirror"])
+def test_images_have_their_registry_and_the_digest_before_the_tag(
+    values: tuple[str, ...], suffix: str, registry: str
+) -> None:
+    given = [f"{image}.{value}" for image in ("image", "engine.image") for value in values]
+    pods = pods_of(render(f"imageRegistry={registry}", *given))
+    prefix = registry and f"{registry}/"
+    assert {spec["containers"][0]["image"] for spec in pods.values()} == {f"{prefix}conveyor/control{suffix}"}
+    assert f"--engine-image={prefix}conveyor/engine{suffix}" in pods["conveyor-operator"]["containers"][0]["args"]
+
+
+def test_a_metrics_server_on_the_nodes_network_has_its_ports_and_is_let_in() -> None:
+    values = {"hostNetwork": True, "httpsPort": 10251, "adminPort": 18081}
+    objects = render_json(metrics=values)
+    deployment = find(objects, "Deployment", "conveyor-metrics")
+    spec, made = pod(deployment), container(deployment)
+    assert (spec["hostNetwork"], spec["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
+    assert {port["name"]: port["containerPort"] for port in made["ports"]} == {"https": 10251, "admin": 18081}
+    assert {"--https-port=10251", "--admin-port=18081"} <= set(made["args"])
+    assert deployment["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
+    assert find(objects, "NetworkPolicy", "conveyor-metrics")["spec"]["ingress"][0]["ports"][0]["port"] == 10251
+    gateway = find(objects, "NetworkPolicy", "conveyor-gateway")["spec"]["ingress"]
+    assert [rule for rule in gateway if "from" in rule] == []
+    with pytest.raises(HelmFailed, match="must not be 10250, which is the kubelet's"):
+        render("metrics.hostNetwork=true")
+
+
+def test_pod_monitors_find_the_pods_and_their_ports(rendered: list[Json]) -> None:
+    assert "PodMonitor" not in {item["kind"] for item in rendered}
+    settings = {"create": True, "labels": {"release": "prometheus"}, "interval": "7s"}
+    objects = render_json(podMonitors=settings, watchNamespaces=["team-a"])
+    ours, engines = (find(objects, "PodMonitor", name) for name in ("conveyor", "conveyor-engine"))
+    selector = ours["spec"]["selector"]
+    for process in PROCESSES:
+        template = find(objects, "Deployment", f"conveyor-{process}")["spec"]["template"]
+        labels = template["metadata"]["labels"]
+        assert selector["matchLabels"].items() <= labels.items()
+        assert labels[names.NAME_LABEL] in selector["matchExpressions"][0]["values"]
+        (endpoint,) = ours["spec"]["podMetricsEndpoints"]
+        assert endpoint == {"port": "admin", "path": names.PROMETHEUS_PATH, "interval": "7s"}
+        assert "admin" in {port["name"] for port in template["spec"]["containers"][0]["ports"]}
+    assert engines["spec"]["selector"]["matchLabels"].items() <= names.child_labels("qwen").items()
+    assert engines["spec"]["podMetricsEndpoints"][0]["port"] == names.ENGINE_PORT_NAME
+    assert engines["spec"]["namespaceSelector"] == {"matchNames": ["team-a"]}
+    assert {item["metadata"]["labels"]["release"] for item in (ours, engines)} == {"prometheus"}
+    everywhere = find(render_json(podMonitors=settings), "PodMonitor", "conveyor-engine")
+    assert everywhere["spec"]["namespaceSelector"] == {"any": True}
