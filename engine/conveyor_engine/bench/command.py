@@ -12,7 +12,7 @@ import platform
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,16 @@ from conveyor_engine.bench.summary import compare_with_limit, summarise
 from conveyor_engine.bench.systems import Conveyor, HfStatic, Prompts, System, Workload, generate, write_model
 from conveyor_engine.bench.turns import OURS, measure, random_prompts
 from conveyor_engine.bench.waits import main as measure_waits
+from conveyor_engine.bench.workloads import encoder
+from conveyor_engine.bench.workloads.long_prompt import measure_long_prompt
+from conveyor_engine.bench.workloads.mixed import measure_mixed
+from conveyor_engine.bench.workloads.prefix import measure_prefix
+from conveyor_engine.bench.workloads.rounds import Limits
 from conveyor_engine.execution import machine, native
 
 PEERS: dict[str, Callable[[Path, str], System]] = {"hf-static": HfStatic, "hf-continuous": HfContinuous}
+SIZES = {"A": Workload(32, 128, 64), "C": Workload(1, 128, 64)}
+WHOLE_RUNS = {"B": measure_mixed, "D": measure_prefix, "E": measure_long_prompt}
 _OTHERS = {"host": measure_host, "waits": measure_waits}  # each with options of its own
 _DESCRIPTION = """Measure output tokens per second on a model of random weights, in turns with a peer in the same run.
 Prints progress, the machine, the limit that matrix products and reading KV set, and last one JSON object. Fails if a
@@ -75,11 +82,14 @@ def describe_hardware() -> dict[str, Any]:
 
 def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> dict[str, Any]:
     """The whole benchmark; the object that is printed last."""
-    workload = Workload(arguments.requests, arguments.input_tokens, arguments.output_tokens)
+    workload = choose_sizes(arguments)
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
     hardware = describe_hardware()
     say("event=hardware " + " ".join(f"{key}={json.dumps(value)}" for key, value in hardware.items()))
+    limits = Limits(arguments.rounds, arguments.budget_seconds)
+    if arguments.workload == "embed":
+        return {**encoder.measure_encoder(arguments.model_shape, arguments.dtype, limits, say), "hardware": hardware}
     compared, distinct = check_tokens(arguments.compare)
     say(f"event=tokens_equal dtype=float32 model=tiny tokens={compared} distinct={distinct}: same as transformers'")
     with tempfile.TemporaryDirectory() as folder:
@@ -91,10 +101,20 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> dict[str, 
             "hardware": hardware,
         }
         vocab_size = SHAPES[arguments.model_shape]["vocab_size"]
+        if arguments.workload in WHOLE_RUNS:
+            told = WHOLE_RUNS[arguments.workload](Path(folder), arguments.dtype, vocab_size, limits, say)
+            return {**about, **told, "workload": {"name": arguments.workload, **told["workload"]}}
         if arguments.compare == "modes":
             return {"modes": measure_modes(Path(folder), arguments.dtype, workload, vocab_size, say), **about}
         conveyor, systems = open_systems(Path(folder), arguments, workload, say)
     return {**measure_systems(conveyor, systems, arguments, workload, say), **about}
+
+
+def choose_sizes(arguments: argparse.Namespace) -> Workload:
+    """Those of the named workload, but for what is given."""
+    named = SIZES.get(arguments.workload, SIZES["A"])
+    given = {key: getattr(arguments, key) for key in asdict(named)}
+    return replace(named, **{key: value for key, value in given.items() if value is not None})
 
 
 def open_systems(
@@ -157,6 +177,14 @@ def warm_up(systems: dict[str, System], workload: Workload, vocab_size: int, say
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options, for `__main__`."""
     parser.add_argument(
+        "--workload",
+        choices=[*SIZES, *WHOLE_RUNS, "embed"],
+        default="A",
+        help="A = 32 requests at once; C = one request; B = 64 of many lengths, beside hf-static; D = prompts that "
+        "begin alike, with and without prefix caching; E = a long prompt beside decodes, with and without chunks; "
+        "embed = texts through a BERT, beside sentence-transformers",
+    )
+    parser.add_argument(
         "--compare",
         choices=["none", *PEERS, "overlap", "modes"],
         default="none",
@@ -164,18 +192,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "modes instead, on requests of mixed sizes",
     )
     parser.add_argument(
-        "--model-shape", choices=sorted(SHAPES), default="qwen3-0.6b", help="random weights of this shape"
+        "--model-shape",
+        choices=sorted({*SHAPES, *encoder.SHAPES}),
+        help="random weights of this shape; default: qwen3-0.6b, for embed bert-base",
     )
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
-    parser.add_argument("--requests", type=int, default=32, help="requests, all at once; the peer's batch size too")
-    parser.add_argument("--input-tokens", type=int, default=128, help="tokens of each prompt")
-    parser.add_argument("--output-tokens", type=int, default=64, help="tokens generated for each request, exactly")
+    parser.add_argument("--requests", type=int, help="of A and C, all at once; the peer's batch size too")
+    parser.add_argument("--input-tokens", type=int, help="of A and C: tokens of each prompt")
+    parser.add_argument("--output-tokens", type=int, help="of A and C: tokens generated for each request, exactly")
     parser.add_argument("--profile", action="store_true", help="then each part's share of the engine's steps")
     parser.add_argument("--threads", type=int, help="CPU threads (default: torch's choice)")
     parser.add_argument("--rounds", type=int, default=1000, help="passes of each system over the workload, at most")
     parser.add_argument(
         "--budget-seconds", type=float, default=390, help="begin no further round that would end after this time"
     )
+
+
+def complain(arguments: argparse.Namespace, error: Callable[[str], object]) -> None:
+    """Tells what is wrong; chooses the shape where none is given."""
+    for name in ("requests", "input_tokens", "output_tokens", "rounds"):
+        if (value := getattr(arguments, name)) is not None and value < 1:
+            error(f"--{name.replace('_', '-')} must be at least 1")
+    shapes = encoder.SHAPES if arguments.workload == "embed" else SHAPES
+    arguments.model_shape = arguments.model_shape or next(iter(shapes))
+    if arguments.model_shape not in shapes:
+        error(f"--workload {arguments.workload} needs --model-shape {' or '.join(shapes)}")
+    if arguments.workload not in SIZES and (arguments.compare != "none" or arguments.profile):
+        error(f"--workload {arguments.workload} has its own peer; --compare and --profile are for A and C")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -185,9 +228,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m conveyor_engine bench", description=_DESCRIPTION)
     add_arguments(parser)
     arguments = parser.parse_args(argv)
-    for name in ("requests", "input_tokens", "output_tokens", "rounds"):
-        if getattr(arguments, name) < 1:
-            parser.error(f"--{name.replace('_', '-')} must be at least 1")
+    complain(arguments, parser.error)
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
     result = run(arguments, lambda line: print(line, flush=True))

@@ -1,10 +1,10 @@
 """What `bench` measures: this engine and its peer on models of random weights. Called by `command` and `modes`."""
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -14,7 +14,7 @@ from conveyor_engine.bench.shapes import model_config
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.execution.model_runner import ModelRunner
 from conveyor_engine.loop.core import EngineCore
-from conveyor_engine.wire.request import EngineRequest, FinishReason, SamplingParams
+from conveyor_engine.wire.request import EngineRequest, FinishReason, RequestOutput, SamplingParams
 
 Prompts = list[list[int]]
 
@@ -53,8 +53,10 @@ class Conveyor:
     """This engine, through EngineCore: continuous batching, defaults but for the sizes."""
 
     def __init__(
-        self, model: Path, dtype: str, workload: Workload, say: Callable[[str], None], *, overlap: bool = False
-    ) -> None:
+        self, model: Path, dtype: str, workload: Workload, say: Callable[[str], None], *, overlap: bool = False,
+        **settings: Any
+    ) -> None:  # fmt: skip
+        """`settings`: fields of EngineConfig that are not the defaults."""
         config = EngineConfig(
             model=str(model),
             device="cpu",
@@ -62,26 +64,36 @@ class Conveyor:
             max_model_len=workload.input_tokens + workload.output_tokens,
             max_num_seqs=workload.requests,
             num_threads=torch.get_num_threads(),
+            **settings,
         )
         self.runner = ModelRunner(config, say)
         self.core = EngineCore(config, self.runner, say, overlap=overlap)
         self._serial = 0
 
     def start(self, prompts: Prompts, output_tokens: int) -> Run:
-        tokens: dict[str, list[int]] = {}
-        for prompt in prompts:
-            self._serial += 1
-            tokens[str(self._serial)] = []
-            self.core.add_request(_request(str(self._serial), prompt, output_tokens))
-        while self.core.has_unfinished():
-            for output in self.core.step(time.monotonic()):
+        tokens: dict[str, list[int]] = {self.add(prompt, output_tokens): [] for prompt in prompts}
+        for outputs in self.steps():
+            for output in outputs:
                 tokens[output.request_id] += output.new_token_ids
+            yield min(map(len, tokens.values()))
+        return list(tokens.values())
+
+    def add(self, prompt: list[int], output_tokens: int) -> str:
+        """A greedy request that does not stop early; returns its id."""
+        self._serial += 1
+        self.core.add_request(_request(str(self._serial), prompt, output_tokens))
+        return str(self._serial)
+
+    def steps(self) -> Iterator[list[RequestOutput]]:
+        """What each step gives, until all requests have ended. Raises RuntimeError if one fails."""
+        while self.core.has_unfinished():
+            outputs = self.core.step(time.monotonic())
+            for output in outputs:
                 if output.finish_reason not in (None, FinishReason.LENGTH):
                     raise RuntimeError(
                         f"request {output.request_id} ended with {output.finish_reason}: {output.message}"
                     )
-            yield min(map(len, tokens.values()))
-        return list(tokens.values())
+            yield outputs
 
 
 def _request(request_id: str, prompt: list[int], max_tokens: int) -> EngineRequest:
@@ -98,9 +110,9 @@ class HfStatic:
 
     def start(self, prompts: Prompts, output_tokens: int) -> Run:
         """Every forward gives each request its next token."""
-        return in_steps(self.model, lambda: self._generate(prompts, output_tokens))
+        return in_steps(self.model, lambda: self.generate(prompts, output_tokens))
 
-    def _generate(self, prompts: Prompts, output_tokens: int) -> Prompts:
+    def generate(self, prompts: Prompts, output_tokens: int) -> Prompts:
         longest = max(map(len, prompts))
         padded = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
         mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])

@@ -5,15 +5,16 @@ order alternates. A step is never cut, so a prefill that one system does in one 
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from conveyor_engine.bench import slices
 from conveyor_engine.bench.slices import Phase, Slice, Turn, pool, ratio, seconds
-from conveyor_engine.bench.systems import Prompts, Run, System, Workload
+from conveyor_engine.bench.systems import Prompts, System, Workload
 
 OURS = "conveyor"
 
@@ -21,7 +22,7 @@ OURS = "conveyor"
 class Progress:
     """One system's run, and how many tokens every request has at least."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Generator[int, None, Any]) -> None:
         self.tokens = 0
         self._run = run
 

@@ -67,8 +67,8 @@ def test_the_modes_are_compared_on_the_same_requests(capsys: pytest.CaptureFixtu
 
 
 def test_a_difference_in_the_tokens_stops_the_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = bench.HfStatic._generate
-    monkeypatch.setattr(bench.HfStatic, "_generate", lambda *a: [[t ^ 1 for t in row] for row in right(*a)])
+    right = bench.HfStatic.generate
+    monkeypatch.setattr(bench.HfStatic, "generate", lambda *a: [[t ^ 1 for t in row] for row in right(*a)])
     with pytest.raises(SystemExit, match="tokens differ"):
         bench.check_tokens()
 

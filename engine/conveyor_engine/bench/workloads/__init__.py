@@ -1,0 +1,1 @@
+"""Workloads of `bench --workload` of which only whole runs tell. Called by `command`."""

@@ -1,0 +1,51 @@
+"""Workload D: 32 prompts that begin with the same 512 tokens arrive together, with and without prefix caching."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from statistics import median
+from typing import Any
+
+from conveyor_engine.bench.systems import Conveyor, Prompts, Workload
+from conveyor_engine.bench.turns import OURS
+from conveyor_engine.bench.workloads.rounds import Figures, Limits, in_turns, measure_rounds
+
+REQUESTS, SHARED_TOKENS, OWN_TOKENS, OUTPUT_TOKENS = 32, 512, 32, 32
+
+
+def measure_prefix(
+    model: Path, dtype: str, vocab_size: int, limits: Limits, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Seconds to the first token (the median request's) and to the last; each round's prompts are in no cache."""
+    sizes = Workload(REQUESTS, SHARED_TOKENS + OWN_TOKENS, OUTPUT_TOKENS)
+    systems = {
+        OURS: Conveyor(model, dtype, sizes, say),
+        "no-prefix-caching": Conveyor(model, dtype, sizes, say, prefix_caching=False),
+    }
+    for system in systems.values():
+        run(system, random_prompts(vocab_size, -1)[:2])
+    runs: dict[str, Callable[[int], Figures]] = {
+        name: lambda number, system=system: run(system, random_prompts(vocab_size, number))  # type: ignore[misc]
+        for name, system in systems.items()
+    }
+    workload = {"requests": REQUESTS, "shared": SHARED_TOKENS, "own": OWN_TOKENS, "output_tokens": OUTPUT_TOKENS}
+    return {**measure_rounds(in_turns(runs), limits, say), "workload": workload}
+
+
+def random_prompts(vocab_size: int, seed: int) -> Prompts:
+    """They share their beginning."""
+    random = Random(seed)
+    shared = random.choices(range(vocab_size), k=SHARED_TOKENS)
+    return [shared + random.choices(range(vocab_size), k=OWN_TOKENS) for _ in range(REQUESTS)]
+
+
+def run(conveyor: Conveyor, prompts: Prompts) -> Figures:
+    """All of them at once, to their ends."""
+    for prompt in prompts:
+        conveyor.add(prompt, OUTPUT_TOKENS)
+    started, first = time.perf_counter(), dict[str, float]()
+    for outputs in conveyor.steps():
+        for output in outputs:
+            first.setdefault(output.request_id, time.perf_counter() - started)
+    return {"first_token_p50": median(first.values()), "all": time.perf_counter() - started}
