@@ -25,7 +25,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     report = yield
     if report.when == "call":
-        item.stash[FAILED] = report.failed
+        for node in item.listchain():
+            node.stash[FAILED] = node.stash.get(FAILED, False) or report.failed
     return report
 
 
@@ -35,6 +36,16 @@ FAILED = pytest.StashKey[bool]()
 @pytest.fixture
 def namespace(request: pytest.FixtureRequest) -> Iterator[str]:
     """A fresh namespace that holds the demo model's claim; everything in it goes with it."""
+    yield from _provide_namespace(request)
+
+
+@pytest.fixture(scope="module")
+def shared_namespace(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Such a one for all stories of a file."""
+    yield from _provide_namespace(request)
+
+
+def _provide_namespace(request: pytest.FixtureRequest) -> Iterator[str]:
     story = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower())[:30].strip("-")
     name = f"{story}-{uuid.uuid4().hex[:5]}"
     try:

@@ -23,8 +23,8 @@ def deploy() -> None:
     print(f"Conveyor is up ({time.monotonic() - started:.0f} s).", flush=True)
 
 
-def install() -> None:
-    """Run Helm and wait until the three Deployments answer."""
+def install(*values: str) -> None:
+    """Run Helm, with more `name=value`, and wait until the three Deployments answer."""
     kube.require_our_cluster()
     context = kube.current_context()
     docker = context == kind.CONTEXT
@@ -33,7 +33,7 @@ def install() -> None:
     tags = (f"image.tag={loaded_tag('control', docker)}", f"engine.image.tag={loaded_tag('engine', docker)}")
     kube.helm(
         "upgrade", "--install", "conveyor", str(CHART), "--namespace", kube.SYSTEM_NAMESPACE,
-        "--set", ",".join([*tags, *(kind.CHART_VALUES if docker else ())]),
+        "--set", ",".join([*tags, *(kind.CHART_VALUES if docker else ()), *values]),
         "--wait", "--timeout", "180s",
     )  # fmt: skip
 

@@ -9,6 +9,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -39,6 +40,15 @@ def errors_in_words() -> Iterator[None]:
 
 def kubectl(*arguments: str, stdin: str | None = None, timeout_seconds: float = 180) -> str:
     return _run("kubectl", *arguments, stdin=stdin, timeout_seconds=timeout_seconds)
+
+
+@contextlib.contextmanager
+def in_background(*arguments: str) -> Iterator[None]:
+    """kubectl while the block runs, and then to its end."""
+    with ThreadPoolExecutor(1) as thread:
+        command = thread.submit(kubectl, *arguments)
+        yield
+        command.result()
 
 
 def helm(*arguments: str) -> str:

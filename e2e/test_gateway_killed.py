@@ -53,18 +53,3 @@ def read_in_flight(namespace: str) -> float | None:
             return None
         raise
     return float(json.loads(answer)["items"][0]["value"])
-
-
-async def test_a_gateway_that_is_restarted_drains_and_fails_nothing(namespace: str) -> None:
-    kube.apply(service("door"), namespace)
-    kube.wait_ready("door", namespace)
-    async with running_load(service_url("door", namespace), BODY, concurrency=4) as load:
-        await asyncio.sleep(2)
-        kube.kubectl("rollout", "restart", "deployment/conveyor-gateway", "-n", kube.SYSTEM_NAMESPACE)
-        await asyncio.to_thread(
-            kube.kubectl, "rollout", "status", "deployment/conveyor-gateway", "-n", kube.SYSTEM_NAMESPACE,
-            "--timeout=170s",
-        )  # fmt: skip
-        await asyncio.sleep(5)
-    assert load.answers
-    assert not load.failed, [a.error for a in load.failed]
