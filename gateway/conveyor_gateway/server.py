@@ -3,8 +3,9 @@
 The end, in order: /readyz says no at once; new connections are still taken for drain_delay_seconds, because kube-proxy
 and clients learn late that this address is leaving; every answer that begins says that its connection closes, so that
 the client's next request goes elsewhere; then the port closes; queued and running requests, and those that come
-meanwhile on open connections, have drain_timeout_seconds to end; what is left then, and what comes when nothing is held
-any more, is answered 503. /demand answers until the last request has ended, and the watches go on, because queued
+meanwhile on open connections, have drain_timeout_seconds to end. An answer that began before the end could not say so:
+its client may send the next request at once, so the process waits for it a moment. What is left then, and what comes
+later, is answered 503. /demand answers until the last request has ended, and the watches go on, because queued
 requests still need engines. A second signal skips the waiting.
 """
 
@@ -40,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 _STALE_LOG_SECONDS = 30.0
 _LAST_ANSWERS_SECONDS = 2.0
+_NEXT_REQUEST_SECONDS = 1.0  # after an answer, on its connection
 _MAX_ADMIN_CONNECTIONS = 256  # the kubelet's, Prometheus's and the metrics servers'
 
 
@@ -102,7 +104,7 @@ class Server:
         logger.info("event=draining delay_seconds=%g timeout_seconds=%g", *_drain_times(settings))
         await _wait_at_most(settings.drain_delay_seconds, end_now.wait())
         await self._public.stop_accepting()
-        ended = asyncio.create_task(self._open_requests.wait_idle())
+        ended = asyncio.create_task(self._open_requests.wait_idle(_NEXT_REQUEST_SECONDS))
         ending_now = asyncio.create_task(end_now.wait())
         await asyncio.wait(
             (ended, ending_now), timeout=settings.drain_timeout_seconds, return_when=asyncio.FIRST_COMPLETED

@@ -170,6 +170,28 @@ async def test_the_first_answer_that_begins_while_draining_is_the_last_of_its_co
 
 
 @pytest.mark.parametrize("ending", [3600], indirect=True)
+async def test_who_did_not_hear_that_the_connection_ends_may_send_one_request_more(ending: Stack) -> None:
+    streams = Streams()
+    request = f"POST /{ending.key}/v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{{}}".encode()
+    async with running_engine(streams.handle) as engine:
+        await ending.add_engine(engine.port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", ending.gateway.port)
+        writer.write(request)
+        assert b"Connection: close" not in await reader.readuntil(b"\r\n\r\n")
+        ending.gateway.terminate()
+        await ending.wait(lambda: not accepts(ending.gateway.port))
+        streams.gate.set()  # nothing is held any more
+        await reader.readuntil(b"0\r\n\r\n")
+        await asyncio.sleep(0.2)  # a way to the client and back
+        writer.write(request)
+        last = await asyncio.wait_for(reader.read(), 20)
+        assert last.startswith(b"HTTP/1.1 200 ")
+        assert b"\r\nConnection: close\r\n" in last
+        writer.close()
+        assert await asyncio.to_thread(ending.gateway.wait_ended) == 0
+
+
+@pytest.mark.parametrize("ending", [3600], indirect=True)
 async def test_a_second_signal_skips_the_waiting(ending: Stack, http: aiohttp.ClientSession) -> None:
     queued = asyncio.create_task(ask(http, ending.completions))
     await ending.wait_demand(queued=1)

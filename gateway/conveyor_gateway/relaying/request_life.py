@@ -11,6 +11,8 @@ which is told the time that is left, ends what takes too long; the gateway, afte
 """
 
 import asyncio
+import math
+import time
 from typing import Final
 
 from aiohttp.web import BaseRequest, StreamResponse
@@ -66,6 +68,7 @@ class OpenRequests:
         self._readiness = readiness
         self._heartbeat_seconds = heartbeat_seconds
         self._running: set[asyncio.Task[object]] = set()
+        self._ended_at = -math.inf
         self._stopped = False
 
     async def answer(self, request: BaseRequest, route: Route) -> StreamResponse:
@@ -88,6 +91,7 @@ class OpenRequests:
             return self._refuse(build_stopping(), record)
         finally:
             self._running.discard(task)
+            self._ended_at = time.monotonic()
             self._recorder.finish(record)
 
     @property
@@ -95,10 +99,13 @@ class OpenRequests:
         """Requests that are held."""
         return len(self._running)
 
-    async def wait_idle(self) -> None:
-        """Returns when no request is held."""
-        while self._running:
-            await asyncio.wait(set(self._running))
+    async def wait_idle(self, seconds: float = 0.0) -> None:
+        """Returns when no request is held, nor has been for so long."""
+        while self._running or self._ended_at + seconds > time.monotonic():
+            if self._running:
+                await asyncio.wait(set(self._running))
+            else:
+                await asyncio.sleep(self._ended_at + seconds - time.monotonic())
 
     def stop(self) -> None:
         """Ends every request that is still held, each with an answer."""
