@@ -45,6 +45,8 @@ Load = Callable[[str, PretrainedConfig, torch.dtype, torch.device], PreTrainedMo
 class ModelRunner:
     """One model on one device, ready to run after construction. `loop.core` warms it up."""
 
+    extra_warmup_tokens = 0
+
     def __init__(
         self, config: EngineConfig, progress: Callable[[str], None] = lambda _: None, load: Load = load_model
     ) -> None:
@@ -131,11 +133,6 @@ class ModelRunner:
         sampled = self._sampler.sample(logits, samples)
         self._rows.append(samples.device_rows, samples.device_positions, sampled.token_ids)
         return _start_copy(number, sampled)
-
-    @property
-    def extra_warmup_tokens(self) -> int:
-        """A lone decode over so many tokens runs attention that no other step does; 0: none."""
-        return self.backend.extra_warmup_tokens
 
     def free_memory(self) -> None:
         """Returns cached memory to the device after a failed step. Raises if the device is broken."""

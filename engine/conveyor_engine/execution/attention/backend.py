@@ -4,8 +4,8 @@
 the KV caches. Only the backend knows the layout of its caches.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -56,13 +56,13 @@ class AttentionMetadata:
     num_tokens: int  # without padding
     query_start_loc_host: npt.NDArray[np.int32]  # the same on the host, so that no backend has to sync
     seq_lens_host: npt.NDArray[np.int32]
+    kept: dict[Hashable, object] = field(default_factory=dict)  # what a backend computes once for several layers
 
 
 class AttentionBackend(Protocol):
     """Paged KV caches of all layers, and attention over them."""
 
     name: str
-    extra_warmup_tokens: int  # a lone decode over so many tokens runs code that no other does, for warm-up; 0: none
 
     def block_bytes(self, layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> int:
         """Bytes of one block in all layers together, padding of the layout included."""

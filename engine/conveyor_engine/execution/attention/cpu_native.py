@@ -25,7 +25,6 @@ class CpuNative:
     """AttentionBackend over the compiled kernels."""
 
     name = "native"
-    extra_warmup_tokens = 0
 
     def __init__(self) -> None:
         self._caches: list[tuple[torch.Tensor, torch.Tensor]] = []

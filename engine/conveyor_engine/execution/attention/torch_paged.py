@@ -16,7 +16,6 @@ class TorchPaged(SlotCaches):
     """AttentionBackend over plain tensors."""
 
     name = "torch"
-    extra_warmup_tokens = 0
 
     def write_kv(self, layer: int, key: torch.Tensor, value: torch.Tensor, metadata: AttentionMetadata) -> None:
         slots = metadata.slot_mapping[: metadata.num_tokens]

@@ -6,15 +6,15 @@ import torch
 
 from conveyor_engine.execution.attention.backend import AttentionMetadata, AttentionSpec, LayerShape
 from conveyor_engine.execution.attention.slot_caches import SlotCaches
+from conveyor_engine.execution.kernels.decode_plan import DecodePlan, plan_decodes
 from conveyor_engine.execution.kernels.kv_store import store
-from conveyor_engine.execution.kernels.paged_attention import KEYS_PER_SPLIT, choose_splits, paged_attention
+from conveyor_engine.execution.kernels.paged_attention import paged_attention
 
 
 class TritonPaged(SlotCaches):
     """AttentionBackend over the Triton kernels."""
 
     name = "triton"
-    extra_warmup_tokens = 2 * KEYS_PER_SPLIT  # from here on its keys are split among programs
 
     def __init__(self, num_processors: int | None = None) -> None:
         """num_processors: multiprocessors to keep busy; default: the device's."""
@@ -44,7 +44,6 @@ class TritonPaged(SlotCaches):
             if begin == end:
                 continue
             num_queries = int(metadata.query_start_loc_host[end] - metadata.query_start_loc_host[begin])
-            longest = int(metadata.seq_lens_host[begin:end].max())
             paged_attention(
                 query,
                 caches,
@@ -54,16 +53,27 @@ class TritonPaged(SlotCaches):
                 out,
                 block_size=self._block_size,
                 num_queries=num_queries,
-                decode=decode,
+                plan=self._plan(spec, num_heads, metadata) if decode else None,
                 scaling=spec.scaling,
                 sliding_window=spec.sliding_window,
                 softcap=spec.softcap,
-                num_splits=self._splits(end - begin, caches[0].shape[1], min(longest, spec.sliding_window or longest))
-                if decode
-                else 1,
             )
         return out
 
-    def _splits(self, num_decodes: int, num_kv_heads: int, longest: int) -> int:
+    def _plan(self, spec: AttentionSpec, num_heads: int, metadata: AttentionMetadata) -> DecodePlan:
+        """The step's, the same for all layers of one shape."""
         assert self._num_processors is not None
-        return choose_splits(num_decodes, num_kv_heads, longest, self._num_processors)
+        _, num_kv_heads, value_dim = self._caches[spec.layer][1].shape
+        shape = (num_heads, num_kv_heads, value_dim, spec.sliding_window)
+        plan = metadata.kept.get(shape)
+        if plan is None:
+            plan = metadata.kept[shape] = plan_decodes(
+                metadata.seq_lens[: metadata.num_decodes],
+                num_heads=num_heads,
+                num_kv_heads=num_kv_heads,
+                value_dim=value_dim,
+                sliding_window=spec.sliding_window,
+                num_processors=self._num_processors,
+            )
+        assert isinstance(plan, DecodePlan)
+        return plan

@@ -1,10 +1,11 @@
-"""Causal attention over a paged KV cache: one kernel for decode, prefill and chunks of it, and one that joins splits.
+"""Causal attention over a paged KV cache: one kernel for decode, prefill and chunks of it.
 
 Each program has one KV head and a tile of BLOCK_M rows: all query heads of that KV head for a few query tokens
 (GQA packing), so keys and values are read once for the whole group, and tl.dot has its 16 rows even in decode. The
 softmax is online (FlashAttention-2, Dao 2023, algorithm 1). The grid depends on the number of tokens and sequences
-only; a program of a prompt finds its sequence by bisection, and one without work returns. A few long decodes leave most
-of the GPU idle, so their keys are split among programs and joined afterwards (Flash-Decoding, Dao et al. 2023).
+only; a program of a prompt finds its sequence by bisection, and one without work returns. The keys of long decodes are
+split among programs (Flash-Decoding, Dao et al. 2023) as `decode_plan` says. Of a row's programs the last one to end
+joins what all of them found, always in the same order, so that it needs no second launch.
 
 While a tile of keys and values is multiplied, the next ones are on their way: Triton pipelines their loads, since their
 addresses hang on no load of the same iteration. Where they are is looked up one iteration ahead.
@@ -19,9 +20,9 @@ import torch
 import triton
 import triton.language as tl
 
+from conveyor_engine.execution.kernels.decode_plan import DecodePlan
+
 _MIN_ROWS = 16  # the smallest M of the tensor cores' products; the interpreter would take less
-KEYS_PER_SPLIT = 512  # at least; fewer are not worth a second kernel
-_MAX_SPLITS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,24 +74,30 @@ def _find_sequence(query_start, tile, num_seqs, first_token, BLOCK_Q: tl.constex
 # Values that change from step to step must not be part of a kernel's specialisation, or Triton compiles again while
 # requests wait: the counts, and the alignment of tensors that are sliced at the number of decodes.
 @triton.jit(
-    do_not_specialize=["num_seqs", "table_stride", "num_rows"],
+    do_not_specialize=["num_seqs", "table_stride"],
     do_not_specialize_on_alignment=["query_start", "seq_lens", "block_tables", "partial_sum"],
 )
 def _attend(
-    out, partial_out, partial_highest, partial_sum,
+    out, work, arrived, partial_out, partial_highest, partial_sum,
     query, key_cache, value_cache, query_start, seq_lens, block_tables,
     scale, softcap,
-    query_token_stride, query_head_stride, table_stride, num_seqs, num_rows,
+    query_token_stride, query_head_stride, table_stride, num_seqs,
     GROUP: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
     DIM: tl.constexpr, DIM_PADDED: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, DECODE: tl.constexpr, SPLIT: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, DECODE: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
-    split = tl.program_id(2)
     if DECODE:  # the first of the batch, one query each
-        seq, start, num_queries, first_query = tile, tile, 1, 0
+        seq = tl.load(work + tile)
+        if seq < 0:
+            return
+        num_tiles = tl.num_programs(0)
+        seq_len = tl.load(work + num_tiles + tile)
+        first_share = tl.load(work + 4 * num_tiles + tile)
+        num_shares = tl.load(work + 5 * num_tiles + tile)
+        start, num_queries, first_query = seq, 1, 0
     else:
         first_of_all = tl.load(query_start)
         seq = _find_sequence(query_start, tile, num_seqs, first_of_all, BLOCK_Q)
@@ -99,7 +106,7 @@ def _attend(
         first_query = (tile - ((start - first_of_all) // BLOCK_Q + seq)) * BLOCK_Q
         if first_query >= num_queries:
             return
-    seq_len = tl.load(seq_lens + seq)
+        seq_len = tl.load(seq_lens + seq)
 
     rows = tl.arange(0, BLOCK_M)
     queries = first_query + rows // GROUP  # of this sequence
@@ -114,16 +121,15 @@ def _attend(
         mask=real_row[:, None] & (dims[None, :] < DIM), other=0.0,
     )  # fmt: skip
 
-    # The keys that some row of the tile sees, and this program's share of them.
-    last_query = tl.minimum(first_query + BLOCK_Q, num_queries) - 1
-    end = seq_len - num_queries + last_query + 1
-    begin = 0
-    if WINDOW > 0:
-        begin = tl.maximum(seq_len - num_queries + first_query - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
-    if SPLIT:
-        share = tl.cdiv(tl.cdiv(end - begin, tl.num_programs(2)), BLOCK_N) * BLOCK_N
-        begin = begin + split * share
-        end = tl.minimum(end, begin + share)
+    if DECODE:  # this program's share of the keys
+        begin = tl.load(work + 2 * num_tiles + tile)
+        end = tl.load(work + 3 * num_tiles + tile)
+    else:  # the keys that some row of the tile sees
+        last_query = tl.minimum(first_query + BLOCK_Q, num_queries) - 1
+        end = seq_len - num_queries + last_query + 1
+        begin = 0
+        if WINDOW > 0:
+            begin = tl.maximum(seq_len - num_queries + first_query - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
 
     highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.full([BLOCK_M], 0.0, tl.float32)
@@ -161,44 +167,57 @@ def _attend(
         highest = new_highest
 
     real_out = real_row[:, None] & (value_dims[None, :] < VALUE_DIM)
-    row = tokens * NUM_HEADS + heads
-    if SPLIT:
-        row = split.to(tl.int64) * num_rows + row
-        tl.store(partial_out + row[:, None] * VALUE_DIM + value_dims[None, :], acc, mask=real_out)
-        tl.store(partial_highest + row, highest, mask=real_row)
-        tl.store(partial_sum + row, total, mask=real_row)
+    if DECODE:
+        if num_shares > 1:
+            row = tile * NUM_HEADS + heads
+            tl.store(partial_out + row[:, None] * VALUE_DIM + value_dims[None, :], acc, mask=real_out)
+            tl.store(partial_highest + row, highest, mask=real_row)
+            tl.store(partial_sum + row, total, mask=real_row)
+            tl.debug_barrier()  # all that this program's threads stored comes before its arrival
+            counter = arrived + seq * NUM_KV_HEADS + kv_head
+            if tl.atomic_add(counter, 1, sem="acq_rel") == num_shares - 1:
+                tl.store(counter, 0)  # for the next layer
+                acc, total = _join(
+                    partial_out, partial_highest, partial_sum, first_share, num_shares,
+                    heads, value_dims, real_row, real_out, NUM_HEADS, VALUE_DIM,
+                )  # fmt: skip
+                _store_out(out, acc, total, tokens, heads, value_dims, real_out, NUM_HEADS, VALUE_DIM)
+        else:
+            _store_out(out, acc, total, tokens, heads, value_dims, real_out, NUM_HEADS, VALUE_DIM)
     else:
-        result = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # rows past the queries may have seen nothing
-        tl.store(out + row[:, None] * VALUE_DIM + value_dims[None, :], result.to(out.dtype.element_ty), mask=real_out)
+        _store_out(out, acc, total, tokens, heads, value_dims, real_out, NUM_HEADS, VALUE_DIM)
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_splits"], do_not_specialize_on_alignment=["partial_sum"])
+@triton.jit
 def _join(
-    out, partial_out, partial_highest, partial_sum, num_rows, num_splits,
-    VALUE_DIM: tl.constexpr, VALUE_PADDED: tl.constexpr, MAX_SPLITS: tl.constexpr,
+    partial_out, partial_highest, partial_sum, first_share, num_shares,
+    heads, value_dims, real_row, real_out, NUM_HEADS: tl.constexpr, VALUE_DIM: tl.constexpr,
 ):  # fmt: skip
-    """One row of `out` from the splits' unnormalised sums, each relative to its own highest score."""
-    row = tl.program_id(0).to(tl.int64)
-    splits = tl.arange(0, MAX_SPLITS)
-    real = splits < num_splits
-    rows = splits * num_rows + row
-    dims = tl.arange(0, VALUE_PADDED)
-    highest = tl.load(partial_highest + rows, mask=real, other=float("-inf"))
-    factor = tl.exp2(highest - tl.max(highest, axis=0))
-    total = tl.sum(tl.load(partial_sum + rows, mask=real, other=0.0) * factor, axis=0)
-    parts = tl.load(
-        partial_out + rows[:, None] * VALUE_DIM + dims[None, :],
-        mask=real[:, None] & (dims[None, :] < VALUE_DIM), other=0.0,
-    )  # fmt: skip
-    result = tl.sum(parts * factor[:, None], axis=0) / total
-    tl.store(out + row * VALUE_DIM + dims, result.to(out.dtype.element_ty), mask=dims < VALUE_DIM)
+    """(acc, total) of one row from those of its shares, each relative to its own highest score; read past L1."""
+    highest = tl.where(real_row, float("-inf"), 0.0)
+    total = tl.zeros_like(highest)
+    acc = tl.zeros([heads.shape[0], value_dims.shape[0]], tl.float32)
+    for share in tl.range(first_share, first_share + num_shares, loop_unroll_factor=4):
+        row = share * NUM_HEADS + heads
+        part = tl.load(
+            partial_out + row[:, None] * VALUE_DIM + value_dims[None, :],
+            mask=real_out, other=0.0, cache_modifier=".cg",
+        )  # fmt: skip
+        its_highest = tl.load(partial_highest + row, mask=real_row, other=0.0, cache_modifier=".cg")
+        its_total = tl.load(partial_sum + row, mask=real_row, other=0.0, cache_modifier=".cg")
+        new_highest = tl.maximum(highest, its_highest)
+        factor, its_factor = tl.exp2(highest - new_highest), tl.exp2(its_highest - new_highest)
+        acc = acc * factor[:, None] + part * its_factor[:, None]
+        total = total * factor + its_total * its_factor
+        highest = new_highest
+    return acc, total
 
 
-def choose_splits(num_seqs: int, num_kv_heads: int, max_keys: int, num_processors: int) -> int:
-    """Programs that share one decode's keys: a power of two, enough to fill the GPU about twice."""
-    wanted = 2 * num_processors // max(1, num_seqs * num_kv_heads)
-    splits = min(wanted, max_keys // KEYS_PER_SPLIT, _MAX_SPLITS)
-    return 1 << max(0, splits.bit_length() - 1)
+@triton.jit
+def _store_out(out, acc, total, tokens, heads, value_dims, real_out, NUM_HEADS: tl.constexpr, VALUE_DIM: tl.constexpr):
+    result = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # rows past the queries may have seen nothing
+    row = tokens * NUM_HEADS + heads
+    tl.store(out + row[:, None] * VALUE_DIM + value_dims[None, :], result.to(out.dtype.element_ty), mask=real_out)
 
 
 def paged_attention(
@@ -211,50 +230,40 @@ def paged_attention(
     *,
     block_size: int,
     num_queries: int,
-    decode: bool,
+    plan: DecodePlan | None,
     scaling: float,
     sliding_window: int | None,
     softcap: float | None,
-    num_splits: int = 1,
 ) -> None:
     """Attention of the tokens query_start[0] .. query_start[-1] of query (T, H, D), into out (T, H, Dv).
 
     caches: K (blocks * block_size, Hkv, D), V (..., Dv); query_start (B + 1,), seq_lens (B,), block_tables (B, W)
-    int32; num_queries = query_start[-1] - query_start[0], known on the host; decode = one query token each.
-    num_splits: at most _MAX_SPLITS, more than 1 for decodes only.
+    int32; num_queries = query_start[-1] - query_start[0], known on the host. plan: of decodes, which have one query
+    token each and are the first of the batch; None for prompts.
     """
     keys, values = caches
     num_heads, dim = query.shape[1:]
     num_kv_heads, value_dim = values.shape[1:]
     group = num_heads // num_kv_heads
+    decode = plan is not None
     tile = tile_shape(decode, max(dim, value_dim) * query.itemsize, group)
     assert tile.rows >= _MIN_ROWS
-    assert num_splits == 1 or decode
-    assert not decode or query_start.storage_offset() == 0  # the kernel takes them for the first of the batch
+    assert not decode or query_start.storage_offset() == 0
     tokens_per_tile = tile.rows // group
     num_seqs = seq_lens.shape[0]
     value_padded = max(16, triton.next_power_of_2(value_dim))
-    partial_out = partial_highest = partial_sum = out
-    num_rows = num_queries * num_heads
-    if num_splits > 1:
-        partial_out = torch.empty((num_splits, num_rows, value_dim), dtype=torch.float32, device=query.device)
-        partial_highest, partial_sum = partial_out.new_empty((2, num_splits, num_rows)).unbind()
     # Sequence s begins at tile (its first token) // tokens_per_tile + s: never more tiles than this.
-    num_tiles = num_seqs if decode else num_queries // tokens_per_tile + num_seqs
-    _attend[(num_tiles, num_kv_heads, num_splits)](
-        out, partial_out, partial_highest, partial_sum,
+    num_tiles = num_queries // tokens_per_tile + num_seqs if plan is None else plan.work.shape[1]
+    _attend[(num_tiles, num_kv_heads)](
+        out, plan and plan.work, plan and plan.arrived,
+        plan and plan.partial_out, plan and plan.partial_highest, plan and plan.partial_sum,
         query, keys, values, query_start, seq_lens, block_tables,
         scaling, 0.0 if softcap is None else softcap,
-        query.stride(0), query.stride(1), block_tables.stride(0), num_seqs, num_rows,
+        query.stride(0), query.stride(1), block_tables.stride(0), num_seqs,
         GROUP=group, NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads,
         DIM=dim, DIM_PADDED=max(16, triton.next_power_of_2(dim)), VALUE_DIM=value_dim, VALUE_PADDED=value_padded,
         BLOCK_SIZE=block_size, WINDOW=sliding_window or 0, HAS_SOFTCAP=softcap is not None,
         BLOCK_M=tile.rows, BLOCK_Q=tokens_per_tile, BLOCK_N=tile.keys,
-        DECODE=decode, SPLIT=num_splits > 1,
+        DECODE=decode,
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
-    if num_splits > 1:
-        _join[(num_rows,)](
-            out, partial_out, partial_highest, partial_sum, num_rows, num_splits,
-            VALUE_DIM=value_dim, VALUE_PADDED=value_padded, MAX_SPLITS=_MAX_SPLITS,
-        )  # fmt: skip

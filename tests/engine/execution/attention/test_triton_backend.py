@@ -24,7 +24,7 @@ from conveyor_engine.execution.attention.backend import AttentionBackend, Attent
 from conveyor_engine.execution.attention.select import select_backend
 from conveyor_engine.execution.attention.torch_paged import TorchPaged
 from conveyor_engine.execution.attention.triton_backend import TritonPaged
-from conveyor_engine.execution.kernels import elementwise, heads, kv_store
+from conveyor_engine.execution.kernels import decode_plan, elementwise, heads, kv_store
 from conveyor_engine.execution.kernels import paged_attention as kernels
 from conveyor_engine.execution.kernels.kv_store import store
 from conveyor_engine.execution.model_runner import ModelRunner
@@ -93,16 +93,10 @@ def test_many_sequences_of_all_lengths_find_their_tiles() -> None:
 @DTYPES
 @pytest.mark.parametrize(("window", "cap"), [(None, None), (600, 3.0)])
 def test_long_decodes_are_split_and_joined(dtype: torch.dtype, window: int | None, cap: float | None) -> None:
-    steps: list[tuple[list[tuple[int, int]], int]] = [([(1, 1300), (1, 5)], 0)]
-    backend = TritonPaged(num_processors=8)
-    assert backend._splits(2, 1, 1300) == 2
-    assert_agrees(dtype, num_processors=8, layers=[LayerShape(4, 1, 16, 16)], window=window, cap=cap, steps=steps)
-
-
-def test_the_number_of_splits_follows_the_idle_part_of_the_gpu() -> None:
-    assert kernels.choose_splits(num_seqs=1, num_kv_heads=8, max_keys=100_000, num_processors=132) == 16
-    assert kernels.choose_splits(num_seqs=64, num_kv_heads=8, max_keys=100_000, num_processors=132) == 1
-    assert kernels.choose_splits(num_seqs=1, num_kv_heads=8, max_keys=600, num_processors=132) == 1
+    """In two layers, so that the second finds the counters as the first left them."""
+    steps: list[tuple[list[tuple[int, int]], int]] = [([(1, 1300), (1, 5), (1, 300)], 0)]
+    layers = [LayerShape(4, 2, 16, 16)] * 2
+    assert_agrees(dtype, num_processors=8, layers=layers, window=window, cap=cap, steps=steps)
 
 
 class Compilations:
@@ -111,7 +105,7 @@ class Compilations:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seen: set[tuple[str, str]] = set()
         watched: tuple[tuple[ModuleType, str], ...] = (
-            *((kernels, "_attend"), (kernels, "_join"), (kv_store, "_store")),
+            *((kernels, "_attend"), (decode_plan, "_plan_decodes"), (kv_store, "_store")),
             *((elementwise, "_rms_norm"), (elementwise, "_silu_mul"), (heads, "_prepare_heads")),
         )
         for module, name in watched:
@@ -145,8 +139,6 @@ def test_warm_up_compiles_all_that_serving_needs(
     monkeypatch.setattr(native, "why_missing", lambda: "not wanted")
     save_tiny_model("llama", tmp_path, num_hidden_layers=1, hidden_size=64)
     monkeypatch.setattr(model_runner, "select_backend", lambda *_: TritonPaged(num_processors=16))
-    monkeypatch.setattr(kernels, "KEYS_PER_SPLIT", 16)
-    monkeypatch.setattr(TritonPaged, "extra_warmup_tokens", 32)
     compilations = Compilations(monkeypatch)
     config = EngineConfig(
         model=str(tmp_path), device="auto", dtype="float32", attention_backend=backend,
@@ -154,7 +146,7 @@ def test_warm_up_compiles_all_that_serving_needs(
     )  # fmt: skip
     core = EngineCore(config, ModelRunner(config))
     warm = set(compilations.seen)
-    assert sorted(name for name, _ in warm) == ["_attend", "_attend", "_attend", "_join", *others]
+    assert sorted(name for name, _ in warm) == ["_attend", "_attend", "_plan_decodes", *others]
     for number, (length, max_tokens) in enumerate([(1, 9), (70, 5), (20, 8), (5, 7), (37, 3), (50, 3), (33, 2)]):
         add(core, str(number), list(range(1, 1 + length)), max_tokens=max_tokens)
     run(core)

@@ -2,8 +2,10 @@
 
 import os
 import pickle
+import re
 import subprocess
 import sys
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from tests.engine.execution.kernels.compiled import CAPABILITIES, HEADER, Compil
 from tests.engine.execution.kernels.ptx import copied_from_where_a_load_just_said, copies_in_flight, product_loop
 
 ROOT = Path(__file__).parents[4]
+KERNELS = {"_rms_norm", "_prepare_heads", "_store", "_plan_decodes", "_attend", "_silu_mul"}
 SHARED_KIB = {80: 163, 90: 227, 100: 227}  # the most that one block may have
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first time; Triton keeps what it has compiled
@@ -30,7 +33,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[Compiled]:
 def test_every_kernel_of_a_layer_compiles_for_every_gpu(compiled: list[Compiled]) -> None:
     for capability in CAPABILITIES:
         names = {kernel.name for kernel in compiled if kernel.capability == capability}
-        assert names == {"_rms_norm", "_prepare_heads", "_store", "_attend", "_join", "_silu_mul"}, f"sm_{capability}"
+        assert names == KERNELS, f"sm_{capability}"
 
 
 def test_no_kernel_spills_registers(compiled: list[Compiled]) -> None:
@@ -56,6 +59,22 @@ def test_blocks_are_looked_up_an_iteration_before_they_are_copied(compiled: list
     loops = loops_of_attention(compiled)
     assert all(any("ld.global.b32" in line for line in loop) for loop in loops.values()), "in the block table"
     assert [kernel for kernel, loop in loops.items() if copied_from_where_a_load_just_said(loop)] == []
+
+
+def test_a_share_is_there_before_it_is_said_to_be_and_read_after_that(compiled: list[Compiled]) -> None:
+    """All threads have stored, one adds to the counter, all know the count, and only then they read what others stored.
+
+    In decodes of attention; `.cg`: from the cache that the multiprocessors share.
+    """
+    order = re.compile(r"bar\.sync|atom\.global\.gpu\.acq_rel|st\.global|ld\.global\.cg")
+    decodes = [kernel for kernel in compiled if kernel.name == "_attend" and "decode" in kernel.step]
+    assert len(decodes) >= len(CAPABILITIES)
+    for kernel in decodes:
+        steps = [step for step, _ in groupby(order.findall(kernel.ptx))]
+        arrival = steps.index("atom.global.gpu.acq_rel")
+        assert steps[arrival - 2 : arrival + 2] == ["st.global", "bar.sync", "atom.global.gpu.acq_rel", "bar.sync"]
+        assert "ld.global.cg" in steps[arrival:]
+        assert "ld.global.cg" not in steps[:arrival]
 
 
 def test_a_copy_from_where_a_load_just_said_is_found() -> None:

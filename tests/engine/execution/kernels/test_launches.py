@@ -20,7 +20,8 @@ NO_KERNEL = {
     *(aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default),
     *(aten._unsafe_view.default, torch.ops.prim.device.default),
 }
-DECODE = ["_rms_norm", "linear", "_prepare_heads", "_attend", "linear", "_rms_norm", "linear", "_silu_mul", "addmm_"]
+LAYER = ["_rms_norm", "linear", "_prepare_heads", "_attend", "linear", "_rms_norm", "linear", "_silu_mul", "addmm_"]
+PLANNED = [*LAYER[:3], "_plan_decodes", *LAYER[3:]]  # a step's first layer
 
 
 class Launches(TorchDispatchMode):
@@ -42,26 +43,27 @@ class Launches(TorchDispatchMode):
 
 
 @pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], list[str]]:
-    def run(shape: str, step: str) -> list[str]:
+def launched(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str, int], list[str]]:
+    def run(shape: str, step: str, num_layers: int) -> list[str]:
         with FakeTensorMode(), torch.inference_mode():
             call = prepare(SHAPES[shape], STEPS[step])
             with Launches(monkeypatch) as launches:
-                call()
+                for _ in range(num_layers):
+                    call()
         return launches.names
 
     return run
 
 
 @pytest.mark.parametrize("shape", ["Llama-3.2-1B", "Qwen3-8B"])
-def test_a_layer_launches_nine_kernels(launched: Callable[[str, str], list[str]], shape: str) -> None:
-    assert launched(shape, "decodes") == DECODE
-    assert launched(shape, "a chunk of a prompt") == DECODE
-    assert launched(shape, "one long decode") == [*DECODE[:4], "_join", *DECODE[4:]]
+def test_a_layer_launches_nine_kernels(launched: Callable[[str, str, int], list[str]], shape: str) -> None:
+    assert launched(shape, "decodes", 2) == PLANNED + LAYER
+    assert launched(shape, "one long decode", 2) == PLANNED + LAYER
+    assert launched(shape, "a chunk of a prompt", 1) == LAYER
 
 
 def test_further_norms_and_another_activation_are_launches_of_their_own(
-    launched: Callable[[str, str], list[str]],
+    launched: Callable[[str, str, int], list[str]],
 ) -> None:
     behind_attention = ["linear", "_rms_norm", "_rms_norm", "linear", "gelu", "mul", "linear", "_rms_norm", "add"]
-    assert launched("Gemma-2-2B", "decodes") == [*DECODE[:4], *behind_attention]
+    assert launched("Gemma-2-2B", "decodes", 1) == [*PLANNED[:5], *behind_attention]
