@@ -27,6 +27,7 @@ GATEWAY_SERVICE: Final = "conveyor-gateway"
 GATEWAY_ADMIN_SERVICE: Final = "conveyor-gateway-admin"
 METRICS_SERVICE: Final = "conveyor-metrics"
 METRICS_TLS_SECRET: Final = "conveyor-metrics-tls"
+OPERATOR_LEASE: Final = "conveyor-operator"  # its holder is the operator that acts
 METRICS_API_ROLE: Final = "conveyor-operator-metrics-api"  # ClusterRole; owns the APIServices
 
 # Ports (containers' own, except where a name says Service).

@@ -1,7 +1,8 @@
 """The operator's own HTTP: /livez, /readyz and /metrics on one port.
 
-A process is alive while it waits for the CRD, or works and its reconciles end; it is ready while it watches. A dead
-event loop does not answer at all. Started by `process`; knows nothing of Kubernetes.
+A process is alive while it waits for the CRD, or works and its reconciles end; it is ready while it watches. One
+that stands by for another is ready too, and has one metric only. A dead event loop does not answer at all. Started by
+`process`; knows nothing of Kubernetes.
 """
 
 import logging
@@ -28,6 +29,8 @@ class Health:
         self._longest_run_seconds = longest_run_seconds
         self.waiting_for = "starting"
         """What keeps the operator from watching; empty once it does."""
+        self.leads = True
+        """False: another operator acts, and this one stands by."""
 
     def find_fault(self) -> str:
         """Why the process should be restarted; empty if it should not."""
@@ -65,8 +68,13 @@ class HealthServer:
         return web.Response(text=f"alive; waiting: {self._health.waiting_for or 'for nothing'}\n")
 
     async def _ready(self, request: web.Request) -> web.Response:
+        if not self._health.leads:
+            return web.Response(text="standing by\n")
         waiting_for = self._health.waiting_for
         return web.Response(status=503 if waiting_for else 200, text=f"{waiting_for or 'ready'}\n")
 
     async def _prometheus(self, request: web.Request) -> web.Response:
-        return web.Response(body=generate_latest(self._metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        metrics, leads = self._metrics, self._health.leads
+        metrics.leader.set(leads)
+        registry = metrics.registry if leads else metrics.registry.restricted_registry(["conveyor_operator_leader"])
+        return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})

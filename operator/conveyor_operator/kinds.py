@@ -52,6 +52,7 @@ AUTOSCALER = Kind("autoscaling", "v2", "HorizontalPodAutoscaler", "horizontalpod
 POD = Kind("", "v1", "Pod", "pods")
 ENDPOINT_SLICE = Kind("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices")
 
+LEASE = Kind("coordination.k8s.io", "v1", "Lease", "leases")
 EVENT = Kind("", "v1", "Event", "events")
 SECRET = Kind("", "v1", "Secret", "secrets")
 NAMESPACE = Kind("", "v1", "Namespace", "namespaces", namespaced=False)

@@ -14,6 +14,11 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.leader = Gauge(
+            "conveyor_operator_leader",
+            "1: this operator acts. 0: it stands by, and has no other metrics.",
+            registry=self.registry,
+        )
         self.reconciles = Counter(
             "conveyor_operator_reconciles",
             "Reconciles by result: done, retry (a child was refused) or error.",

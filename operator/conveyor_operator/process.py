@@ -7,7 +7,8 @@ parts know each other.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, cast
 
 import kopf
@@ -16,6 +17,7 @@ from conveyor_kube.kubeconfig import load_configuration
 from conveyor_operator.activity.answer import Activity
 from conveyor_operator.activity.follower import ActivityFollower
 from conveyor_operator.cluster import Cluster, wait_for
+from conveyor_operator.election import Election
 from conveyor_operator.health import Health, HealthServer
 from conveyor_operator.inferenceservice.kinds import INFERENCE_SERVICE
 from conveyor_operator.inferenceservice.resource import InferenceServices
@@ -83,10 +85,23 @@ class Operator:
         server = HealthServer(self.health, self.metrics, self.settings.host, self.settings.admin_port)
         await server.start()
         try:
-            if await self._wait_for_crds(stop):
-                await self._work(stop)
+            async with self._elected(stop) as leads:
+                if leads and await self._wait_for_crds(stop):
+                    await self._work(stop)
         finally:
             await server.stop()
+
+    @contextlib.asynccontextmanager
+    async def _elected(self, stop: asyncio.Event) -> AsyncIterator[bool]:
+        """Until the body may act; False if `stop` came first."""
+        settings, health = self.settings, self.health
+        if not settings.leader_elect:
+            yield True
+            return
+        health.leads = False
+        election = Election(self.cluster, settings.system_namespace, settings.lease_identity)
+        async with election.led(stop, _end_at_once) as health.leads:
+            yield health.leads
 
     async def _wait_for_crds(self, stop: asyncio.Event) -> bool:
         """Whether all CRDs are served now; False if `stop` came first."""
@@ -135,6 +150,11 @@ class Operator:
         await ready.wait()
         self.health.waiting_for = ""
         logger.info("event=ready namespaces=%s", ",".join(self.settings.watch_namespaces) or "all")
+
+
+def _end_at_once() -> None:
+    """Another operator may act from now on: no call that is under way, and no clean-up, may come after it."""
+    os._exit(1)
 
 
 async def run_operator(settings: Settings, stop: asyncio.Event) -> None:

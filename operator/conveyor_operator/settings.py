@@ -1,5 +1,6 @@
 """The operator's settings, as `conveyor_process.settings` reads them. Read once, by `__main__`, and passed on."""
 
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +30,10 @@ class Settings:
     system_namespace: str = setting(names.SYSTEM_NAMESPACE, "namespace of gateway and metrics server", TEXT)
     cluster_domain: str = setting(names.CLUSTER_DOMAIN, "the cluster's DNS domain", TEXT)
     gateway_url: str = setting("", "where clients reach the gateway, for status.url; empty: its Service", _URL)
+    leader_elect: bool = setting(
+        False, "act only while holding the Lease conveyor-operator of system-namespace; else stand by", TRUE_OR_FALSE
+    )
+    identity: str = setting("", "name in that Lease; empty: the host's, which in a pod is the pod's", TEXT)
     metrics_api: bool = setting(True, "register custom.metrics.k8s.io and keep its certificate", TRUE_OR_FALSE)
     network_policies: bool = setting(True, "let nobody but the gateways open connections to engines", TRUE_OR_FALSE)
     prometheus_namespaces: tuple[str, ...] = setting(
@@ -42,6 +47,10 @@ class Settings:
     )
     log_level: str = setting("INFO", "least level of the log", LOG_LEVEL)
     log_format: LogFormat = setting("logfmt", "form of each line of the log", LOG_FORMAT)
+
+    @property
+    def lease_identity(self) -> str:
+        return self.identity or socket.gethostname()
 
     @property
     def gateway_host(self) -> str:

@@ -235,8 +235,8 @@ def test_no_version_rolls_a_pod(rendered: list[Json]) -> None:
         assert not {"app.kubernetes.io/version", "helm.sh/chart"} & labels.keys()
 
 
-def test_gateway_and_metrics_have_two_pods_of_which_one_at_a_time_may_be_evicted(rendered: list[Json]) -> None:
-    for name in ("conveyor-gateway", "conveyor-metrics"):
+def test_every_part_has_two_pods_of_which_one_at_a_time_may_be_evicted(rendered: list[Json]) -> None:
+    for name in PARSERS:
         assert find(rendered, "Deployment", name)["spec"]["replicas"] == 2
         assert find(rendered, "PodDisruptionBudget", name)["spec"]["maxUnavailable"] == 1
 

@@ -44,7 +44,7 @@ def test_the_schema_knows_exactly_the_values_that_there_are() -> None:
         ("gateway.replica=3", "additional properties 'replica' not allowed"),
         ("gatway.replicas=3", "additional properties 'gatway' not allowed"),
         ("image.registry=example.com", "additional properties 'registry' not allowed"),
-        ("operator.replicas=2", "additional properties 'replicas' not allowed"),
+        ("operator.replicas=0", "at '/operator/replicas': minimum: got 0, want 1"),
         ("userId=0", "at '/userId': minimum: got 0, want 1"),
         ("gateway.replicas=0", "at '/gateway/replicas': minimum: got 0, want 1"),
         ("metrics.replicas=two", "at '/metrics/replicas': got string, want integer"),

@@ -41,6 +41,7 @@ COLLECTIONS = {
     "Pod": "api/v1/namespaces/{}/pods",
     "Secret": "api/v1/namespaces/{}/secrets",
     "ResourceQuota": "api/v1/namespaces/{}/resourcequotas",
+    "Lease": "apis/coordination.k8s.io/v1/namespaces/{}/leases",
     "Widget": "apis/tests.conveyor.dev/v1/namespaces/{}/widgets",  # loop/widget.py
 }
 CHILD_KINDS = (

@@ -37,6 +37,14 @@ async def test_a_working_process_is_ready(served: Fixture) -> None:
     assert await served.get("/readyz") == (200, "ready\n")
 
 
+async def test_a_process_that_stands_by_is_ready_and_has_one_metric(served: Fixture) -> None:
+    served.health.leads = False
+    assert await served.get("/livez") == (200, "alive; waiting: starting\n")
+    assert await served.get("/readyz") == (200, "standing by\n")
+    names = {line.split()[0] for line in (await served.get("/metrics"))[1].splitlines() if line[0] != "#"}
+    assert names == {"conveyor_operator_leader"}
+
+
 async def test_a_process_with_a_stuck_reconcile_asks_to_be_restarted(served: Fixture) -> None:
     served.running_seconds = 299
     assert (await served.get("/livez"))[0] == 200
