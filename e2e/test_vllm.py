@@ -64,6 +64,7 @@ async def answers(url: str) -> None:
         assert answer.error is None
         assert answer.text
         async with session.get(f"{url.removesuffix('/v1')}/openapi.json") as response:
+            assert response.status == 200, await response.text()
             assert "/v1/chat/completions" in str((await response.json())["paths"].keys())
 
 

@@ -29,6 +29,7 @@ Json = dict[str, Any]
 Value = TypeVar("Value")
 Raws = dict[str, msgspec.Raw]  # an object of which nothing below its names is read
 
+_TIMEOUT_SECONDS: Final = 10.0  # vLLM makes its when first asked
 MAX_BYTES: Final = 512 << 10  # of an engine's; ours have 50 KiB, vLLM's 270
 _ANY_PATH: Final = (
     Code.MALFORMED_HTTP,
@@ -84,7 +85,7 @@ async def send_document(
     with Holding(memory, service.key, request.remote or "") as holding:
         if not holding.take(2 * MAX_BYTES):  # the engine's, and ours
             raise build_memory_full()
-        page = await pages.find(path, service.key, engines, MAX_BYTES)
+        page = await pages.find(path, service.key, engines, MAX_BYTES, _TIMEOUT_SECONDS)
         document = page and write_document(page.body, service.key, request.rel_url.raw_path.removesuffix(path))
         if document is None:
             raise build_no_page(service, engines)

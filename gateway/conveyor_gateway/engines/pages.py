@@ -61,18 +61,25 @@ class SharedPages:
     def __init__(self) -> None:
         self._asking: dict[tuple[str, str], asyncio.Task[Page | None]] = {}
 
-    async def find(self, path: str, service: str, engines: Sequence[str], max_bytes: int = MAX_BYTES) -> Page | None:
+    async def find(
+        self,
+        path: str,
+        service: str,
+        engines: Sequence[str],
+        max_bytes: int = MAX_BYTES,
+        timeout_seconds: float = _SHARED_SECONDS,
+    ) -> Page | None:
         """The page of the first of the engines (`host:port`) that has it; `service` is their `namespace/name`."""
         asked = service, path
         if asked not in self._asking:
-            self._asking[asked] = asyncio.create_task(_find(path, engines, max_bytes))
+            self._asking[asked] = asyncio.create_task(_find(path, engines, max_bytes, timeout_seconds))
             self._asking[asked].add_done_callback(lambda _: self._asking.pop(asked))
         return await asyncio.shield(self._asking[asked])
 
 
-async def _find(path: str, engines: Sequence[str], max_bytes: int) -> Page | None:
+async def _find(path: str, engines: Sequence[str], max_bytes: int, timeout_seconds: float) -> Page | None:
     for address in random.sample(engines, min(_NUM_ASKED, len(engines))):
-        page = (await fetch([address], path, _SHARED_SECONDS, max_bytes))[address]
+        page = (await fetch([address], path, timeout_seconds, max_bytes))[address]
         if page is not None and page.status == 200:
             return page
     return None

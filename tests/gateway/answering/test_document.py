@@ -186,6 +186,20 @@ async def test_a_service_without_a_ready_engine_has_none(stack: Stack, http: aio
     assert stack.demand()["in_flight"] == 0
 
 
+async def test_an_engine_that_makes_it_when_first_asked_is_waited_for(
+    stack: Stack, http: aiohttp.ClientSession
+) -> None:
+    async def make(request: web.Request) -> web.Response:
+        await asyncio.sleep(3)
+        return web.json_response(OF_ENGINE)
+
+    async with running_engine(make) as engine:
+        await stack.add_engine(engine.port)
+        status, document = await ask(http, f"{stack.gateway.url}/{stack.key}/openapi.json")
+    assert status == 200
+    assert COMPLETIONS in document["paths"]
+
+
 @pytest.mark.parametrize("text", ["{}", "x" * (MAX_BYTES + 1)])
 async def test_an_engine_without_one_is_as_an_engine_that_does_not_answer(
     stack: Stack, http: aiohttp.ClientSession, text: str
