@@ -15,7 +15,7 @@ from e2e.cluster.paths import REPOSITORY
 PROCESS = "process/conveyor_process"
 SHARED = (PROCESS, "operator/conveyor_api", "operator/conveyor_kube")
 PARTS = {
-    "operator": (*SHARED, "operator/conveyor_operator"),
+    "operator": (*SHARED, "operator/conveyor_operator", "operator/conveyor_kubectl"),
     "gateway": (*SHARED, "gateway/conveyor_gateway", "gateway/conveyor_metrics"),
     "engine": (PROCESS, "engine/conveyor_engine"),
 }

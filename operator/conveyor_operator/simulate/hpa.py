@@ -1,16 +1,16 @@
-"""One HorizontalPodAutoscaler as its controller runs it, look by look. Pure; used by `run`.
+"""One HorizontalPodAutoscaler as its controller runs it, look by look. Pure; used by `run` and `conveyor_kubectl`.
 
 The arithmetic of kubernetes: pkg/controller/podautoscaler/horizontal.go for Object metrics with `AverageValue`;
 tests/operator/simulate compares it with the controller's own. Times are seconds on any clock.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from conveyor_api.autoscaling import Behavior, ScalingPolicy, ScalingRules
 from conveyor_operator.inferenceservice.observed import observe_autoscaler
-from conveyor_operator.inferenceservice.scaling import find_wish
+from conveyor_operator.inferenceservice.scaling import Wish, find_wish
 from conveyor_operator.simulate.rates import Change, limit_down, limit_up
 
 # What the API server adds to a `behavior` that leaves it open (pkg/apis/autoscaling/v2/defaults.go).
@@ -46,7 +46,7 @@ class Hpa:
         """A changed HPA keeps what its controller remembers."""
         self.asked = observe_autoscaler(body)
         behavior = body["spec"].get("behavior")
-        self._rules = None if behavior is None else self._fill(Behavior.model_validate(behavior))
+        self.rules = None if behavior is None else self._fill(Behavior.model_validate(behavior))
 
     def look(self, now: float, replicas: int, values: Mapping[str, int | None]) -> int:
         """The replicas from now on. A metric whose value is None could not be read."""
@@ -57,11 +57,17 @@ class Hpa:
 
     def wish(self, replicas: int, values: Mapping[str, int | None]) -> int | None:
         """What the largest metric asks for. None: nothing was read, or the part that was read asks for fewer."""
-        targets = self.asked.targets
-        known = {name: value for name in targets if (value := values[name]) is not None}
-        wishes = [find_wish(self.asked, name, value, replicas).replicas for name, value in known.items()]
-        largest = max(wishes, default=None)
-        if largest is None or (len(known) < len(targets) and largest < replicas):
+        return self.choose(replicas, self.find_wishes(replicas, values))
+
+    def find_wishes(self, existing: int, values: Mapping[str, int | None]) -> list[Wish]:
+        """What each metric that was read asks for, where so many pods exist, ready or not."""
+        known = {name: value for name in self.asked.targets if (value := values[name]) is not None}
+        return [find_wish(self.asked, name, value, max(1, existing)) for name, value in known.items()]
+
+    def choose(self, replicas: int, wishes: Sequence[Wish]) -> int | None:
+        """As `wish`, of the wishes of the metrics that were read."""
+        largest = max((wish.replicas for wish in wishes), default=None)
+        if largest is None or (len(wishes) < len(self.asked.targets) and largest < replicas):
             return None
         return largest
 
@@ -74,10 +80,10 @@ class Hpa:
             return min(max(replicas, low), high)
         if wish is None:
             return replicas
-        if self._rules is None:
+        if self.rules is None:
             highest = max([wish, low, *self._past(now, replicas, self._down_window_seconds)])
             return min(highest, high, max(2 * replicas, 4))
-        return self._limit_by(*self._rules, now, replicas, wish)
+        return self._limit_by(*self.rules, now, replicas, wish)
 
     def note(self, now: float, replicas: int, wish: int | None, desired: int) -> None:
         """What later looks take into account."""

@@ -1,0 +1,254 @@
+"""Why a service has the replicas that it has, and what its HorizontalPodAutoscaler does next. Pure.
+
+The arithmetic is `conveyor_operator.simulate.hpa`'s, which is held against the real controller. What a controller
+remembers of former looks nobody can ask it for: a metric that asks for fewer is taken to be held by the window of
+`scaleDown` from now on, and a step that the HPA says its policies have used up is not taken again within their period.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+from enum import StrEnum
+from typing import Final
+
+from conveyor_api.autoscaling import ScalingRules
+from conveyor_api.conditions import ConditionType
+from conveyor_api.quantities import parse_quantity
+from conveyor_kubectl.facts import Facts
+from conveyor_operator.inferenceservice.observed import DeploymentState
+from conveyor_operator.inferenceservice.replicas import is_asleep
+from conveyor_operator.inferenceservice.scaling import Wish
+from conveyor_operator.simulate.hpa import Hpa
+
+
+class Reason(StrEnum):
+    """What decides on the replicas."""
+
+    AT_TARGET = "AtTarget"
+    WITHIN_TOLERANCE = "WithinTolerance"
+    SCALES_UP = "ScalesUp"
+    SCALES_DOWN = "ScalesDown"
+    AT_MAXIMUM = "AtMaximum"
+    AT_MINIMUM = "AtMinimum"
+    OUT_OF_BOUNDS = "OutOfBounds"
+    STABILIZED = "Stabilized"
+    LIMITED = "Limited"
+    NO_METRICS = "NoMetrics"
+    SCALED_TO_ZERO = "ScaledToZero"
+    PAUSED = "Paused"
+    NO_AUTOSCALER = "NoAutoscaler"
+    FIXED_REPLICAS = "FixedReplicas"
+    OTHER_AUTOSCALER = "OtherAutoscaler"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric's row. `ratio` is value / (target x pods that exist); None, as `replicas`, for what was not read."""
+
+    name: str
+    target: Decimal
+    value: int | None = None
+    ratio: Decimal | None = None
+    tolerance: Decimal | None = None
+    replicas: int | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The replicas that are asked for after the next look, and why."""
+
+    replicas: int
+    reason: Reason
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """`sentences` begin with the decision's own."""
+
+    namespace: str
+    name: str
+    asked: int
+    existing: int
+    ready: int
+    bounds: tuple[int, int] | None
+    metrics: tuple[Metric, ...]
+    desired: int
+    reason: Reason
+    sentences: tuple[str, ...]
+
+
+_NO_DEPLOYMENT: Final = DeploymentState(asked_replicas=0)
+
+
+def explain(facts: Facts) -> Explanation:
+    deployment = facts.deployment or _NO_DEPLOYMENT
+    hpa = None if facts.autoscaler is None else Hpa(facts.autoscaler)
+    wishes = [] if hpa is None else hpa.find_wishes(deployment.replicas, _known(facts.values, hpa))
+    decision = _decide_without_metrics(facts, deployment) or _decide(facts, hpa, deployment, wishes)
+    metrics = [] if hpa is None else [_tell_metric(hpa, name, deployment, facts, wishes) for name in hpa.asked.targets]
+    return Explanation(
+        namespace=facts.service.namespace,
+        name=facts.service.name,
+        asked=deployment.asked_replicas,
+        existing=deployment.replicas,
+        ready=deployment.ready_replicas,
+        bounds=None if hpa is None else (hpa.asked.min_replicas, hpa.asked.max_replicas),
+        metrics=tuple(metrics),
+        desired=decision.replicas,
+        reason=decision.reason,
+        sentences=(decision.sentence, *_add_sentences(facts, hpa, deployment, decision)),
+    )
+
+
+def _known(values: Mapping[str, int | str], hpa: Hpa) -> dict[str, int | None]:
+    return {name: value if isinstance(value := values.get(name), int) else None for name in hpa.asked.targets}
+
+
+def _decide_without_metrics(facts: Facts, deployment: DeploymentState) -> Decision | None:
+    """Where no metric is looked at."""
+    spec, asked = facts.service.spec, deployment.asked_replicas
+    if facts.deployment is None:
+        return Decision(0, Reason.NO_AUTOSCALER, "There is no Deployment yet.")
+    if spec.autoscaling is None and facts.others:
+        told = f"HorizontalPodAutoscaler {facts.others[0]}, which is not Conveyor's, sets the replicas."
+        return Decision(asked, Reason.OTHER_AUTOSCALER, told)
+    if spec.autoscaling is None:
+        kept = ", kept from the time of an autoscaler" if deployment.held_replicas else ""
+        return Decision(asked, Reason.FIXED_REPLICAS, f"The number is fixed at {asked}{kept}: there is no autoscaling.")
+    if is_asleep(spec, deployment):
+        told = "No request came for the idle timeout, so no engine runs. The next request starts one."
+        return Decision(0, Reason.SCALED_TO_ZERO, told)
+    if asked == 0:
+        told = "The Deployment was set to 0, which pauses the HorizontalPodAutoscaler; scale it to 1 to resume."
+        return Decision(0, Reason.PAUSED, told)
+    return None
+
+
+def _decide(facts: Facts, hpa: Hpa | None, deployment: DeploymentState, wishes: Sequence[Wish]) -> Decision:
+    asked = deployment.asked_replicas
+    if hpa is None:
+        return Decision(asked, Reason.NO_AUTOSCALER, "There is no HorizontalPodAutoscaler of Conveyor's yet.")
+    low, high = hpa.asked.min_replicas, hpa.asked.max_replicas
+    wish = hpa.choose(asked, wishes)
+    desired, bounded = hpa.limit(0.0, asked, wish), min(max(wish or 0, low), high)
+    if not low <= asked <= high:
+        told = f"{asked} is not between minReplicas {low} and maxReplicas {high}, whatever the metrics say."
+        return Decision(desired, Reason.OUT_OF_BOUNDS, told)
+    if wish is None:
+        return Decision(asked, Reason.NO_METRICS, _tell_no_metrics(wishes))
+    if bounded != asked and (used_up := _find_used_up(hpa, facts, asked, bounded)):
+        return used_up
+    if desired != bounded:
+        return _tell_held(hpa, asked, bounded, desired)
+    return _tell_decided(hpa, asked, wish, desired, wishes)
+
+
+def _tell_no_metrics(wishes: Sequence[Wish]) -> str:
+    if not wishes:
+        return "No metric can be read, so the replicas stay."
+    return "Not every metric can be read, and what was read asks for fewer: nothing is taken away by half of the truth."
+
+
+def _tell_held(hpa: Hpa, asked: int, bounded: int, desired: int) -> Decision:
+    """By `behavior`: its window, or its policies."""
+    rules, direction = _rules_towards(hpa, asked, bounded)
+    if rules is None or (rules.stabilization_window_seconds and desired == asked):
+        window = 300 if rules is None else rules.stabilization_window_seconds
+        order = "largest" if direction == "scaleDown" else "smallest"
+        told = f"{bounded} are asked for now; {direction} follows the {order} number of the last {window} s."
+        return Decision(desired, Reason.STABILIZED, told)
+    return Decision(desired, Reason.LIMITED, f"{bounded} are asked for; {_tell_policies(rules, direction)}.")
+
+
+def _find_used_up(hpa: Hpa, facts: Facts, asked: int, bounded: int) -> Decision | None:
+    """A step that the controller, which remembers the ones before, says is not allowed yet."""
+    rules, direction = _rules_towards(hpa, asked, bounded)
+    status, word, _ = hpa.asked.conditions.get("ScalingLimited", ("", "", ""))
+    if rules is None or (status, word) != ("True", "ScaleUpLimit" if bounded > asked else "ScaleDownLimit"):
+        return None
+    since = _seconds_since_change(facts)
+    longest = max((policy.period_seconds for policy in rules.policies or ()), default=0)
+    if since is None or since >= longest:
+        return None
+    told = f"{bounded} are asked for; {_tell_policies(rules, direction)}, and the last change was {since:.0f} s ago."
+    return Decision(asked, Reason.LIMITED, told)
+
+
+def _seconds_since_change(facts: Facts) -> float | None:
+    at = ((facts.autoscaler or {}).get("status") or {}).get("lastScaleTime")
+    return None if at is None else (facts.now - datetime.fromisoformat(at)).total_seconds()
+
+
+def _rules_towards(hpa: Hpa, asked: int, bounded: int) -> tuple[ScalingRules | None, str]:
+    up, down = hpa.rules or (None, None)
+    return (up, "scaleUp") if bounded > asked else (down, "scaleDown")
+
+
+def _tell_policies(rules: ScalingRules, direction: str) -> str:
+    if rules.select_policy == "Disabled":
+        return f"behavior.{direction} is disabled"
+    units = {"Pods": "pods", "Percent": "%"}
+    each = [f"{one.value} {units[one.type]} within {one.period_seconds} s" for one in rules.policies or ()]
+    which = "the smaller of " if rules.select_policy == "Min" and len(each) > 1 else ""
+    return f"behavior.{direction} allows {which}{(' and ' if which else ' or ').join(each)}"
+
+
+def _tell_decided(hpa: Hpa, asked: int, wish: int, desired: int, wishes: Sequence[Wish]) -> Decision:
+    if wish > desired:
+        return Decision(desired, Reason.AT_MAXIMUM, f"{wish} are asked for; maxReplicas is {desired}.")
+    if wish < desired:
+        return Decision(desired, Reason.AT_MINIMUM, f"{wish} are asked for; minReplicas is {desired}.")
+    winner = max(wishes, key=lambda each: each.replicas)
+    won = f"{winner.metric} asks for {'the most' if len(wishes) > 1 else 'them'}"
+    if desired != asked:
+        reason = Reason.SCALES_UP if desired > asked else Reason.SCALES_DOWN
+        return Decision(desired, reason, f"From {asked} to {desired}: {won}.")
+    if winner.tolerance is not None:
+        told = f"{winner.metric} is within {_percent(winner.tolerance)} of its target, so nothing moves."
+        return Decision(desired, Reason.WITHIN_TOLERANCE, told)
+    return Decision(desired, Reason.AT_TARGET, f"{desired} are asked for and there: {won}.")
+
+
+def _percent(share: Decimal) -> str:
+    return f"{format((share * 100).normalize(), 'f')} %"
+
+
+def _tell_metric(hpa: Hpa, name: str, deployment: DeploymentState, facts: Facts, wishes: Sequence[Wish]) -> Metric:
+    target, value = parse_quantity(hpa.asked.targets[name]), facts.values.get(name, "it was not asked for")
+    if isinstance(value, str):
+        return Metric(name, target, problem=value)
+    ratio = value / (target * max(1, deployment.replicas))
+    tolerance = parse_quantity(hpa.asked.tolerance_up if ratio > 1 else hpa.asked.tolerance_down)
+    replicas = next(wish.replicas for wish in wishes if wish.metric == name)
+    return Metric(name, target, value, ratio, tolerance, replicas)
+
+
+def _add_sentences(facts: Facts, hpa: Hpa | None, deployment: DeploymentState, decision: Decision) -> list[str]:
+    """What else is to be known about the decision."""
+    told, asked = [], deployment.asked_replicas
+    if hpa is not None and facts.others:
+        told.append(f"HorizontalPodAutoscaler {facts.others[0]}, which is not Conveyor's, sets the same replicas.")
+    if hpa is not None and asked and not hpa.asked.conditions:
+        told.append("The HorizontalPodAutoscaler has not looked yet.")
+    elif hpa is not None and 0 < asked != hpa.asked.desired_replicas == decision.replicas:
+        told.append("The HorizontalPodAutoscaler has decided so, and the Deployment has not got the number yet.")
+    elif hpa is not None and asked and decision.replicas != hpa.asked.desired_replicas:
+        said = hpa.asked.desired_replicas
+        told.append(f"At its last look the HorizontalPodAutoscaler wanted {said}; it looks every 15 s by default.")
+    if deployment.ready_replicas < asked:
+        message = _condition(facts, ConditionType.WORKLOAD_READY)
+        told.append(f"{deployment.ready_replicas} of {asked} pods are ready; the others count as if they were{message}")
+    if message := _condition(facts, ConditionType.SCALING_READY):
+        told.append(f"ScalingReady is not True{message}")
+    return told
+
+
+def _condition(facts: Facts, type: ConditionType) -> str:
+    """What is told of a condition that is not True, as the end of a sentence; empty if it is, or not there."""
+    found = next((each for each in facts.service.status.conditions if each.type == type), None)
+    if found is None or found.status == "True":
+        return ""
+    return f" ({found.reason}: {found.message})."

@@ -1,0 +1,74 @@
+"""What one InferenceService's scaling depends on, as the API server has it at this moment. Read for `explaining`."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from conveyor_api import names
+from conveyor_api.errors import InvalidResource
+from conveyor_api.quantities import parse_quantity
+from conveyor_api.resource import InferenceService
+from conveyor_kubectl.cluster import Cluster, Object, Unanswered
+from conveyor_operator.inferenceservice.kinds import INFERENCE_SERVICE
+from conveyor_operator.inferenceservice.observed import DeploymentState, observe_deployment
+from conveyor_operator.kinds import AUTOSCALER, DEPLOYMENT
+
+METRICS = (names.IN_FLIGHT_METRIC, names.QUEUE_DEPTH_METRIC)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """`autoscaler` is Conveyor's HPA, `others` names those of somebody else. A value that could not be read is the
+    sentence that says why."""
+
+    service: InferenceService
+    now: datetime
+    deployment: DeploymentState | None = None
+    autoscaler: Object | None = None
+    others: tuple[str, ...] = ()
+    values: Mapping[str, int | str] = field(default_factory=dict)
+
+
+def read_facts(cluster: Cluster, namespace: str, name: str) -> Facts:
+    """Raises Unanswered, also where there is no such InferenceService."""
+    body = cluster.find(INFERENCE_SERVICE.path(namespace, name))
+    if body is None:
+        raise Unanswered(f"there is no InferenceService {name} in namespace {namespace}")
+    try:
+        service = InferenceService.parse(body)
+    except InvalidResource as error:
+        raise Unanswered(f"InferenceService {name} is invalid: {error}") from error
+    deployment = cluster.find(DEPLOYMENT.path(namespace, names.engine_name(name)))
+    autoscalers = cluster.get(AUTOSCALER.path(namespace))["items"]
+    ours = next((hpa for hpa in autoscalers if _is_ours(hpa, name)), None)
+    return Facts(
+        service=service,
+        now=datetime.now(UTC),
+        deployment=None if deployment is None else observe_deployment(deployment),
+        autoscaler=ours,
+        others=tuple(hpa["metadata"]["name"] for hpa in autoscalers if hpa is not ours and _scales(hpa, name)),
+        values=dict(_read_values(cluster, namespace, name)),
+    )
+
+
+def _is_ours(hpa: Object, name: str) -> bool:
+    is_owned = any(owner["kind"] == names.KIND for owner in hpa["metadata"].get("ownerReferences") or ())
+    return is_owned and bool(hpa["metadata"]["name"] == names.engine_name(name))
+
+
+def _scales(hpa: Object, name: str) -> bool:
+    target = hpa["spec"]["scaleTargetRef"]
+    return (target["kind"], target["name"]) in ((names.KIND, name), (DEPLOYMENT.kind, names.engine_name(name)))
+
+
+def _read_values(cluster: Cluster, namespace: str, name: str) -> Iterator[tuple[str, int | str]]:
+    """As the HorizontalPodAutoscaler asks for them."""
+    group = f"/apis/{names.METRICS_GROUP}/{names.METRICS_VERSIONS[0]}"
+    for metric in METRICS:
+        try:
+            found = cluster.get(f"{group}/namespaces/{namespace}/{names.CRD_NAME}/{name}/{metric}")
+            yield metric, int(parse_quantity(found["items"][0]["value"]))
+        except Unanswered as error:
+            yield metric, str(error)
+        except (LookupError, TypeError, ValueError) as error:
+            yield metric, f"the answer is no value: {error!r}"

@@ -1,0 +1,65 @@
+"""An explanation as text for people and as JSON for programs. Pure; used by `command`."""
+
+from decimal import Decimal
+from typing import Any, Final
+
+from conveyor_kubectl.explaining import Explanation, Metric
+
+_HEAD: Final = ("METRIC", "VALUE", "TARGET", "RATIO", "TOLERANCE", "ASKS FOR")
+
+
+def build_text(found: Explanation) -> str:
+    """The replicas, a table of the metrics, and the sentences."""
+    count = f"{found.asked} replicas asked for, {found.existing} there, {found.ready} ready"
+    bounds = "" if found.bounds is None else f"; between {found.bounds[0]} and {found.bounds[1]}"
+    parts = [f"InferenceService {found.namespace}/{found.name}: {count}{bounds}"]
+    if found.metrics:
+        parts.append(_build_table([_HEAD, *map(_build_row, found.metrics)]))
+    problems = [f"{metric.name}: {metric.problem}" for metric in found.metrics if metric.problem]
+    parts.append("\n".join([f"{found.desired} replicas ({found.reason}). {found.sentences[0]}", *found.sentences[1:]]))
+    return "\n\n".join([*parts, *(["\n".join(problems)] if problems else [])])
+
+
+def _build_row(metric: Metric) -> tuple[str, ...]:
+    if metric.ratio is None or metric.tolerance is None:
+        return metric.name, "unknown", _number(metric.target), "", "", ""
+    ratio, tolerance = f"{metric.ratio:.2f}", f"{_number(metric.tolerance * 100)} %"
+    return metric.name, str(metric.value), _number(metric.target), ratio, tolerance, str(metric.replicas)
+
+
+def _build_table(rows: list[tuple[str, ...]]) -> str:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
+    lines = ("   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _number(value: Decimal) -> str:
+    return format(value.normalize(), "f")
+
+
+def build_json(found: Explanation) -> dict[str, Any]:
+    """Ratios and targets are numbers; what was not read is null, with its `problem`."""
+    bounds = found.bounds and {"minReplicas": found.bounds[0], "maxReplicas": found.bounds[1]}
+    return {
+        "namespace": found.namespace,
+        "name": found.name,
+        "replicas": {"asked": found.asked, "existing": found.existing, "ready": found.ready},
+        "bounds": bounds,
+        "metrics": [_build_metric(metric) for metric in found.metrics],
+        "desiredReplicas": found.desired,
+        "reason": found.reason,
+        "sentences": list(found.sentences),
+    }
+
+
+def _build_metric(metric: Metric) -> dict[str, Any]:
+    ratio, tolerance = (None if value is None else float(value) for value in (metric.ratio, metric.tolerance))
+    return {
+        "name": metric.name,
+        "value": metric.value,
+        "target": float(metric.target),
+        "ratio": ratio,
+        "tolerance": tolerance,
+        "desiredReplicas": metric.replicas,
+        "problem": metric.problem or None,
+    }

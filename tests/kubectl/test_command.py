@@ -1,0 +1,36 @@
+"""What the program says where there is no answer."""
+
+from pathlib import Path
+
+import pytest
+from tests.metrics.aggregation import Aggregated
+
+from conveyor_kubectl.command import main
+
+
+def test_no_cluster_to_ask_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    no_kubeconfig = tmp_path / "kubeconfig"
+    no_kubeconfig.write_text("a: [")
+    for path in (tmp_path / "nowhere", no_kubeconfig):
+        assert main(["explain", "qwen", f"--kubeconfig={path}"]) == 1
+        said = capsys.readouterr().err
+        assert said.startswith("kubectl conveyor: no cluster to ask: ")
+        assert len(said.splitlines()) == 1
+
+
+def test_a_cluster_that_does_not_answer_is_one_sentence(nowhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "qwen", f"--kubeconfig={nowhere}"]) == 1
+    assert capsys.readouterr().err.startswith("kubectl conveyor: the API server does not answer: ")
+
+
+def test_a_context_and_a_name_that_are_not_there_are_named(
+    aggregated: Aggregated, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kubeconfig = f"--kubeconfig={aggregated.plane.kubeconfig}"
+    assert main(["explain", "qwen", kubeconfig, "--context=other"]) == 1
+    assert "other" in capsys.readouterr().err
+    assert main(["explain", "no-such-service", kubeconfig]) == 1
+    assert (
+        capsys.readouterr().err
+        == "kubectl conveyor: there is no InferenceService no-such-service in namespace default\n"
+    )

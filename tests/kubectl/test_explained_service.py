@@ -1,0 +1,154 @@
+"""`kubectl conveyor explain` beside a real HorizontalPodAutoscaler: operator, metrics server, controllers are real."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from tests.metrics.aggregation import Aggregated, DemandServer
+from tests.operator.stage import RunningOperator, Space, install_crd, wait_until
+
+from conveyor_operator.settings import Settings
+from e2e.cluster.tools import binary
+
+Json = dict[str, Any]
+
+# Targets 30 and 5.
+BATCHING = {"maxBatchSize": 40}
+NEVER_DOWN = {"scaleDown": {"stabilizationWindowSeconds": 600}}
+
+
+@pytest.fixture
+def space(aggregated: Aggregated) -> Iterator[Space]:
+    install_crd(aggregated.api)
+    namespace = f"explained-{uuid4().hex[:8]}"
+    aggregated.api.create("/api/v1/namespaces", {"metadata": {"name": namespace}})
+    settings = Settings(
+        watch_namespaces=(namespace,),
+        kubeconfig=str(aggregated.plane.kubeconfig),
+        host="127.0.0.1",
+        admin_port=0,
+        metrics_api=False,
+    )
+    operator = RunningOperator(settings)
+    yield Space(aggregated.api, namespace)
+    operator.stop()
+    aggregated.api.delete(f"/api/v1/namespaces/{namespace}")
+
+
+class Explained:
+    """A service `qwen` whose gateway says what a test sets."""
+
+    def __init__(self, space: Space, kubeconfig: Path, gateway: DemandServer) -> None:
+        self._space, self._kubeconfig, self._gateway = space, kubeconfig, gateway
+
+    def set(self, in_flight: int) -> None:
+        self._gateway.services = {f"{self._space.namespace}/qwen": {"in_flight": in_flight, "queue_depth": 0}}
+
+    def explain(self, *flags: str) -> str:
+        """By kubectl, which finds the plugin: `kubectl conveyor explain qwen`, as docs/autoscaling.md has it."""
+        command = [str(binary("kubectl")), "conveyor", "explain", "qwen", "-n", self._space.namespace, *flags]
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        environment = os.environ | {"KUBECONFIG": str(self._kubeconfig), "PATH": path}
+        return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+
+    def expect(self, reason: str, desired: int, looked: Callable[[Json], bool]) -> Json:
+        """Foretold and, when the controller has looked, told."""
+        foretold = json.loads(self.explain("-o", "json"))
+
+        def settled() -> Json | None:
+            status = self._space.need("HorizontalPodAutoscaler", "qwen-engine").get("status") or {}
+            replicas = self._space.need("Deployment", "qwen-engine")["status"].get("replicas")
+            return status if looked(status) and replicas == status["desiredReplicas"] else None
+
+        status = wait_until(f"{desired}: {reason}", settled, 60)
+        told = json.loads(self.explain("-o", "json"))
+        assert foretold["desiredReplicas"] == told["desiredReplicas"] == status["desiredReplicas"] == desired, told
+        assert told["reason"] == reason, told
+        return dict(told)
+
+
+def has_read(total: int) -> Callable[[Json], bool]:
+    """Whether the controller's last look saw so many requests in flight."""
+
+    def looked(status: Json) -> bool:
+        found = (status.get("currentMetrics") or [{}])[0].get("object")
+        average = found["current"].get("averageValue", "0") if found else "0"
+        value = float(average[:-1]) / 1000 if average.endswith("m") else float(average)
+        return bool(abs(value * status["currentReplicas"] - total) < 0.01 * status["currentReplicas"])
+
+    return looked
+
+
+def has_no_metrics(status: Json) -> bool:
+    active = next(each for each in status["conditions"] if each["type"] == "ScalingActive")
+    return bool(active["status"] == "False")
+
+
+@pytest.mark.slow
+def test_what_is_told_is_what_the_controller_decides(
+    space: Space, aggregated: Aggregated, start_gateway: Callable[[dict[str, Json]], DemandServer]
+) -> None:
+    gateway = start_gateway({})
+    aggregated.set_gateways(gateway)
+    explained = Explained(space, aggregated.plane.kubeconfig, gateway)
+    explained.set(0)
+    autoscaling = {"minReplicas": 1, "maxReplicas": 4, "behavior": NEVER_DOWN}
+    space.make_service(batching=BATCHING, autoscaling=autoscaling)
+    wait_until("the first look", lambda: has_hpa_looked(space), 60)
+    explained.expect("AtMinimum", 1, has_read(0))
+    explained.set(80)
+    told = explained.expect("AtTarget", 3, has_read(80))
+    assert told["metrics"][0] == {
+        "name": "inference_in_flight",
+        "value": 80,
+        "target": 30,
+        "ratio": pytest.approx(80 / 90),
+        "tolerance": 0.1,
+        "desiredReplicas": 3,
+        "problem": None,
+    }
+    explained.set(95)
+    explained.expect("WithinTolerance", 3, has_read(95))
+    explained.set(300)
+    explained.expect("AtMaximum", 4, has_read(300))
+    explained.set(10)
+    explained.expect("Stabilized", 4, has_read(10))
+    gateway.status = 503
+    explained.expect("NoMetrics", 4, has_no_metrics)
+    assert "unknown" in explained.explain()
+    space.edit("qwen", autoscaling=None)
+    wait_until("no HPA", lambda: space.get("HorizontalPodAutoscaler", "qwen-engine") is None, 30)
+    fixed = json.loads(explained.explain("-o", "json"))
+    assert (fixed["reason"], fixed["desiredReplicas"]) == ("FixedReplicas", 4)
+
+
+@pytest.mark.slow
+def test_a_step_that_the_policies_have_used_up_is_told(
+    space: Space, aggregated: Aggregated, start_gateway: Callable[[dict[str, Json]], DemandServer]
+) -> None:
+    gateway = start_gateway({})
+    aggregated.set_gateways(gateway)
+    explained = Explained(space, aggregated.plane.kubeconfig, gateway)
+    explained.set(100)
+    one_a_minute = {"scaleUp": {"policies": [{"type": "Pods", "value": 1, "periodSeconds": 600}]}}
+    space.make_service(batching=BATCHING, autoscaling={"maxReplicas": 4, "behavior": one_a_minute})
+    wait_until("the first step", lambda: count(space) == 2 and has_hpa_looked(space, 2), 90)
+    told = explained.expect("Limited", 2, has_read(100))
+    assert "allows 1 pods within 600 s, and the last change was" in told["sentences"][0]
+
+
+def has_hpa_looked(space: Space, replicas: int = 1) -> bool:
+    """At so many replicas."""
+    status = (space.get("HorizontalPodAutoscaler", "qwen-engine") or {}).get("status") or {}
+    return bool(status.get("conditions")) and status["currentReplicas"] == replicas
+
+
+def count(space: Space) -> int:
+    found = space.get("Deployment", "qwen-engine") or {"spec": {}}
+    return int(found["spec"].get("replicas", 0))

@@ -1,0 +1,145 @@
+"""What is said of each situation; that the decisions are the controller's, `test_explained_service` tries."""
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from tests.operator.builders import build_one, make_deployment, make_resource
+
+from conveyor_api import names
+from conveyor_kubectl.explaining import Explanation, Reason, explain
+from conveyor_kubectl.facts import Facts
+from conveyor_kubectl.words import build_text
+
+NOW = datetime(2026, 11, 23, 1, 0, tzinfo=UTC)
+BEHAVIOR = {"scaleUp": {"policies": [{"type": "Pods", "value": 2, "periodSeconds": 60}]}}
+AUTOSCALING = {"minReplicas": 1, "maxReplicas": 4, "behavior": BEHAVIOR}
+BATCHING = {"maxBatchSize": 40}  # targets 30 and 5
+
+
+def make_facts(
+    *values: int | str, asked: int = 1, autoscaling: Any = AUTOSCALING, hpa: Any = None, **changes: Any
+) -> Facts:
+    """Of a service with `asked` pods whose metrics have these values."""
+    body = build_one("HorizontalPodAutoscaler", autoscaling=autoscaling, batching=BATCHING) | (hpa or {})
+    facts = Facts(
+        service=make_resource(autoscaling=autoscaling, batching=BATCHING),
+        now=NOW,
+        deployment=make_deployment(asked),
+        autoscaler=body,
+        values=dict(zip((names.IN_FLIGHT_METRIC, names.QUEUE_DEPTH_METRIC), values, strict=True)),
+    )
+    return replace(facts, **changes)
+
+
+def decide(facts: Facts) -> tuple[int, Reason]:
+    found = explain(facts)
+    return found.desired, found.reason
+
+
+def tell(facts: Facts) -> str:
+    return " ".join(explain(facts).sentences)
+
+
+@pytest.mark.parametrize(
+    ("values", "asked", "decided"),
+    [
+        ((80, 0), 1, (3, Reason.SCALES_UP)),
+        ((31, 0), 1, (1, Reason.WITHIN_TOLERANCE)),
+        ((60, 10), 2, (2, Reason.AT_TARGET)),
+        ((31, 12), 1, (3, Reason.SCALES_UP)),
+        ((200, 0), 2, (4, Reason.AT_MAXIMUM)),
+        ((200, 0), 1, (3, Reason.LIMITED)),
+        ((0, 0), 1, (1, Reason.AT_MINIMUM)),
+        ((30, 0), 3, (3, Reason.STABILIZED)),
+        ((30, 0), 7, (4, Reason.OUT_OF_BOUNDS)),
+        (("503", "503"), 3, (3, Reason.NO_METRICS)),
+        (("503", 1), 3, (3, Reason.NO_METRICS)),
+        (("503", 18), 3, (4, Reason.SCALES_UP)),
+    ],
+)
+def test_the_metrics_the_bounds_and_the_behavior_decide(
+    values: tuple[int | str, int | str], asked: int, decided: tuple[int, Reason]
+) -> None:
+    assert decide(make_facts(*values, asked=asked)) == decided
+
+
+def test_the_table_has_the_arithmetic() -> None:
+    assert build_text(explain(make_facts(95, "no gateway is known", asked=3))).splitlines() == [
+        "InferenceService default/qwen: 3 replicas asked for, 3 there, 3 ready; between 1 and 4",
+        "",
+        "METRIC                  VALUE     TARGET   RATIO   TOLERANCE   ASKS FOR",
+        "inference_in_flight     95        30       1.06    10 %        3",
+        "inference_queue_depth   unknown   5",
+        "",
+        "3 replicas (WithinTolerance). inference_in_flight is within 10 % of its target, so nothing moves.",
+        "The HorizontalPodAutoscaler has not looked yet.",
+        "",
+        "inference_queue_depth: no gateway is known",
+    ]
+
+
+def test_a_tolerance_of_its_own_counts_in_its_direction() -> None:
+    wide = AUTOSCALING | {"behavior": {"scaleUp": {"tolerance": "0.5"}}}
+    assert decide(make_facts(40, 0, autoscaling=wide)) == (1, Reason.WITHIN_TOLERANCE)
+    assert decide(make_facts(50, 0, autoscaling=wide)) == (2, Reason.SCALES_UP)
+
+
+def test_steps_that_are_used_up_hold_until_their_period_is_over() -> None:
+    limited = {"type": "ScalingLimited", "status": "True", "reason": "ScaleUpLimit", "message": "faster"}
+    status = {"conditions": [limited], "desiredReplicas": 1, "lastScaleTime": "2026-11-23T00:59:15Z"}
+    facts = make_facts(200, 0, asked=1, hpa={"status": status})
+    assert decide(facts) == (1, Reason.LIMITED)
+    assert "its last look" not in tell(facts)
+    assert "allows 2 pods within 60 s, and the last change was 45 s ago" in tell(facts)
+    later = replace(facts, now=datetime(2026, 11, 23, 1, 0, 16, tzinfo=UTC))
+    assert decide(later) == (3, Reason.LIMITED)
+    assert "At its last look the HorizontalPodAutoscaler wanted 1" in tell(later)
+
+
+def test_a_direction_that_is_disabled_is_named() -> None:
+    never = AUTOSCALING | {"behavior": {"scaleDown": {"selectPolicy": "Disabled", "stabilizationWindowSeconds": 0}}}
+    facts = make_facts(0, 0, asked=2, autoscaling=never)
+    assert decide(facts) == (2, Reason.LIMITED)
+    assert "behavior.scaleDown is disabled" in tell(facts)
+
+
+def test_without_engines_it_says_whether_a_request_starts_one() -> None:
+    sleeping = {"minReplicas": 0, "maxReplicas": 4}
+    assert decide(make_facts(0, 0, asked=0, autoscaling=sleeping)) == (0, Reason.SCALED_TO_ZERO)
+    assert decide(make_facts(0, 0, asked=0)) == (0, Reason.PAUSED)
+
+
+def test_whoever_else_sets_the_replicas_is_named() -> None:
+    fixed = make_facts("404", "404", service=make_resource(replicas=2), autoscaler=None, asked=2)
+    assert decide(fixed) == (2, Reason.FIXED_REPLICAS)
+    theirs = replace(fixed, others=("mine",))
+    assert decide(theirs) == (2, Reason.OTHER_AUTOSCALER)
+    assert "HorizontalPodAutoscaler mine, which is not Conveyor's" in tell(theirs)
+    assert "mine, which is not Conveyor's, sets the same replicas" in tell(make_facts(9, 0, others=("mine",)))
+
+
+def test_what_is_not_there_yet_is_said() -> None:
+    assert decide(make_facts("404", "404", autoscaler=None)) == (1, Reason.NO_AUTOSCALER)
+    assert decide(make_facts("404", "404", deployment=None)) == (0, Reason.NO_AUTOSCALER)
+
+
+def test_pods_that_are_not_ready_count_and_the_conditions_say_why() -> None:
+    workload, scaling = (
+        {"type": type, "status": "False", "reason": reason, "message": message, "lastTransitionTime": "t"}
+        for type, reason, message in (
+            ("WorkloadReady", "InsufficientGPU", "no node"),
+            ("ScalingReady", "MetricsAPIOwnedByOther", "it belongs to another"),
+        )
+    )
+    service = make_resource(status={"conditions": [workload, scaling]}, autoscaling=AUTOSCALING)
+    told = tell(make_facts(95, 0, asked=3, service=service, deployment=make_deployment(3, ready_replicas=1)))
+    assert "1 of 3 pods are ready; the others count as if they were (InsufficientGPU: no node)." in told
+    assert "ScalingReady is not True (MetricsAPIOwnedByOther: it belongs to another)." in told
+
+
+def test_a_pod_that_cannot_be_made_does_not_count() -> None:
+    """The controller measures by the pods that exist: 60 of 2 x 30 is the target, whatever is asked for."""
+    found: Explanation = explain(make_facts(60, 0, asked=3, deployment=make_deployment(3, replicas=2)))
+    assert found.metrics[0].ratio == 1
