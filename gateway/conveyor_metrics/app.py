@@ -5,14 +5,21 @@ with JSON, every refusal with a `metav1.Status`. Called by `server`; knows no TL
 """
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from aiohttp import web
 from prometheus_client import REGISTRY, Counter, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from conveyor_api.names import LIVENESS_PATH, METRICS_GROUP, METRICS_VERSIONS, PROMETHEUS_PATH, READINESS_PATH
+from conveyor_api.names import (
+    LIVENESS_PATH,
+    METRICS_GROUP,
+    METRICS_VERSIONS,
+    PROMETHEUS_PATH,
+    READABLE_GATEWAYS,
+    READINESS_PATH,
+)
 from conveyor_metrics import documents
 from conveyor_metrics.auth import Trust, authenticate
 from conveyor_metrics.errors import MetricsError, NotFound, Reason
@@ -106,15 +113,22 @@ def _metric_value(source: GatewaySource, version: str) -> Handler:
         namespace, name, metric = (request.match_info[key] for key in ("namespace", "name", "metric"))
         if metric not in documents.METRICS:
             raise NotFound(f"no metric {metric}: there are {', '.join(documents.METRICS)}")
-        if request.query.get("metricLabelSelector"):
-            raise NotFound(f"{metric} has no labels: leave metricLabelSelector out")
+        labels = _parse_labels(request.query.get("metricLabelSelector", ""))
         begun = time.monotonic()
-        demand = await source.read_demand(f"{namespace}/{name}")
+        demand = await source.read_demand(f"{namespace}/{name}", of_readable=bool(labels))
         VALUE_SECONDS.observe(time.monotonic() - begun)
         value = getattr(demand, documents.METRICS[metric])
-        return web.json_response(documents.build_metric_values(version, namespace, name, metric, value))
+        return web.json_response(documents.build_metric_values(version, namespace, name, metric, value, labels))
 
     return answer
+
+
+def _parse_labels(selector: str) -> Mapping[str, str]:
+    """Those by which the value is selected. Raises NotFound for other ones than there are."""
+    label = ",".join(f"{key}={value}" for key, value in READABLE_GATEWAYS.items())
+    if selector not in ("", label):
+        raise NotFound(f"metrics have the one label {label}: ask for it, or leave metricLabelSelector out")
+    return READABLE_GATEWAYS if selector else {}
 
 
 def _constant(document: dict[str, Any]) -> Handler:

@@ -5,7 +5,9 @@ APIResourceList and Status. The two versions differ only in how an item names it
 Knows no HTTP and no gateway.
 """
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from typing import Final
 
 from conveyor_api.names import (
     API_VERSION,
@@ -23,6 +25,8 @@ RESOURCE = CRD_NAME
 
 METRICS = {IN_FLIGHT_METRIC: "in_flight", QUEUE_DEPTH_METRIC: "queue_depth"}
 """Metric name -> the field of a gateway's `/demand` that it sums."""
+
+NO_LABELS: Final[Mapping[str, str]] = {}
 
 
 def build_group() -> Json:
@@ -72,8 +76,11 @@ def build_openapi_v3_index() -> Json:
     return {"paths": {}}
 
 
-def build_metric_values(version: str, namespace: str, name: str, metric: str, value: int) -> Json:
+def build_metric_values(
+    version: str, namespace: str, name: str, metric: str, value: int, labels: Mapping[str, str] = NO_LABELS
+) -> Json:
     """A MetricValueList of exactly one item, as an Object metric wants; `value` is read at this moment."""
+    selector = {"matchLabels": labels} if labels else None
     item: Json = {
         "describedObject": {
             "kind": KIND,
@@ -85,9 +92,9 @@ def build_metric_values(version: str, namespace: str, name: str, metric: str, va
         "value": str(value),
     }
     if version == "v1beta1":
-        item |= {"metricName": metric, "window": 0, "selector": None}
+        item |= {"metricName": metric, "window": 0, "selector": selector}
     else:
-        item |= {"metric": {"name": metric, "selector": None}, "windowSeconds": 0}
+        item |= {"metric": {"name": metric, "selector": selector}, "windowSeconds": 0}
     return {
         "kind": "MetricValueList",
         "apiVersion": f"{METRICS_GROUP}/{version}",

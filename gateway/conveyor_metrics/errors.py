@@ -22,7 +22,11 @@ class Reason(AnswerCode):
     NOT_FOUND = "NotFound", 404, "no such path or metric, or no gateway knows the InferenceService"
     METHOD_NOT_ALLOWED = "MethodNotAllowed", 405, "values are only read"
     INTERNAL_ERROR = "InternalError", 500, "a bug of the metrics server; its log has the traceback"
-    SERVICE_UNAVAILABLE = "ServiceUnavailable", 503, "a gateway cannot be read, so the sum is not known: the HPA holds"
+    SERVICE_UNAVAILABLE = (
+        "ServiceUnavailable",
+        503,
+        "a gateway cannot be read, so the sum is not known: the HPA holds",
+    )
 
 
 class MetricsError(Exception):

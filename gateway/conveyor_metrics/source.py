@@ -2,7 +2,7 @@
 
 Called by `app` (questions) and `server` (who the gateways are). A value is the sum over all gateways, or nothing:
 one gateway that cannot be read makes every sum unknown, unless it cannot hold a request, and so does a list of them
-that may be old.
+that may be old. Who asks for those that can be read gets their sum: it is at least so much.
 """
 
 import asyncio
@@ -55,20 +55,18 @@ class GatewaySource:
         self.gateways = gateways
         self._unreadable &= set(gateways)
 
-    async def read_demand(self, service: str) -> ServiceDemand:
-        """The sum over all gateways for `namespace/name`. Raises NotKnown, or NotFound if no gateway knows it."""
+    async def read_demand(self, service: str, of_readable: bool = False) -> ServiceDemand:
+        """The sum over all gateways for `namespace/name`, or over those that can be read.
+
+        Raises NotKnown, or NotFound if no gateway knows it.
+        """
         if not self.gateways:
             raise NotKnown("no gateway is known: is the Deployment conveyor-gateway running?")
         self._check_heard()
         answers = await asyncio.gather(*(self._read(each, service) for each in self.gateways), return_exceptions=True)
-        demands = []
-        for answer in answers:
-            if isinstance(answer, GatewayUnreadable):
-                raise NotKnown(f"a gateway cannot be read, so the sum is not known: {answer}")
-            if isinstance(answer, BaseException):
-                raise answer
-            if answer is not None:
-                demands.append(answer)
+        demands, unreadable = _sort(answers)
+        if unreadable and not (of_readable and any(service in demand.services for demand in demands)):
+            raise NotKnown(f"a gateway cannot be read, so the sum is not known: {unreadable[0]}")
         if not demands:
             raise NotKnown("no gateway can be reached that has read the InferenceServices")
         return sum_demand(service, demands)
@@ -103,3 +101,16 @@ class GatewaySource:
             return None if page is None else Demand.model_validate_json(page)
         except ValidationError as error:
             raise GatewayUnreadable(f"{gateway}: {error}") from error
+
+
+def _sort(answers: Iterable[Demand | BaseException | None]) -> tuple[list[Demand], list[GatewayUnreadable]]:
+    """What gateways hold, and why others do not say; those that cannot hold a request are in neither."""
+    demands, unreadable = [], []
+    for answer in answers:
+        if isinstance(answer, GatewayUnreadable):
+            unreadable.append(answer)
+        elif isinstance(answer, BaseException):
+            raise answer
+        elif answer is not None:
+            demands.append(answer)
+    return demands, unreadable

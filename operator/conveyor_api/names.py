@@ -88,6 +88,8 @@ METRICS_GROUP: Final = "custom.metrics.k8s.io"
 METRICS_VERSIONS: Final = ("v1beta2", "v1beta1")
 IN_FLIGHT_METRIC: Final = "inference_in_flight"
 QUEUE_DEPTH_METRIC: Final = "inference_queue_depth"
+READABLE_GATEWAYS: Final = {"gateways": "Readable"}
+"""Label of a metric's sum over the gateways that answer, where the sum without it needs all of them."""
 
 MAX_SERVICE_NAME_LENGTH: Final = 40  # leaves room for "-engine-<hash8>" and the pods' suffixes
 ENGINE_SUFFIX: Final = "-engine"

@@ -14,6 +14,7 @@ from kubernetes import config
 Object = Mapping[str, Any]
 
 _TIMEOUT_SECONDS: Final = 30
+_NO_QUERY: Final[Mapping[str, str]] = {}
 # What the client raises for a file that is no kubeconfig.
 _UNREADABLE: Final = (config.ConfigException, OSError, ValueError, TypeError, yaml.YAMLError)
 
@@ -42,10 +43,14 @@ class Cluster:
         chosen = next((each for each in contexts if each["name"] == context), current)
         self.namespace = str(chosen["context"].get("namespace") or "default")
 
-    def get(self, path: str) -> Object:
+    def get(self, path: str, query: Mapping[str, str] = _NO_QUERY) -> Object:
         """The object at a path of the API. Raises Refused or Unanswered."""
         request = self._client.param_serialize(
-            "GET", path, header_params={"Accept": "application/json"}, auth_settings=["BearerToken"]
+            "GET",
+            path,
+            query_params=list(query.items()),
+            header_params={"Accept": "application/json"},
+            auth_settings=["BearerToken"],
         )
         try:
             answer = self._client.call_api(*request, _request_timeout=_TIMEOUT_SECONDS)

@@ -13,8 +13,6 @@ from conveyor_operator.inferenceservice.kinds import INFERENCE_SERVICE
 from conveyor_operator.inferenceservice.observed import DeploymentState, observe_deployment
 from conveyor_operator.kinds import AUTOSCALER, DEPLOYMENT
 
-METRICS = (names.IN_FLIGHT_METRIC, names.QUEUE_DEPTH_METRIC)
-
 
 @dataclass(frozen=True, slots=True)
 class Facts:
@@ -47,7 +45,7 @@ def read_facts(cluster: Cluster, namespace: str, name: str) -> Facts:
         deployment=None if deployment is None else observe_deployment(deployment),
         autoscaler=ours,
         others=tuple(hpa["metadata"]["name"] for hpa in autoscalers if hpa is not ours and _scales(hpa, name)),
-        values=dict(_read_values(cluster, namespace, name)),
+        values=dict(_read_values(cluster, namespace, name, ours)),
     )
 
 
@@ -61,14 +59,17 @@ def _scales(hpa: Object, name: str) -> bool:
     return (target["kind"], target["name"]) in ((names.KIND, name), (DEPLOYMENT.kind, names.engine_name(name)))
 
 
-def _read_values(cluster: Cluster, namespace: str, name: str) -> Iterator[tuple[str, int | str]]:
-    """As the HorizontalPodAutoscaler asks for them."""
+def _read_values(cluster: Cluster, namespace: str, name: str, hpa: Object | None) -> Iterator[tuple[str, int | str]]:
+    """As the HorizontalPodAutoscaler asks for them; nothing where there is none."""
     group = f"/apis/{names.METRICS_GROUP}/{names.METRICS_VERSIONS[0]}"
-    for metric in METRICS:
+    for metric in [] if hpa is None else hpa["spec"].get("metrics") or []:
+        asked = metric["object"]["metric"]
+        labels = (asked.get("selector") or {}).get("matchLabels") or {}
+        query = {"metricLabelSelector": ",".join(f"{key}={value}" for key, value in labels.items())} if labels else {}
         try:
-            found = cluster.get(f"{group}/namespaces/{namespace}/{names.CRD_NAME}/{name}/{metric}")
-            yield metric, int(parse_quantity(found["items"][0]["value"]))
+            found = cluster.get(f"{group}/namespaces/{namespace}/{names.CRD_NAME}/{name}/{asked['name']}", query)
+            yield asked["name"], int(parse_quantity(found["items"][0]["value"]))
         except Unanswered as error:
-            yield metric, str(error)
+            yield asked["name"], str(error)
         except (LookupError, TypeError, ValueError) as error:
-            yield metric, f"the answer is no value: {error!r}"
+            yield asked["name"], f"the answer is no value: {error!r}"

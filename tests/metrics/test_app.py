@@ -83,8 +83,12 @@ def test_an_outage_of_one_gateway_makes_every_value_unknown_until_it_is_back(
     with pytest.raises(ApiError, match="a gateway cannot be read, so the sum is not known") as refused:
         aggregated.value("qwen")
     assert refused.value.code == 503
+    readable = "?metricLabelSelector=gateways%3DReadable"
+    (item,) = aggregated.value("qwen", query=readable)["items"]
+    assert item["metric"]["selector"] == {"matchLabels": {"gateways": "Readable"}}
+    assert item["value"] == "1"
     bad.status = 200
-    assert read_value(aggregated, "qwen") == "1"
+    assert read_value(aggregated, "qwen") == read_value(aggregated, "qwen", query=readable) == "1"
 
 
 def test_a_gateway_that_does_not_answer_in_time_makes_every_value_unknown(
@@ -115,7 +119,7 @@ def test_a_draining_gateway_is_counted(aggregated: Aggregated, start_gateway: St
         ({"name": "*"}, "no gateway knows an InferenceService"),
         ({"name": "qwen", "namespace": "elsewhere"}, "no gateway knows an InferenceService elsewhere/qwen"),
         ({"name": "qwen", "metric": "tokens"}, "no metric tokens: there are inference_in_flight, inference_queue"),
-        ({"name": "qwen", "query": "?metricLabelSelector=a%3Db"}, "inference_in_flight has no labels"),
+        ({"name": "qwen", "query": "?metricLabelSelector=a%3Db"}, "metrics have the one label gateways=Readable"),
     ],
     ids=["service", "star", "namespace", "metric", "labels"],
 )

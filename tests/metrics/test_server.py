@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 import yaml
 from tests.metrics.aggregation import Aggregated, DemandServer, running_server, write_serving_certificate
+from tests.operator.builders import make_resource
 
+from conveyor_operator.inferenceservice.desired import build_owner
+from conveyor_operator.inferenceservice.manifests.autoscaling import build_autoscaler
 from e2e.cluster.api import Api, wait_until
 from e2e.cluster.certificates import Authority
 from e2e.cluster.control_plane import ControlPlane
@@ -74,23 +77,26 @@ def test_a_kubernetes_that_cannot_be_found_ends_the_process_with_a_sentence() ->
     assert "Traceback" not in done.stderr
 
 
-def build_hpa(name: str) -> Json:
-    metric = {
-        "type": "Object",
-        "object": {
-            "describedObject": {"apiVersion": "conveyor.dev/v1alpha1", "kind": "InferenceService", "name": name},
-            "metric": {"name": "inference_in_flight"},
-            "target": {"type": "AverageValue", "averageValue": "10"},
-        },
-    }
+def build_hpa(name: str, metrics: list[Json]) -> Json:
     return {
         "metadata": {"name": name},
         "spec": {
             "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": name},
             "minReplicas": 1,
             "maxReplicas": 9,
-            "metrics": [metric],
+            "metrics": metrics,
             "behavior": {"scaleDown": {"stabilizationWindowSeconds": 0}},
+        },
+    }
+
+
+def build_metric(name: str) -> Json:
+    return {
+        "type": "Object",
+        "object": {
+            "describedObject": {"apiVersion": "conveyor.dev/v1alpha1", "kind": "InferenceService", "name": name},
+            "metric": {"name": "inference_in_flight"},
+            "target": {"type": "AverageValue", "averageValue": "10"},
         },
     }
 
@@ -122,7 +128,7 @@ def test_the_hpa_of_a_real_controller_follows_the_value_and_holds_when_it_is_not
     aggregated.set_gateways(gateway)
     api.create("/apis/apps/v1/namespaces/default/deployments", build_deployment("scaled"))
     hpas = "/apis/autoscaling/v2/namespaces/default/horizontalpodautoscalers"
-    api.create(hpas, build_hpa("scaled"))
+    api.create(hpas, build_hpa("scaled", [build_metric("scaled")]))
 
     def desired() -> int:
         return int(api.get(f"{hpas}/scaled")["status"].get("desiredReplicas", -1))
@@ -144,3 +150,48 @@ def test_the_hpa_of_a_real_controller_follows_the_value_and_holds_when_it_is_not
     wait_until("1 / 10 -> 1 replica", lambda: replicas() == 1, 30, lambda: None)
     api.delete(f"{hpas}/scaled")
     api.delete("/apis/apps/v1/namespaces/default/deployments/scaled")
+
+
+@pytest.mark.slow
+def test_while_a_gateway_cannot_be_read_the_hpa_goes_up_and_never_down(
+    aggregated: Aggregated, start_gateway: Callable[[dict[str, Json]], DemandServer]
+) -> None:
+    """With the metrics that the operator asks for: targets of 30 in flight and 5 that wait."""
+    api: Api = aggregated.api
+    install_crd(api)
+    name = "partly"
+    one, other = (start_gateway({f"default/{name}": {"in_flight": 60, "queue_depth": 0}}) for _ in range(2))
+    aggregated.set_gateways(one, other)
+    spec = make_resource(batching={"maxBatchSize": 40}, autoscaling={"maxReplicas": 9}).spec
+    body = build_autoscaler(build_owner("default", name, ""), spec, 420)
+    assert body is not None
+    deployments, hpas = (
+        f"/apis/{kind}/namespaces/default/{plural}"
+        for kind, plural in (("apps/v1", "deployments"), ("autoscaling/v2", "horizontalpodautoscalers"))
+    )
+    api.create(deployments, build_deployment(name))
+    api.create(hpas, build_hpa(name, body["spec"]["metrics"]))
+
+    def replicas() -> int:
+        return int(api.get(f"{deployments}/{name}")["spec"]["replicas"])
+
+    def looked(status: str) -> bool:
+        """The HPA looks each second; what it says of a look is written with it."""
+        conditions = api.get(f"{hpas}/{name}")["status"].get("conditions", [])
+        return any((each["type"], each["status"]) == ("ScalingActive", status) for each in conditions)
+
+    wait_until("120 / 30 -> 4 replicas", lambda: replicas() == 4, 60, lambda: None)
+    other.status = 503
+    wait_until("the HPA's notice", lambda: looked("False"), 30, lambda: None)
+    assert replicas() == 4
+    one.services = {f"default/{name}": {"in_flight": 60, "queue_depth": 28}}
+    wait_until("28 / 5 -> 6 replicas", lambda: replicas() == 6, 30, lambda: None)
+    assert looked("True")
+    one.services = {f"default/{name}": {"in_flight": 1, "queue_depth": 0}}
+    wait_until("the HPA's notice", lambda: looked("False"), 30, lambda: None)
+    assert replicas() == 6
+    other.services = {f"default/{name}": {"in_flight": 28, "queue_depth": 0}}
+    other.status = 200
+    wait_until("29 / 30 -> 1 replica", lambda: replicas() == 1, 30, lambda: None)
+    api.delete(f"{hpas}/{name}")
+    api.delete(f"{deployments}/{name}")

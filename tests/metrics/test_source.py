@@ -138,6 +138,29 @@ async def test_one_gateway_that_cannot_be_read_makes_the_sum_unknown(
         await source.read_demand("default/qwen")
 
 
+async def test_who_asks_for_those_that_can_be_read_gets_their_sum(start: Start, source: GatewaySource) -> None:
+    source.gateways = (
+        await start(lambda: web.json_response(build_demand(3, 1))),
+        await start(lambda: web.json_response(build_demand(4, 2))),
+        await start(lambda: web.json_response({}, status=503)),
+    )
+    demand = await source.read_demand("default/qwen", of_readable=True)
+    assert (demand.in_flight, demand.queue_depth) == (7, 3)
+    with pytest.raises(NotKnown, match="a gateway cannot be read"):
+        await source.read_demand("default/qwen")
+    with pytest.raises(NotKnown, match="a gateway cannot be read"):  # it may be the one that knows the service
+        await source.read_demand("default/other", of_readable=True)
+
+
+@pytest.mark.parametrize("of_readable", [False, True])
+async def test_gateways_of_which_none_can_be_read_have_no_sum(
+    start: Start, source: GatewaySource, of_readable: bool
+) -> None:
+    source.gateways = (await start(lambda: web.json_response({}, status=503)),)
+    with pytest.raises(NotKnown, match="a gateway cannot be read"):
+        await source.read_demand("default/qwen", of_readable)
+
+
 async def test_an_outage_is_logged_once_and_again_after_a_recovery(
     start: Start, source: GatewaySource, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,9 +1,13 @@
 """The HorizontalPodAutoscaler on the queue, and the PodDisruptionBudget. Pure."""
 
+from typing import Final
+
 from conveyor_api import names
 from conveyor_api.quantities import format_quantity
 from conveyor_api.spec import InferenceServiceSpec
 from conveyor_operator.loop.owner import Object, Owner, build_metadata
+
+_READABLE: Final = {"matchLabels": names.READABLE_GATEWAYS}
 
 
 def build_autoscaler(owner: Owner, spec: InferenceServiceSpec, scale_up_period_seconds: int) -> Object | None:
@@ -11,13 +15,16 @@ def build_autoscaler(owner: Owner, spec: InferenceServiceSpec, scale_up_period_s
 
     `AverageValue` makes it ceil(total / target), whatever the number of ready pods. It never goes to zero, and lets a
     Deployment at zero be: that is `replicas.plan_zero`'s.
+
+    The queue depth is that of the gateways that answer. While one does not, in flight is unknown, and with one metric
+    unknown an HPA goes up and never down (docs/adr/0035-a-part-of-the-sum-scales-up.md).
     """
     autoscaling, in_flight, queue_depth = spec.autoscaling, spec.in_flight_target, spec.queue_depth_target
     if autoscaling is None or in_flight is None or queue_depth is None:
         return None
     metrics = [
-        _object_metric(owner, names.IN_FLIGHT_METRIC, in_flight),
-        _object_metric(owner, names.QUEUE_DEPTH_METRIC, queue_depth),
+        _object_metric(owner, in_flight, {"name": names.IN_FLIGHT_METRIC}),
+        _object_metric(owner, queue_depth, {"name": names.QUEUE_DEPTH_METRIC, "selector": _READABLE}),
     ]
     name = names.engine_name(owner.name)
     content: Object = {
@@ -35,13 +42,13 @@ def build_autoscaler(owner: Owner, spec: InferenceServiceSpec, scale_up_period_s
     }
 
 
-def _object_metric(owner: Owner, metric: str, target: float) -> Object:
+def _object_metric(owner: Owner, target: float, metric: Object) -> Object:
     described = {"apiVersion": names.API_VERSION, "kind": names.KIND, "name": owner.name}
     return {
         "type": "Object",
         "object": {
             "describedObject": described,
-            "metric": {"name": metric},
+            "metric": metric,
             "target": {"type": "AverageValue", "averageValue": format_quantity(target)},
         },
     }
