@@ -1,4 +1,4 @@
-"""`spec.autoscaling`: between how many replicas, and by what, the HorizontalPodAutoscaler chooses.
+"""`spec.autoscaling`: who chooses the replicas; for Conveyor's HorizontalPodAutoscaler, between how many and by what.
 
 `behavior` has the shape of autoscaling/v2; what it leaves open of scaling up is filled here. The operator builds the
 HPA.
@@ -56,6 +56,9 @@ class Behavior(ApiModel):
     """Rules for fewer replicas."""
 
 
+Provider = Literal["Native", "External"]
+
+
 class Autoscaling(ApiModel):
     """Replicas that follow the queue, by a HorizontalPodAutoscaler. Without this object their number is fixed."""
 
@@ -72,7 +75,19 @@ class Autoscaling(ApiModel):
             lambda autoscaling: autoscaling.idle_timeout is None or autoscaling.min_replicas == 0,
             field="idleTimeout",
         ),
+        Rule(
+            "self.provider == 'Native'"
+            " || (self.minReplicas > 0 && !has(self.behavior) && !has(self.queueDepthPerReplica))",
+            "behavior, queueDepthPerReplica and minReplicas: 0 are for Conveyor's own autoscaler; remove them, or set "
+            "provider: Native",
+            lambda autoscaling: autoscaling.is_native or not autoscaling.says_how,
+            field="provider",
+        ),
     )
+
+    provider: Provider = "Native"
+    """Who sets the replicas. Native: a HorizontalPodAutoscaler that Conveyor makes. External: an autoscaler of yours
+    that scales the Deployment `NAME-engine`; Conveyor begins with `minReplicas`, and leaves the number alone."""
 
     min_replicas: Annotated[int, Field(ge=0, le=1000)] = 1
     """Fewest replicas; the service begins with them, or with one. 0: without requests for `idleTimeout` no engine is
@@ -99,6 +114,16 @@ class Autoscaling(ApiModel):
     def idle_timeout_seconds(self) -> float | None:
         """None: some engine always runs."""
         return parse_duration_seconds(self.idle_timeout or _IDLE_TIMEOUT) if self.min_replicas == 0 else None
+
+    @property
+    def is_native(self) -> bool:
+        """Whether there is a HorizontalPodAutoscaler of Conveyor's."""
+        return self.provider == "Native"
+
+    @property
+    def says_how(self) -> bool:
+        """Whether it has what only Conveyor's own autoscaler acts by."""
+        return bool(self.min_replicas == 0 or self.behavior or self.queue_depth_per_replica)
 
     @property
     def names_scale_up_policies(self) -> bool:

@@ -48,6 +48,7 @@ class Reason(StrEnum):
     ENDPOINTS_AVAILABLE = "EndpointsAvailable"
     SCALING_ACTIVE = "ScalingActive"
     FIXED_REPLICAS = "FixedReplicas"
+    EXTERNAL_AUTOSCALER = "ExternalAutoscaler"
     SCALED_TO_ZERO = "ScaledToZero"
     # All is well, and something is wasted.
     GPUS_UNUSED = "GPUsUnused"
@@ -99,6 +100,7 @@ REASON_MEANINGS: Final[dict[Reason, str]] = {
     Reason.ENDPOINTS_AVAILABLE: "The gateway has engines to send requests to.",
     Reason.SCALING_ACTIVE: "The autoscaler reads its metrics and decides.",
     Reason.FIXED_REPLICAS: "No autoscaling: the number of engines is `spec.replicas`.",
+    Reason.EXTERNAL_AUTOSCALER: "With `provider: External` an autoscaler that is not Conveyor's sets the number.",
     Reason.SCALED_TO_ZERO: "No engine is wanted; with `minReplicas: 0` the next request starts one.",
     Reason.GPUS_UNUSED: "Conveyor's engine uses one GPU; the others that `resources.limits` asks for are idle.",
     Reason.ROLLING_OUT: "Pods are being replaced by ones of the present spec.",
@@ -188,6 +190,7 @@ REASONS_BY_CONDITION: Final[dict[ConditionType, tuple[Reason, ...]]] = {
     ConditionType.SCALING_READY: (
         Reason.SCALING_ACTIVE,
         Reason.FIXED_REPLICAS,
+        Reason.EXTERNAL_AUTOSCALER,
         Reason.SCALED_TO_ZERO,
         Reason.WAITING_FOR_AUTOSCALER,
         Reason.METRICS_UNAVAILABLE,

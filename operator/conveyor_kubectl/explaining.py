@@ -112,8 +112,12 @@ def _decide_without_metrics(facts: Facts, deployment: DeploymentState) -> Decisi
     spec, asked = facts.service.spec, deployment.asked_replicas
     if facts.deployment is None:
         return Decision(0, Reason.NO_AUTOSCALER, "There is no Deployment yet.")
-    if spec.autoscaling is None and facts.others:
+    is_native = spec.autoscaling is not None and spec.autoscaling.is_native
+    if not is_native and facts.others:
         told = f"HorizontalPodAutoscaler {facts.others[0]}, which is not Conveyor's, sets the replicas."
+        return Decision(asked, Reason.OTHER_AUTOSCALER, told)
+    if spec.autoscaling is not None and not is_native:
+        told = "The provider is External, and no HorizontalPodAutoscaler scales the Deployment: the number stays."
         return Decision(asked, Reason.OTHER_AUTOSCALER, told)
     if spec.autoscaling is None:
         kept = ", kept from the time of an autoscaler" if deployment.held_replicas else ""

@@ -250,6 +250,14 @@ BAD_SERVICES: tuple[Bad, ...] = (
     _autoscaling(
         "utilization of 101", ".targetUtilizationPercent", "less than or equal to 100", targetUtilizationPercent=101
     ),
+    _autoscaling("provider that is unknown", ".provider", 'supported values: "Native", "External"', provider="KEDA"),
+    _autoscaling(
+        "behavior of another's autoscaler", ".provider", "are for Conveyor's own", provider="External", behavior={}
+    ),
+    _autoscaling("zero by another", ".provider", "are for Conveyor's own", provider="External", minReplicas=0),
+    _autoscaling(
+        "depth target of another", ".provider", "are for Conveyor's own", provider="External", queueDepthPerReplica=1
+    ),
     _autoscaling("queue of nothing", ".queueDepthPerReplica", "greater than or equal to 1", queueDepthPerReplica=0),
     _bad(
         "replicas that two things set",

@@ -45,6 +45,7 @@ def build_full_body() -> Json:
         },
         kvCache={"blockBudget": 512, "blockSize": 32},
         autoscaling={
+            "provider": "Native",
             "minReplicas": 2,
             "maxReplicas": 8,
             "targetUtilizationPercent": 70,

@@ -81,7 +81,12 @@ def test_the_defaults_stand_in_the_answer(services: Services) -> None:
         "kvCache": {"blockSize": 16},
         "queue": {"maxRequests": 1024, "timeout": "60s"},
         "requestTimeout": "10m",
-        "autoscaling": {"minReplicas": 1, "maxReplicas": 4, "targetUtilizationPercent": 75},
+        "autoscaling": {
+            "provider": "Native",
+            "minReplicas": 1,
+            "maxReplicas": 4,
+            "targetUtilizationPercent": 75,
+        },
         "drain": {"timeout": "2m"},
     }
 

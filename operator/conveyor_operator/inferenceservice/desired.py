@@ -85,7 +85,7 @@ def build_desired(
         children.append(build_claim(owner, spec, access_mode))
     period_seconds = pod_starts.choose_period(spec.queue.timeout_seconds)
     autoscaler = build_autoscaler(owner, spec, period_seconds)
-    follows_starts = spec.autoscaling is not None and not spec.autoscaling.names_scale_up_policies
+    follows_starts = autoscaler is not None and spec.autoscaling and not spec.autoscaling.names_scale_up_policies
     effective = EffectiveStatus(
         image=spec.engine.image or image,
         max_batch_size=spec.batching.effective_batch_size,

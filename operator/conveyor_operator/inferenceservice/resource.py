@@ -8,7 +8,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from conveyor_api import names
+from conveyor_api.conditions import Reason
 from conveyor_api.resource import InferenceService
+from conveyor_api.status import InferenceServiceStatus
 from conveyor_operator.activity.answer import Activity
 from conveyor_operator.inferenceservice import events
 from conveyor_operator.inferenceservice.case import ServiceCase, Told
@@ -65,7 +67,7 @@ class InferenceServices:
             memory.see_template(None, observed.deployment)
         former = previous.get("desiredReplicas")
         memory.former_replicas = former if isinstance(former, int) else 0
-        memory.had_autoscaler = observed.autoscaler is not None
+        memory.had_autoscaler = observed.autoscaler is not None or _was_left_to_others(service.status)
         if memory.pod_starts is None:
             memory.pod_starts = PodStarts(service.status.effective, observed.pods)
         for start in memory.pod_starts.see(observed.pods):
@@ -84,3 +86,8 @@ class InferenceServices:
 
     def restored(self, child: ChildId, deleted: bool) -> Event:
         return events.restored(*child, deleted)
+
+
+def _was_left_to_others(status: InferenceServiceStatus) -> bool:
+    """Whether the spec that the status is about had an autoscaler that is not ours."""
+    return any(condition.reason == Reason.EXTERNAL_AUTOSCALER for condition in status.conditions)

@@ -57,6 +57,8 @@ def judge_scaling(spec: InferenceServiceSpec, observed: Observed, metrics_api: M
     """(status, reason, message) of the condition ScalingReady."""
     if spec.autoscaling is None:
         return "True", Reason.FIXED_REPLICAS, _explain_fixed(spec, observed)
+    if not spec.autoscaling.is_native:
+        return "True", Reason.EXTERNAL_AUTOSCALER, "the replicas are left to an autoscaler that is not Conveyor's"
     if metrics_api.owner:
         return (
             "False",
@@ -84,8 +86,8 @@ def judge_scaling(spec: InferenceServiceSpec, observed: Observed, metrics_api: M
 def build_scaling_status(
     spec: InferenceServiceSpec, observed: Observed, former: Object = _NEVER, activity: Activity = Activity.STEADY
 ) -> AutoscalingStatus | None:
-    """The metrics as the HPA saw them, and the arithmetic; None without `spec.autoscaling`. `former`: the last one."""
-    if spec.autoscaling is None:
+    """The metrics as the HPA saw them, and the arithmetic; None without an HPA of ours. `former`: the last one."""
+    if spec.autoscaling is None or not spec.autoscaling.is_native:
         return None
     autoscaler = observed.autoscaler
     if autoscaler is None:

@@ -4,16 +4,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from tests.metrics.aggregation import Aggregated, DemandServer
-from tests.operator.stage import RunningOperator, Space, install_crd, wait_until
+from tests.operator.stage import Space, wait_until
 
-from conveyor_operator.settings import Settings
 from e2e.cluster.tools import binary
 
 Json = dict[str, Any]
@@ -21,24 +19,6 @@ Json = dict[str, Any]
 # Targets 30 and 5.
 BATCHING = {"maxBatchSize": 40}
 NEVER_DOWN = {"scaleDown": {"stabilizationWindowSeconds": 600}}
-
-
-@pytest.fixture
-def space(aggregated: Aggregated) -> Iterator[Space]:
-    install_crd(aggregated.api)
-    namespace = f"explained-{uuid4().hex[:8]}"
-    aggregated.api.create("/api/v1/namespaces", {"metadata": {"name": namespace}})
-    settings = Settings(
-        watch_namespaces=(namespace,),
-        kubeconfig=str(aggregated.plane.kubeconfig),
-        host="127.0.0.1",
-        admin_port=0,
-        metrics_api=False,
-    )
-    operator = RunningOperator(settings)
-    yield Space(aggregated.api, namespace)
-    operator.stop()
-    aggregated.api.delete(f"/api/v1/namespaces/{namespace}")
 
 
 class Explained:
