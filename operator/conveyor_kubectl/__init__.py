@@ -1,4 +1,4 @@
 """`kubectl conveyor`: what a person asks of a cluster that runs Conveyor, from the outside and with their own rights.
 
-Reads alone. Knows no operator's process; what it computes with is the operator's own.
+Writes nothing. Knows no operator's process; what it computes with is the operator's own.
 """

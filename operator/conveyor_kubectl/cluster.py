@@ -11,6 +11,8 @@ import urllib3
 import yaml
 from kubernetes import config
 
+from conveyor_operator.kinds import Kind
+
 Object = Mapping[str, Any]
 
 _TIMEOUT_SECONDS: Final = 30
@@ -45,11 +47,15 @@ class Cluster:
 
     def get(self, path: str, query: Mapping[str, str] = _NO_QUERY) -> Object:
         """The object at a path of the API. Raises Refused or Unanswered."""
+        return self._ask("GET", path, query)
+
+    def _ask(self, method: str, path: str, query: Mapping[str, str] = _NO_QUERY, body: Object | None = None) -> Object:
         request = self._client.param_serialize(
-            "GET",
+            method,
             path,
             query_params=list(query.items()),
-            header_params={"Accept": "application/json"},
+            header_params={"Accept": "application/json", "Content-Type": "application/json"},
+            body=body,
             auth_settings=["BearerToken"],
         )
         try:
@@ -60,6 +66,18 @@ class Cluster:
         if status >= 300:
             raise Refused(status, _find_message(content) or f"HTTP status {status}")
         return _parse(content)
+
+    def may(self, verb: str, kind: Kind, namespace: str) -> bool:
+        """Whether the user may do so, as the API server says. Such a question leaves nothing behind."""
+        attributes = {"verb": verb, "group": kind.group, "resource": kind.plural}
+        attributes |= {"namespace": namespace} if kind.namespaced else {}
+        review = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": attributes},
+        }
+        answer = self._ask("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body=review)
+        return bool(answer["status"]["allowed"])
 
     def find(self, path: str) -> Object | None:
         """As `get`; None where there is none."""

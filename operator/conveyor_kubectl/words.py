@@ -1,9 +1,11 @@
-"""An explanation as text for people and as JSON for programs. Pure; used by `command`."""
+"""What was found as text for people, and an explanation as JSON for programs. Pure; used by `command`."""
 
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any, Final
 
 from conveyor_kubectl.explaining import Explanation, Metric
+from conveyor_kubectl.prerequisites import Finding
 
 _HEAD: Final = ("METRIC", "VALUE", "TARGET", "RATIO", "TOLERANCE", "ASKS FOR")
 
@@ -27,8 +29,13 @@ def _build_row(metric: Metric) -> tuple[str, ...]:
     return metric.name, str(metric.value), _number(metric.target), ratio, tolerance, str(metric.replicas)
 
 
-def _build_table(rows: list[tuple[str, ...]]) -> str:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
+def build_findings(findings: Sequence[Finding]) -> str:
+    """One line each."""
+    return _build_table([(each.verdict, each.subject, each.sentence) for each in findings])
+
+
+def _build_table(rows: Sequence[tuple[str, ...]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
     return "\n".join(line.rstrip() for line in lines)
 

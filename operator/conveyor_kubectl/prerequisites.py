@@ -1,0 +1,138 @@
+"""What a cluster has of what Conveyor needs, before it is installed. Used by `command`.
+
+Each question is one function: what is asked about, whether it will do, and a sentence. Nothing is written.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from conveyor_api import names
+from conveyor_api.crd import build_crd
+from conveyor_api.quantities import parse_quantity
+from conveyor_kubectl.cluster import Cluster, Object, Refused
+from conveyor_operator.kinds import API_SERVICE, CLUSTER_ROLE, DEPLOYMENT, Kind
+
+OLDEST_KUBERNETES: Final = (1, 34)
+_CRD: Final = Kind(
+    "apiextensions.k8s.io", "v1", "CustomResourceDefinition", "customresourcedefinitions", namespaced=False
+)
+_BINDING: Final = Kind("rbac.authorization.k8s.io", "v1", "ClusterRoleBinding", "clusterrolebindings", namespaced=False)
+_NODE: Final = Kind("", "v1", "Node", "nodes", namespaced=False)
+_STORAGE_CLASS: Final = Kind("storage.k8s.io", "v1", "StorageClass", "storageclasses", namespaced=False)
+_DEFAULT_CLASS: Final = "storageclass.kubernetes.io/is-default-class"
+
+
+class Verdict(StrEnum):
+    """Missing: an installation fails, or does not work. Look: it may be as you want it."""
+
+    GOOD = "ok"
+    LOOK = "look"
+    MISSING = "missing"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    subject: str
+    verdict: Verdict
+    sentence: str
+
+
+Answer = tuple[Verdict, str]
+
+
+def check(cluster: Cluster) -> Iterator[Finding]:
+    """In the order in which an installation needs it. What may not be read is told, and is no obstacle.
+
+    Raises Unanswered where nobody answers.
+    """
+    questions: dict[str, Callable[[Cluster], Answer]] = {
+        "Kubernetes": _check_version,
+        "rights": _check_rights,
+        "GPUs": _check_gpus,
+        names.METRICS_GROUP: _check_metrics_api,
+        "StorageClass": _check_storage,
+        "CRD": _check_crd,
+    }
+    for subject, question in questions.items():
+        try:
+            yield Finding(subject, *question(cluster))
+        except Refused as error:
+            yield Finding(subject, Verdict.LOOK, f"not known: {error}")
+
+
+def _check_version(cluster: Cluster) -> Answer:
+    version = str(cluster.get("/version")["gitVersion"])
+    found = re.match(r"v(\d+)\.(\d+)", version)
+    if found is None:
+        return Verdict.LOOK, f"not known: it calls itself {version}"
+    oldest = ".".join(map(str, OLDEST_KUBERNETES))
+    if (int(found[1]), int(found[2])) < OLDEST_KUBERNETES:
+        return Verdict.MISSING, f"{version} is older than {oldest}"
+    return Verdict.GOOD, f"{version}; {oldest} or newer is needed"
+
+
+def _check_rights(cluster: Cluster) -> Answer:
+    """What the chart makes beside what every Helm release makes."""
+    needed = (_CRD, CLUSTER_ROLE, _BINDING, DEPLOYMENT)
+    refused = [kind.plural for kind in needed if not cluster.may("create", kind, names.SYSTEM_NAMESPACE)]
+    if refused:
+        return Verdict.MISSING, f"you may not create {', '.join(refused)}; whoever installs must"
+    return Verdict.GOOD, f"you may create {', '.join(kind.plural for kind in needed)}"
+
+
+def _check_gpus(cluster: Cluster) -> Answer:
+    nodes = cluster.get(_NODE.path(None))["items"]
+    allocatable = [node.get("status", {}).get("allocatable") or {} for node in nodes]
+    found = {name for amounts in allocatable for name in amounts if name.startswith(names.GPU_VENDOR)}
+    counts = {name: sum(_count(amounts, name) for amounts in allocatable) for name in sorted(found)}
+    told = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    if not told:
+        return Verdict.LOOK, f"none of {len(nodes)} nodes offers {names.GPU_VENDOR}*: is there a device plugin?"
+    holders = sum(any(_count(amounts, name) for name in counts) for amounts in allocatable)
+    return Verdict.GOOD, f"{told} on {holders} of {len(nodes)} nodes"
+
+
+def _count(amounts: Object, name: str) -> int:
+    return int(parse_quantity(amounts.get(name, 0)))
+
+
+def _check_metrics_api(cluster: Cluster) -> Answer:
+    registered = [
+        cluster.find(API_SERVICE.path(None, f"{each}.{names.METRICS_GROUP}")) for each in names.METRICS_VERSIONS
+    ]
+    owners = {_owner(body) for body in registered if body is not None}
+    others = sorted(owner for owner in owners if not owner.endswith(f"/{names.METRICS_SERVICE}"))
+    if others:
+        return Verdict.LOOK, f"it belongs to {others[0]}, which is not displaced: services need provider: External"
+    return Verdict.GOOD, "Conveyor serves it" if owners else "nobody has it"
+
+
+def _owner(body: Object) -> str:
+    service = body["spec"].get("service") or {}
+    return f"{service.get('namespace', '')}/{service.get('name', 'the API server')}"
+
+
+def _check_storage(cluster: Cluster) -> Answer:
+    classes = cluster.get(_STORAGE_CLASS.path(None))["items"]
+    default = [one["metadata"]["name"] for one in classes if _is_default(one)]
+    if default:
+        return Verdict.GOOD, f"{default[0]} is the default"
+    return Verdict.LOOK, "no default: model.cache with strategy PVC has to name a storageClassName"
+
+
+def _is_default(storage_class: Object) -> bool:
+    return bool((storage_class["metadata"].get("annotations") or {}).get(_DEFAULT_CLASS) == "true")
+
+
+def _check_crd(cluster: Cluster) -> Answer:
+    body = cluster.find(_CRD.path(None, names.CRD_NAME))
+    if body is None:
+        return Verdict.GOOD, "not there yet: the chart brings it"
+    if [version["schema"] for version in body["spec"]["versions"]] == [
+        version["schema"] for version in build_crd()["spec"]["versions"]
+    ]:
+        return Verdict.GOOD, "that of this release"
+    return Verdict.LOOK, "another release's: the chart replaces it, and fields that it does not have are lost"
