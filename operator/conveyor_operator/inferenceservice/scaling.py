@@ -65,7 +65,7 @@ def judge_scaling(spec: InferenceServiceSpec, observed: Observed, metrics_api: M
             Reason.METRICS_API_OWNED_BY_OTHER,
             (
                 f"APIService {metrics_api.api_service} belongs to {metrics_api.owner}; Conveyor does not displace it. "
-                "The replicas stay as they are. Remove that adapter, or leave autoscaling out."
+                "The replicas stay as they are. Remove that adapter, or set autoscaling.provider: External."
             ),
         )
     if metrics_api.missing:

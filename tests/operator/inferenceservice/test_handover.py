@@ -208,3 +208,17 @@ def test_scaling_the_resource_scales_the_pods(stage: Stage) -> None:
         stage.space.wait_children("qwen")
         stage.space.patch("InferenceService", "qwen", {"spec": {"replicas": 3}}, "scale")
         wait_until("three replicas", lambda: replicas(stage) == 3)
+
+
+def test_a_number_that_somebody_elses_autoscaler_set_is_left_and_kept(stage: Stage) -> None:
+    with stage.operator():
+        stage.space.make_service(autoscaling={"provider": "External", "maxReplicas": 5})
+        stage.space.wait_condition("qwen", "ScalingReady", "True", "ExternalAutoscaler")
+        stage.space.patch("Deployment", "qwen-engine", {"spec": {"replicas": 4}}, "scale")
+        stage.space.edit("qwen", drain={"timeout": "3s"})  # the Deployment is applied all the same
+        stage.proxy.wait_quiet()
+        assert replicas(stage) == 4
+        stage.space.edit("qwen", autoscaling=None)
+        stage.space.wait_condition("qwen", "ScalingReady", "True", "FixedReplicas")
+        assert replicas(stage) == 4
+        assert "4 replicas are kept" in stage.space.condition("qwen", "ScalingReady")["message"]
