@@ -1,6 +1,6 @@
 """`python -m conveyor_operator`: reads settings, sets up the log, runs `process`. Start reading here.
 
-`python -m conveyor_operator simulate` is another program, which needs no cluster.
+`python -m conveyor_operator simulate` is another program, which needs no cluster; `check` asks an installation.
 
 Kopf and the client library take seconds to import, so that happens after the flags were found to be right.
 """
@@ -38,6 +38,10 @@ def main() -> int:
         from conveyor_operator.simulate.command import main as simulate
 
         return simulate(sys.argv[2:])
+    if sys.argv[1:2] == ["check"]:
+        from conveyor_operator.check import main as check
+
+        return check(sys.argv[2:])
     return run_program(PROGRAM, _run)
 
 

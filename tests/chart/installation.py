@@ -161,9 +161,9 @@ def _render(*options: str) -> list[Json]:
 
 
 def dry_run(api: Api, objects: list[Json]) -> None:
-    """Raises ApiError with what the API server does not take."""
+    """Raises ApiError with what the API server does not take. A Pod would want its ServiceAccount there already."""
     # A binding is only taken where what it grants is there, and a custom resource where its definition is.
-    for item in sorted(objects, key=lambda item: "Binding" in item["kind"]):
+    for item in sorted((item for item in objects if item["kind"] != "Pod"), key=lambda item: "Binding" in item["kind"]):
         path = path_of(api, item) + "?fieldManager=test&fieldValidation=Strict"
         api.call("PATCH", path + "&dryRun=All", item, "application/apply-patch+yaml")
 

@@ -55,7 +55,7 @@ annotations: {{- toYaml . | nindent 2 }}
 {{- with .root.Values.userId -}}
 {{- $context = merge $context (dict "runAsUser" (int64 .) "runAsGroup" (int64 .)) -}}
 {{- end -}}
-serviceAccountName: {{ include "conveyor.accountName" . }}
+serviceAccountName: {{ .account | default (include "conveyor.accountName" .) }}
 # Or Service conveyor-gateway would set CONVEYOR_GATEWAY_PORT, which is a setting.
 enableServiceLinks: false
 securityContext: {{- toYaml (mergeOverwrite $context $own.podSecurityContext) | nindent 2 }}

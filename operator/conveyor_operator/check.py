@@ -1,0 +1,85 @@
+"""`python -m conveyor_operator check`: what a person would ask after an install. The chart's `helm test` runs it.
+
+It needs no rights but discovery, which every account has: what the API server lists is what it can serve.
+"""
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+
+import aiohttp
+
+from conveyor_api import names
+from conveyor_kube.kubeconfig import load_configuration
+from conveyor_operator.cluster import Cluster
+from conveyor_operator.errors import ApiError
+from conveyor_operator.kinds import Kind
+from conveyor_operator.metrics import Metrics
+
+_CRD = Kind(names.GROUP, names.VERSION, names.KIND, names.PLURAL)
+_METRIC = Kind(names.METRICS_GROUP, names.METRICS_VERSIONS[0], "", f"{names.CRD_NAME}/{names.IN_FLIGHT_METRIC}")
+_API_SERVICE = f"{names.METRICS_VERSIONS[0]}.{names.METRICS_GROUP}"
+_PAUSE_SECONDS = 2.0
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m conveyor_operator check", allow_abbrev=False, description=__doc__)
+    parser.add_argument("--gateway-url", required=True, help="base URL of the gateway")
+    parser.add_argument("--metrics-api", choices=["true", "false"], default="true", help="whether it is installed")
+    parser.add_argument("--timeout-seconds", type=float, default=90, help="how long all of it may take to come up")
+    parser.add_argument("--kubeconfig", default="", help="kubeconfig file, as of the operator")
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The exit code: 0 if everything answers."""
+    given = build_parser().parse_args(arguments)
+    return asyncio.run(_run(given))
+
+
+async def _run(given: argparse.Namespace) -> int:
+    deadline = time.monotonic() + given.timeout_seconds
+    async with Cluster(await load_configuration(given.kubeconfig), Metrics()) as cluster:
+        while faults := [fault async for fault in _look(cluster, given)]:
+            if time.monotonic() > deadline:
+                break
+            await asyncio.sleep(_PAUSE_SECONDS)
+    for fault in faults:
+        print(f"FAILED: {fault}", file=sys.stderr)
+    if not faults:
+        print(f"{names.CRD_NAME} is served, {given.gateway_url} answers, {_tell_metrics(given)}")
+    return 1 if faults else 0
+
+
+def _tell_metrics(given: argparse.Namespace) -> str:
+    if given.metrics_api == "true":
+        return f"{names.METRICS_GROUP} has the metrics of InferenceServices"
+    return f"{names.METRICS_GROUP} is left to others"
+
+
+async def _look(cluster: Cluster, given: argparse.Namespace) -> AsyncIterator[str]:
+    """What is not as it should be, each with what to do."""
+    try:
+        if not await cluster.is_served(_CRD):
+            yield f"the CRD {names.CRD_NAME} is not installed: set crds.create, or apply it by hand"
+        if given.metrics_api == "true" and not await cluster.is_served(_METRIC):
+            yield (
+                f"{_API_SERVICE} is not there or another adapter's, so nothing is autoscaled: `kubectl get apiservice "
+                f"{_API_SERVICE}` tells whose it is, the operator's log why; metrics.enabled=false leaves it to others"
+            )
+    except ApiError as error:
+        yield f"the API server, or a server behind it: {error.status} {error.message}"
+    if fault := await _ask_gateway(given.gateway_url):
+        yield f"the gateway at {given.gateway_url}: {fault}"
+
+
+async def _ask_gateway(url: str) -> str:
+    """Why it does not answer; empty if it does."""
+    timeout = aiohttp.ClientTimeout(total=5)
+    try:
+        async with aiohttp.ClientSession(timeout=timeout) as session, session.get(f"{url}/health") as answer:
+            return "" if answer.status == 200 else f"{answer.status} {(await answer.text())[:500]}"
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        return f"{type(error).__name__}: {error}"
