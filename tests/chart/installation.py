@@ -195,16 +195,22 @@ def read_secret(api: Api, name: str) -> dict[str, bytes]:
 
 @contextmanager
 def running(
-    plane: ControlPlane, process: str, objects: list[Json], folder: Path, *more: str
+    plane: ControlPlane,
+    process: str,
+    objects: list[Json],
+    folder: Path,
+    *more: str,
 ) -> Iterator[Callable[[], None]]:
     """A process of the chart with the flags that the chart gives it, as its ServiceAccount; `more` wins over them.
 
     What it yields fails the test, with the log, if the process has ended.
     """
-    (container,) = find(objects, "Deployment", f"conveyor-{process}")["spec"]["template"]["spec"]["containers"]
-    kubeconfig = write_account_kubeconfig(plane, f"conveyor-{process}", folder / f"{process}.kubeconfig")
+    deployment = find(objects, "Deployment", f"conveyor-{process}")
+    (container,), namespace = deployment["spec"]["template"]["spec"]["containers"], deployment["metadata"]["namespace"]
+    file = folder / f"{process}-{namespace}.kubeconfig"
+    kubeconfig = write_account_kubeconfig(plane, f"conveyor-{process}", file, namespace)
     command = [sys.executable, *container["command"][1:], *container["args"], f"--kubeconfig={kubeconfig}", *more]
-    log = folder / f"{process}.log"
+    log = folder / f"{process}-{namespace}.log"
     with log.open("wb") as output:
         started = subprocess.Popen(command, stdout=output, stderr=output)
 
@@ -259,9 +265,9 @@ def running_operator(
     return running(plane, "operator", objects, folder, "--host=127.0.0.1", "--admin-port=0", *more)
 
 
-def write_account_kubeconfig(plane: ControlPlane, account: str, path: Path) -> Path:
+def write_account_kubeconfig(plane: ControlPlane, account: str, path: Path, namespace: str = SYSTEM_NAMESPACE) -> Path:
     """Credentials as a pod of that ServiceAccount has them."""
-    accounts = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/serviceaccounts"
+    accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts"
     answer = Api(plane.kubeconfig).create(f"{accounts}/{account}/token", {"spec": {}})
     config = yaml.safe_load(plane.kubeconfig.read_text())
     config["users"][0]["user"] = {"token": answer["status"]["token"]}

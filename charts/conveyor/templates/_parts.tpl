@@ -157,15 +157,21 @@ metadata:
 {{- end }}
 {{- end }}
 
-{{/* Grants ClusterRole conveyor-<process> in the watched namespaces, or everywhere. */}}
+{{/* What a release has for the whole cluster is named after its namespace, where that is not the usual one. */}}
+{{- define "conveyor.clusterRole" -}}
+conveyor-{{ .process }}
+{{- if ne .root.Release.Namespace "conveyor-system" }}-{{ .root.Release.Namespace }}{{ end }}
+{{- end }}
+
+{{/* Grants that ClusterRole in the watched namespaces, or everywhere. */}}
 {{- define "conveyor.binding" -}}
-{{- $reference := dict "apiGroup" "rbac.authorization.k8s.io" "kind" "ClusterRole" "name" (printf "conveyor-%s" .process) }}
+{{- $reference := dict "apiGroup" "rbac.authorization.k8s.io" "kind" "ClusterRole" "name" (include "conveyor.clusterRole" .) }}
 {{- range .root.Values.watchNamespaces | default (list "") }}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: {{ . | empty | ternary "ClusterRoleBinding" "RoleBinding" }}
 metadata:
-  name: conveyor-{{ $.process }}
+  name: {{ include "conveyor.clusterRole" $ }}
   {{- with . }}
   namespace: {{ . }}
   {{- end }}
