@@ -43,6 +43,7 @@ generate: venv ## Write the CRD, the chart's copy of it and the generated docume
 	$(PY) docs/configuration.py > docs/configuration.md
 	$(PY) docs/openai_fields.py > docs/openai-fields.md
 	$(PY) docs/errors.py > docs/errors.md
+	$(PY) docs/gpu_models.py > docs/gpu-models.md
 
 check: venv check-generated ## Lint, format, types, layers, generated files
 	.venv/bin/ruff check .
@@ -52,7 +53,7 @@ check: venv check-generated ## Lint, format, types, layers, generated files
 
 check-generated: venv ## Whether the CRD, the generated pages and uv.lock are what their sources say
 	$(PY) crds/generate.py --check
-	for page in configuration errors openai-fields; do \
+	for page in configuration errors gpu-models openai-fields; do \
 		$(PY) docs/$${page//-/_}.py | diff -u docs/$$page.md - || { echo "docs/$$page.md is out of date: run make generate"; exit 1; }; done
 	$(UV) lock --check
 

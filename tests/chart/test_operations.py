@@ -107,3 +107,15 @@ def test_a_platform_s_values_are_taken(release: Release, tmp_path: Path) -> None
     assert container["image"].startswith("registry.example.com/conveyor/control:")
     service = release.api.get(f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/services/conveyor-gateway")["spec"]
     assert service["loadBalancerSourceRanges"] == ["203.0.113.0/24"]
+
+
+def test_the_page_for_a_real_cluster_is_taken(release: Release, tmp_path: Path) -> None:
+    page = (REPOSITORY / "docs/real-cluster.md").read_text()
+    (shown,) = re.findall(r"^```yaml\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    (tmp_path / "service.yaml").write_text(shown)
+    release.upgrade()
+    wait_until("the kind's name and fields", lambda: "maxBatchSize" in explain(release), 30, lambda: None)
+    release.api.create("/api/v1/namespaces", {"metadata": {"name": "team-a"}})
+    release.shell("kubectl apply -f service.yaml", tmp_path)
+    assert "llama" in release.shell("kubectl get inferenceservices.conveyor.dev -n team-a -o name")
+    release.api.delete("/api/v1/namespaces/team-a")

@@ -1,0 +1,93 @@
+"""Prints gpu-models.md, how many requests a GPU holds of a model by the engine's own plan: `python docs/gpu_models.py`.
+
+Called by `make generate`, and by `make check-generated`, which compares.
+"""
+
+from typing import NamedTuple
+
+from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.errors import ConfigError
+from conveyor_engine.execution.kv_budget import plan_num_blocks
+
+_TOKENS = 4096
+_STEP_BYTES = 2 * 2**30  # assumed: CUDA's context and the largest step; the engine measures them at its start
+_BATCH = 256  # above all that is counted here
+
+_HEAD = """\
+# Which GPU for which model
+
+Written by `make generate`; do not edit.
+
+Requests of {tokens:,} tokens (prompt and answer) that one GPU holds together in BFloat16, counted by the function with
+which an engine plans its KV cache, at its default of 85 % of what is free. **–**: not one. Of requests half as long it
+holds twice as many.
+
+This is arithmetic; no row was run on that GPU. Memory is what `nvidia-smi` tells, weights are two bytes for each
+parameter, and 2 GiB are assumed for CUDA and the largest step, which an engine measures at its start. An engine runs
+{batch} requests together unless `batching.maxBatchSize` says otherwise. It uses one GPU; larger models want several,
+which [vLLM under the same resource](vllm.md) can use.
+"""
+
+
+class Gpu(NamedTuple):
+    name: str
+    mib: int
+
+
+class Model(NamedTuple):
+    """As `config.json` has it, and the number of parameters."""
+
+    name: str
+    parameters: float
+    layers: int
+    kv_heads: int
+    head_size: int
+
+
+GPUS = (
+    Gpu("L4, A10G (24 GB)", 23_028),
+    Gpu("A100 (40 GB)", 40_960),
+    Gpu("L40S (48 GB)", 46_068),
+    Gpu("A100, H100 (80 GB)", 81_559),
+    Gpu("H200 (141 GB)", 143_771),
+)
+MODELS = (
+    Model("Qwen3-0.6B", 0.6e9, 28, 8, 128),
+    Model("Qwen3-4B", 4.02e9, 36, 8, 128),
+    Model("Mistral-7B-v0.3", 7.25e9, 32, 8, 128),
+    Model("Llama-3.1-8B", 8.03e9, 32, 8, 128),
+    Model("Qwen3-8B", 8.19e9, 36, 8, 128),
+    Model("Qwen3-14B", 14.8e9, 40, 8, 128),
+    Model("Qwen3-32B", 32.8e9, 64, 8, 128),
+)
+
+
+def count_requests(model: Model, gpu: Gpu) -> str:
+    """Of `_TOKENS` tokens, as the table has it."""
+    config = EngineConfig(model=model.name)
+    block_bytes = config.block_size * 2 * model.layers * model.kv_heads * model.head_size * 2
+    free_bytes = gpu.mib * 2**20 - int(2 * model.parameters) - _STEP_BYTES
+    try:
+        blocks = plan_num_blocks(
+            config,
+            max_num_seqs=_BATCH,
+            max_model_len=_TOKENS,
+            block_bytes=block_bytes,
+            free_bytes=free_bytes,
+            is_cpu=False,
+        )
+    except ConfigError:
+        return "–"
+    return str(blocks * config.block_size // _TOKENS)
+
+
+def main() -> None:
+    print(_HEAD.format(tokens=_TOKENS, batch=EngineConfig(model="any").max_num_seqs))
+    print(f"| model | {' | '.join(gpu.name for gpu in GPUS)} |")
+    print(f"| --- |{' --- |' * len(GPUS)}")
+    for model in MODELS:
+        print(f"| {model.name} | {' | '.join(count_requests(model, gpu) for gpu in GPUS)} |")
+
+
+if __name__ == "__main__":
+    main()
