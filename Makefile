@@ -16,7 +16,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export KUBECACHEDIR := $(CACHE)/kubectl
 KUBECONFIG_FILE = $$($(PY) -m e2e.cluster kubeconfig)
 
-.PHONY: help venv tools cluster-tools generate check check-generated test test-oldest set-up e2e demo demo-url demo-down demo-model images cluster cluster-down deploy fresh clients vllm bench soak clean
+.PHONY: help venv tools cluster-tools generate check check-generated test test-oldest set-up e2e demo demo-url demo-down demo-model images cluster cluster-down deploy fresh clients vllm bench soak release-dry-run clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -127,6 +127,15 @@ bench: venv tools ## Measure the gateway, the operator and the engine
 
 soak: venv tools ## Measure what others get while clients and engines are hostile
 	$(PY) bench/hostile.py
+
+# What is in the two images: the extras of their Dockerfiles.
+EXTRAS_control := --extra operator --extra gateway
+EXTRAS_engine := --extra engine
+release-dry-run: $(UV) ## What a release makes without pushing: the packaged chart, and bills of materials (CycloneDX)
+	python3 charts/package.py --out dist/release --registry registry.example.com/conveyor \
+		--control sha256:$$(printf 0%.0s {1..64}) --engine sha256:$$(printf 1%.0s {1..64})
+	$(UV) export --quiet --locked --no-dev --no-emit-project $(EXTRAS_control) --format cyclonedx1.5 > dist/release/control.cdx.json
+	$(UV) export --quiet --locked --no-dev --no-emit-project $(EXTRAS_engine) --format cyclonedx1.5 > dist/release/engine.cdx.json
 
 clean: ## Remove what the build made in the checkout (the cache folder stays)
 	rm -rf .venv dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

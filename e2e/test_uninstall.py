@@ -23,6 +23,7 @@ def test_uninstall_leaves_no_dead_apiservice_and_no_stuck_namespace(namespace: s
     kube.kubectl("delete", "infsvc", "stays", "-n", namespace, "--timeout=60s")  # no finalizer holds it
     kube.kubectl("delete", "namespace", kube.SYSTEM_NAMESPACE, "--timeout=120s")
     deploy()  # and it comes back under the same name
+    assert "conveyor-gateway" in kube.helm("test", "conveyor", "-n", kube.SYSTEM_NAMESPACE, "--logs")
 
 
 def custom_metrics_apiservices() -> list[str]:

@@ -23,7 +23,8 @@ PAGES = [REPOSITORY / "docs" / f"{page}.md" for page in ("operations", "sizing",
 WALKS = [REPOSITORY / "docs" / f"{page}.md" for page in ("engine", "operator")]
 MAPS = [*WALKS, *(REPOSITORY / "docs" / f"{page}.md" for page in ("architecture", "adding"))]
 GENERATED = [
-    REPOSITORY / "docs" / f"{page}.md" for page in ("api-reference", "configuration", "errors", "gpu-models", "openai-fields")
+    REPOSITORY / "docs" / f"{page}.md"
+    for page in ("api-reference", "configuration", "errors", "gpu-models", "openai-fields")
 ]
 HERE = Path(__file__)
 _PRIVATE = re.compile(r"(?i)\w*(?:blam|prais|hurr[yi]|forgiv|guilt|punish|_lent\b)\w*")
