@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -156,8 +157,12 @@ def render_json(**values: Any) -> list[Json]:
 
 
 def _render(*options: str) -> list[Json]:
-    text = helm("template", RELEASE, CHART, "--namespace", SYSTEM_NAMESPACE, *options)
-    return [document for document in yaml.safe_load_all(text) if document]
+    return [document for document in yaml.load_all(_template(options), yaml.CSafeLoader) if document]
+
+
+@cache
+def _template(options: tuple[str, ...]) -> str:
+    return helm("template", RELEASE, CHART, "--namespace", SYSTEM_NAMESPACE, *options)
 
 
 def dry_run(api: Api, objects: list[Json]) -> None:

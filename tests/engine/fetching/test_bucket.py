@@ -5,8 +5,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
+import botocore.session
 import pytest
 from tests.engine.fetching.buckets import (
     BUCKET,
@@ -25,6 +27,14 @@ from conveyor_engine.fetching import bucket
 from conveyor_engine.fetching.fetch import MARKER, fetch
 
 URI = f"s3://{BUCKET}/teams/a/tiny"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _protocols_read_once() -> Iterator[None]:
+    """botocore's description of S3: a session reads it for half a second, and there are eighty sessions here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(botocore.session, "create_loader", cache(botocore.session.create_loader))
+        yield
 
 
 @pytest.fixture
