@@ -12,6 +12,7 @@ from conveyor_api.scheduling import Name
 # The engine's settings that no field of the resource governs; the rest of its environment follows the spec.
 FREE_ENGINE_SETTINGS: Final = (
     "ATTENTION_BACKEND",
+    "ENFORCE_EAGER",
     "LOG_FORMAT",
     "NUM_THREADS",
     "PADDING",

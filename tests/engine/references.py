@@ -7,6 +7,7 @@ import torch
 from tests.engine.tiny_models import VOCAB_SIZE, greedy, save_tiny_model
 
 from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.execution.cuda_graph import Capture
 from conveyor_engine.execution.model_runner import ModelRunner
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.wire.request import EngineRequest, RequestOutput, SamplingParams
@@ -27,9 +28,9 @@ class Reference:
         self.prompts[5][:SHARED_PREFIX] = self.prompts[4][:SHARED_PREFIX]
         self.answers = [greedy(self.model, prompt, MAX_TOKENS) for prompt in self.prompts]
 
-    def make_core(self, *, overlap: bool = False, **changes: Any) -> EngineCore:
+    def make_core(self, *, overlap: bool = False, capture: Capture | None = None, **changes: Any) -> EngineCore:
         config = self.make_config(**changes)
-        return EngineCore(config, ModelRunner(config), overlap=overlap)
+        return EngineCore(config, ModelRunner(config, capture=capture), overlap=overlap)
 
     def make_config(self, **changes: Any) -> EngineConfig:
         """An engine on this model: fp32, four rows, a budget that cuts every longer prompt into chunks."""

@@ -13,10 +13,12 @@ import pytest
 import torch
 from tests.engine import embedding_cores, encoders
 from tests.engine.execution import interpreter  # noqa: F401  before the kernels are imported
+from tests.engine.loop.test_plain_steps import ask_for_everything
 from tests.engine.references import SHARED_PREFIX, Reference, add, answers, run, tokens_of
 from tests.engine.tiny_models import KINDS, OTHER_KINDS, VOCAB_SIZE
 
 from conveyor_engine.bench.gpu.gpu_tests import REHEARSES
+from conveyor_engine.execution.cuda_graph import run_again
 from conveyor_engine.execution.model_runner import ModelRunner
 from conveyor_engine.loop.core import EngineCore
 
@@ -29,11 +31,14 @@ pytestmark = [
 GetReference = Callable[[str], Reference]
 ALL_KINDS = pytest.mark.parametrize("kind", KINDS + OTHER_KINDS)
 OURS = pytest.mark.parametrize("attention_backend", ["auto", "torch"])  # our layers, transformers' own
+GRAPHS = pytest.mark.parametrize("enforce_eager", [False, True], ids=["graphs", "eager"])
 AHEAD = pytest.mark.parametrize("overlap", [True, False], ids=["ahead", "in turn"])
 
 
 def make_core(ref: Reference, *, overlap: bool = True, **changes: Any) -> EngineCore:
-    return ref.make_core(**({"device": DEVICE, "attention_backend": "auto", "overlap": overlap} | changes))
+    capture = run_again if DEVICE == "cpu" and not changes.get("enforce_eager") else None
+    settings = {"device": DEVICE, "attention_backend": "auto", "overlap": overlap, "capture": capture}
+    return ref.make_core(**(settings | changes))
 
 
 @OURS
@@ -43,19 +48,39 @@ def test_every_kind_gives_the_tokens_of_generate(reference: GetReference, kind: 
     assert answers(make_core(ref, attention_backend=attention_backend), ref.prompts) == ref.answers
 
 
+@GRAPHS
 @AHEAD
 @pytest.mark.parametrize("mode", ["none", "static", "dynamic", "continuous"])
 @pytest.mark.parametrize("kind", ["llama", "gemma2"])
-def test_every_mode_gives_them(reference: GetReference, kind: str, mode: str, overlap: bool) -> None:
+def test_every_mode_gives_them(
+    reference: GetReference, kind: str, mode: str, overlap: bool, enforce_eager: bool
+) -> None:
     ref = reference(kind)
-    assert answers(make_core(ref, overlap=overlap, batching_mode=mode), ref.prompts) == ref.answers
+    core = make_core(ref, overlap=overlap, batching_mode=mode, enforce_eager=enforce_eager)
+    assert answers(core, ref.prompts) == ref.answers
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_of_decodes_are_captured_and_every_parameter_gives_the_tokens_that_it_gives_without(
+    reference: GetReference, kind: str
+) -> None:
+    ref, told = reference(kind), []
+    for enforce_eager in (False, True):
+        core = make_core(ref, enforce_eager=enforce_eager, max_num_batched_tokens=200)
+        assert isinstance(core.executor, ModelRunner)
+        if DEVICE == "cuda":
+            assert (core.executor.graphs.sizes if core.executor.graphs else []) == ([] if enforce_eager else [1, 2, 4])
+        ask_for_everything(core, ref.prompts)
+        told.append({name: (tokens_of(said), said[-1].finish_reason) for name, said in run(core).items()})
+    assert told[0] == told[1]
+
+
+@GRAPHS
 @AHEAD
 @pytest.mark.parametrize("kind", ["llama", "gemma2"])
-def test_preempted_requests_give_them(reference: GetReference, kind: str, overlap: bool) -> None:
+def test_preempted_requests_give_them(reference: GetReference, kind: str, overlap: bool, enforce_eager: bool) -> None:
     ref = reference(kind)
-    core = make_core(ref, overlap=overlap, num_kv_blocks=8)
+    core = make_core(ref, overlap=overlap, num_kv_blocks=8, enforce_eager=enforce_eager)
     assert answers(core, ref.prompts) == ref.answers
     assert core.stats().num_preemptions > 0
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 VOCAB_SIZE = 199
@@ -88,11 +88,15 @@ _OTHERS: dict[str, dict[str, Any]] = {
 OTHER_KINDS = tuple(_OTHERS)
 
 
+def make_config(kind: str, **changes: Any) -> PretrainedConfig:
+    return AutoConfig.for_model(kind, **(_COMMON | (_OWN | _OTHERS).get(kind, {}) | changes))
+
+
 def save_tiny_model(kind: str, directory: Path, **changes: Any) -> PreTrainedModel:
     """Makes the model of that kind, always the same one, and saves it; returns it in fp32 for reference."""
     transformers_logging.disable_progress_bar()
     torch.manual_seed(0)
-    config = AutoConfig.for_model(kind, **(_COMMON | (_OWN | _OTHERS).get(kind, {}) | changes))
+    config = make_config(kind, **changes)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     model.save_pretrained(directory)
     return model

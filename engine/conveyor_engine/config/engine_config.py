@@ -95,6 +95,12 @@ class EngineConfig:
     attention_backend: AttentionBackendName = setting(
         "auto", "auto = the fastest that works here", literal(AttentionBackendName)
     )
+    enforce_eager: bool = setting(
+        False,
+        "true = without CUDA graphs: the host launches each kernel of a step of decodes, which takes longer and saves "
+        "their memory",
+        TRUE_OR_FALSE,
+    )
     request_timeout_seconds: float = setting(
         600.0, "longest time of one request; a client may ask for less", seconds(DAY_SECONDS, least=0.001)
     )

@@ -1,8 +1,8 @@
 """Runs plans: packed batch -> forward -> sampled tokens. The first file on a request's way that knows torch.
 
 Built once by `loop.process`, then called for every step: it is the `loop.executor` of one device. Owns the model, the
-KV caches and the rows; knows nothing of requests, queues or policies. A forward is eager; CUDA graphs for decode-only
-batches would go into `_forward`.
+KV caches and the rows; knows nothing of requests, queues or policies. A step of decodes alone is replayed by
+`decode_graphs` where there are graphs; every other step is eager.
 """
 
 import time
@@ -17,7 +17,9 @@ from conveyor_engine.execution import machine
 from conveyor_engine.execution.attention.backend import LayerShape
 from conveyor_engine.execution.attention.interface import Paged, PagedStep, Probe
 from conveyor_engine.execution.attention.select import select_backend
-from conveyor_engine.execution.batch import Batch, build_batch
+from conveyor_engine.execution.batch import build_batch
+from conveyor_engine.execution.cuda_graph import Capture, choose_capture
+from conveyor_engine.execution.decode_graphs import DecodeGraphs, is_decode_only
 from conveyor_engine.execution.kv_budget import plan_num_blocks
 from conveyor_engine.execution.limits import (
     choose_batch_limits,
@@ -33,6 +35,7 @@ from conveyor_engine.execution.models.packed_linear import PackedLinear
 from conveyor_engine.execution.models.probe import probe_layers
 from conveyor_engine.execution.rows import Rows
 from conveyor_engine.execution.sampling.logprobs import Logprobs
+from conveyor_engine.execution.sampling.processor import Samples
 from conveyor_engine.execution.sampling.sampler import Sampled, Sampler, peak_bytes
 from conveyor_engine.execution.transfer import HostCopy
 from conveyor_engine.wire.request import ModelFacts
@@ -48,11 +51,16 @@ class ModelRunner:
     extra_warmup_tokens = 0
 
     def __init__(
-        self, config: EngineConfig, progress: Callable[[str], None] = lambda _: None, load: Load = load_model
+        self,
+        config: EngineConfig,
+        progress: Callable[[str], None] = lambda _: None,
+        load: Load = load_model,
+        capture: Capture | None = None,
     ) -> None:
         """Loads the model and makes the KV caches. Raises ConfigError or ModelError.
 
-        `load`: another way to the model than its weights on disk, for measurements.
+        `load`: another way to the model than its weights on disk, for measurements. `capture`: in place of CUDA graphs,
+        without which a CPU computes no step of decodes apart.
         """
         self._load_model = load
         self.device = open_device(config)
@@ -61,12 +69,18 @@ class ModelRunner:
         max_model_len = choose_max_model_len(config, find_context(model_config))
         max_num_seqs, max_num_batched_tokens = choose_batch_limits(config, self.device)
         self.model, layers = self._load(config, model_config, dtype, progress)
-        self._rows = Rows(max_num_seqs, max_model_len, config.block_size, self.device)
         self.backend = select_backend(config.attention_backend, self.device, dtype, config.block_size)
+        capture = capture or choose_capture(self.device, config.enforce_eager)
+        if not self.backend.decodes_without_host:
+            capture = None
+        spare = int(capture is not None)  # a row and a block, for padding
+        self._rows = Rows(max_num_seqs + spare, max_model_len, config.block_size, self.device)
         block_bytes = self.backend.block_bytes(layers, config.block_size, dtype)
         vocab_size = self.model.get_input_embeddings().num_embeddings
         step_bytes = self._forward_bytes(max_num_seqs, max_num_batched_tokens, max_model_len, vocab_size)
         step_bytes += peak_bytes(max_num_seqs, vocab_size)
+        if spare:
+            step_bytes += self._forward_bytes(max_num_seqs, max_num_seqs, max_model_len, vocab_size) + block_bytes
         num_blocks = plan_num_blocks(
             config,
             max_num_seqs=max_num_seqs,
@@ -75,7 +89,7 @@ class ModelRunner:
             free_bytes=max(0, machine.free_memory_bytes(self.device) - step_bytes),
             is_cpu=self.device.type == "cpu",
         )
-        self.backend.allocate(layers, num_blocks, config.block_size, dtype, self.device)
+        self.backend.allocate(layers, num_blocks + spare, config.block_size, dtype, self.device)
         progress(
             f"event=kv_cache_allocated backend={self.backend.name} blocks={num_blocks} block_size={config.block_size} "
             f"mib={num_blocks * block_bytes / 2**20:.0f}"
@@ -93,6 +107,7 @@ class ModelRunner:
             max_num_batched_tokens=max_num_batched_tokens,
         )
         self._sampler = Sampler(max_num_seqs, vocab_size, self.device)
+        self.graphs = self._make_graphs(capture, num_blocks, progress) if capture is not None else None
 
     def _load(
         self,
@@ -112,6 +127,15 @@ class ModelRunner:
         progress(f"event=model_loaded layers={len(layers)} seconds={time.monotonic() - started:.1f}")
         return model, layers
 
+    def _make_graphs(self, capture: Capture, spare_block: int, progress: Callable[[str], None]) -> DecodeGraphs:
+        """Captures what fits."""
+        block_size = self.facts.block_size
+        graphs = DecodeGraphs(self._rows, self.backend, self._forward, block_size=block_size, spare_block=spare_block)
+        with torch.inference_mode():
+            graphs.capture(capture, progress)
+        free_cached_memory(self.device)  # of the runs before each capture
+        return graphs
+
     def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
         """Begins a step: applies the plan's changes, computes, samples, and writes the tokens into the rows.
 
@@ -123,25 +147,27 @@ class ModelRunner:
             for admitted in plan.admitted:
                 assert isinstance(admitted.output, RowSampling)
                 self._sampler.admit(admitted.row, admitted.output)
-            batch = build_batch(plan, self._rows, self.facts.block_size)
-            return self._launch(plan.number, batch)
+            logits, samples = self._replay(plan) or self._launch(plan)
+            sampled = self._sampler.sample(logits, samples)
+            self._rows.append(samples.device_rows, samples.device_positions, sampled.token_ids)
+            return _start_copy(plan.number, sampled)
 
-    def _launch(self, number: int, batch: Batch) -> Callable[[], StepResult]:
+    def _replay(self, plan: StepPlan) -> tuple[torch.Tensor, Samples] | None:
+        return self.graphs.run(plan) if self.graphs is not None and is_decode_only(plan) else None
+
+    def _launch(self, plan: StepPlan) -> tuple[torch.Tensor, Samples]:
+        batch = build_batch(plan, self._rows, self.facts.block_size)
         paged = PagedStep(self.backend, batch.metadata)
-        logits = self._forward(batch.input_ids, batch.position_ids, batch.logit_indices, paged)
-        samples = batch.samples
-        sampled = self._sampler.sample(logits, samples)
-        self._rows.append(samples.device_rows, samples.device_positions, sampled.token_ids)
-        return _start_copy(number, sampled)
+        return self._forward(batch.input_ids, batch.position_ids, batch.logit_indices, paged), batch.samples
 
     def free_memory(self) -> None:
         """Returns cached memory to the device after a failed step. Raises if the device is broken."""
         free_cached_memory(self.device)
 
     def _forward(
-        self, input_ids: torch.Tensor, position_ids: torch.Tensor, sample_rows: torch.Tensor, paged: Paged
+        self, input_ids: torch.Tensor, position_ids: torch.Tensor, sample_rows: torch.Tensor | int, paged: Paged
     ) -> torch.Tensor:
-        """input_ids, position_ids (1, T), sample_rows (R,) -> logits (R, vocabulary)."""
+        """input_ids, position_ids (1, T), sample_rows (R,), or 0 for all -> logits (R, vocabulary)."""
         logits: torch.Tensor = self.model(
             input_ids=input_ids, position_ids=position_ids, use_cache=False, logits_to_keep=sample_rows, paged=paged
         ).logits

@@ -12,6 +12,12 @@ def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
+def copy_into(tensor: torch.Tensor, array: npt.NDArray[Any]) -> None:
+    """Copies the array into a contiguous tensor of its shape and type, behind all work that the device has so far."""
+    source = torch.from_numpy(array)
+    tensor.copy_(source.pin_memory() if tensor.is_cuda else source, non_blocking=True)
+
+
 class HostCopy:
     """A copy of one device's tensors to the host, queued behind all work that the device has been given so far."""
 

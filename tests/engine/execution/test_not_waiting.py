@@ -11,8 +11,12 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from conveyor_engine.execution import batch, pooling, rows
+from conveyor_engine.execution import batch, decode_graphs, pooling, rows
+from conveyor_engine.execution.attention.interface import Paged, PagedStep
+from conveyor_engine.execution.attention.torch_paged import TorchPaged
 from conveyor_engine.execution.batch import build_batch
+from conveyor_engine.execution.cuda_graph import run_again
+from conveyor_engine.execution.decode_graphs import DecodeGraphs
 from conveyor_engine.execution.models.sentence_files import PoolingMode
 from conveyor_engine.execution.pooling import pool
 from conveyor_engine.execution.rows import Rows
@@ -64,6 +68,24 @@ def run_step(*asked: dict[str, Any]) -> None:
 
 def test_a_step_is_given_without_waiting() -> None:
     run_step({"temperature": 0.0}, {}, {"temperature": 0.7, "logprobs": 2}, {"min_tokens": 3})
+
+
+def test_a_step_of_decodes_is_captured_and_given_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    def copy_into(tensor: torch.Tensor, array: npt.NDArray[Any]) -> None:
+        tensor.copy_(torch.empty(array.shape, dtype=torch.int64, device=CUDA))
+
+    def forward(input_ids: torch.Tensor, positions: torch.Tensor, _: int, paged: Paged) -> torch.Tensor:
+        assert isinstance(paged, PagedStep)
+        assert paged.metadata.block_tables.shape == (input_ids.shape[1], 8)
+        return torch.empty((input_ids.shape[1], VOCAB_SIZE), device=CUDA) + positions.T
+
+    monkeypatch.setattr(decode_graphs, "copy_into", copy_into)
+    backend = TorchPaged()  # asked for nothing here
+    graphs = DecodeGraphs(Rows(9, 32, BLOCK_SIZE, CUDA), backend, forward, block_size=BLOCK_SIZE, spare_block=7)
+    graphs.capture(run_again, lambda _: None)
+    assert graphs.sizes == [1, 2, 4, 8]
+    logits, samples = graphs.run(StepPlan(0, [], [], [3, 0, 5], [4, 5, 6], [1] * 3, [1] * 3, 3)) or pytest.fail("none")
+    assert (logits.shape, samples.device_positions.shape) == ((3, VOCAB_SIZE), (3,))
 
 
 @pytest.mark.parametrize("cut", [{"top_k": 5}, {"top_p": 0.9}])

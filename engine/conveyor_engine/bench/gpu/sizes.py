@@ -44,6 +44,7 @@ class Sizes:
     streams: Batch
     profiled: Batch  # of as many steps as tokens are generated
     peer_seconds: float  # that transformers may take; what it has made until then counts
+    enforce_eager: bool = False  # engines without CUDA graphs
 
 
 ON_A_GPU = Sizes(

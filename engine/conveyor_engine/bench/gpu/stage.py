@@ -10,6 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from conveyor_engine.bench.gpu import plain_structs
@@ -23,6 +24,7 @@ def main() -> int:
     parser.add_argument("stage", choices=STAGES)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rehearse", action="store_true")
+    parser.add_argument("--enforce-eager", action="store_true")
     parser.add_argument("--commit")
     arguments = parser.parse_args()
     results, started = Results(arguments.out, arguments.stage), time.monotonic()
@@ -42,7 +44,7 @@ def _run(results: Results, arguments: argparse.Namespace) -> None:
     from conveyor_engine.execution.machine import choose_device
 
     results.begin(describe(arguments.commit, plain_structs=is_plain))
-    sizes = REHEARSED if arguments.rehearse else ON_A_GPU
+    sizes = replace(REHEARSED if arguments.rehearse else ON_A_GPU, enforce_eager=arguments.enforce_eager)
     choose_device(sizes.device)
     module, _, function = STAGES[arguments.stage].function.partition(":")
     run: Callable[..., None] = getattr(importlib.import_module(f"{__package__}.{module}"), function)

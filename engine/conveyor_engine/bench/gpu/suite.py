@@ -47,6 +47,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--again", action="store_true", help="run stages that are done already, too")
     parser.add_argument("--list", action="store_true", help="only say which stages there are, and how they ended")
     parser.add_argument("--rehearse", action="store_true", help="on the CPU, with everything tiny")
+    parser.add_argument("--enforce-eager", action="store_true", help="engines without CUDA graphs, but in `http`")
     parser.add_argument("--commit", help="what to call the code, where git cannot say it")
     return parser.parse_args(argv)
 
@@ -72,6 +73,7 @@ def _run(stage: Stage, results: Results, arguments: argparse.Namespace) -> None:
     results.path.unlink(missing_ok=True)
     command = [sys.executable, "-m", "conveyor_engine.bench.gpu.stage", stage.name, "--out", str(arguments.out)]
     command += ["--rehearse"] if arguments.rehearse else []
+    command += ["--enforce-eager"] if arguments.enforce_eager else []
     command += ["--commit", arguments.commit] if arguments.commit else []
     started = time.monotonic()
     process = subprocess.Popen(command, env=_environment(stage, arguments.rehearse), start_new_session=True)

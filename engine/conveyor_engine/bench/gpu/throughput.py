@@ -73,6 +73,7 @@ def build_config(model: Path, sizes: Sizes, rounds: Sequence[Lengths]) -> Engine
         max_num_seqs=max(map(len, rounds)),
         max_num_queued_requests=max(map(len, rounds)),
         prefix_caching=False,
+        enforce_eager=sizes.enforce_eager,
     )
 
 

@@ -63,6 +63,7 @@ class AttentionBackend(Protocol):
     """Paged KV caches of all layers, and attention over them."""
 
     name: str
+    decodes_without_host: bool  # whether decodes need none of the metadata's host arrays, so that a graph can hold them
 
     def block_bytes(self, layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> int:
         """Bytes of one block in all layers together, padding of the layout included."""

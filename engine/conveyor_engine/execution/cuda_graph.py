@@ -1,0 +1,60 @@
+"""Captures work on the device as CUDA graphs: later one call launches all of its kernels. Used by `decode_graphs`.
+
+Work that is captured reads and writes tensors that stay where they are, and asks the device for nothing.
+"""
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+Work = Callable[[], None]
+Capture = Callable[[Work], Work]  # may run the work; what it returns does the same again
+
+
+class CudaCapture:
+    """Graphs of one device, which share the memory of what they compute: one runs at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def __call__(self, work: Work) -> Work:
+        """Runs the work once before: what loads or compiles at its first call cannot be captured."""
+        current, graph = torch.cuda.current_stream(self._device), torch.cuda.CUDAGraph()
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            work()
+            torch.cuda.synchronize(self._device)
+            with _no_garbage():
+                graph.capture_begin(self._pool, capture_error_mode="thread_local")  # another engine's thread may go on
+                try:
+                    work()
+                finally:
+                    graph.capture_end()
+        current.wait_stream(self._stream)
+        return graph.replay
+
+
+@contextmanager
+def _no_garbage() -> Iterator[None]:
+    """Without collections: one could free another engine's graphs, and with them call the driver in a capture."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def choose_capture(device: torch.device, enforce_eager: bool) -> Capture | None:
+    """CUDA graphs, where there are any and they are wanted."""
+    return CudaCapture(device) if device.type == "cuda" and not enforce_eager else None
+
+
+def run_again(work: Work) -> Work:
+    """In place of a capture where there is no GPU: in rehearsals and tests."""
+    return work

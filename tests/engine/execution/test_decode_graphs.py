@@ -1,0 +1,203 @@
+"""Steps of decodes over static buffers give the tokens of packed steps, and their padding touches nothing.
+
+There is no graph here: the same work is run again. `test_graph_replay` replays it.
+"""
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from tests.engine.loop.test_plain_steps import MODES, ask_for_everything
+from tests.engine.references import Reference, add, answers, run, tokens_of
+from tests.engine.tiny_models import VOCAB_SIZE
+
+from conveyor_engine.execution import cuda_graph, native
+from conveyor_engine.execution.cuda_graph import Work, choose_capture, run_again
+from conveyor_engine.execution.decode_graphs import DecodeGraphs, batch_sizes, is_decode_only
+from conveyor_engine.execution.model_runner import ModelRunner
+from conveyor_engine.execution.sampling.processor import Samples
+from conveyor_engine.loop.core import EngineCore
+from conveyor_engine.wire.request import RequestOutput
+from conveyor_engine.wire.step import StepPlan
+
+GetReference = Callable[[str], Reference]
+pytestmark = pytest.mark.skipif(
+    native.why_missing() is not None, reason=f"needs the compiled kernels: {native.why_missing()}"
+)
+
+
+def make_core(ref: Reference, **changes: Any) -> EngineCore:
+    return ref.make_core(**({"capture": run_again, "attention_backend": "native"} | changes))
+
+
+def graphs_of(core: EngineCore) -> DecodeGraphs:
+    assert isinstance(core.executor, ModelRunner)
+    assert core.executor.graphs is not None
+    return core.executor.graphs
+
+
+def watch(
+    core: EngineCore, monkeypatch: pytest.MonkeyPatch, see: Callable[[StepPlan], None] = lambda _: None
+) -> list[int]:
+    """The rows of each step that is run so, as they come. `see` is told before."""
+    graphs, seen = graphs_of(core), list[int]()
+    replay = graphs.run
+
+    def run_and_note(plan: StepPlan) -> tuple[torch.Tensor, Samples] | None:
+        seen.append(len(plan.rows))
+        see(plan)
+        return replay(plan)
+
+    monkeypatch.setattr(graphs, "run", run_and_note)
+    return seen
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma2", "gpt2"])
+def test_the_answers_are_those_of_generate(reference: GetReference, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    ref = reference(kind)
+    core = make_core(ref, max_num_batched_tokens=200)
+    seen = watch(core, monkeypatch)
+    assert answers(core, ref.prompts[:3]) == ref.answers[:3]
+    assert 3 in seen, "which is padded to 4"
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "ahead"])
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: "-".join(mode.values()))
+@pytest.mark.parametrize("num_kv_blocks", [64, 8])
+def test_every_mode_and_parameter_gives_the_tokens_of_packed_steps(
+    reference: GetReference, mode: dict[str, Any], num_kv_blocks: int, overlap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref = reference("llama")
+    told = []
+    for capture in (run_again, None):
+        changes = {"num_kv_blocks": num_kv_blocks, "max_num_batched_tokens": 200, "overlap": overlap, **mode}
+        core = make_core(ref, capture=capture, **changes)
+        seen = watch(core, monkeypatch) if capture else []
+        core.scheduler._answers.expected_output_tokens = 1.0
+        ask_for_everything(core, ref.prompts)
+        told.append(comparable(run(core)))
+        assert seen or capture is None
+    assert told[0] == told[1]
+
+
+def comparable(outputs: dict[str, list[RequestOutput]]) -> dict[str, Any]:
+    """Tokens, how they ended, and the tokens of log probabilities: products of other sizes round differently."""
+    return {
+        name: (
+            tokens_of(said),
+            said[-1].finish_reason,
+            [[entry.top_token_ids for entry in output.logprobs or []] for output in said],
+        )
+        for name, said in outputs.items()
+    }
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3_text"])
+@pytest.mark.parametrize("seed", range(2))
+def test_requests_that_come_and_go_at_random_get_the_same_tokens(
+    reference: GetReference, kind: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref = reference(kind)
+    told = []
+    for capture in (run_again, None):
+        core = make_core(ref, capture=capture, num_kv_blocks=8, max_num_seqs=6, max_num_batched_tokens=64)
+        seen = watch(core, monkeypatch) if capture else []
+        told.append(run_at_random(core, Random(seed)))
+        assert capture is None or (len(set(seen)) > 3 and core.stats().num_preemptions > 0)
+    assert told[0] == told[1]
+
+
+def run_at_random(core: EngineCore, random: Random) -> dict[str, list[int]]:
+    """Twenty requests, some of which begin alike or are given up; the plans hang on the random numbers alone."""
+    shared = [random.randrange(1, VOCAB_SIZE) for _ in range(40)]
+    told: dict[str, list[int]] = {}
+    waiting = [str(number) for number in range(20)]
+    while waiting or core.has_unfinished():
+        if waiting and random.random() < 0.3:
+            own = [random.randrange(1, VOCAB_SIZE) for _ in range(random.randrange(1, 30))]
+            params = random.choice([{}, {"temperature": 0.8, "top_p": 0.9}, {"temperature": 1.0}, {"min_tokens": 4}])
+            prompt = shared[: random.choice([0, 16, 40])] + own
+            add(core, waiting.pop(), prompt, max_tokens=random.randrange(1, 25), seed=random.randrange(99), **params)
+        if told and random.random() < 0.02:
+            core.abort(random.choice(sorted(told)))
+        for output in core.step(0.0):
+            told.setdefault(output.request_id, []).extend(output.new_token_ids)
+    return told
+
+
+def test_padding_changes_nothing(reference: GetReference, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its row's token is: no logit of another row, and no key or value but in its own block."""
+    ref = reference("llama")
+    core = make_core(ref, max_num_batched_tokens=200)
+    graphs, caches = graphs_of(core), [c for pair in core.executor.backend._caches for c in pair]  # type: ignore[attr-defined]
+    replay, padded = graphs.run, []
+
+    def run_with(token: int, plan: StepPlan) -> list[torch.Tensor]:
+        graphs._rows.token_ids[4, 0] = token
+        logits, _ = replay(plan) or pytest.fail("no graph")
+        return [logits.clone(), *(cache[:64].clone() for cache in caches)]
+
+    def run_twice(plan: StepPlan) -> tuple[torch.Tensor, Samples] | None:
+        pairs = list(zip(run_with(5, plan), run_with(77, plan), strict=True))
+        assert all(torch.equal(first, second) for first, second in pairs)
+        padded.append(len(plan.rows) == 3)
+        return replay(plan)
+
+    monkeypatch.setattr(graphs, "run", run_twice)
+    assert answers(core, ref.prompts[:3]) == ref.answers[:3]
+    assert any(padded)
+    assert all(cache[64].any() for cache in caches), "its own block is the one behind those of requests"
+
+
+def test_a_capture_that_fails_leaves_smaller_steps_to_the_host_and_says_so_once(reference: GetReference) -> None:
+    ref = reference("llama")
+    for most, sizes in ((1, [4]), (0, [])):
+        captured: list[Work] = []
+        lines: list[str] = []
+
+        def fail_after(work: Work, captured: list[Work] = captured, most: int = most) -> Work:
+            if len(captured) == most:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            captured.append(work)
+            return work
+
+        config = ref.make_config(attention_backend="native", max_num_batched_tokens=200)
+        core = EngineCore(config, ModelRunner(config, lines.append, capture=fail_after))
+        assert graphs_of(core).sizes == sizes
+        assert [line.split()[0] for line in lines if "cuda_graph_failed" in line] == ["event=cuda_graph_failed"]
+        assert answers(core, ref.prompts) == ref.answers
+
+
+def test_sizes_are_few_and_the_last_is_the_largest_batch() -> None:
+    assert batch_sizes(1) == [1]
+    assert batch_sizes(5) == [1, 2, 4, 5]
+    assert batch_sizes(32) == [1, 2, 4, 8, 16, 32]
+    assert batch_sizes(256)[-3:] == [224, 240, 256]
+    assert len(batch_sizes(1024)) == 32
+    assert batch_sizes(300)[-2:] == [256, 300]
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "num_logits", "num_decodes", "is_one"),
+    [([1, 1], [1, 1], 2, True), ([1, 5], [1, 1], 1, False), ([1, 1], [1, 0], 2, False), ([], [], 0, False)],
+)
+def test_a_step_is_one_of_decodes_if_each_row_computes_and_samples_a_token(
+    num_tokens: list[int], num_logits: list[int], num_decodes: int, is_one: bool
+) -> None:
+    plan = StepPlan(0, [], [], [*range(len(num_tokens))], [3] * len(num_tokens), num_tokens, num_logits, num_decodes)
+    assert is_decode_only(plan) == is_one
+
+
+def test_graphs_are_for_gpus_unless_they_are_unwanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_graph, "CudaCapture", lambda device: device)
+    assert choose_capture(torch.device("cuda"), enforce_eager=False) == torch.device("cuda")
+    assert choose_capture(torch.device("cuda"), enforce_eager=True) is None
+    assert choose_capture(torch.device("cpu"), enforce_eager=False) is None
+
+
+def test_attention_that_asks_the_host_for_lengths_has_no_graphs(reference: GetReference) -> None:
+    core = reference("llama").make_core(capture=run_again, attention_backend="torch")
+    assert isinstance(core.executor, ModelRunner)
+    assert core.executor.graphs is None

@@ -1,0 +1,118 @@
+"""What a graph would hold of a step of decodes: every operation and launch on the tensors of the capture, nothing else.
+
+They are recorded as a capture does, and replayed without the engine's code over buffers with other numbers. A number
+that Python had read, or a tensor of another step, would give other tokens. Kernels run in Triton's interpreter.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.engine.execution import interpreter
+from tests.engine.references import add, run, tokens_of
+from tests.engine.tiny_models import greedy, save_tiny_model
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
+
+from conveyor_engine import execution
+from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.execution import model_runner, native
+from conveyor_engine.execution.attention.triton_backend import TritonPaged
+from conveyor_engine.execution.cuda_graph import Work
+from conveyor_engine.execution.decode_graphs import DecodeGraphs
+from conveyor_engine.execution.kernels import paged_attention
+from conveyor_engine.execution.model_runner import ModelRunner
+from conveyor_engine.loop.core import EngineCore
+
+pytestmark = pytest.mark.skipif(interpreter.HAVE_GPU, reason="a GPU has graphs of its own")
+aten = torch.ops.aten
+READS = {
+    aten.item.default,
+    aten._local_scalar_dense.default,
+    aten.nonzero.default,
+    aten.equal.default,
+    aten.is_nonzero.default,
+}
+
+
+class Recording(TorchDispatchMode):
+    """Torch's operations and Triton's launches, in their order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._calls: list[Work] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func not in READS, f"{func} waits for the device"
+        call = partial(func, *args, **(kwargs or {}))
+        out = call()
+        self._calls.append(partial(_into, out, call))
+        return out
+
+    def launch(self, run_kernel: Callable[..., None]) -> None:
+        with _disable_current_modes():
+            run_kernel()
+        self._calls.append(run_kernel)
+
+    def replay(self) -> None:
+        for call in self._calls:
+            call()
+
+
+def _into(out: Any, call: Callable[[], Any]) -> None:
+    """Computes it again, to where it was computed first."""
+    for old, new in zip(tree_leaves(out), tree_leaves(call()), strict=True):
+        if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():
+            old.copy_(new)
+
+
+@pytest.fixture
+def capture(monkeypatch: pytest.MonkeyPatch) -> Callable[[Work], Work]:
+    recordings: list[Recording] = []
+    kernel = type(paged_attention._attend)
+    run_kernel = kernel.run
+
+    def launch(self: Any, *args: Any, **options: Any) -> None:
+        call = partial(run_kernel, self, *args, **options)
+        recordings[-1].launch(call) if recordings else call()
+
+    monkeypatch.setattr(kernel, "run", launch)
+
+    def record(work: Work) -> Work:
+        work()
+        recordings.append(Recording())
+        with recordings[-1] as recording:
+            work()
+        recordings.clear()
+        return recording.replay
+
+    return record
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
+@pytest.mark.parametrize("kind", ["llama", "gemma2"])
+def test_a_recorded_step_replayed_over_other_numbers_gives_the_tokens_of_generate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capture: Callable[[Work], Work], kind: str
+) -> None:
+    monkeypatch.setattr(execution.kernels, "why_missing", lambda device: None)
+    monkeypatch.setattr(native, "why_missing", lambda: "not wanted")
+    monkeypatch.setattr(model_runner, "select_backend", lambda *_: TritonPaged(num_processors=2))
+    model = save_tiny_model(kind, tmp_path)
+    config = EngineConfig(
+        model=str(tmp_path), device="cpu", dtype="float32", max_model_len=96, max_num_seqs=3,
+        num_kv_blocks=32, max_num_batched_tokens=64, warmup=False,
+    )  # fmt: skip
+    runner = ModelRunner(config, capture=capture)
+    assert runner.graphs is not None
+    assert runner.graphs.sizes == [1, 2, 3], "every step could be recorded"
+    core = EngineCore(config, runner)
+    monkeypatch.setattr(DecodeGraphs, "_compute", lambda *_: pytest.fail("the engine's code runs again"))
+    prompts = [[7, 3, 9, 4], [11] * 18, [*range(50, 55)]]
+    for number, (prompt, max_tokens) in enumerate(zip(prompts, (9, 4, 6), strict=True)):
+        add(core, str(number), prompt, max_tokens=max_tokens)
+    outputs = run(core)
+    for number, (prompt, max_tokens) in enumerate(zip(prompts, (9, 4, 6), strict=True)):
+        assert tokens_of(outputs[str(number)]) == greedy(model, prompt, max_tokens)
