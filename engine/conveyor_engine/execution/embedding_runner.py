@@ -19,6 +19,7 @@ from conveyor_engine.errors import ConfigError
 from conveyor_engine.execution import machine
 from conveyor_engine.execution.attention.interface import Probe
 from conveyor_engine.execution.attention.packed import Packed
+from conveyor_engine.execution.largest_step import estimate_step, measure_step, too_large
 from conveyor_engine.execution.limits import (
     choose_batch_limits,
     choose_max_model_len,
@@ -66,6 +67,7 @@ class EmbeddingRunner:
             embedding=_describe(model_config, self._size),
         )
         progress(f"event=pooling_chosen mode={self._mode} normalizes={str(self._pooling.normalizes).lower()}")
+        progress(f"event=largest_step_fits mib={self._find_step_bytes() / 2**20:.0f}")
 
     def _load(
         self,
@@ -93,6 +95,19 @@ class EmbeddingRunner:
         positions = find_context(model_config)
         usable = None if positions is None else positions - self._first_position
         return min((limit for limit in (usable, self._pooling.max_seq_length) if limit is not None), default=None)
+
+    def _find_step_bytes(self) -> int:
+        """Memory of the largest step: measured on CUDA, estimated on a CPU. Raises ModelError if it does not fit."""
+        facts, lower = self.facts, "`max_num_batched_tokens` or `max_model_len`"
+        longest = facts.max_model_len  # it may have a step alone
+        num_tokens = max(longest, min(facts.max_num_batched_tokens, facts.max_num_seqs * longest))
+        lengths = [min(longest, num_tokens - start) for start in range(0, num_tokens, longest)]
+        if self.device.type == "cuda":
+            return measure_step(self.device, num_tokens, lower, lambda: self._pool([[0] * n for n in lengths]))
+        step_bytes = estimate_step(self.model, num_tokens)
+        if step_bytes > machine.free_memory_bytes(self.device):
+            raise too_large(num_tokens, lower)
+        return step_bytes
 
     def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
         """Begins a step: computes the whole prompt of each row, which the plan brings.

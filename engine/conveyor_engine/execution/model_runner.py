@@ -12,7 +12,6 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from conveyor_engine.config.engine_config import EngineConfig
-from conveyor_engine.errors import ModelError
 from conveyor_engine.execution import machine
 from conveyor_engine.execution.attention.backend import LayerShape
 from conveyor_engine.execution.attention.interface import Paged, PagedStep, Probe
@@ -21,6 +20,7 @@ from conveyor_engine.execution.batch import build_batch
 from conveyor_engine.execution.cuda_graph import Capture, choose_capture
 from conveyor_engine.execution.decode_graphs import DecodeGraphs, is_decode_only
 from conveyor_engine.execution.kv_budget import plan_num_blocks
+from conveyor_engine.execution.largest_step import estimate_step, measure_step
 from conveyor_engine.execution.limits import (
     choose_batch_limits,
     choose_max_model_len,
@@ -31,7 +31,6 @@ from conveyor_engine.execution.limits import (
 )
 from conveyor_engine.execution.models.fuse import fuse_model
 from conveyor_engine.execution.models.loader import load_config, load_model
-from conveyor_engine.execution.models.packed_linear import PackedLinear
 from conveyor_engine.execution.models.probe import probe_layers
 from conveyor_engine.execution.rows import Rows
 from conveyor_engine.execution.sampling.logprobs import Logprobs
@@ -40,7 +39,6 @@ from conveyor_engine.execution.sampling.sampler import Sampled, Sampler, peak_by
 from conveyor_engine.execution.transfer import HostCopy
 from conveyor_engine.wire.request import ModelFacts
 from conveyor_engine.wire.step import RowSampling, StepPlan, StepResult
-from conveyor_process.failure_reasons import FailureReason
 
 Load = Callable[[str, PretrainedConfig, torch.dtype, torch.device], PreTrainedModel]
 
@@ -176,22 +174,11 @@ class ModelRunner:
     def _forward_bytes(self, max_num_seqs: int, num_tokens: int, max_model_len: int, vocab_size: int) -> int:
         """Memory the largest forward needs besides weights and KV cache: measured on CUDA, estimated on a CPU."""
         if self.device.type == "cpu":
-            linears = [m for m in self.model.modules() if isinstance(m, PackedLinear | torch.nn.Linear)]
-            head = self.model.get_output_embeddings()
-            widest = max((m.in_features + m.out_features for m in linears if m is not head), default=0)
-            return 4 * (2 * widest * num_tokens + max_num_seqs * vocab_size)  # two layers' inputs and outputs, logits
-        torch.cuda.reset_peak_memory_stats(self.device)
-        before = torch.cuda.memory_allocated(self.device)
+            logits_bytes = 4 * max_num_seqs * vocab_size
+            return estimate_step(self.model, num_tokens, self.model.get_output_embeddings()) + logits_bytes
         positions = torch.arange(num_tokens, device=self.device)[None] % max_model_len
-        try:
-            with torch.inference_mode():
-                self._forward(torch.zeros_like(positions), positions, positions.new_zeros(max_num_seqs), Probe())
-        except torch.OutOfMemoryError as error:
-            message = f"a step of {num_tokens} tokens does not fit beside the weights; lower `max_num_batched_tokens`"
-            raise ModelError(message, reason=FailureReason.OUT_OF_MEMORY) from error
-        peak = torch.cuda.max_memory_allocated(self.device) - before
-        torch.cuda.empty_cache()
-        return int(peak)
+        step = (torch.zeros_like(positions), positions, positions.new_zeros(max_num_seqs), Probe())
+        return measure_step(self.device, num_tokens, "`max_num_batched_tokens`", lambda: self._forward(*step))
 
 
 def _start_copy(number: int, sampled: Sampled) -> Callable[[], StepResult]:

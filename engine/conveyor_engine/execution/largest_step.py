@@ -1,0 +1,39 @@
+"""Finds the memory that the largest step takes beside the weights. Used by both runners after the model is loaded."""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from conveyor_engine.errors import ModelError
+from conveyor_engine.execution.models.packed_linear import PackedLinear
+from conveyor_process.failure_reasons import FailureReason
+
+
+def measure_step(device: torch.device, num_tokens: int, lower: str, run: Callable[[], object]) -> int:
+    """Bytes that `run`, a step of so many tokens, takes on a GPU.
+
+    Raises ModelError (OutOfMemory) if it does not fit; `lower` names the settings that make it smaller.
+    """
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    try:
+        with torch.inference_mode():
+            run()
+    except torch.OutOfMemoryError as error:
+        raise too_large(num_tokens, lower) from error
+    peak = torch.cuda.max_memory_allocated(device) - before
+    torch.cuda.empty_cache()
+    return int(peak)
+
+
+def estimate_step(model: nn.Module, num_tokens: int, head: nn.Module | None = None) -> int:
+    """Bytes on a CPU: float32 inputs and outputs of two of the widest layers, the head's not counted."""
+    linears = [m for m in model.modules() if isinstance(m, PackedLinear | nn.Linear)]
+    widest = max((m.in_features + m.out_features for m in linears if m is not head), default=0)
+    return 4 * 2 * widest * num_tokens
+
+
+def too_large(num_tokens: int, lower: str) -> ModelError:
+    message = f"a step of {num_tokens} tokens does not fit beside the weights; lower {lower}"
+    return ModelError(message, reason=FailureReason.OUT_OF_MEMORY)

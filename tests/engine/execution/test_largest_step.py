@@ -1,0 +1,70 @@
+"""A model whose largest step does not fit into the memory says which settings make it smaller, and does not start."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tests.engine.embedding_cores import make_core
+from tests.engine.encoders import CONTEXT_TOKENS, save_encoder
+
+from conveyor_engine.errors import ModelError
+from conveyor_engine.execution import machine
+from conveyor_engine.execution.embedding_runner import EmbeddingRunner
+from conveyor_engine.execution.largest_step import measure_step
+
+CUDA = torch.device("cuda")
+MIB = 2**20
+
+
+@pytest.fixture
+def peak(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Sets what CUDA says of the memory, of which the weights have 3 MiB."""
+    told = {"memory_allocated": 3 * MIB, "max_memory_allocated": 3 * MIB}
+    for name in told:
+        monkeypatch.setattr(torch.cuda, name, lambda device, name=name: told[name])
+    for name in ("reset_peak_memory_stats", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: None)
+    return lambda num_bytes: told.update(max_memory_allocated=num_bytes)
+
+
+def test_a_step_is_measured_beside_the_weights(peak: Callable[[int], None]) -> None:
+    assert measure_step(CUDA, 9, "", lambda: peak(10 * MIB)) == 7 * MIB
+
+
+def test_a_step_that_does_not_fit_names_the_settings(peak: Callable[[int], None]) -> None:
+    def run() -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(ModelError, match=r"a step of 9 tokens does not fit.*; lower `max_model_len`") as caught:
+        measure_step(CUDA, 9, "`max_model_len`", run)
+    assert caught.value.reason == "OutOfMemory"
+
+
+@pytest.mark.parametrize(
+    ("budget", "lengths"),
+    [(50, [CONTEXT_TOKENS]), (150, [CONTEXT_TOKENS, CONTEXT_TOKENS, 22]), (900, [CONTEXT_TOKENS] * 4)],
+)
+def test_the_largest_step_of_a_model_that_embeds_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, peak: Callable[[int], None], budget: int, lengths: list[int]
+) -> None:
+    """The longest prompt has a step alone where it exceeds the budget; there are four rows."""
+    save_encoder("bert", tmp_path)
+    runner = make_core(tmp_path, max_num_batched_tokens=budget).executor
+    assert isinstance(runner, EmbeddingRunner)
+    ran: list[int] = []
+    monkeypatch.setattr(runner, "device", CUDA)
+    monkeypatch.setattr(runner, "_pool", lambda prompts: ran.extend(map(len, prompts)))
+    runner._find_step_bytes()
+    assert ran == lengths
+
+
+def test_an_engine_that_embeds_does_not_start_where_its_largest_step_has_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_encoder("bert", tmp_path)
+    monkeypatch.setattr(machine, "free_memory_bytes", lambda _: 10_000)
+    wanted = f"a step of {CONTEXT_TOKENS} tokens .* lower `max_num_batched_tokens` or `max_model_len`"
+    with pytest.raises(ModelError, match=wanted) as caught:
+        make_core(tmp_path)
+    assert caught.value.reason == "OutOfMemory"
