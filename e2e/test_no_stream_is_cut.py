@@ -14,15 +14,16 @@ from e2e.load import running_load
 from e2e.services import service
 
 NAME = "calm"
-# About ten seconds of a stream, twice what a pod waits before it drains.
-BODY = {"model": NAME, "max_tokens": 400, "min_tokens": 300, "temperature": 0.8}
+# A pod waits 5 s before it drains: streams are to be longer, also where nothing else runs.
+BODY = {"model": NAME, "max_tokens": 900, "min_tokens": 700, "temperature": 0.8}
+SLOW = {"requests": {"cpu": "100m"}, "limits": {"nvidia.com/gpu": 1, "cpu": "500m"}}
 ENGINES = f"conveyor.dev/inference-service={NAME}"
 
 
 @pytest.fixture(scope="module")
 def calm(shared_namespace: str) -> str:
     """The namespace of a service with two engines."""
-    kube.apply(service(NAME, replicas=2), shared_namespace)
+    kube.apply(service(NAME, replicas=2, resources=SLOW, queue={"timeout": "3m"}), shared_namespace)
     kube.wait_until("two engines", lambda: ready(shared_namespace) == 2, 240)
     return shared_namespace
 
