@@ -83,7 +83,7 @@ def test_services_are_looked_at_saved_deleted_and_brought_back(release: Release,
     assert release.api.reachable(f"{SERVICES}/qwen")
     release.shell("helm uninstall conveyor -n conveyor-system")
     release.shell("kubectl delete crd inferenceservices.conveyor.dev")
-    assert not release.api.reachable(SERVICES)
+    wait_until("the end of the kind", lambda: not release.api.reachable(SERVICES), 30, lambda: None)
 
 
 @pytest.mark.parametrize("namespace", ["default", "kube-public"])

@@ -37,9 +37,9 @@ def test_every_field_can_be_a_flag_a_variable_and_a_key(tmp_path: Path) -> None:
         "max_model_len": 99, "sampling_defaults": "openai",
         "batching_mode": "static", "max_num_seqs": 3, "batching_window_seconds": 0.5, "max_num_batched_tokens": 64,
         "max_num_queued_requests": 7, "num_kv_blocks": 11, "kv_memory_fraction": None, "block_size": 32,
-        "prefix_caching": False, "attention_backend": "torch", "request_timeout_seconds": 5.0,
-        "drain_timeout_seconds": 6.0, "host": "::1", "port": 81, "padding": "real", "num_threads": 2,
-        "log_format": "json", "warmup": False,
+        "prefix_caching": False, "attention_backend": "torch", "enforce_eager": True,
+        "request_timeout_seconds": 5.0, "drain_timeout_seconds": 6.0, "host": "::1", "port": 81, "padding": "real",
+        "num_threads": 2, "log_format": "json", "warmup": False,
     }  # fmt: skip
     assert list(values) == [field.name for field in dataclasses.fields(EngineConfig)]
     given = {name: value for name, value in values.items() if value is not None}
