@@ -6,6 +6,7 @@ SHELL := /bin/bash
 CACHE := $(or $(CONVEYOR_CACHE),$(HOME)/.cache/conveyor)
 UV_VERSION := 0.13.8
 TRANSFORMERS_OLDEST := 5.17
+SENTENCE_TRANSFORMERS := 6.2
 UV := $(CACHE)/uv-$(UV_VERSION)/bin/uv
 PY := .venv/bin/python
 TESTS ?= tests
@@ -67,9 +68,10 @@ test: venv $(if $(filter-out $(addsuffix %,$(PYTHON_ALONE)),$(TESTS)),tools) ## 
 $(patsubst tests/%/,test-%,$(wildcard tests/*/)): test-%:
 	@$(MAKE) --no-print-directory test TESTS=tests/$*
 
-test-oldest: venv ## The tests of the models' answers, with the oldest transformers that is allowed
-	$(UV) run --no-sync --with 'transformers==$(TRANSFORMERS_OLDEST).*' python -m pytest -p no:cacheprovider \
-		tests/engine/test_parity.py tests/engine/test_kinds.py tests/engine/test_embeddings.py tests/engine/execution/models
+test-oldest: venv ## The tests of the models' answers, with the oldest transformers that is allowed, and sentence-transformers
+	$(UV) run --no-sync --with 'transformers==$(TRANSFORMERS_OLDEST).*' --with 'sentence-transformers==$(SENTENCE_TRANSFORMERS).*' \
+		python -m pytest -p no:cacheprovider tests/engine/test_parity.py tests/engine/test_kinds.py \
+		tests/engine/test_embeddings.py tests/engine/execution/models tests/engine/bench/test_encoder.py
 
 images: venv ## Build the control and the engine image
 	$(PY) -m e2e.cluster images
@@ -122,6 +124,7 @@ bench: venv tools ## Measure the gateway, the operator and the engine
 	$(PY) bench/reconcile.py
 	$(PY) bench/wake.py
 	$(PY) -m conveyor_engine bench --compare hf-static
+	$(UV) run --no-sync --with 'sentence-transformers==$(SENTENCE_TRANSFORMERS).*' python -m conveyor_engine bench --workload embed
 	$(PY) -m conveyor_engine bench host
 	$(PY) bench/hostile_engine.py
 

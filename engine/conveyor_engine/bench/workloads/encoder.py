@@ -6,6 +6,7 @@ float32 model first.
 
 import time
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -35,7 +36,11 @@ Vectors = npt.NDArray[np.float32]  # (texts, hidden)
 
 
 def measure_encoder(shape: str, dtype: str, limits: Limits, say: Callable[[str], None]) -> dict[str, Any]:
-    """Seconds for all texts, of both. Exits if the systems differ."""
+    """Seconds for all texts, of both. Exits if the systems differ, or the peer is missing."""
+    if find_spec("sentence_transformers") is None:
+        raise SystemExit(
+            "sentence-transformers is missing: uv run --no-sync --with sentence-transformers python -m ..."
+        )
     with TemporaryDirectory() as folder:
         compared = check_vectors(Path(folder))
     say(f"event=vectors_equal dtype=float32 model=tiny vectors={compared}: same as sentence-transformers'")
