@@ -19,9 +19,11 @@ from e2e.deploy import deploy
 from e2e.hub_of_demo import from_hub, running_hub
 
 
-def commands(page: str) -> list[str]:
-    """The `sh` blocks of a page, in order."""
-    return re.findall(r"```sh\n(.*?)```", (REPOSITORY / page).read_text(), re.DOTALL)
+def commands(page: str, begin: str = "") -> list[str]:
+    """The `sh` blocks of a page, in order, from where it says so."""
+    _, heading, rest = (REPOSITORY / page).read_text().partition(begin or "\n")
+    assert heading
+    return re.findall(r"```sh\n(.*?)```", rest, re.DOTALL)
 
 
 def shell(script: str, timeout_seconds: float = 500) -> str:
@@ -69,7 +71,7 @@ def test_the_readme_s_demo_does_what_it_says_and_its_curl_answers() -> None:
 def test_the_quickstart_s_commands_do_what_they_say(tmp_path: Path) -> None:
     try:
         with running_hub(tmp_path) as hub:
-            for block in commands("docs/quickstart.md"):
+            for block in commands("docs/quickstart.md", "## Install\n"):
                 out = shell(block)
                 if "kubectl apply" in block:
                     kube.apply(from_hub(hub, yaml.safe_load((kube.MANIFESTS / "qwen.yaml").read_text())), "default")
