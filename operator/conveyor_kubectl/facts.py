@@ -60,10 +60,10 @@ def _scales(hpa: Object, name: str) -> bool:
 
 
 def _read_values(cluster: Cluster, namespace: str, name: str, hpa: Object | None) -> Iterator[tuple[str, int | str]]:
-    """As the HorizontalPodAutoscaler asks for them; nothing where there is none."""
+    """As the HorizontalPodAutoscaler asks for them; nothing where there is none. Conveyor's are of an object."""
     group = f"/apis/{names.METRICS_GROUP}/{names.METRICS_VERSIONS[0]}"
-    for metric in [] if hpa is None else hpa["spec"].get("metrics") or []:
-        asked = metric["object"]["metric"]
+    metrics = [] if hpa is None else hpa["spec"].get("metrics") or []
+    for asked in [metric["object"]["metric"] for metric in metrics if metric["type"] == "Object"]:
         labels = (asked.get("selector") or {}).get("matchLabels") or {}
         query = {"metricLabelSelector": ",".join(f"{key}={value}" for key, value in labels.items())} if labels else {}
         try:

@@ -5,6 +5,7 @@ The peer is this engine with steps so large that the long prompt is not cut.
 
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -31,10 +32,7 @@ def measure_long_prompt(
     }
     for system in systems.values():
         run(system, vocab_size, -1)
-    runs: dict[str, Callable[[int], Figures]] = {
-        name: lambda number, system=system: run(system, vocab_size, number)  # type: ignore[misc]
-        for name, system in systems.items()
-    }
+    runs = {name: partial(run, system, vocab_size) for name, system in systems.items()}
     workload = {"decoding": DECODING, "long_prompt": LONG_TOKENS, "short_prompt": SHORT_TOKENS}
     return {**measure_rounds(in_turns(runs), limits, say), "workload": workload}
 

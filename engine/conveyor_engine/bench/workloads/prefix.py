@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -24,11 +25,8 @@ def measure_prefix(
         "no-prefix-caching": Conveyor(model, dtype, sizes, say, prefix_caching=False),
     }
     for system in systems.values():
-        run(system, random_prompts(vocab_size, -1)[:2])
-    runs: dict[str, Callable[[int], Figures]] = {
-        name: lambda number, system=system: run(system, random_prompts(vocab_size, number))  # type: ignore[misc]
-        for name, system in systems.items()
-    }
+        run(system, vocab_size, -1)
+    runs = {name: partial(run, system, vocab_size) for name, system in systems.items()}
     workload = {"requests": REQUESTS, "shared": SHARED_TOKENS, "own": OWN_TOKENS, "output_tokens": OUTPUT_TOKENS}
     return {**measure_rounds(in_turns(runs), limits, say), "workload": workload}
 
@@ -40,9 +38,9 @@ def random_prompts(vocab_size: int, seed: int) -> Prompts:
     return [shared + random.choices(range(vocab_size), k=OWN_TOKENS) for _ in range(REQUESTS)]
 
 
-def run(conveyor: Conveyor, prompts: Prompts) -> Figures:
+def run(conveyor: Conveyor, vocab_size: int, seed: int) -> Figures:
     """All of them at once, to their ends."""
-    for prompt in prompts:
+    for prompt in random_prompts(vocab_size, seed):
         conveyor.add(prompt, OUTPUT_TOKENS)
     started, first = time.perf_counter(), dict[str, float]()
     for outputs in conveyor.steps():
