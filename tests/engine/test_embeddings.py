@@ -203,15 +203,9 @@ def test_settings_of_the_other_task_are_refused(encoder: GetEncoder, changes: di
         encoder("bert").make_core(**changes)
 
 
-def _all_together(starts: list[int]) -> packed.Packed:
-    return packed.Packed([0, starts[-1]])
-
-
 @pytest.mark.parametrize(
     ("kind", "name", "mutant"),
     [
-        ("bert", "Packed", _all_together),
-        ("qwen3", "Packed", _all_together),
         ("bert", "pool", lambda hidden, starts, mode: hidden[torch.tensor(starts[:-1])]),
         ("qwen3", "pool", lambda hidden, starts, mode: hidden[torch.tensor(starts[1:]) - 2]),
         ("bert", "finish", lambda vector, dimensions, normalizes: vector.tobytes()),
@@ -223,6 +217,16 @@ def test_a_mistake_is_found_out(
     ref = encoder(kind)
     core = ref.make_core(max_num_batched_tokens=400)
     monkeypatch.setattr(embedding_runner, name, mutant)
+    assert distance(answers(core, PROMPTS), ref.vectors) > 1e-2
+
+
+@pytest.mark.parametrize("kind", ["bert", "qwen3"])
+def test_prompts_that_see_each_other_are_found_out(
+    encoder: GetEncoder, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    ref = encoder(kind)
+    core = ref.make_core(max_num_batched_tokens=400)
+    monkeypatch.setattr(core.executor, "_pack", lambda starts: packed.Packed([0, starts[-1]]))
     assert distance(answers(core, PROMPTS), ref.vectors) > 1e-2
 
 

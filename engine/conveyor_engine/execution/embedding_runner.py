@@ -1,7 +1,7 @@
 """Runs plans of a model that embeds: whole prompts, packed -> one forward -> a vector each.
 
 Built once by `loop.process` in place of `model_runner`; it too is a `loop.executor` of one device. It keeps nothing
-between steps: no KV cache, no rows. It runs eager torch on every device.
+between steps: no KV cache, no rows.
 """
 
 import time
@@ -18,7 +18,7 @@ from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import ConfigError
 from conveyor_engine.execution import machine
 from conveyor_engine.execution.attention.interface import Probe
-from conveyor_engine.execution.attention.packed import Packed
+from conveyor_engine.execution.attention.packed_native import choose_packed
 from conveyor_engine.execution.largest_step import estimate_step, measure_step, too_large
 from conveyor_engine.execution.limits import (
     choose_batch_limits,
@@ -83,6 +83,7 @@ class EmbeddingRunner:
         probe = run_probe(model, Probe(runs_bidirectional=True), self.device)
         self._mode = self._pooling.mode or ("last" if probe.is_causal else "mean")
         self._first_position = find_first_position(model)
+        self._pack = choose_packed(config.attention_backend, self.device, dtype)
         if config.attention_backend != "torch":  # torch = transformers' own modules throughout
             fused = fuse_model(model)
             progress("event=model_fused " + " ".join(f"{kind}={count}" for kind, count in fused.items()))
@@ -139,7 +140,7 @@ class EmbeddingRunner:
             input_ids=to_device(token_ids, self.device)[None],
             position_ids=to_device(positions, self.device)[None],
             use_cache=False,
-            paged=Packed(starts),
+            paged=self._pack(starts),
         ).last_hidden_state
         return pool(hidden[0], starts, self._mode)
 

@@ -164,8 +164,9 @@ INLINE void attend_rows(const int bf16, const int m, const cv_attention *c, cons
     for (int i = 0; i < m; i++) {
         const int64_t position = u->first_position + (row + i) / u->group;
         const int64_t oldest = c->window > 0 ? position - c->window + 1 : 0;
-        softmax_row(c, scores + i * CHUNK, oldest - first_key, position + 1 - first_key, keys, width,
-                    w->highest + row + i, w->sum + row + i, w->out + (row + i) * width);
+        const int64_t end = c->causal ? position + 1 : c->seq_lens[u->seq];
+        softmax_row(c, scores + i * CHUNK, oldest - first_key, end - first_key, keys, width, w->highest + row + i,
+                    w->sum + row + i, w->out + (row + i) * width);
     }
     /* Never multiply by what lies past the sequence's end: 0 x NaN is NaN. */
     const int64_t length = c->seq_lens[u->seq] - first_key;
@@ -175,16 +176,16 @@ INLINE void attend_rows(const int bf16, const int m, const cv_attention *c, cons
 INLINE void attend(const int bf16, const cv_attention *c, const unit *u, tile *w) {
     const int64_t dim = even_dim(c->head_dim), width = padded_width(c->value_dim);
     const int32_t *table = c->block_tables + u->seq * c->table_stride;
-    const int64_t last_position = u->first_position + u->tokens - 1;
+    const int64_t last_key = (c->causal ? u->first_position + u->tokens : c->seq_lens[u->seq]) - 1;
     int64_t oldest = c->window > 0 ? u->first_position - c->window + 1 : 0;
     if (oldest < 0) oldest = 0;
     load_queries(bf16, c, u, w);
     memset(w->out, 0, (size_t)(u->rows * width) * sizeof(float));
     for (int64_t r = 0; r < u->rows; r++) w->highest[r] = -__builtin_inff(), w->sum[r] = 0;
-    for (int64_t b = oldest / CV_BLOCK; b <= last_position / CV_BLOCK; b += CHUNK / CV_BLOCK) {
+    for (int64_t b = oldest / CV_BLOCK; b <= last_key / CV_BLOCK; b += CHUNK / CV_BLOCK) {
         const void *k[CHUNK / CV_BLOCK], *v[CHUNK / CV_BLOCK];
         int count = 0;
-        for (; count < CHUNK / CV_BLOCK && b + count <= last_position / CV_BLOCK; count++) {
+        for (; count < CHUNK / CV_BLOCK && b + count <= last_key / CV_BLOCK; count++) {
             const int64_t page = table[b + count] * c->num_kv_heads + u->kv_head;
             k[count] = at(bf16, c->k_cache, page * dim * CV_BLOCK);
             v[count] = at(bf16, c->v_cache, page * width * CV_BLOCK);

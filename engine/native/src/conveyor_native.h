@@ -12,7 +12,7 @@
 #define CONVEYOR_NATIVE_H
 #include <stdint.h>
 
-#define CV_ABI_VERSION 1
+#define CV_ABI_VERSION 2
 #define CV_EXPORT __attribute__((visibility("default")))
 
 enum { CV_FLOAT32 = 0, CV_BFLOAT16 = 1 };
@@ -30,7 +30,8 @@ enum { CV_PANEL = 32 };
  *   v_cache  [block, kv_head, 16, value_dim rounded up to 16]
  *   query_start [num_seqs + 1], seq_lens [num_seqs] (tokens in the cache, the queries included),
  *   block_tables [num_seqs, table_stride]
- *   window   a query sees its last `window` tokens, itself included; 0 = all
+ *   causal   1: a query sees the tokens up to itself; 0: its whole sequence
+ *   window   it sees no further back than its last `window` tokens, itself included; 0 = all
  *   softcap  scores become softcap * tanh(score / softcap); 0 = off */
 typedef struct {
     const void *q;
@@ -39,7 +40,7 @@ typedef struct {
     const int32_t *query_start, *seq_lens, *block_tables;
     int64_t q_head_stride, q_token_stride, table_stride;
     int64_t num_seqs, num_heads, num_kv_heads, head_dim, value_dim;
-    int32_t dtype, window;
+    int32_t dtype, causal, window;
     float scale, softcap;
 } cv_attention;
 

@@ -1,7 +1,7 @@
 """Attention over the sequences of one step, without cache or padding. For models that embed.
 
-Used by `embedding_runner`. Plain torch, so it runs on every device. Each sequence is attended by itself, so its numbers
-do not depend on the rest of the batch.
+Used by `packed_native` where its own cannot run, and by `models.packing`. Plain torch, so it runs on every device. Each
+sequence is attended by itself, so its numbers do not depend on the rest of the batch.
 """
 
 from dataclasses import dataclass
@@ -24,12 +24,17 @@ class Packed:
     runs_bidirectional: ClassVar[bool] = True
 
     def attend(self, spec: AttentionSpec, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        if not spec.causal and (spec.sliding_window or spec.softcap is not None):
-            raise ModelError("a layer that is not causal has a sliding window or a soft cap, which this engine lacks")
+        check_spec(spec)
         out = query.new_empty((*query.shape[:2], value.shape[2]))
         for begin, end in pairwise(self.starts):
             out[begin:end] = _attend_whole(query[begin:end], key[begin:end], value[begin:end], spec)
         return out
+
+
+def check_spec(spec: AttentionSpec) -> None:
+    """Raises ModelError for attention that neither way computes."""
+    if not spec.causal and (spec.sliding_window or spec.softcap is not None):
+        raise ModelError("a layer that is not causal has a sliding window or a soft cap, which this engine lacks")
 
 
 def _attend_whole(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:

@@ -54,13 +54,15 @@ def paged_attention(
     *,
     value_dim: int,
     scaling: float,
+    causal: bool = True,
     sliding_window: int | None = None,
     softcap: float | None = None,
 ) -> torch.Tensor:
-    """Causal attention of query (T, H, D) over the caches of `kv_cache` -> (T, H, value_dim).
+    """Attention of query (T, H, D) over the caches of `kv_cache` -> (T, H, value_dim).
 
     query_start (B + 1,), seq_lens (B,), block_tables (B, W) are int32; tokens past query_start[-1] are padding and
-    get zeros. Each key and value is read once per KV head and 48 rows of queries.
+    get zeros. If not `causal`, a query sees its whole sequence. Each key and value is read once per KV head and 48 rows
+    of queries.
     """
     tokens, num_heads, head_dim = query.shape
     assert query.stride(2) == 1
@@ -77,7 +79,7 @@ def paged_attention(
         *(query_start.data_ptr(), seq_lens.data_ptr(), block_tables.data_ptr()),
         *(query.stride(1), query.stride(0), block_tables.stride(0)),
         *(num_seqs, num_heads, caches[0].shape[1], head_dim, value_dim),
-        *(library.DTYPES[query.dtype], sliding_window or 0, scaling, softcap or 0.0),
+        *(library.DTYPES[query.dtype], causal, sliding_window or 0, scaling, softcap or 0.0),
     )
     library.load().cv_run_attention(call)
     return out

@@ -154,13 +154,17 @@ class Sequences:
         self.totals = torch.tensor([total for _, total in lengths], dtype=torch.int32)
         self.query = random(int(self.starts[-1]), heads, dim, dtype=dtype, seed=7)
 
-    def attend(self, window: int | None = None, softcap: float | None = None, scaling: float = 0.3) -> torch.Tensor:
+    def attend(
+        self, window: int | None = None, softcap: float | None = None, scaling: float = 0.3, *, causal: bool = True
+    ) -> torch.Tensor:
         return native.paged_attention(
             self.query, self.caches, self.starts, self.totals, self.tables,
-            value_dim=self.value_dim, scaling=scaling, sliding_window=window, softcap=softcap,
+            value_dim=self.value_dim, scaling=scaling, causal=causal, sliding_window=window, softcap=softcap,
         )  # fmt: skip
 
-    def exact(self, window: int | None = None, softcap: float | None = None, scaling: float = 0.3) -> torch.Tensor:
+    def exact(
+        self, window: int | None = None, softcap: float | None = None, scaling: float = 0.3, *, causal: bool = True
+    ) -> torch.Tensor:
         outputs = []
         for (queries, total), query, key, value in zip(
             self.lengths, self.query.split([n for n, _ in self.lengths]), self.keys, self.values, strict=True
@@ -171,7 +175,7 @@ class Sequences:
             if softcap is not None:
                 scores = softcap * torch.tanh(scores / softcap)
             distance = torch.arange(total - queries, total)[:, None] - torch.arange(total)[None]
-            hidden = (distance < 0) | (distance >= (window or total))
+            hidden = (distance < 0) & causal | (distance >= (window or total))
             scores = scores.masked_fill(hidden, -torch.inf)
             outputs.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1), value))
         return torch.cat(outputs)
@@ -188,6 +192,17 @@ def test_attention_over_decodes_and_prompts_equals_the_definition(
 ) -> None:
     batch = Sequences(MIXED, heads, kv_heads, dim, value_dim, dtype)
     assert_close(batch.attend(), batch.exact())
+
+
+@DTYPES
+@pytest.mark.parametrize(("heads", "dim", "value_dim"), [(4, 64, 64), (2, 9, 7)], ids=str)
+def test_attention_that_is_not_causal_sees_whole_sequences(
+    dtype: torch.dtype, heads: int, dim: int, value_dim: int
+) -> None:
+    lengths = [(n, n) for n in (1, 2, 15, 16, 17, 64, 65, 130)]
+    batch = Sequences(lengths, heads, heads, dim, value_dim, dtype)
+    assert_close(batch.attend(causal=False), batch.exact(causal=False))
+    assert (batch.exact(causal=False) - batch.exact()).abs().max() > 0.1  # and it does matter
 
 
 @DTYPES

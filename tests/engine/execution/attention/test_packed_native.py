@@ -1,0 +1,58 @@
+"""Attention over whole sequences by the compiled kernels, against the one in plain torch, through `Paged`."""
+
+from itertools import accumulate
+
+import pytest
+import torch
+
+from conveyor_engine.errors import ModelError
+from conveyor_engine.execution import native
+from conveyor_engine.execution.attention.backend import AttentionSpec, LayerShape
+from conveyor_engine.execution.attention.packed import Packed
+from conveyor_engine.execution.attention.packed_native import PackedNative, choose_packed
+
+pytestmark = pytest.mark.skipif(
+    native.why_missing() is not None, reason=f"needs the compiled kernels: {native.why_missing()}"
+)
+
+CPU = torch.device("cpu")
+STARTS = [0, *accumulate((1, 16, 70, 3, 33, 15))]
+LAYERS = [LayerShape(4, 2, 16, 16), LayerShape(6, 6, 24, 8), LayerShape(4, 2, 16, 16)]
+
+
+def tensors(layer: LayerShape, dtype: torch.dtype, seed: int) -> list[torch.Tensor]:
+    """Query, key and value as slices of one tensor, as merged projections give them."""
+    merged = torch.randn((STARTS[-1], 30, 24), generator=torch.Generator().manual_seed(seed)).to(dtype)
+    return [
+        merged[:, : layer.num_heads, : layer.head_dim],
+        merged[:, 10 : 10 + layer.num_kv_heads, : layer.head_dim],
+        merged[:, 20 : 20 + layer.num_kv_heads, : layer.value_dim],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("causal", "window", "cap"), [(False, None, None), (True, None, None), (True, 9, None), (True, None, 3.0)]
+)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)], ids=str)
+def test_both_agree_in_layers_of_one_step(
+    dtype: torch.dtype, tolerance: float, causal: bool, window: int | None, cap: float | None
+) -> None:
+    ours, plain = PackedNative(STARTS), Packed(STARTS)
+    for index, layer in enumerate(LAYERS):  # the third has the shape of the first, and its blocks
+        spec = AttentionSpec(index, 0.4, window, cap, causal)
+        inputs = tensors(layer, dtype, index)
+        out = ours.attend(spec, *inputs)
+        assert out.is_contiguous()
+        assert (out.double() - plain.attend(spec, *inputs).double()).abs().max() < tolerance
+
+
+def test_a_window_without_causality_is_refused() -> None:
+    with pytest.raises(ModelError, match="sliding window"):
+        PackedNative(STARTS).attend(AttentionSpec(0, 1.0, 5, None, False), *tensors(LAYERS[0], torch.float32, 0))
+
+
+def test_it_is_chosen_on_a_cpu_unless_torch_is_asked_for() -> None:
+    assert choose_packed("auto", CPU, torch.bfloat16) is PackedNative
+    assert choose_packed("torch", CPU, torch.bfloat16) is Packed
+    assert choose_packed("auto", CPU, torch.float16) is Packed
+    assert choose_packed("auto", torch.device("cuda"), torch.bfloat16) is Packed
