@@ -50,6 +50,7 @@ class Reason(StrEnum):
     FIXED_REPLICAS = "FixedReplicas"
     EXTERNAL_AUTOSCALER = "ExternalAutoscaler"
     SCALED_TO_ZERO = "ScaledToZero"
+    STARTING_FROM_ZERO = "StartingFromZero"
     # All is well, and something is wasted.
     GPUS_UNUSED = "GPUsUnused"
     # On the way.
@@ -102,6 +103,7 @@ REASON_MEANINGS: Final[dict[Reason, str]] = {
     Reason.FIXED_REPLICAS: "No autoscaling: the number of engines is `spec.replicas`.",
     Reason.EXTERNAL_AUTOSCALER: "With `provider: External` an autoscaler that is not Conveyor's sets the number.",
     Reason.SCALED_TO_ZERO: "No engine is wanted; with `minReplicas: 0` the next request starts one.",
+    Reason.STARTING_FROM_ZERO: "The first engine after zero starts, nothing has failed, and requests wait for it.",
     Reason.GPUS_UNUSED: "Conveyor's engine uses one GPU; the others that `resources.limits` asks for are idle.",
     Reason.ROLLING_OUT: "Pods are being replaced by ones of the present spec.",
     Reason.MODEL_DOWNLOADING: "The first engine is fetching the model.",
@@ -159,7 +161,13 @@ POD_FAILURES: Final = (
 )
 
 REASONS_BY_CONDITION: Final[dict[ConditionType, tuple[Reason, ...]]] = {
-    ConditionType.READY: (Reason.READY, Reason.GPUS_UNUSED, Reason.SCALED_TO_ZERO, Reason.INVALID_SPEC),
+    ConditionType.READY: (
+        Reason.READY,
+        Reason.GPUS_UNUSED,
+        Reason.SCALED_TO_ZERO,
+        Reason.STARTING_FROM_ZERO,
+        Reason.INVALID_SPEC,
+    ),
     ConditionType.PROGRESSING: (
         Reason.UP_TO_DATE,
         Reason.ROLLING_OUT,

@@ -173,6 +173,9 @@ class InferenceServiceStatus(_StatusModel):
     """Base URL for OpenAI clients: at the chart's `gateway.url` if that is set, else at the gateway's Service."""
     effective: EffectiveStatus | None = None
     """What holds where the spec leaves something open."""
+    tried_template: Word | None = None
+    """Hash of the last pod template of which engines were ready; the annotation `conveyor.dev/template-hash` of the
+Deployment has that of the present one."""
     model: ModelStatus | None = None
     """The served model."""
     autoscaling: AutoscalingStatus | None = None

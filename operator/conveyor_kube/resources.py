@@ -30,7 +30,15 @@ class _ServiceSpec(TypedDict):
     autoscaling: NotRequired[_Autoscaling | None]
 
 
+class _Condition(TypedDict):
+    type: str
+    status: str
+    reason: str
+    lastTransitionTime: str
+
+
 class _ServiceStatus(TypedDict):
+    conditions: NotRequired[list[_Condition] | None]
     model: NotRequired[Any]
     desiredReplicas: NotRequired[Any]
 

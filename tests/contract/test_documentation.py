@@ -50,7 +50,8 @@ async def test_a_metric_that_a_page_names_is_exposed() -> None:
 
 def test_a_decision_has_a_number_of_its_own_and_says_it() -> None:
     pages = sorted((REPOSITORY / "docs" / "adr").glob("*.md"))
-    assert [int(page.name[:4]) for page in pages] == list(range(1, len(pages) + 1))
+    numbers = [int(page.name[:4]) for page in pages]
+    assert len(numbers) == len(set(numbers)) > 30
     assert all(page.read_text().startswith(f"# {int(page.name[:4])}. ") for page in pages)
 
 

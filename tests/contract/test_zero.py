@@ -24,6 +24,7 @@ from e2e.cluster.api import Api
 from e2e.cluster.control_plane import ControlPlane
 
 SLEEPY = {"minReplicas": 0, "maxReplicas": 2, "idleTimeout": "5s"}
+STARTING = (200, {"status": "starting"})
 NO_TIMEOUT = aiohttp.ClientTimeout(total=120)
 
 
@@ -114,6 +115,10 @@ async def test_a_service_without_requests_goes_to_zero_and_the_first_request_is_
     await asyncio.to_thread(wait_until, "an engine is asked for", lambda: replicas(space) == 1)
     await asyncio.to_thread(space.wait_condition, "qwen", "WorkloadReady", "True", "ReplicasReady")
     assert not asking.done(), "it is held until an engine is there"
+    await asyncio.to_thread(space.wait_condition, "qwen", "Ready", "True", "StartingFromZero")
+    base = f"{gateway.url}/{space.namespace}/qwen"
+    await asyncio.to_thread(wait_until, "the gateway knows", lambda: get(f"{base}/health") == STARTING)
+    assert get(f"{base}/openapi.json")[0] == 200
     cluster.apply_engine("qwen", own_address(), engine)
     assert await asking == (200, {"text": "hello"})
     events = [event["message"] for event in space.list("Event") if event["reason"] == "Scaled"]
@@ -125,10 +130,34 @@ async def test_at_zero_a_service_says_that_it_answers_and_a_probe_does_not_wake_
 ) -> None:
     await fall_asleep(stage.space, gateway, cluster, engine)
     base = f"{gateway.url}/{stage.space.namespace}/qwen"
-    for path in ("/health", "/ping", "/version", "/v1/models"):
-        assert get(base + path)[0] == 200
+    for path in ("/health", "/ping", "/version", "/v1/models", "/openapi.json"):
+        assert get(base + path)[0] == 200, path
     await asyncio.sleep(1)  # two looks of the operator
     assert replicas(stage.space) == 0
+
+
+async def test_an_edit_at_zero_wakes_nobody_and_is_told_to_be_untried_until_an_engine_runs_it(
+    stage: Stage, gateway: GatewayProcess, cluster: Cluster, engine: int
+) -> None:
+    space = stage.space
+    await fall_asleep(space, gateway, cluster, engine)
+
+    def is_untried() -> bool:
+        return "no engine has run the present spec yet" in space.condition("qwen", "Ready")["message"]
+
+    assert not is_untried()
+    space.edit("qwen", queue={"timeout": "90s"})  # no pod is another one for it
+    await asyncio.to_thread(space.wait_observed, "qwen")
+    assert not is_untried()
+    space.edit("qwen", engine={"maxModelLen": 64})
+    await asyncio.to_thread(wait_until, "it is told", is_untried)
+    assert replicas(space) == 0
+    asking = asyncio.create_task(complete(gateway, space))
+    await asyncio.to_thread(space.wait_condition, "qwen", "WorkloadReady", "True", "ReplicasReady")
+    cluster.apply_engine("qwen", own_address(), engine)
+    assert (await asking)[0] == 200
+    await asyncio.to_thread(space.wait_condition, "qwen", "Ready", "True", "ScaledToZero")
+    assert not is_untried()
 
 
 async def test_while_a_gateway_cannot_be_read_no_engine_goes(

@@ -52,11 +52,12 @@ class EngineCore:
         self.facts: ModelFacts = executor.facts
         self.scheduler = Scheduler(config, self.facts, tokenizer)
         self._overlap = Overlap(executor) if overlap else None
-        self.longest_warmup_step_seconds = 0.0
+        self.longest_warmup_step_seconds = self.warmup_seconds = 0.0
         if config.warmup:
             started = time.monotonic()
             self._warm_up(config)
-            progress(f"event=warmed_up seconds={time.monotonic() - started:.1f}")
+            self.warmup_seconds = time.monotonic() - started
+            progress(f"event=warmed_up seconds={self.warmup_seconds:.1f}")
 
     def add_request(self, request: EngineRequest) -> None:
         """Puts the request into the waiting queue. Raises Overloaded or InvalidRequest; then it never was."""

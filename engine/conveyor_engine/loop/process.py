@@ -197,7 +197,7 @@ def run(channel: Channel, load: Load) -> int:
         assert isinstance(start, Start)
         pulse = Pulse(channel)
         core = load(start.config, channel)
-        channel.send(Ready(core.facts, core.longest_warmup_step_seconds))
+        channel.send(Ready(core.facts, core.longest_warmup_step_seconds, core.warmup_seconds))
         EngineLoop(core, channel, pulse).run()
     except Disconnected:
         return 0

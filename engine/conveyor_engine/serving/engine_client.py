@@ -61,6 +61,7 @@ class EngineClient:
         self._on_step = on_step
         self.state = State.STARTING
         self.facts: ModelFacts | None = None
+        self.start_seconds: dict[str, float] = {}  # by part: what it took until it was ready
         self.stats = EngineStats()
         self.death: Death | None = None
         self.dead = asyncio.Event()
@@ -69,7 +70,7 @@ class EngineClient:
         self._turns = Turns()
         self._generations: dict[str, Generation] = {}  # by request id, while the engine owes outputs
         self._num_sent = self._num_added = self._num_held = 0
-        self._last_heartbeat = time.monotonic()
+        self._began = self._last_heartbeat = time.monotonic()
         self._step_seconds = 0.0
         self._stuck_seconds = STEP_STUCK_SECONDS
         self._reading: asyncio.Task[None] | None = None
@@ -78,6 +79,7 @@ class EngineClient:
 
     async def start(self) -> None:
         """Starts the process and returns; `state` becomes READY, or DEAD with a `death`, later."""
+        self._began = time.monotonic()
         await self._process.start()
         self._process.send(Start(self._config))
         self._last_heartbeat = time.monotonic()
@@ -206,8 +208,10 @@ class EngineClient:
                 self._take_refusal(message)
             case Progress(line):
                 _log.info(line)
-            case Ready(facts, longest_warmup_step_seconds):
+            case Ready(facts, longest_warmup_step_seconds, warmup_seconds):
                 self.facts = facts
+                load_seconds = time.monotonic() - self._began - warmup_seconds
+                self.start_seconds = {"load": load_seconds, "warm_up": warmup_seconds}
                 self._stuck_seconds = max(STEP_STUCK_SECONDS, STEP_STUCK_TIMES * longest_warmup_step_seconds)
                 if self.state is State.STARTING:
                     self.state = State.READY

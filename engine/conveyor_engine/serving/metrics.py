@@ -4,7 +4,7 @@ Metrics that vLLM has too keep its names (vllm:*), for dashboards, gateways and 
 conveyor_engine_*. Gauges and counters of the engine process are read from its newest snapshot.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -66,6 +66,7 @@ class EngineMetrics:
         self.stats = EngineStats()
         self.num_waiting: Callable[[], int] = lambda: self.stats.num_waiting
         self.facts: Callable[[], ModelFacts | None] = lambda: None
+        self.start_seconds: Callable[[], Mapping[str, float]] = dict
         self._first_token = self._histogram(
             "vllm:time_to_first_token_seconds", "From arrival to the first token.", _FIRST_TOKEN_SECONDS
         )
@@ -162,6 +163,14 @@ class EngineMetrics:
             )
             info.add_metric([*values, str(facts.block_size), str(facts.num_kv_blocks)], 1)
             yield info
+        start = GaugeMetricFamily(
+            "conveyor_engine_start_seconds",
+            "What it took the engine process to be ready: to load the weights, to warm up.",
+            labels=[*names, "part"],
+        )
+        for part, seconds in self.start_seconds().items():
+            start.add_metric([*values, part], seconds)
+        yield start
         capacity = GaugeMetricFamily(
             "conveyor_engine_capacity",
             "Requests that it could run at once lately: its batch, or what the KV cache carried.",

@@ -48,6 +48,7 @@ async def serve(config: EngineConfig, fork_server: ForkServer, engine_program: s
     engine = EngineClient(config, metrics.observe_step, engine_program)
     metrics.num_waiting = lambda: engine.num_waiting
     metrics.facts = lambda: engine.facts
+    metrics.start_seconds = lambda: engine.start_seconds
     workers = WorkerPool(fork_server)
     state = AppState(config, model.name, engine, model.tokenizer, metrics, workers, Memory(), int(time.time()))
     server = _Server(

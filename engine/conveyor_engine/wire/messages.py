@@ -103,6 +103,7 @@ class Ready(_Message):
 
     facts: ModelFacts
     longest_warmup_step_seconds: float
+    warmup_seconds: float = 0.0
 
 
 class StartFailed(_Message):

@@ -1,8 +1,9 @@
 """`/openapi.json` of a service: what its engines say of their paths, and what the gateway answers before them.
 
-Called by `listening`. One ready engine is asked for its document; a service without one has none, and is not woken. The
-engine's image may be anybody's: what its document does not have in OpenAPI's form is left out. Only what the gateway
-adds to is read, the rest passed on as it was written, so that a document costs little whatever is in it.
+Called by `listening`. One ready engine is asked for its document; a service that sleeps is not woken, and tells its
+paths without the fields of their bodies. The engine's image may be anybody's: what its document does not have in
+OpenAPI's form is left out. Only what the gateway adds to is read, the rest passed on as it was written, so that a
+document costs little whatever is in it.
 """
 
 import contextlib
@@ -60,6 +61,7 @@ _OF_TASK: Final[dict[Task, tuple[Code, ...]]] = {
     Task.DESCRIBE: (Code.NO_ENGINE, Code.ENGINES_NOT_READY, Code.GATEWAY_MEMORY_FULL),
 }
 _KEPT_BACK: Final = {str(status) for status in KEPT_BACK}
+_TASKS: Final = {Task.GENERATE: "generates text", Task.EMBED: "embeds"}
 _NAME: Final = "Gateway{name}"
 _REFERENCE: Final = f"#/components/schemas/{_NAME}"
 _JSON: Final = "application/json"
@@ -86,7 +88,8 @@ async def send_document(
         if not holding.take(2 * MAX_BYTES):  # the engine's, and ours
             raise build_memory_full()
         page = await pages.find(path, service.key, engines, MAX_BYTES, _TIMEOUT_SECONDS)
-        document = page and write_document(page.body, service.key, request.rel_url.raw_path.removesuffix(path))
+        of_engine = page.body if page is not None else OUTLINE if service.answers_from_zero and not engines else b""
+        document = write_document(of_engine, service.key, request.rel_url.raw_path.removesuffix(path))
         if document is None:
             raise build_no_page(service, engines)
         headers = {REQUEST_ID_HEADER: find_request_id(request), "Content-Type": _JSON}
@@ -210,3 +213,24 @@ _SCHEMAS: Final = {
         1
     ].items()
 }
+
+
+def _build_outline() -> bytes:
+    """An engine's document as far as it is known without one."""
+    body = {"required": True, "content": {_JSON: {"schema": {"type": "object"}}}}
+    paths = {
+        endpoint.path: {
+            endpoint.method.lower(): {
+                "summary": f"Only if the model {_TASKS[endpoint.task]}.",
+                "description": "No engine runs now. The document of one that runs has the fields of the body.",
+                "requestBody": body,
+                "responses": {"200": {"description": "The answer of the engine that this starts."}},
+            }
+        }
+        for endpoint in ENDPOINTS
+        if endpoint.task in _TASKS
+    }
+    return msgspec.json.encode({"openapi": "3.1.0", "paths": paths})
+
+
+OUTLINE: Final = _build_outline()

@@ -1,7 +1,8 @@
 """Who can answer: the probes of this gateway, and `/health`, `/ping` and `/version` as vLLM means them.
 
 Called by `listening`, for the base of a service and for the root. Of a service one of its engines says it; without a
-ready one, and on the root, the gateway itself. One that sleeps answers requests, and is not woken to say so.
+ready one, and on the root, the gateway itself. One that sleeps, or starts for a request, answers requests; none is
+woken to say so.
 """
 
 from collections.abc import Sequence
@@ -50,8 +51,8 @@ async def find_status(
         return Response(body=page.body, headers=headers)
     if path == VERSION_PATH:
         return build_json({"version": __version__}, request_id)
-    if service.is_asleep and not engines:
-        return build_json({"status": "asleep"}, request_id)
+    if service.answers_from_zero and not engines:
+        return build_json({"status": "asleep" if service.is_asleep else "starting"}, request_id)
     raise build_no_page(service, engines)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
+from conveyor_api.conditions import Reason
 from conveyor_api.resource import InferenceService
 from conveyor_gateway.watching.namespace_limits import NamespaceLimit
 from conveyor_gateway.watching.slices import SliceTable
@@ -41,10 +42,16 @@ class Service:
     max_model_len: int | None = None  # tokens of the longest request; None: not known yet
     idle_timeout_seconds: float | None = None  # without a request, until it goes to zero; None: it never does
     is_asleep: bool = False  # at zero for want of requests; the next one wakes it
+    is_starting: bool = False  # from zero, and nothing has failed
 
     @property
     def key(self) -> str:
         return f"{self.namespace}/{self.name}"
+
+    @property
+    def answers_from_zero(self) -> bool:
+        """Without an engine it answers all the same."""
+        return self.is_asleep or self.is_starting
 
 
 def parse_service(body: Mapping[str, Any]) -> Service:
@@ -67,6 +74,7 @@ def parse_service(body: Mapping[str, Any]) -> Service:
         max_model_len=spec.engine.max_model_len or _made_for(resource),
         idle_timeout_seconds=idle_timeout_seconds,
         is_asleep=idle_timeout_seconds is not None and resource.status.desired_replicas == 0,
+        is_starting=any(condition.reason == Reason.STARTING_FROM_ZERO for condition in resource.status.conditions),
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from conveyor_api import names
+from conveyor_api.conditions import ConditionType, Reason
 from conveyor_api.resource import InferenceService
 from conveyor_operator.activity.answer import Activity
 from conveyor_operator.inferenceservice.desired import Desired
@@ -22,6 +23,8 @@ from conveyor_operator.loop.differences import id_of
 from conveyor_operator.loop.owner import Object
 from conveyor_operator.loop.steps import Step
 from conveyor_operator.metrics_api.answer import MetricsApi
+
+_FROM_ZERO = (Reason.SCALED_TO_ZERO, Reason.STARTING_FROM_ZERO)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +87,14 @@ class ServiceCase:
             self._memory.template_generation or 0,
             max(self._memory.pod_starts.seconds, default=0) if self._memory.pod_starts else 0,
             self._told.activity,
+            _is_answered_from_zero(self._previous),
+            str(self._previous.get("triedTemplate") or ""),
         )
         starts = self._memory.pod_starts
         written = Written(self._url, self._desired.effective, starts.last if starts else None)
         return build_status(self._service, situation, written, self._previous, now)
+
+
+def _is_answered_from_zero(status: Object) -> bool:
+    said = [(each["type"], each["status"], each["reason"]) for each in status.get("conditions") or ()]
+    return any((ConditionType.READY, "True", reason) in said for reason in _FROM_ZERO)

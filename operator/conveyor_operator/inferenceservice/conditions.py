@@ -17,7 +17,8 @@ from conveyor_operator.inferenceservice.situation import POD_KINDS, Blocker, Sit
 # Reasons of a condition that is not True and needs no action.
 IN_PROGRESS = frozenset(
     {Reason.ROLLING_OUT, Reason.MODEL_DOWNLOADING, Reason.MODEL_LOADING, Reason.PODS_STARTING,
-     Reason.NO_READY_ENDPOINTS, Reason.WAITING_FOR_AUTOSCALER, Reason.SCALED_TO_ZERO, Reason.UP_TO_DATE}
+     Reason.NO_READY_ENDPOINTS, Reason.WAITING_FOR_AUTOSCALER, Reason.SCALED_TO_ZERO, Reason.STARTING_FROM_ZERO,
+     Reason.UP_TO_DATE}
 )  # fmt: skip
 
 
@@ -65,6 +66,8 @@ def judge_ready(situation: Situation, parts: list[Judged]) -> Judged:
     if answers:
         return Judged(type, "True", Reason.READY, situation.ready_count)
     cause = _find_cause(by_type, situation)
+    if situation.starts_from_zero and cause.reason in IN_PROGRESS:
+        return Judged(type, "True", Reason.STARTING_FROM_ZERO, f"requests wait: {cause.message}")
     return Judged(type, "False", cause.reason, cause.message)
 
 

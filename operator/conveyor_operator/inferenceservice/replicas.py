@@ -101,8 +101,11 @@ def plan_zero(spec: InferenceServiceSpec, live: DeploymentState | None, activity
 
 def is_asleep(spec: InferenceServiceSpec, live: DeploymentState | None) -> bool:
     """Whether no engine is wanted because none was asked for, and the next request starts one."""
-    may_sleep = spec.autoscaling is not None and spec.autoscaling.min_replicas == 0
-    return may_sleep and live is not None and live.asked_replicas == 0
+    return may_sleep(spec) and live is not None and live.asked_replicas == 0
+
+
+def may_sleep(spec: InferenceServiceSpec) -> bool:
+    return spec.autoscaling is not None and spec.autoscaling.min_replicas == 0
 
 
 def first_count(spec: InferenceServiceSpec, former: int) -> int:

@@ -13,7 +13,7 @@ from conveyor_operator.activity.answer import Activity
 from conveyor_operator.inferenceservice.failures import PodFailure, find_failures
 from conveyor_operator.inferenceservice.observed import DeploymentState, Observed
 from conveyor_operator.inferenceservice.pods import PodState
-from conveyor_operator.inferenceservice.replicas import is_asleep
+from conveyor_operator.inferenceservice.replicas import is_asleep, may_sleep
 from conveyor_operator.loop.steps import Obstacle
 from conveyor_operator.metrics_api.answer import MetricsApi
 
@@ -45,6 +45,10 @@ class Situation:
     start_seconds: int = 0
     """What the slowest of the last pods took to start; 0: not known."""
     activity: Activity = Activity.STEADY
+    answered_from_zero: bool = False
+    """The status that is there says so: at zero, or while the first engine starts."""
+    tried_template: str = ""
+    """What the status that is there says of it."""
 
     @property
     def deployment(self) -> DeploymentState:
@@ -70,9 +74,25 @@ class Situation:
         return is_asleep(self.spec, self.observed.deployment)
 
     @property
+    def starts_from_zero(self) -> bool:
+        """A request has asked for the first engine, and none has failed since."""
+        return self.answered_from_zero and may_sleep(self.spec) and self.deployment.asked_replicas > 0
+
+    @property
     def wants_none(self) -> bool:
         """No engine is asked for, and none is left that matters."""
         return self.is_asleep or (self.deployment.asked_replicas == 0 and self.deployment.replicas == 0)
+
+    @property
+    def ready_template(self) -> str:
+        """Hash of the last pod template of which engines were ready; empty if none ever was."""
+        proven = self.rolled_out and self.deployment.available_replicas > 0
+        return self.deployment.template_hash if proven else self.tried_template
+
+    @property
+    def is_untried(self) -> bool:
+        """The pod template has changed since engines were ready."""
+        return self.ready_template not in ("", self.deployment.template_hash)
 
     @property
     def why_none(self) -> str:
@@ -81,6 +101,8 @@ class Situation:
             return "replicas is 0: no engine is wanted"
         timeout_seconds = self.spec.queue.timeout_seconds
         told = "no engine runs while nobody asks; the next request starts one and waits for it"
+        if self.is_untried:
+            return f"{told}; no engine has run the present spec yet"
         if not self.start_seconds:
             return told
         told = f"{told}, {self.start_seconds} s lately"

@@ -54,6 +54,7 @@ def build_status(
         selector=names.pod_selector_string(service.name),
         url=written.url,
         effective=written.effective,
+        tried_template=situation.ready_template or None,
         model=_build_model(service, situation, previous),
         autoscaling=build_scaling_status(
             situation.spec, situation.observed, previous.get("autoscaling") or {}, situation.activity

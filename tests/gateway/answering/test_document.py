@@ -20,7 +20,7 @@ from tests.openapi import find_references
 
 from conveyor_api.endpoints import ENDPOINTS
 from conveyor_engine.serving.http.openapi import build_document as build_engine_document
-from conveyor_gateway.answering.document import MAX_BYTES, build_document, write_document
+from conveyor_gateway.answering.document import MAX_BYTES, OUTLINE, build_document, write_document
 from conveyor_gateway.errors import Code
 
 Json = dict[str, Any]
@@ -73,6 +73,18 @@ def test_it_has_every_path_of_the_catalogue_and_every_answer_that_they_may_get()
     ]
     codes = {(status, code) for status, response in responses for code in find_codes(response)}
     assert codes == {(str(code.status), str(code)) for code in set(Code) - ELSEWHERE}
+
+
+def test_without_an_engine_it_has_every_path_and_bodies_of_any_shape() -> None:
+    told = json.loads(build_document(OUTLINE, "default/qwen", "/default/qwen"))
+    assert {path: of.keys() for path, of in told["paths"].items()} == {
+        path: of.keys() for path, of in DOCUMENT["paths"].items()
+    }
+    assert set(find_references(told)) <= {f"#/components/schemas/{name}" for name in told["components"]["schemas"]}
+    operation = told["paths"][COMPLETIONS]["post"]
+    assert operation["requestBody"]["content"]["application/json"]["schema"] == {"type": "object"}
+    assert "No engine runs now" in operation["description"]
+    assert "`queue_timeout`" in operation["responses"]["504"]["description"]
 
 
 def test_what_the_gateway_keeps_back_of_an_engine_is_not_in_it() -> None:

@@ -346,9 +346,25 @@ def test_it_is_so_from_the_moment_of_the_decision() -> None:
     assert said(judged["WorkloadReady"]) == ("True", "ScaledToZero")
 
 
-def test_one_that_is_woken_says_what_it_waits_for() -> None:
-    waking = make_deployment(1, ready_replicas=0, available_replicas=0)
-    assert said(judge(waking, LOADING, **SLEEPY)["Ready"]) == ("False", "ModelLoading")
+WAKING = make_deployment(1, ready_replicas=0, available_replicas=0)
+
+
+def judge_ready_of(*pods: PodState, from_zero: bool = True, **spec: Any) -> Judged:
+    situation = make_situation(WAKING, *pods, **spec)
+    return judge_all(replace(situation, answered_from_zero=from_zero))[0]
+
+
+def test_one_that_is_woken_is_ready_and_says_what_requests_wait_for() -> None:
+    ready = judge_ready_of(LOADING, **SLEEPY)
+    assert said(ready) == ("True", "StartingFromZero")
+    assert ready.message == "requests wait: the first engine is loading the model"
+
+
+def test_a_start_that_is_not_from_zero_or_fails_is_not_ready() -> None:
+    assert said(judge_ready_of(LOADING, from_zero=False, **SLEEPY)) == ("False", "ModelLoading")
+    assert said(judge_ready_of(LOADING)) == ("False", "ModelLoading")
+    assert said(judge_ready_of(make_pod("x", ended("boom")), **SLEEPY)) == ("False", "CrashLoop")
+    assert said(judge_ready_of(make_pod(unschedulable="Insufficient gpu"), **SLEEPY)) == ("False", "InsufficientGPU")
 
 
 def test_a_start_that_takes_longer_than_requests_wait_is_told_at_zero() -> None:
@@ -356,6 +372,18 @@ def test_a_start_that_takes_longer_than_requests_wait_is_told_at_zero() -> None:
     assert "s lately" not in situation.why_none
     assert replace(situation, start_seconds=20).why_none.endswith("waits for it, 20 s lately")
     assert replace(situation, start_seconds=90).why_none.endswith("longer than queue.timeout (60 s), so raise that")
+
+
+def test_an_edit_at_zero_is_told_to_be_untried_until_an_engine_has_run_it() -> None:
+    def why(live: DeploymentState, tried: str) -> tuple[bool, str]:
+        situation = replace(make_situation(live, **SLEEPY), tried_template=tried)
+        return "no engine has run the present spec yet" in situation.why_none, situation.ready_template
+
+    edited = make_deployment(0, template_hash="new")
+    assert why(edited, "old") == (True, "old")
+    assert why(edited, "new") == (False, "new")
+    assert why(edited, "") == (False, ""), "not known: an engine may have"
+    assert why(replace(edited, available_replicas=1, ready_replicas=1), "old") == (False, "new")
 
 
 def test_replicas_of_zero_that_a_person_asks_for_are_not_ready() -> None:

@@ -66,6 +66,14 @@ def test_metrics_have_the_names_the_field_knows(server: EngineServer) -> None:
     assert 'vllm:request_success_total{finished_reason="stop",model_name="tiny"}' in text
 
 
+def test_what_the_start_took_is_told_part_by_part(server: EngineServer) -> None:
+    families = text_string_to_metric_families(server.get("/metrics").text)
+    (start,) = [family for family in families if family.name == "conveyor_engine_start_seconds"]
+    parts = {sample.labels["part"]: sample.value for sample in start.samples}
+    assert parts.keys() == {"load", "warm_up"}
+    assert 0 < parts["warm_up"] < parts["load"]
+
+
 def test_the_request_id_comes_back(server: EngineServer) -> None:
     for path, body in (("/v1/completions", {"prompt": "a", "max_tokens": 1}), ("/v1/completions", {}), ("/none", {})):
         assert server.post(path, body, **{"X-Request-Id": "abc-1"}).headers["X-Request-Id"] == "abc-1"
