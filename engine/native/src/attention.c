@@ -15,7 +15,7 @@ enum { ROWS = 2, BLOCKS = 1, VECS = 2 };
 #endif
 enum {
     LANES = CV_BLOCK / VL,         /* vectors per block of keys */
-    CHUNK = 4 * CV_BLOCK,          /* keys per step of the softmax */
+    CHUNK = 8 * CV_BLOCK,          /* keys per step of the softmax */
     TILE = 48,                     /* query rows per unit of work, at most, unless one token has more heads */
 };
 
@@ -57,17 +57,41 @@ INLINE void score_span(const int bf16, const int m, const int n, const void *q, 
         for (int v = 0; v < n * LANES; v++) vf_store(scores + i * CHUNK + v * VL, acc[i][v]);
 }
 
-/* out[m rows, n vectors] += scores[m rows, keys] v[keys, n vectors], at one column offset. */
-INLINE void value_span(const int bf16, const int m, const int n, const float *scores, const void *const *blocks,
+/* A step of value_span for bfloat16; `which` keys of the pair count. */
+INLINE void value_step(const int m, const int n, const float *weights, int64_t step, const uint32_t *row,
+                       const uint32_t which, vf (*acc)[VECS]) {
+    for (int v = 0; v < n; v++) {
+        const vu words = vu_load(row + v * VL) & which;
+        for (int i = 0; i < m; i++)
+            acc[i][v] = vf_dot2(acc[i][v], ((const pair *)(weights + i * CHUNK))[step], words);
+    }
+}
+
+/* out[m rows, n vectors] += weights[m rows, keys] v[keys, n vectors], at one column offset. For bfloat16 two keys are a
+ * step, and a row's weights are pairs. */
+INLINE void value_span(const int bf16, const int m, const int n, const float *weights, const void *const *blocks,
                        int64_t keys, int64_t width, int64_t column, float *out) {
+    enum { STEP = 2, STEPS = CV_BLOCK / STEP, FIRST = 0xffff };
     vf acc[ROWS][VECS];
     for (int i = 0; i < m; i++)
         for (int v = 0; v < n; v++) acc[i][v] = vf_load(out + i * width + column + v * VL);
-    for (int64_t t = 0; t < keys; t++) {
-        const void *row = at(bf16, blocks[t / CV_BLOCK], t % CV_BLOCK * width + column);
-        for (int v = 0; v < n; v++) {
-            const vf values = vf_get(bf16, row, v * VL);
-            for (int i = 0; i < m; i++) acc[i][v] += vf_set(scores[i * CHUNK + t]) * values;
+    if (bf16) {
+        for (int64_t s = 0; s < keys / STEP; s++) {
+            const uint32_t *row = (const uint32_t *)blocks[s / STEPS] + s % STEPS * width + column;
+            value_step(m, n, weights, s, row, ~0u, acc);
+        }
+        if (keys % STEP) {
+            const int64_t s = keys / STEP;
+            const uint32_t *row = (const uint32_t *)blocks[s / STEPS] + s % STEPS * width + column;
+            value_step(m, n, weights, s, row, FIRST, acc);
+        }
+    } else {
+        for (int64_t t = 0; t < keys; t++) {
+            const float *row = (const float *)blocks[t / CV_BLOCK] + t % CV_BLOCK * width + column;
+            for (int v = 0; v < n; v++) {
+                const vf values = vf_load(row + v * VL);
+                for (int i = 0; i < m; i++) acc[i][v] += vf_set(weights[i * CHUNK + t]) * values;
+            }
         }
     }
     for (int i = 0; i < m; i++)
@@ -82,38 +106,41 @@ INLINE void scores_of(const int bf16, const int m, const void *q, const void *co
     for (; b < count; b++) score_span(bf16, m, 1, q, blocks + b, dim, scores + b * CV_BLOCK);
 }
 
-INLINE void values_of(const int bf16, const int m, const float *scores, const void *const *blocks, int64_t keys,
+INLINE void values_of(const int bf16, const int m, const float *weights, const void *const *blocks, int64_t keys,
                       int64_t width, float *out) {
     int64_t column = 0;
     for (; column + VECS * VL <= width; column += VECS * VL)
-        value_span(bf16, m, VECS, scores, blocks, keys, width, column, out);
-    for (; column < width; column += VL) value_span(bf16, m, 1, scores, blocks, keys, width, column, out);
+        value_span(bf16, m, VECS, weights, blocks, keys, width, column, out);
+    for (; column < width; column += VL) value_span(bf16, m, 1, weights, blocks, keys, width, column, out);
 }
 
-/* Masks, scales and exponentiates one row of scores in place; rescales what the row has summed so far.
- * Keys [from, to) of the chunk are visible. */
-INLINE void softmax_row(const cv_attention *c, float *scores, int64_t from, int64_t to, int64_t keys, int64_t width,
-                        float *highest, float *sum, float *out) {
-    const vi lanes = vi_lanes();
+/* Masks, scales and exponentiates one row of scores in place (for bfloat16 they become pairs); rescales what the row
+ * has summed so far. Keys [from, to) of the chunk are visible. */
+INLINE void softmax_row(const int bf16, const cv_attention *c, float *scores, int64_t from, int64_t to, int64_t keys,
+                        int64_t width, float *highest, float *sum, float *out) {
     const vf minus_infinity = vf_set(-__builtin_inff());
+    if (c->softcap > 0)
+        for (int64_t t = 0; t < keys; t += VL)
+            vf_store(scores + t, vf_tanh(vf_load(scores + t) * c->scale / c->softcap) * c->softcap);
+    if (from > 0 || to < keys)
+        for (int64_t t = 0; t < keys; t += VL) {
+            const vi position = vi_lanes() + (int32_t)t;
+            const vi visible = (position >= (int32_t)from) & (position < (int32_t)to);
+            vf_store(scores + t, vf_select(visible, vf_load(scores + t), minus_infinity));
+        }
+    const float scale = c->softcap > 0 ? 1.0f : c->scale;
     vf top = minus_infinity;
-    for (int64_t t = 0; t < keys; t += VL) {
-        vf s = vf_load(scores + t) * c->scale;
-        if (c->softcap > 0) s = vf_tanh(s / c->softcap) * c->softcap;
-        const vi position = lanes + (int32_t)t;
-        s = vf_select((position >= (int32_t)from) & (position < (int32_t)to), s, minus_infinity);
-        vf_store(scores + t, s);
-        top = vf_max(s, top);
-    }
-    const float chunk_top = vf_highest(top), new_top = chunk_top > *highest ? chunk_top : *highest;
+    for (int64_t t = 0; t < keys; t += VL) top = vf_max(vf_load(scores + t), top);
+    const float chunk_top = vf_highest(top) * scale, new_top = chunk_top > *highest ? chunk_top : *highest;
     if (new_top == -__builtin_inff()) { /* nothing visible yet */
         memset(scores, 0, (size_t)keys * sizeof *scores);
         return;
     }
     vf total = {0};
     for (int64_t t = 0; t < keys; t += VL) {
-        const vf p = vf_exp(vf_load(scores + t) - new_top);
-        vf_store(scores + t, p);
+        const vf p = vf_exp(vf_load(scores + t) * scale - new_top);
+        if (bf16) pairs_put(scores, t, p);
+        else vf_store(scores + t, p);
         total += p;
     }
     if (new_top != *highest) {
@@ -131,12 +158,14 @@ INLINE void load_queries(const int bf16, const cv_attention *c, const unit *u, t
     for (int64_t r = 0; r < u->rows; r++) {
         const int64_t head = u->kv_head * u->group + r % u->group;
         const void *q = at(bf16, c->q, head * c->q_head_stride + (first_row + r / u->group) * c->q_token_stride);
-        for (int64_t d = 0; d < dim; d += bf16 ? 2 : 1) {
-            if (bf16)
-                ((pair *)w->q)[(r * dim + d) / 2] = pair_make(
-                    ((const uint16_t *)q)[d], d + 1 < c->head_dim ? ((const uint16_t *)q)[d + 1] : 0);
-            else
-                ((float *)w->q)[r * dim + d] = d < c->head_dim ? ((const float *)q)[d] : 0.0f;
+        if (bf16) {
+            pair *to = (pair *)w->q + r * dim / 2;
+            pairs_of(q, c->head_dim / 2, to);
+            if (c->head_dim % 2) to[dim / 2 - 1] = pair_make(((const uint16_t *)q)[c->head_dim - 1], 0);
+        } else {
+            float *to = (float *)w->q + r * dim;
+            memcpy(to, q, (size_t)c->head_dim * sizeof *to);
+            if (c->head_dim % 2) to[c->head_dim] = 0.0f;
         }
     }
 }
@@ -165,8 +194,8 @@ INLINE void attend_rows(const int bf16, const int m, const cv_attention *c, cons
         const int64_t position = u->first_position + (row + i) / u->group;
         const int64_t oldest = c->window > 0 ? position - c->window + 1 : 0;
         const int64_t end = c->causal ? position + 1 : c->seq_lens[u->seq];
-        softmax_row(c, scores + i * CHUNK, oldest - first_key, end - first_key, keys, width, w->highest + row + i,
-                    w->sum + row + i, w->out + (row + i) * width);
+        softmax_row(bf16, c, scores + i * CHUNK, oldest - first_key, end - first_key, keys, width,
+                    w->highest + row + i, w->sum + row + i, w->out + (row + i) * width);
     }
     /* Never multiply by what lies past the sequence's end: 0 x NaN is NaN. */
     const int64_t length = c->seq_lens[u->seq] - first_key;

@@ -27,7 +27,8 @@ enum { CV_PANEL = 32 };
  *   out      [tokens, num_heads, value_dim], contiguous
  *   k_cache  bfloat16: [block, kv_head, ceil(head_dim / 2), 16, 2]; float32: [block, kv_head, head_dim', 16],
  *            head_dim' = head_dim rounded up to even
- *   v_cache  [block, kv_head, 16, value_dim rounded up to 16]
+ *   v_cache  bfloat16: [block, kv_head, 8, width, 2]; float32: [block, kv_head, 16, width],
+ *            width = value_dim rounded up to 16
  *   query_start [num_seqs + 1], seq_lens [num_seqs] (tokens in the cache, the queries included),
  *   block_tables [num_seqs, table_stride]
  *   causal   1: a query sees the tokens up to itself; 0: its whole sequence

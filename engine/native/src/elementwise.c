@@ -77,7 +77,8 @@ void CV_NAME(cv_silu_mul)(const cv_silu_mul *c) {
     }
 }
 
-/* One token of one head. Keys are scattered into columns (16 tokens side by side), values are a row. */
+/* One token of one head. Keys are scattered into columns (16 tokens side by side), and values into a row, in bfloat16
+ * side by side with those of the neighbouring token. */
 INLINE void kv_write_one(const int bf16, const cv_kv_write *c, int64_t token, int64_t head) {
     const int64_t slot = c->slots[token], block = slot / CV_BLOCK, column = slot % CV_BLOCK;
     const int64_t even = (c->head_dim + 1) & ~(int64_t)1, width = (c->value_dim + 15) & ~(int64_t)15;
@@ -90,7 +91,11 @@ INLINE void kv_write_one(const int bf16, const cv_kv_write *c, int64_t token, in
         if (bf16) ((uint16_t *)k_page)[(d / 2 * CV_BLOCK + column) * 2 + d % 2] = real ? ((const uint16_t *)k)[d] : 0;
         else ((float *)k_page)[d * CV_BLOCK + column] = real ? ((const float *)k)[d] : 0.0f;
     }
-    memcpy(at_mut(bf16, c->v_cache, (page * CV_BLOCK + column) * width), v, (size_t)c->value_dim * (bf16 ? 2 : 4));
+    void *v_page = at_mut(bf16, c->v_cache, page * CV_BLOCK * width);
+    for (int64_t d = 0; d < c->value_dim; d++) {
+        if (bf16) ((uint16_t *)v_page)[(column / 2 * width + d) * 2 + column % 2] = ((const uint16_t *)v)[d];
+        else ((float *)v_page)[column * width + d] = ((const float *)v)[d];
+    }
 }
 
 void CV_NAME(cv_kv_write)(const cv_kv_write *c) {

@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#if defined(__AVX512BF16__)
+#if defined(__AVX512F__)
 #include <immintrin.h>
 #endif
 
@@ -39,7 +39,13 @@ INLINE void vf_store(float *p, vf v) { memcpy(p, &v, sizeof v); }
 INLINE vu vu_load(const void *p) { vu v; memcpy(&v, p, sizeof v); return v; }
 INLINE vf vf_set(float x) { return x - (vf){0}; } /* x - 0 is x for every x; 0 + x is not */
 INLINE vf vf_select(vi mask, vf yes, vf no) { return (vf)(((vi)yes & mask) | ((vi)no & ~mask)); }
-INLINE vf vf_max(vf a, vf b) { return vf_select(a > b, a, b); }
+#if defined(__AVX512F__)
+INLINE vf vf_max(vf a, vf b) { return (vf)_mm512_max_ps((__m512)a, (__m512)b); }
+INLINE vf vf_min(vf a, vf b) { return (vf)_mm512_min_ps((__m512)a, (__m512)b); }
+#else
+INLINE vf vf_max(vf a, vf b) { return vf_select(a > b, a, b); } /* b if one of them is NaN */
+INLINE vf vf_min(vf a, vf b) { return vf_select(a < b, a, b); }
+#endif
 
 INLINE vi vi_lanes(void) {
     vi lanes;
@@ -119,6 +125,12 @@ INLINE pair pair_make(uint16_t lo, uint16_t hi) { return (uint32_t)lo | (uint32_
 INLINE vf vf_dot2(vf acc, pair a, vu b) {
     return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)((vu){0} + a), (__m512bh)b);
 }
+INLINE void pairs_of(const uint16_t *row, int64_t pairs, pair *to) { memcpy(to, row, (size_t)pairs * sizeof *to); }
+/* Stores v as pairs, i values behind p: may be where v was read as floats, or before it. */
+INLINE void pairs_put(void *p, int64_t i, vf v) {
+    const __m256bh h = _mm512_cvtneps_pbh((__m512)v);
+    memcpy((uint16_t *)p + i, &h, sizeof h);
+}
 #else
 typedef struct { float lo, hi; } pair;
 INLINE pair pair_make(uint16_t lo, uint16_t hi) { return (pair){bf16_to_f32(lo), bf16_to_f32(hi)}; }
@@ -126,15 +138,22 @@ INLINE vf vf_dot2(vf acc, pair a, vu b) {
     acc += vf_set(a.lo) * (vf)(b << 16);
     return acc + vf_set(a.hi) * (vf)(b & 0xffff0000u);
 }
+INLINE void pairs_of(const uint16_t *row, int64_t pairs, pair *to) {
+    for (int64_t i = 0; i < pairs; i++) to[i] = pair_make(row[2 * i], row[2 * i + 1]);
+}
+INLINE void pairs_put(void *p, int64_t i, vf v) { vf_store((float *)p + i, v); }
 #endif
 
-/* e^x to about 2 units in the last place (Cephes expf); below -87 it is 0. */
+/* e^x to about 2 units in the last place (Cephes expf); far below -87 it is 0. */
 INLINE vf vf_exp(vf x) {
+    vf bounded = vf_max(vf_set(-110.0f), vf_min(vf_set(89.0f), x)); /* NaN stays */
+#if defined(__AVX512F__)
+    vf n = (vf)_mm512_roundscale_ps((__m512)(bounded * 1.44269504088896341f), 0);
+#else
     const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
-    vi tiny = x < -87.0f;
-    vf bounded = vf_select(x > 88.0f, vf_set(88.0f), vf_select(tiny, vf_set(-87.0f), x));
     vf shifted = bounded * 1.44269504088896341f + magic;
     vf n = shifted - magic;
+#endif
     vf r = bounded - n * 0.693359375f;
     r = r + n * 2.12194440e-4f;
     vf p = vf_set(1.9875691500e-4f);
@@ -144,8 +163,12 @@ INLINE vf vf_exp(vf x) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * r * r + r + 1.0f;
+#if defined(__AVX512F__)
+    return (vf)_mm512_scalef_ps((__m512)p, (__m512)n);
+#else
     vi power = ((vi)shifted - (vi)vf_set(magic) + 127) << 23;
-    return vf_select(tiny, (vf){0}, p * (vf)power); /* a product, so that NaN stays NaN */
+    return vf_select(x < -87.0f, (vf){0}, p * (vf)power); /* a product, so that NaN stays NaN */
+#endif
 }
 INLINE vf vf_tanh(vf x) { return 1.0f - 2.0f / (vf_exp(2.0f * x) + 1.0f); }
 

@@ -20,11 +20,14 @@ def _padded(value_dim: int) -> int:
 def kv_cache(
     num_blocks: int, num_kv_heads: int, head_dim: int, value_dim: int, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Zeroed caches of one layer: K with 16 tokens side by side (bfloat16 in pairs), V in rows."""
-    even = head_dim + head_dim % 2
-    shape = (even, BLOCK_SIZE) if dtype == torch.float32 else (even // 2, BLOCK_SIZE, 2)
-    keys = torch.zeros((num_blocks, num_kv_heads, *shape), dtype=dtype)
-    return keys, torch.zeros((num_blocks, num_kv_heads, BLOCK_SIZE, _padded(value_dim)), dtype=dtype)
+    """Zeroed caches of one layer: K with 16 tokens side by side, V in rows.
+
+    In bfloat16, what is summed over lies in pairs: two dimensions of a key, the values of two tokens.
+    """
+    even, width = head_dim + head_dim % 2, _padded(value_dim)
+    pair = 1 if dtype == torch.float32 else 2
+    keys = torch.zeros((num_blocks, num_kv_heads, even // pair, BLOCK_SIZE, pair), dtype=dtype)
+    return keys, torch.zeros((num_blocks, num_kv_heads, BLOCK_SIZE // pair, width, pair), dtype=dtype)
 
 
 def kv_write(
