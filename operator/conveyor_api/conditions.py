@@ -106,7 +106,7 @@ REASON_MEANINGS: Final[dict[Reason, str]] = {
     Reason.STARTING_FROM_ZERO: "The first engine after zero starts, nothing has failed, and requests wait for it.",
     Reason.GPUS_UNUSED: "Conveyor's engine uses one GPU; the others that `resources.limits` asks for are idle.",
     Reason.ROLLING_OUT: "Pods are being replaced by ones of the present spec.",
-    Reason.MODEL_DOWNLOADING: "The first engine is fetching the model.",
+    Reason.MODEL_DOWNLOADING: "The first engine, or a Job before it, is fetching the model.",
     Reason.MODEL_LOADING: "The first engine is loading the model, or looks for it in the volume.",
     Reason.PODS_STARTING: "Fewer engines are ready than wanted; nothing has failed.",
     Reason.NO_READY_ENDPOINTS: "No engine is ready; requests wait in the gateway.",
@@ -170,6 +170,7 @@ REASONS_BY_CONDITION: Final[dict[ConditionType, tuple[Reason, ...]]] = {
     ),
     ConditionType.PROGRESSING: (
         Reason.UP_TO_DATE,
+        Reason.MODEL_DOWNLOADING,
         Reason.ROLLING_OUT,
         Reason.PODS_STARTING,
         Reason.INVALID_SPEC,

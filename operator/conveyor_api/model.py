@@ -126,6 +126,12 @@ class Cache(ApiModel):
             field="storageClassName",
         ),
         Rule(
+            "!self.prewarm || self.strategy == 'PVC'",
+            "prewarm is only for strategy PVC, where pods find what a Job has fetched; set strategy: PVC",
+            lambda cache: not cache.prewarm or cache.strategy == "PVC",
+            field="prewarm",
+        ),
+        Rule(
             "!has(self.size) || !isQuantity(string(self.size))"
             " || quantity(string(self.size)).isGreaterThan(quantity('0'))",
             "size must be more than 0, for example 20Gi",
@@ -155,6 +161,8 @@ class Cache(ApiModel):
     """PVC: size of the claim `<name>-models` that Conveyor makes. EmptyDir: the folder's limit; 200Gi if not set."""
     storage_class_name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
     """Storage class of the claim that Conveyor makes; default: the cluster's."""
+    prewarm: bool = False
+    """PVC: a Job without a device fetches the model before pods that need it are made or replaced."""
 
 
 ModelUri = Annotated[

@@ -93,6 +93,7 @@ READABLE_GATEWAYS: Final = {"gateways": "Readable"}
 
 MAX_SERVICE_NAME_LENGTH: Final = 40  # leaves room for "-engine-<hash8>" and the pods' suffixes
 ENGINE_SUFFIX: Final = "-engine"
+PREWARM_SUFFIX: Final = ".prewarm"
 
 
 def engine_name(service: str) -> str:
@@ -113,6 +114,21 @@ def config_map_name(service: str, config_hash: str) -> str:
 def model_claim_name(service: str) -> str:
     """Name of the PersistentVolumeClaim made for `model.cache.strategy: PVC` without a `claimName`."""
     return f"{service}-models"
+
+
+def prewarm_name(service: str, job_hash: str) -> str:
+    """Name of the Job that fetches the model of `service`; `job_hash` is eight hexadecimal digits."""
+    return f"{service}-prewarm-{job_hash}"
+
+
+def prewarm_pod_selector(service: str) -> dict[str, str]:
+    """The label of that Job's pods. No service has a dot in its name, so nothing else has this value."""
+    return {INFERENCE_SERVICE_LABEL: f"{service}{PREWARM_SUFFIX}"}
+
+
+def prewarm_labels(service: str) -> dict[str, str]:
+    """All labels of that Job's pods."""
+    return child_labels(service) | {NAME_LABEL: "conveyor-prewarm"} | prewarm_pod_selector(service)
 
 
 def child_labels(service: str) -> dict[str, str]:

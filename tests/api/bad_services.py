@@ -150,6 +150,7 @@ BAD_SERVICES: tuple[Bad, ...] = (
     _cache("PVC with neither claim nor size", "", "exactly one of claimName", strategy="PVC"),
     _cache("PVC with claim and size", "", "exactly one of claimName", strategy="PVC", claimName="a", size="1Gi"),
     _cache("claim without PVC", ".claimName", "claimName is only for strategy PVC", claimName="models"),
+    _cache("prewarm without PVC", ".prewarm", "prewarm is only for strategy PVC", prewarm=True),
     _cache("storage class without PVC", ".storageClassName", "only for strategy PVC with a size", storageClassName="a"),
     _cache(
         "storage class with an existing claim",

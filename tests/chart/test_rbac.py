@@ -29,7 +29,7 @@ from tests.chart.installation import (
     take_over,
     write_account_kubeconfig,
 )
-from tests.operator.kubelet import Kubelet, ready
+from tests.operator.kubelet import Kubelet, prewarmed, ready
 from tests.operator.stage import Space, wait_until
 
 from conveyor_api.names import METRICS_API_ROLE, METRICS_TLS_SECRET, SYSTEM_NAMESPACE
@@ -103,7 +103,7 @@ def exercise_operator(space: Space, check: Callable[[], None]) -> None:
     wait_until("its certificate", lambda: check() or read_secret(space.api, METRICS_TLS_SECRET), 90)
     name = "qwen"
     cache = {"strategy": "PVC", "size": "1Gi"}
-    with Kubelet(space, ready):
+    with Kubelet(space, lambda pod: (prewarmed if "job-name" in pod["metadata"]["labels"] else ready)(pod)):
         space.make_service(name, model={"uri": "hf://org/name@main", "cache": cache}, autoscaling={"maxReplicas": 3})
         space.wait_condition(name, "WorkloadReady", "True", "ReplicasReady", 60)
         space.delete("Service", name)
@@ -116,6 +116,12 @@ def exercise_operator(space: Space, check: Callable[[], None]) -> None:
             "the end of the old ConfigMap", lambda: not old & space.children(name), 60, lambda: space.children(name)
         )
         wait_until("the end of the volume", lambda: not live(space.list("PersistentVolumeClaim")), 60)
+        cache = {"strategy": "PVC", "claimName": "mine", "prewarm": True}
+        space.make_service("warm", model={"uri": "hf://org/name@main", "cache": cache})
+        space.wait_condition("warm", "WorkloadReady", "True", "ReplicasReady", 60)
+        space.edit("warm", model={"cache": {"prewarm": False}})
+        wait_until("the end of the Job", lambda: not space.list("Job"))
+        space.delete("InferenceService", "warm")
         space.make_service("kept")
         wait_until("its policy", lambda: space.get("NetworkPolicy", "kept-engine"))
         wait_until("Events", lambda: space.list("Event"))

@@ -105,6 +105,25 @@ def fetch_failed(pod: Json, reason: str, message: str) -> Json:
     }
 
 
+def prewarmed(pod: Json) -> Json:
+    """The Job's fetch has brought the model."""
+    return {"phase": "Succeeded", "containerStatuses": [_container("fetch", terminated(0, "Completed"))]}
+
+
+def prewarming(pod: Json) -> Json:
+    return {
+        "phase": "Running",
+        "conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": TIME}],
+        "containerStatuses": [_container("fetch", {"running": {"startedAt": TIME}}, ready=True)],
+    }
+
+
+def prewarm_failed(pod: Json, reason: str, message: str) -> Json:
+    """The Job's fetch ended with a termination message, and is about to be tried again."""
+    failed = fetch_failed(pod, reason, message)
+    return {"phase": "Running", "containerStatuses": failed["initContainerStatuses"]}
+
+
 def oom_killed(pod: Json, message: str = "") -> Json:
     """With a message where the kernel killed but one process, as with cgroup v1."""
     return _engine_ended(pod, terminated(1 if message else 137, "OOMKilled", message))

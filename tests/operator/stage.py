@@ -38,6 +38,7 @@ COLLECTIONS = {
     "ConfigMap": "api/v1/namespaces/{}/configmaps",
     "ServiceAccount": "api/v1/namespaces/{}/serviceaccounts",
     "PersistentVolumeClaim": "api/v1/namespaces/{}/persistentvolumeclaims",
+    "Job": "apis/batch/v1/namespaces/{}/jobs",
     "Pod": "api/v1/namespaces/{}/pods",
     "Secret": "api/v1/namespaces/{}/secrets",
     "ResourceQuota": "api/v1/namespaces/{}/resourcequotas",
@@ -46,7 +47,7 @@ COLLECTIONS = {
 }
 CHILD_KINDS = (
     "Deployment", "Service", "ConfigMap", "ServiceAccount", "NetworkPolicy", "PodDisruptionBudget",
-    "HorizontalPodAutoscaler", "PersistentVolumeClaim",
+    "HorizontalPodAutoscaler", "PersistentVolumeClaim", "Job",
 )  # fmt: skip
 
 

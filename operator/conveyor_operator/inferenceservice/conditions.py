@@ -20,6 +20,7 @@ IN_PROGRESS = frozenset(
      Reason.NO_READY_ENDPOINTS, Reason.WAITING_FOR_AUTOSCALER, Reason.SCALED_TO_ZERO, Reason.STARTING_FROM_ZERO,
      Reason.UP_TO_DATE}
 )  # fmt: skip
+_PREWARMING = "a Job fetches the model; pods of the present spec come when it is there"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +89,10 @@ def _find_cause(by_type: dict[ConditionType, Judged], situation: Situation) -> J
 def judge_progressing(situation: Situation) -> Judged:
     """Whether pods of the present spec are on their way. Scaling does not count, nor does a pod that fails later."""
     deployment, type, blocker = situation.deployment, ConditionType.PROGRESSING, situation.blocker
-    if blocker is not None and (not situation.rolled_out or situation.obstacle(*POD_KINDS)):
+    if blocker is not None and (situation.prewarming or not situation.rolled_out or situation.obstacle(*POD_KINDS)):
         return Judged(type, "True" if blocker.temporary else "False", blocker.reason, blocker.message)
+    if situation.prewarming:
+        return Judged(type, "True", Reason.MODEL_DOWNLOADING, _PREWARMING)
     if situation.observed.deployment is None:
         return Judged(type, "True", Reason.PODS_STARTING, "the Deployment is not there yet")
     if not situation.rolled_out and situation.brings_first_pods:
@@ -109,6 +112,10 @@ def judge_progressing(situation: Situation) -> Judged:
 def judge_model(situation: Situation) -> Judged:
     """Judged by the pods of the present spec: older pods may have another model."""
     type, pods = ConditionType.MODEL_AVAILABLE, situation.pods
+    if situation.prewarming and situation.blocker is None:
+        return Judged(type, "False", Reason.MODEL_DOWNLOADING, _PREWARMING)
+    if situation.prewarming and situation.blocker is not None:
+        return _blocked(type, situation.blocker)
     if any(pod.ready for pod in pods):
         return Judged(type, "True", Reason.MODEL_LOADED, "at least one engine has loaded the model")
     if situation.wants_none:

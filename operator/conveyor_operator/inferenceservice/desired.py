@@ -19,6 +19,7 @@ from conveyor_operator.inferenceservice.manifests.deployment import build_deploy
 from conveyor_operator.inferenceservice.manifests.model import build_claim, needs_claim
 from conveyor_operator.inferenceservice.manifests.network import Network, build_network_policy
 from conveyor_operator.inferenceservice.manifests.pods import build_pod_template
+from conveyor_operator.inferenceservice.manifests.prewarm import build_prewarm
 from conveyor_operator.inferenceservice.manifests.resources import tell_resources
 from conveyor_operator.inferenceservice.manifests.services import (
     build_engine_service,
@@ -41,6 +42,8 @@ class Desired:
     spec: InferenceServiceSpec
     effective: EffectiveStatus
     children: tuple[Object, ...]
+    template_hash: str
+    """Of the pods, with their image."""
     look_again_at: datetime | None = None
     """When something else may be desired, though nothing happens."""
 
@@ -67,6 +70,7 @@ def build_desired(
     config = build_engine_config(owner, spec)
     template = build_pod_template(owner, spec, config, settings.user_id)
     image = choose_engine_image(spec, template, settings.engine_image, observed.deployment)
+    template_hash = hash_template(template, image)
     access_mode = _choose_access_mode(spec, owner, observed) if needs_claim(spec) else None
     rollout = plan_rollout(spec, access_mode, observed, now)
     strategy = {"maxSurge": rollout.max_surge, "maxUnavailable": rollout.max_unavailable}
@@ -75,7 +79,7 @@ def build_desired(
         build_config_map(owner, config),
         build_engine_service(owner),
         build_public_service(owner, settings.gateway_host),
-        build_deployment(owner, strategy, template, image, hash_template(template, image)),
+        build_deployment(owner, strategy, template, image, template_hash),
         build_disruption_budget(owner),
     ]
     if settings.network_policies:
@@ -83,6 +87,8 @@ def build_desired(
         children.append(build_network_policy(owner, network))
     if access_mode is not None:
         children.append(build_claim(owner, spec, access_mode))
+    if spec.model.cache.prewarm:
+        children.append(build_prewarm(owner, template, image, one_node=access_mode == "ReadWriteOnce"))
     period_seconds = pod_starts.choose_period(spec.queue.timeout_seconds)
     autoscaler = build_autoscaler(owner, spec, period_seconds)
     follows_starts = autoscaler is not None and spec.autoscaling and not spec.autoscaling.names_scale_up_policies
@@ -99,7 +105,7 @@ def build_desired(
         resources=tell_resources(spec.resources),
     )
     whole = (*children, *([] if autoscaler is None else [autoscaler]))
-    return Desired(owner, spec, effective, whole, rollout.look_again_at)
+    return Desired(owner, spec, effective, whole, template_hash, rollout.look_again_at)
 
 
 def _choose_access_mode(spec: InferenceServiceSpec, owner: Owner, observed: Observed) -> str:

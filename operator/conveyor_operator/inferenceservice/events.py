@@ -20,6 +20,7 @@ _TOLD = (ConditionType.READY, ConditionType.PROGRESSING, ConditionType.SCALING_R
 _FIELDS = {
     "HorizontalPodAutoscaler": "spec.autoscaling",
     "PersistentVolumeClaim": "spec.model.cache",
+    "Job": "spec.model",
     "ConfigMap": "spec.engine, spec.batching or spec.kvCache",
 }
 

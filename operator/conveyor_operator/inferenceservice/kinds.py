@@ -8,6 +8,7 @@ from conveyor_operator.kinds import (
     DEPLOYMENT,
     DISRUPTION_BUDGET,
     ENDPOINT_SLICE,
+    JOB,
     NETWORK_POLICY,
     POD,
     SERVICE,
@@ -18,7 +19,9 @@ from conveyor_operator.kinds import (
 INFERENCE_SERVICE = Kind(names.GROUP, names.VERSION, names.KIND, names.PLURAL)
 
 # In the order in which they are applied: what pods need comes before the pods, what counts them after.
-CHILDREN = (SERVICE_ACCOUNT, CLAIM, CONFIG_MAP, SERVICE, NETWORK_POLICY, DEPLOYMENT, DISRUPTION_BUDGET, AUTOSCALER)
+CHILDREN = (
+    SERVICE_ACCOUNT, CLAIM, CONFIG_MAP, SERVICE, NETWORK_POLICY, JOB, DEPLOYMENT, DISRUPTION_BUDGET, AUTOSCALER,
+)  # fmt: skip
 
 # Made by controllers for our children; read for the status.
 GRANDCHILDREN = (POD, ENDPOINT_SLICE)

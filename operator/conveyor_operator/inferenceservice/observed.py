@@ -112,7 +112,9 @@ class Observed:
     deployment: DeploymentState | None = None
     autoscaler: AutoscalerState | None = None
     pods: tuple[PodState, ...] = ()
+    """Of engines."""
     ready_endpoints: int = 0
+    prewarm_pods: tuple[PodState, ...] = ()
 
     def with_child(self, body: Object) -> "Observed":
         """The same with one child as the API server has just returned it."""
@@ -150,7 +152,14 @@ def observe(store: Store, key: Key) -> Observed:
                 states[kind] = state
     pods: list[PodState] = sorted(store.values(POD, key), key=lambda pod: pod.name)
     ready_endpoints = sum(store.values(ENDPOINT_SLICE, key))
-    return Observed(children, states.get(DEPLOYMENT), states.get(AUTOSCALER), tuple(pods), ready_endpoints)
+    return Observed(
+        children,
+        states.get(DEPLOYMENT),
+        states.get(AUTOSCALER),
+        tuple(pod for pod in pods if not pod.prewarms),
+        ready_endpoints,
+        tuple(pod for pod in pods if pod.prewarms),
+    )
 
 
 def observe_deployment(body: Object) -> DeploymentState:

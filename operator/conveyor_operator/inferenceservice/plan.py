@@ -14,12 +14,12 @@ from conveyor_operator.inferenceservice.kinds import CHILDREN
 from conveyor_operator.inferenceservice.memory import ServiceMemory
 from conveyor_operator.inferenceservice.observed import Observed
 from conveyor_operator.inferenceservice.replicas import Handover, plan_hold, plan_replicas, plan_zero, with_replicas
-from conveyor_operator.kinds import AUTOSCALER, CLAIM, CONFIG_MAP, DEPLOYMENT, SERVICE_ACCOUNT
-from conveyor_operator.loop.differences import find_applies, find_obstacle, find_obstacles, find_unwanted
+from conveyor_operator.kinds import AUTOSCALER, CLAIM, CONFIG_MAP, DEPLOYMENT, JOB, SERVICE_ACCOUNT
+from conveyor_operator.loop.differences import find_applies, find_obstacle, find_obstacles, find_unwanted, id_of
 from conveyor_operator.loop.owner import Object
 from conveyor_operator.loop.steps import Delete, Hold, Obstacle, RequeueAt, Step
 
-POD_NEEDS = (SERVICE_ACCOUNT.kind, CLAIM.kind, CONFIG_MAP.kind)
+POD_NEEDS = (SERVICE_ACCOUNT.kind, CLAIM.kind, CONFIG_MAP.kind, JOB.kind)
 
 _ORDER = {kind.kind: position for position, kind in enumerate(CHILDREN)}
 _REQUEUE = (timedelta(seconds=0.25), timedelta(minutes=1))
@@ -34,7 +34,7 @@ def plan(desired: Desired, observed: Observed, memory: ServiceMemory, activity: 
     obstacles = find_all_obstacles(desired, observed, memory)
     if before := [step for step in applies if _position(step) < 0]:
         return before
-    if not any(obstacle.kind in POD_NEEDS for obstacle in obstacles):
+    if not any(obstacle.kind in POD_NEEDS for obstacle in obstacles) and not is_prewarming(desired, observed):
         deployment = [step for step in applies if _position(step) == 0]
         if hold := _plan_hold(desired, observed, memory, applied_next=bool(deployment)):
             deployment.insert(0, hold)
@@ -47,6 +47,15 @@ def plan(desired: Desired, observed: Observed, memory: ServiceMemory, activity: 
     if not obstacles:
         return _plan_removals(desired, observed) or [RequeueAt(at) for at in (desired.look_again_at,) if at]
     return _plan_requeue(desired, observed, memory, now)
+
+
+def is_prewarming(desired: Desired, observed: Observed) -> bool:
+    """A Job has to end before pods of this spec are made; those that are there stay as they are."""
+    live = observed.deployment
+    if live is not None and live.template_hash == desired.template_hash:
+        return False
+    jobs = [observed.children.get(id_of(child)) for child in desired.children if child["kind"] == JOB.kind]
+    return not all(job is not None and job.done for job in jobs)
 
 
 def find_all_obstacles(desired: Desired, observed: Observed, memory: ServiceMemory) -> list[Obstacle]:
@@ -87,7 +96,7 @@ def _plan_removals(desired: Desired, observed: Observed) -> list[Step]:
     Configurations and claims of former pods stay until the new pods have proven to be available.
     """
     deployment = observed.deployment
-    settled = deployment is not None and deployment.complete
+    settled = deployment is not None and deployment.complete and not is_prewarming(desired, observed)
     used = {pod.config_hash for pod in observed.pods}
     used |= {deployment.config_hash} if deployment is not None else set()
 

@@ -23,6 +23,7 @@ class ContainerState:
     name: str
     image: str = ""
     initial: bool = False
+    """Its end is its success."""
     ready: bool = False
     running: bool = False
     waiting_reason: str = ""
@@ -45,6 +46,8 @@ class PodState:
     config_hash: str = ""
     ready: bool = False
     leaving: bool = False
+    prewarms: bool = False
+    """It runs no engine, it fetches the model for those to come."""
     phase: str = ""
     reason: str = ""
     message: str = ""
@@ -85,14 +88,16 @@ def observe_pod(body: Object) -> PodState:
     scheduled, ready = conditions.get("PodScheduled", {}), conditions.get("Ready", {})
     is_ready = ready.get("status") == "True"
     unschedulable = scheduled.get("status") == "False" and scheduled.get("reason") in _NO_NODE
+    prewarms = (metadata.get("labels") or {}).get(names.INFERENCE_SERVICE_LABEL, "").endswith(names.PREWARM_SUFFIX)
     containers = [_observe_container(c, True) for c in status.get("initContainerStatuses") or ()]
-    containers += [_observe_container(c, False) for c in status.get("containerStatuses") or ()]
+    containers += [_observe_container(c, prewarms) for c in status.get("containerStatuses") or ()]
     return PodState(
         name=str(metadata["name"]),
         namespace=str(metadata.get("namespace", "")),
         config_hash=str((metadata.get("annotations") or {}).get(names.CONFIG_HASH_ANNOTATION, "")),
         ready=is_ready,
         leaving="deletionTimestamp" in metadata,
+        prewarms=prewarms,
         phase=str(status.get("phase", "")),
         reason=str(status.get("reason", "")),
         message=str(status.get("message", "")),

@@ -18,7 +18,7 @@ from conveyor_operator.loop.steps import Obstacle
 from conveyor_operator.metrics_api.answer import MetricsApi
 
 # Children without which there are no pods of this spec.
-POD_KINDS = ("ServiceAccount", "PersistentVolumeClaim", "ConfigMap", "Deployment")
+POD_KINDS = ("ServiceAccount", "PersistentVolumeClaim", "ConfigMap", "Job", "Deployment")
 
 _MODEL_REASONS = MODEL_FAILURES | {Reason.CLAIM_NOT_FOUND, Reason.SECRET_NOT_FOUND}
 
@@ -49,6 +49,8 @@ class Situation:
     """The status that is there says so: at zero, or while the first engine starts."""
     tried_template: str = ""
     """What the status that is there says of it."""
+    prewarming: bool = False
+    """A Job fetches the model, and pods of this spec come when it is there."""
 
     @property
     def deployment(self) -> DeploymentState:
@@ -133,6 +135,9 @@ class Situation:
         obstacle = self.obstacle(*POD_KINDS)
         if obstacle is not None:
             return Blocker(obstacle.reason, obstacle.message, obstacle.temporary)
+        if self.prewarming:
+            failures = find_failures(self.observed.prewarm_pods)
+            return _sum_up(failures) if failures else None
         if self.rolled_out and self._all_asked_are_there:
             return None
         failures = self._failures

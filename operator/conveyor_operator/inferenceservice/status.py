@@ -65,7 +65,9 @@ def build_status(
         result["autoscaling"] = keep_decision(previous.get("autoscaling") or {}, result["autoscaling"])
     if start := _build_last_start(written.last_start, previous):
         result["lastStart"] = start
-    failure = _build_last_failure(find_last_failure(situation.observed.pods), previous, now)
+    failure = _build_last_failure(
+        find_last_failure((*situation.observed.pods, *situation.observed.prewarm_pods)), previous, now
+    )
     return result | {"lastFailure": failure} if failure else result
 
 

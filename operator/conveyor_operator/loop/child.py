@@ -34,6 +34,8 @@ class Child:
     """Claims: how they may be mounted; cannot change any more."""
     replicas: int | None = None
     """What a Deployment is asked for."""
+    done: bool = False
+    """A Job's: it has succeeded."""
 
 
 def observe_child(body: Mapping[str, Any], labels: Iterable[str] = ()) -> Child:
@@ -51,6 +53,7 @@ def observe_child(body: Mapping[str, Any], labels: Iterable[str] = ()) -> Child:
         controller_uid=str(controller.get("uid", "")),
         access_mode=spec["accessModes"][0] if kind == "PersistentVolumeClaim" else "",
         replicas=int(spec.get("replicas", 1)) if kind == "Deployment" else None,
+        done=kind == "Job" and (body.get("status") or {}).get("succeeded", 0) > 0,
     )
 
 

@@ -126,7 +126,8 @@ class Watches:
         labels = metadata.get("labels") or {}
         for resource in self._resources.values():
             if kind in (*resource.children, *resource.grandchildren) and resource.label in labels:
-                return Key(resource.kind, str(metadata["namespace"]), str(labels[resource.label]))
+                name = str(labels[resource.label]).partition(".")[0]  # the rest is a part of the resource
+                return Key(resource.kind, str(metadata["namespace"]), name)
         return None
 
     def _labels(self, kind: Kind, key: Key) -> dict[str, str]:

@@ -1,0 +1,137 @@
+"""A Job fetches the model into the cache before pods that need it are made; real API server, real Job controller."""
+
+from typing import Any
+
+from tests.operator.builders import build, build_one
+from tests.operator.kubelet import Json, Kubelet, prewarm_failed, prewarmed, prewarming, ready
+from tests.operator.stage import Stage, wait_until
+
+from conveyor_api.names import INFERENCE_SERVICE_LABEL
+
+MODEL: Json = {"uri": "hf://example/model", "cache": {"strategy": "PVC", "size": "10Gi", "prewarm": True}}
+GPU = {"limits": {"nvidia.com/gpu": 1, "memory": "16Gi"}}
+
+
+def is_jobs(pod: Json) -> bool:
+    return str(pod["metadata"]["labels"][INFERENCE_SERVICE_LABEL]) == "qwen.prewarm"
+
+
+def play(job: Any) -> Any:
+    return lambda pod: job(pod) if is_jobs(pod) else ready(pod)
+
+
+def uri_of_pods(stage: Stage) -> str:
+    (fetch,) = stage.space.need("Deployment", "qwen-engine")["spec"]["template"]["spec"]["initContainers"]
+    return str(fetch["command"][fetch["command"].index("--uri") + 1])
+
+
+def job_pod(**spec: Any) -> Json:
+    template: Json = build_one("Job", model=MODEL, **spec)["spec"]["template"]
+    return template
+
+
+def test_the_job_fetches_as_the_engine_s_pods_do_and_asks_for_no_device() -> None:
+    pod = {"nodeSelector": {"zone": "a"}, "resourceClaims": [{"name": "gpu", "resourceClaimName": "one"}]}
+    spec, whole = job_pod(resources=GPU, pod=pod)["spec"], build_one("Deployment", model=MODEL, resources=GPU, pod=pod)
+    engines = whole["spec"]["template"]["spec"]
+    (fetch,) = spec["containers"]
+    assert fetch == engines["initContainers"][0]
+    assert set(fetch["resources"]["limits"]) == {"memory"}
+    assert {mount["name"] for mount in fetch["volumeMounts"]} == {volume["name"] for volume in spec["volumes"]}
+    for key in ("nodeSelector", "tolerations", "securityContext", "serviceAccountName"):
+        assert spec[key] == engines[key]
+    assert "resourceClaims" not in spec
+
+
+def test_another_fetch_is_another_job_and_another_engine_is_not() -> None:
+    def name(**spec: Any) -> str:
+        return str(build_one("Job", **{"model": MODEL, **spec})["metadata"]["name"])
+
+    assert name() == name(batching={"maxBatchSize": 4}) == name(queue={"timeout": "90s"})
+    assert (
+        len(
+            {
+                name(),
+                name(model=MODEL | {"uri": "hf://example/other"}),
+                name(model=MODEL | {"secretRef": {"name": "hub"}}),
+            }
+        )
+        == 3
+    )
+    assert not [kind for kind, _ in build(model={"uri": "hf://example/model"}) if kind == "Job"]
+
+
+def test_where_one_node_has_the_claim_the_job_runs_there() -> None:
+    near = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "rack"}]}}
+    alone, shared = job_pod(pod={"affinity": near}), job_pod(replicas=2, pod={"affinity": near})
+    asked = [
+        p["spec"]["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"] for p in (alone, shared)
+    ]
+    assert [[term["topologyKey"] for term in terms] for terms in asked] == [
+        ["rack", "kubernetes.io/hostname"],
+        ["rack"],
+    ]
+    (expression,) = asked[0][1]["labelSelector"]["matchExpressions"]
+    assert alone["metadata"]["labels"][INFERENCE_SERVICE_LABEL] in expression["values"], "else the first would wait"
+    assert "qwen" in expression["values"]
+
+
+def test_pods_come_when_the_job_has_brought_the_model(stage: Stage) -> None:
+    space = stage.space
+    with stage.operator(), Kubelet(space, play(prewarming)) as kubelet:
+        space.make_service(model=MODEL)
+        told = space.wait_condition("qwen", "Ready", "False", "ModelDownloading")
+        assert "a Job fetches the model" in told["message"]
+        space.wait_condition("qwen", "Progressing", "True", "ModelDownloading")
+        wait_until("it fetches", lambda: [p for p in space.list("Pod") if p["status"]["phase"] == "Running"])
+        assert space.get("Deployment", "qwen-engine") is None
+        slices = [s for s in space.list("EndpointSlice") if s.get("endpoints")]
+        assert not slices, "nobody sends requests to the Job"
+        kubelet.decide = play(prewarmed)
+        space.wait_condition("qwen", "Ready", "True", "Ready")
+        (job,) = space.list("Job")
+    with stage.operator():
+        stage.proxy.wait_quiet()
+        assert [each["metadata"]["uid"] for each in space.list("Job")] == [job["metadata"]["uid"]]
+
+
+def test_a_job_that_fails_is_told_with_its_reason_and_another_spec_is_another_job(stage: Stage) -> None:
+    space = stage.space
+
+    def fail(pod: Json) -> Json:
+        missing = "hf://example/model" in pod["spec"]["containers"][0]["command"]
+        return prewarm_failed(pod, "ModelNotFound", "there is no such model") if missing else prewarmed(pod)
+
+    with stage.operator(), Kubelet(space, play(fail)):
+        space.make_service(model=MODEL)
+        for type in ("Ready", "ModelAvailable", "Progressing"):
+            told = space.wait_condition("qwen", type, "False", "ModelNotFound")
+            assert "there is no such model (pod qwen-prewarm-" in told["message"]
+        assert space.get("Deployment", "qwen-engine") is None
+        (failed,) = space.list("Job")
+        space.edit("qwen", model={"uri": "hf://example/other"})
+        space.wait_condition("qwen", "Ready", "True", "Ready")
+        wait_until(
+            "the other is gone",
+            lambda: [j["metadata"]["name"] for j in space.list("Job")] != [failed["metadata"]["name"]],
+        )
+        wait_until("one is left", lambda: len(space.list("Job")) == 1)
+        assert space.need("InferenceService", "qwen")["status"]["lastFailure"]["reason"] == "ModelNotFound"
+
+
+def test_while_another_model_is_fetched_the_pods_stay_as_they_are(stage: Stage) -> None:
+    space = stage.space
+    with stage.operator(), Kubelet(space, play(prewarmed)) as kubelet:
+        space.make_service(model=MODEL)
+        space.wait_condition("qwen", "Ready", "True", "Ready")
+        kubelet.decide = play(prewarming)
+        space.edit("qwen", model={"uri": "hf://example/other"}, batching={"maxBatchSize": 4})
+        space.wait_condition("qwen", "Progressing", "True", "ModelDownloading")
+        assert space.condition("qwen", "Ready")["status"] == "True"
+        assert uri_of_pods(stage) == "hf://example/model"
+        space.edit("qwen", replicas=2, model={"cache": {"claimName": "mine", "size": None}})
+        stage.proxy.wait_quiet()
+        claim = space.need("PersistentVolumeClaim", "qwen-models")
+        assert "deletionTimestamp" not in claim["metadata"], "pods of the former spec have it"
+        kubelet.decide = play(prewarmed)
+        wait_until("the pods are of the new spec", lambda: uri_of_pods(stage) == "hf://example/other")
