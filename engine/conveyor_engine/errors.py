@@ -11,6 +11,7 @@
     │   │   ├── BodyTooLarge
     │   │   └── EncodedBody
     │   ├── Overloaded            the waiting queue is full
+    │   ├── NoPlace               a gateway's request, which waits there
     │   ├── GenerationFailed      the engine could not go on with this request
     │   ├── Unavailable           starting, draining, going away or dead
     │   └── DeadlineExceeded
@@ -146,6 +147,10 @@ class EncodedBody(InvalidRequest):
 
 class Overloaded(RequestError):
     """The waiting queue is full."""
+
+
+class NoPlace(RequestError):
+    """A gateway's request finds no free place: the gateway keeps it, and asks for one."""
 
 
 class GenerationFailed(RequestError):

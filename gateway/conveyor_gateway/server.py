@@ -58,7 +58,8 @@ class Server:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         metrics = Metrics()
-        queues = Queues(asyncio.get_running_loop(), metrics.forget)
+        self._engines = EngineClient()
+        queues = Queues(asyncio.get_running_loop(), self._engines, metrics.forget)
         directory = queues.catalog.directory
         memory = Memory(settings.max_held_bytes)
         bodies = BodyReader(settings.max_request_bytes, settings.body_timeout_seconds)
@@ -66,7 +67,6 @@ class Server:
         self._readiness = Readiness([watch.state for watch in self._watches])
         self._gateways = _plan_gateways_watch(settings.system_namespace, queues)
         metrics.registry.register(StateCollector(queues, self._readiness, memory))
-        self._engines = EngineClient()
         recorder = Recorder(metrics, directory)
         self._open_requests = OpenRequests(
             queues, self._engines, bodies, memory, recorder, self._readiness, settings.heartbeat_seconds

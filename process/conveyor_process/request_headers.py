@@ -1,4 +1,4 @@
-"""The headers that gateway and engine both read: a request's id and its time-out. Pure."""
+"""The headers that gateway and engine both read: a request's id, its time-out and its place. Pure."""
 
 import math
 import re
@@ -7,6 +7,11 @@ from uuid import uuid4
 
 REQUEST_ID_HEADER: Final = "X-Request-Id"
 REQUEST_TIMEOUT_HEADER: Final = "X-Request-Timeout-Seconds"
+# A gateway's request takes a place that is free, or one that was granted for it. A 429 that names none: ask for one.
+PLACE_HEADER: Final = "X-Engine-Place"
+PLACE_IF_FREE: Final = "if-free"
+PLACE_GRANTED: Final = "granted"
+NO_PLACE: Final = "none"
 
 _REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from prometheus_client import REGISTRY, generate_latest
+from tests.gateway.builders import NeverAsked
 
 import conveyor_metrics.server  # noqa: F401  fills REGISTRY
 from conveyor_engine.serving.metrics import EngineMetrics
@@ -34,7 +35,7 @@ _NAME = re.compile(r"\b(?:conveyor_(?:operator|gateway|metrics|engine)_|vllm:)\w
 async def expose() -> str:
     """All four parts' /metrics, one after the other."""
     gateway = Metrics()
-    queues = Queues(asyncio.get_running_loop(), on_gone=gateway.forget)
+    queues = Queues(asyncio.get_running_loop(), NeverAsked(), on_gone=gateway.forget)
     gateway.registry.register(StateCollector(queues, Readiness([]), Memory(1)))
     pages = [gateway.render(), EngineMetrics("m").render()]
     pages += [generate_latest(registry) for registry in (REGISTRY, OperatorMetrics().registry)]

@@ -7,34 +7,96 @@ import pytest
 
 from conveyor_api.batching import Batching
 from conveyor_api.spec import Queue
-from conveyor_gateway.admission.service_queue import QueueLimits, ServiceQueue, Ticket
+from conveyor_engine.errors import NoPlace
+from conveyor_engine.serving.places import Places
+from conveyor_gateway.admission.service_queue import ServiceQueue
+from conveyor_gateway.admission.ticket import QueueLimits, Ticket
 from conveyor_gateway.errors import QueueFull
 from conveyor_metrics.demand import Demand, ServiceDemand, sum_demand
 from conveyor_operator.simulate.scenarios import PLAIN
 from conveyor_operator.simulate.serving import Engine, Request, Serving
+from conveyor_process.request_headers import PLACE_GRANTED, PLACE_IF_FREE
 
-SPEC = PLAIN.model_copy(update={"batching": Batching(max_batch_size=4), "queue": Queue(max_requests=13)})
+SPEC = PLAIN.model_copy(update={"batching": Batching(max_batch_size=4)})
+MAX_QUEUED = 6
 FAR = 1e9  # a deadline that no test reaches
 
 
-class Both:
-    """Two gateways, real and simulated, to which the same happens at one moment."""
+class QuickLoop(asyncio.SelectorEventLoop):
+    """Its time passes when nothing else can happen."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self) -> None:
+        super().__init__()
+        self._now = 0.0
+
+    def time(self) -> float:
+        return self._now
+
+    def _run_once(self) -> None:
+        self._now += 1e-6  # what is due first happens first
+        if not self._ready and self._scheduled:
+            self._now = max(self._now, self._scheduled[0].when())
+        super()._run_once()
+
+
+class Engines:
+    """Engines without HTTP: their real places, by address."""
+
+    def __init__(self) -> None:
+        self.places: dict[str, Places] = {}
+
+    async def ask_for_place(self, address: str) -> bool:
+        await self.places[address].ask()
+        return True
+
+    async def give_place_back(self, address: str) -> None:
+        self.places[address].give_back()
+
+    async def send(self, ticket: Ticket) -> None:
+        """As `relaying` does it."""
+        while True:
+            engine = await ticket.place()
+            places = self.places[engine.address]
+            await asyncio.sleep(0)
+            try:
+                with places.take(PLACE_GRANTED if ticket.is_granted else PLACE_IF_FREE):
+                    return places.hold([str(id(ticket))])
+            except NoPlace:
+                ticket.note_no_place()
+                ticket.give_back()
+
+    def end(self, ticket: Ticket) -> None:
+        assert ticket.engine is not None
+        self.places[ticket.engine.address].release(str(id(ticket)))
+        ticket.close()
+
+
+class Both:
+    """Gateways, real and simulated, to which the same happens at one moment."""
+
+    def __init__(self, seed: int, num_gateways: int) -> None:
         self.random = Random(seed)
         self.running: list[Request] = []
         self.tickets: list[tuple[Request, Ticket]] = []
-        self.simulated = Serving(SPEC, 2, self.running.append, on_expire=lambda request: pytest.fail("no time passes"))
-        limits = QueueLimits(13 // 2, SPEC.queue.timeout_seconds, SPEC.batching.engine_place_limit)
-        self.real = [ServiceQueue(limits, asyncio.get_running_loop()) for _ in self.simulated.gateways]
+        self.sending: set[asyncio.Task[None]] = set()
+        self.engines = Engines()
+        spec = SPEC.model_copy(update={"queue": Queue(max_requests=MAX_QUEUED * num_gateways + num_gateways - 1)})
+        self.simulated = Serving(
+            spec, num_gateways, self.running.append, on_expire=lambda request: pytest.fail("no time passes")
+        )
+        limits = QueueLimits(MAX_QUEUED, SPEC.queue.timeout_seconds, SPEC.batching.engine_place_limit)
+        loop = asyncio.get_running_loop()
+        self.real = [ServiceQueue(limits, loop, self.engines) for _ in self.simulated.gateways]
         self.addresses: dict[Engine, str] = {}
         self.refused = 0
 
     def admit(self) -> None:
-        number = self.random.randrange(2)
+        number = self.random.randrange(len(self.real))
         request = Request(0, self.simulated.gateways[number], 1)
         if self.simulated.admit(0, request):
-            self.tickets.append((request, self.real[number].admit(FAR)))
+            ticket = self.real[number].admit(FAR)
+            self.tickets.append((request, ticket))
+            self.sending.add(asyncio.create_task(self.engines.send(ticket)))
         else:
             self.refused += 1
             with pytest.raises(QueueFull):
@@ -46,11 +108,17 @@ class Both:
             (ticket,) = [ticket for each, ticket in self.tickets if each is request]
             self.tickets.remove((request, ticket))
             self.simulated.end(0, request)
-            ticket.close()
+            self.engines.end(ticket)
+
+    async def settle(self) -> None:
+        """All that follows has happened, also what takes a moment."""
+        await asyncio.sleep(0.1)
+        self.sending = {task for task in self.sending if not task.done() or task.result()}
 
     def add_engine(self) -> None:
         engine = Engine(carries=3)
-        self.addresses[engine] = f"{len(self.addresses)}:1"
+        address = self.addresses[engine] = f"{len(self.addresses)}:1"
+        self.engines.places[address] = Places(SPEC.batching.effective_batch_size)
         self.simulated.add_engine(0, engine)
         self.tell_engines()
 
@@ -89,14 +157,21 @@ class Both:
         return sum_demand("a/b", [Demand.model_validate({"services": {"a/b": demand}}) for demand in demands])
 
 
-@pytest.mark.parametrize("seed", range(5))
-async def test_the_same_requests_go_to_the_same_engines_and_are_counted_alike(seed: int) -> None:
-    both = Both(seed)
+@pytest.mark.parametrize("num_gateways", [1, 2, 8])
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_the_same_requests_go_to_the_same_engines_and_are_counted_alike(seed: int, num_gateways: int) -> None:
+    with asyncio.Runner(loop_factory=QuickLoop) as runner:
+        runner.run(compare(seed, num_gateways))
+
+
+async def compare(seed: int, num_gateways: int) -> None:
+    both = Both(seed, num_gateways)
     for _ in range(400):
         happen = both.random.choices(
             [both.admit, both.end, both.add_engine, both.remove_engine], weights=[60, 50, 2, 1]
         )[0]
         happen()
+        await both.settle()
         assert [pair for pair in both.places() if pair[0] != pair[1]] == []
         in_flight, depth = both.simulated.count_in_flight(), both.simulated.count_waiting(0, 0)
         counted = ServiceDemand(in_flight=in_flight, queue_depth=depth)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from conveyor_gateway.admission.service_queue import QueueLimits
+from conveyor_gateway.admission.ticket import QueueLimits
 from conveyor_gateway.watching.catalog import Directory, Service
 
 
@@ -28,6 +28,16 @@ def make_directory(*services: Service) -> Directory:
     for service in services:
         directory.put(service)
     return directory
+
+
+class NeverAsked:
+    """Engines that grant no places, and so are not asked for any."""
+
+    async def ask_for_place(self, address: str) -> bool:
+        raise AssertionError(address)
+
+    async def give_place_back(self, address: str) -> None:
+        raise AssertionError(address)
 
 
 def make_limits(max_queued_requests: int = 4, queue_timeout_seconds: float = 60.0, place_limit: int = 2) -> QueueLimits:

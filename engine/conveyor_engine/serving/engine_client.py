@@ -15,6 +15,7 @@ from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import EngineDead, InvalidRequest, Overloaded, Unavailable
 from conveyor_engine.serving.engine_process import ENGINE_PROGRAM, Death, EngineProcess
 from conveyor_engine.serving.generation import Generation, Turns
+from conveyor_engine.serving.places import Places
 from conveyor_engine.wire.messages import (
     Abort,
     Drain,
@@ -68,6 +69,7 @@ class EngineClient:
         self.idle = asyncio.Event()  # no generation is open
         self.idle.set()
         self._turns = Turns()
+        self.places = Places(self._batch_size)
         self._generations: dict[str, Generation] = {}  # by request id, while the engine owes outputs
         self._num_sent = self._num_added = self._num_held = 0
         self._began = self._last_heartbeat = time.monotonic()
@@ -118,27 +120,38 @@ class EngineClient:
         return max(0, self._num_sent - self._num_added)
 
     @contextlib.contextmanager
-    def hold_place(self) -> Iterator[None]:
-        """A place for a request that is still being read: it counts as open. Raises as `check_admission`."""
-        self._num_held += 1
-        try:
-            self.check_admission(1)
-            yield
-        finally:
-            self._num_held -= 1
+    def hold_place(self, wish: str | None = None) -> Iterator[None]:
+        """A place for a request that is still being read: it counts as open. Raises as `check_admission`, and NoPlace.
 
-    def check_admission(self, num_requests: int) -> None:
-        """Raises what `open_generation` would raise now. For the holder of a place, before the work of tokenizing."""
+        `wish` is what a gateway says of the place.
+        """
+        self.check_state()
+        with self.places.take(wish):
+            self._num_held += 1
+            try:
+                self.check_admission(1)
+                yield
+            finally:
+                self._num_held -= 1
+
+    def check_state(self) -> None:
+        """Raises Unavailable while no requests are taken."""
         if self.state is State.DEAD:
             raise Unavailable("the engine has stopped; this server is about to exit")
         if self.state is not State.READY:
             raise Unavailable(f"the engine is {self.state}")
+
+    def check_admission(self, num_requests: int) -> None:
+        """Raises what `open_generation` would raise now. For the holder of a place, before the work of tokenizing."""
+        self.check_state()
         # Aborted ones count until the engine has read them: their prompts lie between the two processes.
         others = max(len(self._generations), self._num_unread) + self._num_held - 1
         if others + num_requests > self.num_requests_max:
             raise Overloaded(f"{others} requests are arriving, waiting or running already; try again later")
 
-    def open_generation(self, request_ids: list[str], add: bytes, timeout_seconds: float) -> Generation:
+    def open_generation(
+        self, request_ids: list[str], add: bytes, timeout_seconds: float, wish: str | None = None
+    ) -> Generation:
         """Sends the requests of a held place to the engine, all or none; `add` is the frame of their Add.
 
         After the timeout they end with DEADLINE in any case. Raises Unavailable or Overloaded.
@@ -147,6 +160,8 @@ class EngineClient:
         generation = Generation(request_ids, timeout_seconds, self.abort, self._turns)
         for request_id in request_ids:
             self._generations[request_id] = generation
+        if wish is not None:
+            self.places.hold(request_ids)
         self.idle.clear()
         self._num_sent += len(request_ids)
         self._process.write(add)
@@ -166,6 +181,7 @@ class EngineClient:
             self._process.send(Drain())
         if self.state is not State.DEAD:
             self.state = State.DRAINING
+        self.places.close(Unavailable(f"the engine is {self.state}"))
 
     def fail_all(self, error: Exception) -> None:
         """Ends every open request with this error."""
@@ -175,14 +191,22 @@ class EngineClient:
 
     def _close(self, request_id: str) -> None:
         self._generations.pop(request_id, None)
+        self.places.release(request_id)
         if not self._generations:
             self.idle.set()
 
     @property
     def num_requests_max(self) -> int:
         """Requests that may be open at a time."""
-        max_num_seqs = self.facts.max_num_seqs if self.facts else self._config.max_num_seqs
-        return self._config.max_num_queued_requests + max_num_seqs
+        return self._config.max_num_queued_requests + self._max_num_seqs
+
+    @property
+    def _max_num_seqs(self) -> int:
+        return self.facts.max_num_seqs if self.facts else self._config.max_num_seqs
+
+    @property
+    def _batch_size(self) -> int:
+        return 1 if self._config.batching_mode == "none" else self._max_num_seqs
 
     # --- messages of the engine ---
 
@@ -210,6 +234,7 @@ class EngineClient:
                 _log.info(line)
             case Ready(facts, longest_warmup_step_seconds, warmup_seconds):
                 self.facts = facts
+                self.places.batch_size = self._batch_size
                 load_seconds = time.monotonic() - self._began - warmup_seconds
                 self.start_seconds = {"load": load_seconds, "warm_up": warmup_seconds}
                 self._stuck_seconds = max(STEP_STUCK_SECONDS, STEP_STUCK_TIMES * longest_warmup_step_seconds)
@@ -246,5 +271,6 @@ class EngineClient:
         """Fails every open request."""
         if self.death is None:
             self.death = self._process.explain(exit_code)
+        self.places.close(Unavailable(f"the engine is {self.state}"))
         self.fail_all(EngineDead(f"the engine stopped while working on this request: {self.death.message}"))
         self.dead.set()

@@ -32,10 +32,12 @@ class Engine:
     full_until: float = 0.0
     last_chosen: int = 0
     unreachable: bool = False  # the last request that it did not take could not connect in time
+    is_taken: bool = False  # all its places are, as it said: it is asked for one
+    is_granted: bool = False  # it has kept a place for this gateway
 
-    def rank(self, now_seconds: float) -> tuple[bool, int, int]:
+    def rank(self, now_seconds: float) -> tuple[bool, bool, int, int]:
         """The lowest is chosen."""
-        return self.full_until > now_seconds, self.load, self.last_chosen
+        return not self.is_granted, self.full_until > now_seconds, self.load, self.last_chosen
 
 
 class EnginePool:
@@ -77,7 +79,16 @@ class EnginePool:
         return best
 
     def _has_place(self, engine: Engine, now_seconds: float) -> bool:
-        return engine.ready and engine.load < self.place_limit and engine.left_out_until <= now_seconds
+        if not engine.ready or engine.left_out_until > now_seconds:
+            return False
+        if engine.is_granted:
+            return engine.load <= self.place_limit  # one of them may have ended without a word here
+        return engine.load < self.place_limit and not engine.is_taken
+
+    def find_taken(self, now_seconds: float) -> list[Engine]:
+        """Those whose places are all taken: who waits is to ask for one."""
+        engines = self._engines.values()
+        return [each for each in engines if each.is_taken and each.ready and each.left_out_until <= now_seconds]
 
     def release(self, engine: Engine) -> None:
         """Gives back one place that `choose` gave."""

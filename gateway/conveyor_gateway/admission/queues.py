@@ -7,7 +7,9 @@ Made by `server`; told by the catalog what changed; asked by `relaying` for the 
 import asyncio
 from collections.abc import Callable
 
-from conveyor_gateway.admission.service_queue import QueueLimits, ServiceQueue
+from conveyor_gateway.admission.asking import Granting
+from conveyor_gateway.admission.service_queue import ServiceQueue
+from conveyor_gateway.admission.ticket import QueueLimits
 from conveyor_gateway.errors import Code, NotFound
 from conveyor_gateway.watching.catalog import Catalog, Service
 
@@ -18,8 +20,9 @@ class Queues:
     Of what may wait for a service this gateway takes its part: all of it, until it knows others.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, on_gone: Callable[[str], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, granting: Granting, on_gone: Callable[[str], None]) -> None:
         self._loop = loop
+        self._granting = granting
         self._on_gone = on_gone
         self._num_gateways = 1
         self._queues: dict[str, ServiceQueue] = {}
@@ -53,7 +56,7 @@ class Queues:
         if key in self._queues:
             self._queues[key].configure(limits)
         else:
-            self._queues[key] = ServiceQueue(limits, self._loop)
+            self._queues[key] = ServiceQueue(limits, self._loop, self._granting)
             self._on_engines(key)
 
     def _on_engines(self, key: str) -> None:

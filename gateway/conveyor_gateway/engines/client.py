@@ -16,7 +16,14 @@ from yarl import URL
 
 from conveyor_gateway.admission.memory import Holding
 from conveyor_gateway.engines.connection import PARSED_BYTES, Connector
-from conveyor_process.request_headers import REQUEST_ID_HEADER, REQUEST_TIMEOUT_HEADER
+from conveyor_process.request_headers import (
+    NO_PLACE,
+    PLACE_GRANTED,
+    PLACE_HEADER,
+    PLACE_IF_FREE,
+    REQUEST_ID_HEADER,
+    REQUEST_TIMEOUT_HEADER,
+)
 
 # Answers that are no event stream are collected up to this size, then passed on as they come.
 MAX_COLLECTED_BYTES: Final = 1 << 20
@@ -50,6 +57,7 @@ _OWN_REQUEST_HEADERS: Final = (
         "expect",
         REQUEST_ID_HEADER.lower(),
         REQUEST_TIMEOUT_HEADER.lower(),
+        PLACE_HEADER.lower(),
     }
 )
 # All services share one origin, so no engine may set headers that apply to the whole of it.
@@ -77,6 +85,10 @@ class EngineUnreachable(EngineRefused):
 
 class EngineFull(EngineRefused):
     """The engine had no room for this request (429); it may have room for one that asks for fewer choices."""
+
+
+class EngineTaken(EngineRefused):
+    """All places of the engine are taken (429 with a header): it grants one to who asks."""
 
 
 class EngineLost(Exception):
@@ -156,13 +168,36 @@ class EngineClient:
     async def close(self) -> None:
         await self._session.close()
 
-    async def ask(self, address: str, request: EngineRequest, remaining_seconds: float) -> Answer:
+    async def ask_for_place(self, address: str) -> bool:
+        """See `Granting`."""
+        return await self._speak_of_place("GET", address)
+
+    async def give_place_back(self, address: str) -> None:
+        """See `Granting`."""
+        await self._speak_of_place("DELETE", address)
+
+    async def _speak_of_place(self, method: str, address: str) -> bool:
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS)
+        try:
+            response = await self._session.request(
+                method, f"http://{address}/place", allow_redirects=False, timeout=timeout
+            )
+        except (aiohttp.ClientError, OSError):
+            return False
+        response.release()
+        return response.status == 204
+
+    async def ask(
+        self, address: str, request: EngineRequest, remaining_seconds: float, is_granted: bool = False
+    ) -> Answer:
         """The answer of the engine at `address` (`host:port`), with its first byte; of what is no stream, all of it.
 
-        Raises EngineRefused (EngineUnreachable, EngineFull), EngineLost and EngineBroke. Waits as long as the caller
-        lets it; cancelling it aborts the request at the engine.
+        `is_granted`: the engine has kept a place for the request.
+        Raises EngineRefused (EngineUnreachable, EngineFull, EngineTaken), EngineLost and EngineBroke. Waits as long as
+        the caller lets it; cancelling it aborts the request at the engine.
         """
         request.headers[REQUEST_TIMEOUT_HEADER] = f"{max(remaining_seconds, 0.001):.3f}"
+        request.headers[PLACE_HEADER] = PLACE_GRANTED if is_granted else PLACE_IF_FREE
         connect_seconds = max(_MIN_CONNECT_SECONDS, min(_CONNECT_SECONDS, remaining_seconds / 2))
         try:
             response = await self._session.request(
@@ -193,7 +228,7 @@ async def _begin(response: aiohttp.ClientResponse, holding: Holding) -> Answer:
     try:
         if response.status in (_FULL, _REFUSED):
             # The body is not read. If it came with the headers, the connection stays open.
-            raise (EngineFull if response.status == _FULL else EngineRefused)(f"it answered {response.status}")
+            raise _find_refusal(response)(f"it answered {response.status}")
         if response.status == _LOST or not 200 <= response.status < 600:
             raise EngineLost(f"it answered {response.status}")
         if _is_event_stream(response):
@@ -202,6 +237,12 @@ async def _begin(response: aiohttp.ClientResponse, holding: Holding) -> Answer:
         return Answer(response, *await _collect(response.content, holding))
     except (aiohttp.ClientError, OSError) as error:
         raise EngineLost(_describe(error)) from error
+
+
+def _find_refusal(response: aiohttp.ClientResponse) -> type[EngineRefused]:
+    if response.status != _FULL:
+        return EngineRefused
+    return EngineTaken if response.headers.get(PLACE_HEADER) == NO_PLACE else EngineFull
 
 
 async def _collect(content: aiohttp.StreamReader, holding: Holding) -> tuple[bytes, bool]:

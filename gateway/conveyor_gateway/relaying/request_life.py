@@ -20,7 +20,7 @@ from aiohttp.web import BaseRequest, StreamResponse
 from conveyor_api.endpoints import Task
 from conveyor_gateway.admission.memory import Holding, Memory
 from conveyor_gateway.admission.queues import Queues
-from conveyor_gateway.admission.service_queue import Ticket
+from conveyor_gateway.admission.ticket import Ticket
 from conveyor_gateway.answers import build_error, build_stopping, find_request_id
 from conveyor_gateway.engines.client import (
     Answer,
@@ -30,6 +30,7 @@ from conveyor_gateway.engines.client import (
     EngineLost,
     EngineRefused,
     EngineRequest,
+    EngineTaken,
     EngineUnreachable,
     build_engine_headers,
 )
@@ -196,7 +197,10 @@ class OpenRequests:
             record.engine = engine.address
             record.attempts += 1
             try:
-                answer = await self._ask_one(engine.address, request, ticket.deadline)
+                answer = await self._ask_one(engine.address, request, ticket)
+            except EngineTaken as error:
+                self._recorder.retry(record, "no_place", error)
+                ticket.note_no_place()
             except EngineFull as error:
                 self._recorder.retry(record, "refused", error)
                 ticket.note_full()
@@ -220,11 +224,11 @@ class OpenRequests:
                 return answer
             ticket.give_back()
 
-    async def _ask_one(self, address: str, request: EngineRequest, deadline: float) -> Answer:
+    async def _ask_one(self, address: str, request: EngineRequest, ticket: Ticket) -> Answer:
         try:
-            async with asyncio.timeout_at(deadline):
-                remaining_seconds = deadline - asyncio.get_running_loop().time()
-                return await self._engines.ask(address, request, remaining_seconds)
+            async with asyncio.timeout_at(ticket.deadline):
+                remaining_seconds = ticket.deadline - asyncio.get_running_loop().time()
+                return await self._engines.ask(address, request, remaining_seconds, ticket.is_granted)
         except TimeoutError:
             raise TimedOut("the engine did not answer in the request's time", Code.DEADLINE_EXCEEDED) from None
 

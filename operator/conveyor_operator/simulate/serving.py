@@ -1,9 +1,10 @@
 """A service's requests: in the gateways' queues, inside engines, running. Pure; used by `run`, which has the clock.
 
 As gateway/conveyor_gateway/admission does it, with which tests/contract compares it: a bounded queue in each gateway,
-whose head goes to the engine that has the fewest of that gateway's requests, below its places. An engine begins what
-it has in order, as many at once as its KV cache carries, and says how many that is once it was short. What the metrics
-are is counted as gateway/conveyor_metrics does it.
+whose head goes to the engine that has the fewest of that gateway's requests, below its places. An engine takes what
+finds a place free in its batch, and grants the places beyond to the gateways that ask (engine's `serving.places`). It
+begins what it has in order, as many at once as its KV cache carries, and says how many that is once it was short. What
+the metrics are is counted as gateway/conveyor_metrics does it.
 """
 
 from collections import deque
@@ -31,6 +32,12 @@ class Engine:
     running: int = 0
     was_short: bool = False
     waiting: deque[Request] = field(default_factory=deque)
+    line: deque["Gateway"] = field(default_factory=deque)  # those that ask for a place
+
+    @property
+    def load(self) -> int:
+        """Of all gateways."""
+        return self.running + len(self.waiting)
 
 
 @dataclass(slots=True)
@@ -57,13 +64,22 @@ class Gateway:
 
     def choose(self) -> Engine | None:
         """A place on the least loaded engine, of several on the one chosen longest ago; None if there is no place."""
-        free = [(place, engine) for engine, place in self._places.items() if place.load < self._place_limit]
+        free = [
+            (place, engine)
+            for engine, place in self._places.items()
+            if place.load < self._place_limit and self not in engine.line
+        ]
         if not free:
             return None
-        place, engine = min(free, key=lambda pair: (pair[0].load, pair[0].last_chosen))
-        self._choices += 1
-        place.load, place.last_chosen = place.load + 1, self._choices
+        _, engine = min(free, key=lambda pair: (pair[0].load, pair[0].last_chosen))
+        self.take(engine)
         return engine
+
+    def take(self, engine: Engine) -> None:
+        """One place."""
+        self._choices += 1
+        self._places[engine].load += 1
+        self._places[engine].last_chosen = self._choices
 
     def release(self, engine: Engine) -> None:
         """Gives back one place."""
@@ -82,10 +98,12 @@ class Serving:
         on_expire: Callable[[Request], None],
     ) -> None:
         self._batch_size = spec.batching.effective_batch_size
+        self._place_limit = spec.batching.engine_place_limit
+        self._grants = spec.runtime != "VLLM"
         self._max_queued = max(1, spec.queue.max_requests // num_gateways)
         self._timeout_seconds = spec.queue.timeout_seconds
         self._on_begin, self._on_expire = on_begin, on_expire
-        self.gateways = [Gateway(spec.batching.engine_place_limit) for _ in range(num_gateways)]
+        self.gateways = [Gateway(self._place_limit) for _ in range(num_gateways)]
         self.engines: list[Engine] = []
         self._draining: list[Engine] = []
         self.in_flight = 0
@@ -94,12 +112,13 @@ class Serving:
         self.engines.append(engine)
         for gateway in self.gateways:
             gateway.add(engine)
-            self._match(now, gateway)
+        self._match(now, *self.gateways)
 
     def remove_engine(self) -> None:
         """The newest, as a ReplicaSet chooses among ready pods; it ends what it has."""
         engine = self.engines.pop()
         self._draining.append(engine)
+        engine.line.clear()
         for gateway in self.gateways:
             gateway.remove(engine)
 
@@ -122,6 +141,7 @@ class Serving:
         request.engine.running -= 1
         request.gateway.release(request.engine)
         self._begin(request.engine)
+        self._grant(now, request.engine)
         self._match(now, request.gateway)
 
     def expire(self, now: float) -> None:
@@ -148,13 +168,41 @@ class Serving:
         for gateway in self.gateways:
             yield from gateway.queue
 
-    def _match(self, now: float, gateway: Gateway) -> None:
+    def _match(self, now: float, *gateways: Gateway) -> None:
+        """Sends what finds a place in a batch; then what is granted one beyond."""
+        taken = [engine for gateway in gateways for engine in self._match_batches(now, gateway)]
+        for engine in taken:
+            self._grant(now, engine)
+
+    def _match_batches(self, now: float, gateway: Gateway) -> list[Engine]:
+        """Returns the engines where it has to ask."""
         self._expire(now, gateway)
+        taken = []
         while gateway.queue and (engine := gateway.choose()) is not None:
-            request = gateway.queue.popleft()
-            request.engine = engine
-            engine.waiting.append(request)
-            self._begin(engine)
+            if self._grants and engine.load >= self._batch_size:
+                gateway.release(engine)
+                engine.line.append(gateway)
+                taken.append(engine)
+            else:
+                self._send(gateway, engine)
+        return taken
+
+    def _send(self, gateway: Gateway, engine: Engine) -> None:
+        request = gateway.queue.popleft()
+        request.engine = engine
+        engine.waiting.append(request)
+        self._begin(engine)
+
+    def _grant(self, now: float, engine: Engine) -> None:
+        """To the first in line, which asks again if more wait there."""
+        while engine.line and engine.load < self._place_limit:
+            gateway = engine.line.popleft()
+            self._expire(now, gateway)
+            if gateway.queue:
+                gateway.take(engine)
+                self._send(gateway, engine)
+                if gateway.queue:
+                    engine.line.append(gateway)
 
     def _begin(self, engine: Engine) -> None:
         while engine.waiting and engine.running < engine.carries:

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from tests.gateway.builders import NeverAsked
 from tests.gateway.cluster import make_service
 
 from conveyor_gateway.admission.queues import Queues
@@ -12,7 +13,7 @@ from conveyor_gateway.admission.queues import Queues
 async def test_a_gateway_takes_its_share_of_what_may_wait_and_at_least_one(
     allowed: int, gateways: int, here: int
 ) -> None:
-    queues = Queues(asyncio.get_running_loop(), on_gone=lambda key: None)
+    queues = Queues(asyncio.get_running_loop(), NeverAsked(), on_gone=lambda key: None)
     queues.catalog.services.put(make_service("before", "default", queue={"maxRequests": allowed}))
     queues.set_num_gateways(gateways)
     queues.catalog.services.put(make_service("after", "default", queue={"maxRequests": allowed}))
@@ -21,7 +22,7 @@ async def test_a_gateway_takes_its_share_of_what_may_wait_and_at_least_one(
 
 
 async def test_a_gateway_that_no_list_has_yet_takes_all_that_may_wait() -> None:
-    queues = Queues(asyncio.get_running_loop(), on_gone=lambda key: None)
+    queues = Queues(asyncio.get_running_loop(), NeverAsked(), on_gone=lambda key: None)
     queues.set_num_gateways(0)
     queues.catalog.services.put(make_service("qwen", "default", queue={"maxRequests": 7}))
     assert queues["default/qwen"].limits.max_queued_requests == 7

@@ -16,16 +16,17 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from tests.gateway.builders import make_limits
+from tests.gateway.builders import NeverAsked, make_limits
 
-from conveyor_gateway.admission.service_queue import ServiceQueue, Ticket, TicketState
+from conveyor_gateway.admission.service_queue import ServiceQueue
+from conveyor_gateway.admission.ticket import Ticket, TicketState
 from conveyor_gateway.errors import NotFound, QueueFull, TimedOut
 
 FAR = 1e9  # a deadline that no test reaches
 
 
 def make_queue(*engines: str, **limits: Any) -> ServiceQueue:
-    queue = ServiceQueue(make_limits(**limits), asyncio.get_running_loop())
+    queue = ServiceQueue(make_limits(**limits), asyncio.get_running_loop(), NeverAsked())
     queue.set_engines(engines)
     return queue
 
@@ -310,7 +311,7 @@ class AnySequenceOfEvents(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.loop = asyncio.new_event_loop()
-        self.queue = ServiceQueue(make_limits(max_queued_requests=3, place_limit=2), self.loop)
+        self.queue = ServiceQueue(make_limits(max_queued_requests=3, place_limit=2), self.loop, NeverAsked())
         self.queue.set_engines(["a:1"])
         self.tickets: list[Ticket] = []
 
@@ -361,7 +362,7 @@ class AnySequenceOfEvents(RuleBasedStateMachine):
             engine.left_out_until = 0.0
         for ticket in self.tickets:
             ticket.full_until = 0.0
-        self.queue._match()
+        self.queue.match()
 
     @invariant()
     def counts_add_up(self) -> None:

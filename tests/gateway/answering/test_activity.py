@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import Iterator
 
 import pytest
+from tests.gateway.builders import NeverAsked
 from tests.gateway.cluster import make_endpoint, make_service, make_slice
 
 from conveyor_gateway.admission.queues import Queues
@@ -32,7 +33,7 @@ def clock() -> Iterator[Clock]:
 
 @pytest.fixture
 def queues(clock: Clock) -> Queues:
-    queues = Queues(clock, on_gone=lambda key: None)
+    queues = Queues(clock, NeverAsked(), on_gone=lambda key: None)
     put_service(queues, "qwen", 1)
     queues.catalog.services.put(make_service("always", "default", autoscaling={"maxReplicas": 2}))
     queues.catalog.services.put(make_service("fixed", "default"))

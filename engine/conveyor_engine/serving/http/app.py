@@ -17,6 +17,7 @@ from conveyor_engine.serving.http.completions import create_completion
 from conveyor_engine.serving.http.embeddings import create_embeddings
 from conveyor_engine.serving.http.failures import error_body, failure_response
 from conveyor_engine.serving.http.openapi import build_document
+from conveyor_engine.serving.http.places import ask_for_place, give_place_back
 from conveyor_engine.serving.metrics import EngineMetrics
 from conveyor_process.request_headers import REQUEST_ID_HEADER, choose_request_id
 
@@ -33,6 +34,8 @@ ROUTES: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {
     ("GET", "/livez"): status.get_livez,
     ("GET", "/readyz"): status.get_readyz,
     ("GET", "/load"): status.get_load,
+    ("GET", "/place"): ask_for_place,
+    ("DELETE", "/place"): give_place_back,
     ("GET", "/metrics"): status.get_metrics,
 }
 _LABELS = {"/openapi.json", *(path for _, path in ROUTES)}

@@ -24,6 +24,7 @@ from conveyor_engine.serving.http.reading import body_bytes_max, read_body, time
 from conveyor_engine.serving.preparing.prepare import Job, Kind
 from conveyor_engine.serving.preparing.process import AnyPrepared
 from conveyor_engine.wire.request import ModelFacts, Task
+from conveyor_process.request_headers import PLACE_HEADER
 
 _log = logging.getLogger(__name__)
 _READING_SECONDS = 5.0  # to read the answer after the request's timeout
@@ -53,11 +54,12 @@ async def open_request(request: Request, kind: Kind, task: Task) -> Opened:
     timeout = timeout_seconds(request, state.config.request_timeout_seconds)
     async with state.memory.hold(timeout) as held:
         body = await read_body(request, body_bytes_max(facts, state.engine.num_requests_max), held)
-        with state.engine.hold_place():
+        wish = request.headers.get(PLACE_HEADER)
+        with state.engine.hold_place(wish):
             job = Job(kind, facts, state.engine.num_requests_max, arrival, body)
             prepared = await state.workers.prepare(job)
             seconds_left = arrival + timeout - time.monotonic()
-            generation = state.engine.open_generation(prepared.request_ids, prepared.add, seconds_left)
+            generation = state.engine.open_generation(prepared.request_ids, prepared.add, seconds_left, wish)
     return Opened(state, prepared, generation, seconds_left)
 
 
@@ -104,7 +106,7 @@ class EngineResponse(Response):
 
     async def _answer_or_leave(self, receive: Receive, send: Send) -> None:
         work = asyncio.create_task(self._answer(send))
-        watch = asyncio.create_task(_client_left(receive))
+        watch = asyncio.create_task(client_left(receive))
         try:
             await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
             if work.done():
@@ -135,7 +137,7 @@ class EngineResponse(Response):
         await send({"type": "http.response.body", "body": body})
 
 
-async def _client_left(receive: Receive) -> None:
+async def client_left(receive: Receive) -> None:
     """Returns when the connection is gone."""
     while (await receive())["type"] != "http.disconnect":
         pass

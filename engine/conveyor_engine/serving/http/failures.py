@@ -13,12 +13,14 @@ from conveyor_engine.errors import (
     ErrorCode,
     GenerationFailed,
     InvalidRequest,
+    NoPlace,
     Overloaded,
     Unavailable,
     UnknownModel,
 )
 from conveyor_engine.serving.http.answers import ErrorAnswer, ErrorDetails
 from conveyor_engine.wire.request import FinishReason, RequestOutput
+from conveyor_process.request_headers import NO_PLACE, PLACE_HEADER
 
 RETRY_AFTER_SECONDS = 1
 MESSAGE_CHARACTERS_MAX = 1000  # messages quote what a client or a model's template wrote, whatever its length
@@ -32,6 +34,7 @@ _CODES: tuple[tuple[type[ConveyorEngineError], ErrorCode], ...] = (
     (EncodedBody, ErrorCode.ENCODED_BODY),
     (InvalidRequest, ErrorCode.INVALID_VALUE),
     (Overloaded, ErrorCode.QUEUE_FULL),
+    (NoPlace, ErrorCode.QUEUE_FULL),
     (Unavailable, ErrorCode.UNAVAILABLE),
     (DeadlineExceeded, ErrorCode.DEADLINE_EXCEEDED),
     (GenerationFailed, ErrorCode.GENERATION_FAILED),
@@ -59,6 +62,8 @@ def failure_response(error: ConveyorEngineError) -> Response:
     """The whole answer for this error."""
     status = _find_code(error).status
     headers = {"Retry-After": str(RETRY_AFTER_SECONDS)} if status in (429, 503) else {}
+    if isinstance(error, NoPlace):
+        headers[PLACE_HEADER] = NO_PLACE
     return Response(failure_body(error), status, headers, media_type="application/json")
 
 

@@ -40,10 +40,13 @@ _HEADERS = [
 
 def build_document() -> Json:
     """The document, in OpenAPI 3.1: its schemas are JSON Schema 2020-12."""
+    paths: Json = {}
+    for path, method, operation in _operations():
+        paths.setdefault(path, {})[method] = operation
     return {
         "openapi": "3.1.0",
         "info": {"title": "Conveyor engine", "version": __version__},
-        "paths": {path: {method: operation} for path, method, operation in _operations()},
+        "paths": paths,
         "components": {"schemas": dict(sorted((_request_schemas() | _answer_schemas()).items()))},
     }
 
@@ -67,6 +70,8 @@ def _operations() -> Iterator[tuple[str, str, Json]]:
     yield "/livez", "get", _probe("Whether the engine lives, also while it loads.")
     yield "/readyz", "get", _probe("Whether requests are taken.")
     yield "/load", "get", _page("Who runs and who waits.", Load)
+    yield "/place", "get", _of_place("Keeps a place for the next request of a gateway, as soon as there is one.")
+    yield "/place", "delete", _of_place("The place is not needed.")
     metrics = {"description": "Prometheus' text format.", "content": {"text/plain": {"schema": {"type": "string"}}}}
     yield "/metrics", "get", {"summary": "Metrics.", "responses": {"200": metrics}}
 
@@ -102,6 +107,10 @@ def _page(summary: str, answer: type, refusals: tuple[int, ...] = ()) -> Json:
 def _probe(summary: str) -> Json:
     yes, no = ({"description": word, "content": _content(Status)} for word in ("Yes.", "No."))
     return {"summary": summary, "responses": {"200": yes, "503": no}}
+
+
+def _of_place(summary: str) -> Json:
+    return {"summary": summary, "responses": {"204": {"description": "Done."}, **_refusals({429, 503})}}
 
 
 def _refusals(statuses: set[int]) -> Json:

@@ -125,7 +125,11 @@ def test_it_is_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [path for method, path in ROUTES if method == "GET" and path not in ("/metrics", "/v1/models/{model:path}")],
+    [
+        path
+        for method, path in ROUTES
+        if method == "GET" and path not in ("/metrics", "/place", "/v1/models/{model:path}")
+    ],
 )
 def test_a_page_is_as_it_says(server: EngineServer, path: str) -> None:
     answer = server.get(path)

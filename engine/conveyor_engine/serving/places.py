@@ -1,0 +1,119 @@
+"""The places of this engine, which gateways ask for, so that a request waits where it may still go to another engine.
+
+Owned by `engine_client`. A place is one in the batch, or one of a few beyond it: what has those is here already when a
+place in the batch becomes free. Who finds none free asks, and stands in line, first come, first served; what was
+granted and is not taken is granted again. Requests without a word of places come from others than gateways, and are
+not counted here.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from conveyor_engine.errors import NoPlace, Overloaded
+from conveyor_process.request_headers import PLACE_GRANTED
+
+ASKERS_MAX: Final = 256
+GRANT_SECONDS: Final = 1.0  # in which the request has to come; far more than a round trip
+BEYOND_SECONDS: Final = 0.02  # until who asks may have a place beyond the batch: another engine's may have one in it
+
+
+class Places:
+    """Each HTTP request has one place, however many engine requests it is: those take turns in the batch."""
+
+    def __init__(self, batch_size: int) -> None:
+        self.batch_size = batch_size
+        self._open: dict[str, set[str]] = {}  # by the id of an engine request, those of its HTTP request that are open
+        self._num_held = 0
+        self._num_arriving = 0
+        self._granted: deque[asyncio.TimerHandle] = deque()  # not taken yet, oldest first
+        self._line: deque[asyncio.Future[None]] = deque()
+        self._patient: set[asyncio.Future[None]] = set()  # of those in line; they may have places beyond the batch
+
+    @property
+    def _num_taken(self) -> int:
+        return self._num_held + self._num_arriving + len(self._granted)
+
+    @contextmanager
+    def take(self, wish: str | None) -> Iterator[None]:
+        """A place for a request that arrives, with its header; None is not counted. Raises NoPlace."""
+        if wish is None:
+            yield
+            return
+        if wish == PLACE_GRANTED and self._granted:
+            self._granted.popleft().cancel()
+        elif self._num_taken >= self.batch_size:
+            raise NoPlace("no place is free in the batch; ask for one")
+        self._num_arriving += 1
+        try:
+            yield
+        finally:
+            self._num_arriving -= 1
+            self._grant()
+
+    def hold(self, request_ids: Iterable[str]) -> None:
+        """The request that these are has arrived."""
+        party = set(request_ids)
+        self._open.update(dict.fromkeys(party, party))
+        self._num_held += 1
+
+    def release(self, request_id: str) -> None:
+        """One has ended; it may be of a request without a place."""
+        party = self._open.pop(request_id, None)
+        if party is None:
+            return
+        party.remove(request_id)
+        if not party:
+            self._num_held -= 1
+            self._grant()
+
+    async def ask(self) -> None:
+        """Returns when a place is granted. Raises Overloaded, or what the line was closed with."""
+        if len(self._line) >= ASKERS_MAX:
+            raise Overloaded(f"{ASKERS_MAX} gateways ask for a place already")
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[None] = loop.create_future()
+        self._line.append(turn)
+        self._grant()
+        timer = loop.call_later(BEYOND_SECONDS, self._wait_no_longer, turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():
+                self.give_back()
+            raise
+        finally:
+            timer.cancel()
+            self._patient.discard(turn)
+            if turn in self._line:
+                self._line.remove(turn)
+
+    def _wait_no_longer(self, turn: asyncio.Future[None]) -> None:
+        self._patient.add(turn)
+        self._grant()
+
+    def give_back(self) -> None:
+        """Who was granted a place does not need it any more."""
+        if self._granted:
+            self._granted.popleft().cancel()
+            self._grant()
+
+    def close(self, error: Exception) -> None:
+        """No place will be granted: those in line hear why."""
+        while self._line:
+            turn = self._line.popleft()
+            if not turn.done():
+                turn.set_exception(error)
+
+    def _grant(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._line and self._num_taken < self._limit_of(self._line[0]):
+            turn = self._line.popleft()
+            if not turn.done():  # it has not left
+                turn.set_result(None)
+                self._granted.append(loop.call_later(GRANT_SECONDS, self.give_back))
+
+    def _limit_of(self, turn: asyncio.Future[None]) -> int:
+        return self.batch_size + (max(1, self.batch_size // 8) if turn in self._patient else 0)

@@ -1,0 +1,40 @@
+"""Real gateways in front of real engines, and clients of long requests."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import aiohttp
+from tests.engine.processes import EngineServer
+from tests.gateway.cluster import Cluster, own_address
+from tests.gateway.process import GatewayProcess
+
+from e2e.cluster.api import Api
+
+LONG = {"prompt": "x", "max_tokens": 8_000, "ignore_eos": True}
+
+
+@asynccontextmanager
+async def serving(engine: EngineServer, gateways: list[GatewayProcess], crd: Api, namespace: str) -> AsyncIterator[str]:
+    """A service with that engine, known to both gateways."""
+    cluster = Cluster(crd, namespace)
+    await asyncio.to_thread(cluster.apply_service, "tiny", batching={"maxBatchSize": 4})
+    await add_engine(engine, cluster)
+    labels = {"namespace": namespace, "inference_service": "tiny"}
+    async with asyncio.timeout(120):
+        for gateway in gateways:
+            while not await asyncio.to_thread(gateway.metric, "conveyor_gateway_engines", **labels):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+    yield f"{namespace}/tiny"
+    await asyncio.to_thread(cluster.delete_service, "tiny")
+
+
+async def add_engine(engine: EngineServer, cluster: Cluster) -> None:
+    """To the service `tiny`."""
+    port = int(engine.url.rpartition(":")[2])
+    await asyncio.to_thread(cluster.apply_engine, "tiny", own_address(), port)
+
+
+async def ask(session: aiohttp.ClientSession, gateway: GatewayProcess, service: str) -> None:
+    async with session.post(f"{gateway.url}/{service}/v1/completions", json=LONG) as response:
+        raise AssertionError(f"answered too soon: {response.status} {await response.text()}")

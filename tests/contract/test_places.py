@@ -1,0 +1,88 @@
+"""Places on engines (ones that compute nothing), granted to gateways in processes of their own: none stays empty."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import aiohttp
+import pytest
+from tests.contract.serving import add_engine, ask, serving
+from tests.engine.chat_model import write_chat_model
+from tests.engine.processes import IDLE, EngineServer
+from tests.gateway.cluster import Cluster
+from tests.gateway.process import GatewayProcess
+
+from e2e.cluster.api import Api
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[EngineServer]]:
+    """Two that run four requests at once."""
+    model = write_chat_model(tmp_path_factory.mktemp("models") / "tiny")
+    with ExitStack() as stack:
+        started = [
+            stack.enter_context(
+                EngineServer(
+                    tmp_path_factory.mktemp("e"), model, IDLE, host="0.0.0.0", max_num_seqs=4, num_kv_blocks=8192
+                )
+            )
+            for _ in range(2)
+        ]
+        yield [engine.wait_ready() for engine in started]
+
+
+@pytest.fixture(scope="module", params=[2, 8])
+def gateways(crd: Api, kubeconfig: Path, request: pytest.FixtureRequest) -> Iterator[list[GatewayProcess]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(GatewayProcess(kubeconfig)) for _ in range(request.param)]
+
+
+async def test_what_waits_waits_in_the_gateways_and_no_place_stays_empty(
+    engines: list[EngineServer], gateways: list[GatewayProcess], crd: Api, namespace: str
+) -> None:
+    first, second = engines
+    async with (
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
+        serving(first, gateways, crd, namespace) as service,
+        asyncio.TaskGroup() as asking,
+    ):
+        clients = [asking.create_task(ask(session, gateways[i % len(gateways)], service)) for i in range(16)]
+        await asyncio.to_thread(first.wait_load, running=4, waiting=1)
+        await add_engine(second, Cluster(crd, namespace))
+        await asyncio.to_thread(second.wait_load, running=4, waiting=1)
+        for left in (12, 8):
+            for client in clients[left:]:
+                client.cancel()
+            clients = clients[:left]
+            for engine in engines:
+                await asyncio.to_thread(engine.wait_load, running=4)
+        for client in clients:
+            client.cancel()
+        for engine in engines:
+            await asyncio.to_thread(engine.wait_load, running=0, waiting=0)
+
+
+async def test_a_gateway_that_dies_gives_its_places_back(
+    engines: list[EngineServer], gateways: list[GatewayProcess], crd: Api, kubeconfig: Path, namespace: str
+) -> None:
+    async with (
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
+        asyncio.TaskGroup() as asking,
+    ):
+        with GatewayProcess(kubeconfig) as dying:
+            async with serving(engines[0], [*gateways, dying], crd, namespace) as service:
+                lost = [asking.create_task(ask_in_vain(session, dying, service)) for _ in range(10)]
+                await asyncio.to_thread(engines[0].wait_load, running=4, waiting=1)
+                clients = [asking.create_task(ask(session, gateway, service)) for gateway in gateways for _ in range(4)]
+                await asyncio.sleep(0.2)
+                await asyncio.to_thread(dying.kill)
+                await asyncio.gather(*lost)
+                await asyncio.to_thread(engines[0].wait_load, running=4, waiting=1)
+                for client in clients:
+                    client.cancel()
+
+
+async def ask_in_vain(session: aiohttp.ClientSession, gateway: GatewayProcess, service: str) -> None:
+    with pytest.raises(aiohttp.ClientError):
+        await ask(session, gateway, service)

@@ -1,0 +1,119 @@
+"""The places of an engine: what is free, who is next in line, and what comes back."""
+
+import asyncio
+from contextlib import ExitStack, suppress
+
+import pytest
+
+from conveyor_engine.errors import NoPlace, Unavailable
+from conveyor_engine.serving.places import BEYOND_SECONDS, GRANT_SECONDS, Places
+from conveyor_process.request_headers import PLACE_GRANTED, PLACE_IF_FREE
+
+
+def fill(places: Places, *request_ids: str, wish: str = PLACE_IF_FREE) -> None:
+    for request_id in request_ids:
+        with places.take(wish):
+            places.hold([request_id])
+
+
+async def start(places: Places) -> asyncio.Task[None]:
+    """Somebody who asks and stands in line, or is granted a place at once."""
+    task = asyncio.create_task(places.ask())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    return task
+
+
+async def test_what_finds_the_batch_full_is_refused_until_a_request_ends() -> None:
+    places = Places(2)
+    fill(places, "a", "b")
+    with pytest.raises(NoPlace), places.take(PLACE_IF_FREE):
+        pass
+    places.release("a")
+    fill(places, "c")
+
+
+async def test_a_request_of_many_choices_has_one_place_until_the_last_of_them_has_ended() -> None:
+    places = Places(2)
+    with places.take(PLACE_IF_FREE):
+        places.hold(["a-0", "a-1", "a-2"])
+    fill(places, "b")
+    for request_id in ("a-0", "a-2", "a-0"):
+        places.release(request_id)
+        with pytest.raises(NoPlace), places.take(PLACE_IF_FREE):
+            pass
+    places.release("a-1")
+    fill(places, "c")
+
+
+async def test_others_than_gateways_take_no_places() -> None:
+    places = Places(1)
+    with ExitStack() as stack:
+        for _ in range(5):
+            stack.enter_context(places.take(None))
+        fill(places, "a")
+
+
+async def test_places_are_granted_in_the_order_of_the_questions() -> None:
+    places = Places(1)
+    fill(places, "a", wish=PLACE_IF_FREE)
+    first, second = [await start(places), await start(places)]
+    await first  # beyond the batch
+    fill(places, "b", wish=PLACE_GRANTED)
+    assert not second.done()
+    places.release("a")
+    await second
+    with pytest.raises(NoPlace), places.take(PLACE_IF_FREE):  # it is kept for whoever asked
+        pass
+    fill(places, "c", wish=PLACE_GRANTED)
+
+
+async def test_a_place_in_the_batch_is_granted_at_once_and_one_beyond_a_moment_later() -> None:
+    loop, places = asyncio.get_running_loop(), Places(8)
+    fill(places, *"abcdefg")
+    in_batch = await start(places)
+    assert in_batch.done()
+    began = loop.time()
+    await (await start(places))
+    assert loop.time() - began >= BEYOND_SECONDS * 0.9
+    third = await start(places)
+    await asyncio.sleep(2 * BEYOND_SECONDS)
+    assert not third.done()  # an eighth of the batch, and no more
+    third.cancel()
+
+
+async def test_a_granted_place_that_nobody_takes_is_granted_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    places = Places(1)
+    await places.ask()
+    await places.ask()
+    third = await start(places)
+    places.give_back()
+    await third
+    assert GRANT_SECONDS >= 10 * BEYOND_SECONDS  # time enough for the request to come
+    monkeypatch.setattr("conveyor_engine.serving.places.GRANT_SECONDS", 0.01)
+    places.give_back()
+    await places.ask()
+    await places.ask()  # once the one before is over
+
+
+async def test_who_leaves_the_line_is_not_granted_a_place() -> None:
+    places = Places(1)
+    fill(places, "a")
+    await places.ask()
+    gone, waits = await start(places), await start(places)
+    gone.cancel()
+    with suppress(asyncio.CancelledError):
+        await gone
+    places.release("a")
+    await waits
+
+
+async def test_all_in_line_hear_that_no_place_will_come() -> None:
+    places = Places(1)
+    fill(places, "a")
+    await places.ask()
+    tasks = [await start(places) for _ in range(3)]
+    places.close(Unavailable("the engine is draining"))
+    for task in tasks:
+        with pytest.raises(Unavailable):
+            await task

@@ -1,0 +1,114 @@
+"""Places that engines grant: who is asked, who gets them, and what is given back."""
+
+import asyncio
+
+from tests.gateway.builders import make_limits
+
+from conveyor_gateway.admission.service_queue import ServiceQueue
+from conveyor_gateway.admission.ticket import Ticket
+from conveyor_gateway.errors import Code, NotFound
+
+FAR = 1e9  # a deadline that no test reaches
+
+
+class Engines:
+    """Answer when the test says so. `asked` and `given_back` are addresses, in order."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.given_back: list[str] = []
+        self._answers: dict[str, asyncio.Future[bool]] = {}
+
+    async def ask_for_place(self, address: str) -> bool:
+        self.asked.append(address)
+        self._answers[address] = asyncio.get_running_loop().create_future()
+        return await self._answers[address]
+
+    async def give_place_back(self, address: str) -> None:
+        self.given_back.append(address)
+
+    async def answer(self, address: str, granted: bool = True) -> None:
+        self._answers.pop(address).set_result(granted)
+        await settle()
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def refuse(ticket: Ticket) -> None:
+    """The engine says that all its places are taken."""
+    ticket.note_no_place()
+    ticket.give_back()
+    await settle()
+
+
+def make_queue(engines: Engines, *addresses: str) -> ServiceQueue:
+    queue = ServiceQueue(make_limits(), asyncio.get_running_loop(), engines)
+    for number in range(len(addresses)):
+        queue.set_engines(addresses[: number + 1])
+    return queue
+
+
+def where(*tickets: Ticket) -> list[str | None]:
+    return [ticket.engine and ticket.engine.address for ticket in tickets]
+
+
+async def test_an_engine_that_refuses_is_asked_and_what_it_grants_goes_to_the_head_of_the_queue() -> None:
+    queue = make_queue(engines := Engines(), "a:1")
+    await refuse(first := queue.admit(FAR))
+    second = queue.admit(FAR)
+    assert (where(first, second), engines.asked) == ([None, None], ["a:1"])
+    await engines.answer("a:1")
+    assert where(first, second) == ["a:1", None]
+    assert first.is_granted
+    assert engines.asked == ["a:1", "a:1"]  # for the second
+    await engines.answer("a:1")
+    assert where(second) == ["a:1"]
+    assert (engines.asked[2:], engines.given_back) == ([], [])
+
+
+async def test_what_another_engine_has_taken_meanwhile_needs_no_place() -> None:
+    queue = make_queue(engines := Engines(), "a:1", "b:1")
+    await refuse(ticket := queue.admit(FAR))
+    assert where(ticket) == ["b:1"]
+    await engines.answer("a:1")
+    assert engines.given_back == ["a:1"]
+    assert where(queue.admit(FAR)) == ["a:1"]  # it has places again
+
+
+async def test_while_an_engine_is_asked_no_request_goes_there_unasked() -> None:
+    queue = make_queue(engines := Engines(), "a:1", "b:1")
+    await refuse(queue.admit(FAR))
+    assert where(*(queue.admit(FAR) for _ in range(2))) == ["b:1", None]
+    assert engines.asked == ["a:1"]
+
+
+async def test_one_that_refuses_what_it_has_granted_is_not_asked_again_for_that_request() -> None:
+    queue = make_queue(engines := Engines(), "a:1")
+    await refuse(ticket := queue.admit(FAR))
+    await engines.answer("a:1")
+    await refuse(ticket)
+    await engines.answer("a:1")
+    assert where(ticket) == [None]
+    assert (engines.asked, engines.given_back) == (["a:1", "a:1"], ["a:1"])
+    assert ticket.full_until > queue.loop.time()
+
+
+async def test_one_that_cannot_be_asked_is_left_out_for_a_while() -> None:
+    queue = make_queue(engines := Engines(), "a:1")
+    await refuse(ticket := queue.admit(FAR))
+    await engines.answer("a:1", granted=False)
+    assert where(ticket) == [None]
+    assert queue.pool.next_return_seconds(queue.loop.time()) is not None
+    assert engines.asked == ["a:1"]
+
+
+async def test_a_queue_that_ends_takes_nothing_more() -> None:
+    queue = make_queue(engines := Engines(), "a:1")
+    await refuse(queue.admit(FAR))
+    queue.close(NotFound("gone", Code.SERVICE_DELETED))
+    await settle()
+    assert engines.asked == ["a:1"]
+    assert all(task.done() for task in queue._asking._tasks)
