@@ -31,6 +31,7 @@ _AVX512 = (*_AVX2, "-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mpre
 _X86_FLAGS = {"avx2": _AVX2, "avx512": _AVX512, "avx512bf16": (*_AVX512, "-mavx512bf16")}
 _OPTIONAL = ("avx512bf16",)  # compilers older than GCC 10 do not know it
 _KERNELS = ("attention", "elementwise", "linear")
+_ONCE = ("dispatch", "layer")  # for all instruction sets
 
 
 class CompileError(Exception):
@@ -49,13 +50,15 @@ def compile_library(output: Path = LIBRARY) -> Path:
             [compiler, *COMMON_FLAGS, *sets[isa], f"-DCV_ISA={isa}", "-c", str(SOURCES / f"{name}.c"), "-o", str(path)]
             for path, name, isa in objects
         ]
-        dispatch = Path(folder) / "dispatch.o"
         have = [f"-DCV_HAVE_{isa.upper()}" for isa in _OPTIONAL if isa in sets]
-        commands.append([compiler, *COMMON_FLAGS, *have, "-c", str(SOURCES / "dispatch.c"), "-o", str(dispatch)])
+        once = [(Path(folder) / f"{name}.o", name) for name in _ONCE]
+        commands += [
+            [compiler, *COMMON_FLAGS, *have, "-c", str(SOURCES / f"{name}.c"), "-o", str(path)] for path, name in once
+        ]
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             list(pool.map(_run, commands))
         linked = Path(folder) / output.name
-        _run([compiler, "-shared", "-o", str(linked), str(dispatch), *(str(path) for path, _, _ in objects)])
+        _run([compiler, "-shared", "-o", str(linked), *(str(path) for path, *_ in (*once, *objects))])
         linked.replace(output)
     return output
 

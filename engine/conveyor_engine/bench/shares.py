@@ -1,7 +1,8 @@
 """Measures each part's share of the engine's steps, beside the machine's limit. For `bench --profile`.
 
-Every part is timed around its own calls, without those that it makes of other parts, so the shares add up to 1.
-`unexplained` is the rest of the forward: residual adds, reshapes, and transformers' Python.
+Every part is timed around its own calls, without those that it makes of other parts, so the shares add up to 1; layers
+of the compiled kernels time their parts themselves. `unexplained` is the rest of the forward: residual adds, reshapes,
+and transformers' Python.
 """
 
 import time
@@ -13,6 +14,7 @@ from torch import nn
 from conveyor_engine.bench.limit import Limit
 from conveyor_engine.bench.slices import Phase
 from conveyor_engine.bench.systems import Conveyor, Prompts, Workload
+from conveyor_engine.execution import native
 from conveyor_engine.execution.models.layers import Attention, GatedMlp
 from conveyor_engine.execution.models.packed_linear import PackedLinear
 
@@ -104,11 +106,12 @@ def _parts_of(module: nn.Module) -> Iterator[tuple[str, str]]:
 def measure_shares(conveyor: Conveyor, rounds: Sequence[Prompts], output_tokens: int) -> dict[Phase, list[Shares]]:
     """Seconds by part: of each round until every request has its first token, and of each step after that."""
     clock = attach(conveyor)
+    _with_layers({})  # what was before is none of theirs
     found: dict[Phase, list[Shares]] = {"prefill": [], "decode": []}
     for prompts in rounds:
         prefill, tokens = dict.fromkeys(PARTS, 0.0), 0
         for reached in conveyor.start(prompts, output_tokens):
-            step = clock.take()
+            step = _with_layers(clock.take())
             if tokens:
                 found["decode"].append(step)
             else:
@@ -116,6 +119,13 @@ def measure_shares(conveyor: Conveyor, rounds: Sequence[Prompts], output_tokens:
             tokens = reached
         found["prefill"].append(prefill)
     return found
+
+
+def _with_layers(parts: Mapping[str, float]) -> Shares:
+    """With what the kernels' own layers spent inside of the forward, which no clock here sees."""
+    inside = {} if native.why_missing() else native.take_layer_seconds()
+    moved = {"unexplained": -sum(inside.values())} | inside
+    return {part: seconds + moved.get(part, 0.0) for part, seconds in parts.items()}
 
 
 def summarise_shares(found: Mapping[Phase, Sequence[Shares]], limit: Limit, workload: Workload) -> dict[str, Any]:

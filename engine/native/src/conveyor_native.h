@@ -12,7 +12,7 @@
 #define CONVEYOR_NATIVE_H
 #include <stdint.h>
 
-#define CV_ABI_VERSION 2
+#define CV_ABI_VERSION 3
 #define CV_EXPORT __attribute__((visibility("default")))
 
 enum { CV_FLOAT32 = 0, CV_BFLOAT16 = 1 };
@@ -55,9 +55,10 @@ typedef struct {
     int32_t dtype;
 } cv_kv_write;
 
-/* y[rows, n] = x[rows, k] W^T + bias, W packed by cv_pack_linear; bias may be null. */
+/* y[rows, n] = x[rows, k] W^T + bias + residual, W packed by cv_pack_linear; bias and residual may be null. The residual
+ * lies as y does, and may be y. */
 typedef struct {
-    const void *x, *weight, *bias;
+    const void *x, *weight, *bias, *residual;
     void *y;
     int64_t rows, n, k, x_stride, y_stride;
     int32_t dtype;
@@ -81,6 +82,16 @@ typedef struct {
     int32_t dtype;
 } cv_rope;
 
+/* Norms the heads of queries and keys, each by its own weight (null: not), and rotates them as cv_rope does, in place.
+ *   qkv [tokens, heads + 2 * kv_heads, head_dim]: queries, keys, values; cos, sin [tokens, rotary] */
+typedef struct {
+    void *qkv;
+    const void *q_weight, *k_weight, *cos, *sin;
+    int64_t tokens, heads, kv_heads, head_dim, rotary;
+    int32_t dtype;
+    float eps, offset;
+} cv_heads;
+
 /* y[rows, size] = silu(gate) * up, gate = x[:, :size], up = x[:, size:2 * size]. */
 typedef struct {
     const void *x;
@@ -88,6 +99,21 @@ typedef struct {
     int64_t rows, size, x_stride;
     int32_t dtype;
 } cv_silu_mul;
+
+/* A decoder layer up to attention, and from there; each takes what the one before it gives. */
+typedef struct {
+    cv_rms_norm norm;
+    cv_linear qkv;
+    cv_heads heads;
+} cv_before_attention;
+
+typedef struct {
+    cv_linear out;
+    cv_rms_norm norm;
+    cv_linear gate_up;
+    cv_silu_mul activation;
+    cv_linear down;
+} cv_after_attention;
 
 CV_EXPORT int32_t cv_abi_version(void);
 /* Name of the instruction set in use: generic, avx2, avx512 or avx512bf16. */
@@ -103,6 +129,10 @@ CV_EXPORT void cv_run_linear(const cv_linear *);
 CV_EXPORT void cv_run_rms_norm(const cv_rms_norm *);
 CV_EXPORT void cv_run_rope(const cv_rope *);
 CV_EXPORT void cv_run_silu_mul(const cv_silu_mul *);
+CV_EXPORT void cv_run_before_attention(const cv_before_attention *);
+CV_EXPORT void cv_run_after_attention(const cv_after_attention *);
+/* Seconds of products, norms, heads and activation in the two calls above, since this was last called. */
+CV_EXPORT void cv_take_layer_seconds(double seconds[4]);
 
 /* Packs W[n, k] (row stride in elements) into ceil(n / 32) panels of 32 columns, zero padded:
  * bfloat16 [panel, ceil(k / 2), 32, 2], float32 [panel, k, 32]. */

@@ -61,6 +61,8 @@ static int choice(void) {
     return chosen;
 }
 
+const cv_kernels *cv_kernels_in_use(void) { return &TABLE[choice()].kernels; }
+
 int32_t cv_abi_version(void) { return CV_ABI_VERSION; }
 const char *cv_isa(void) { return TABLE[choice()].name; }
 int32_t cv_use_isa(const char *name) {
@@ -69,12 +71,12 @@ int32_t cv_use_isa(const char *name) {
     return -1;
 }
 
-void cv_run_attention(const cv_attention *c) { TABLE[choice()].kernels.attention(c); }
-void cv_run_kv_write(const cv_kv_write *c) { TABLE[choice()].kernels.kv_write(c); }
-void cv_run_linear(const cv_linear *c) { TABLE[choice()].kernels.linear(c); }
-void cv_run_rms_norm(const cv_rms_norm *c) { TABLE[choice()].kernels.rms_norm(c); }
-void cv_run_rope(const cv_rope *c) { TABLE[choice()].kernels.rope(c); }
-void cv_run_silu_mul(const cv_silu_mul *c) { TABLE[choice()].kernels.silu_mul(c); }
+void cv_run_attention(const cv_attention *c) { cv_kernels_in_use()->attention(c); }
+void cv_run_kv_write(const cv_kv_write *c) { cv_kernels_in_use()->kv_write(c); }
+void cv_run_linear(const cv_linear *c) { cv_kernels_in_use()->linear(c); }
+void cv_run_rms_norm(const cv_rms_norm *c) { cv_kernels_in_use()->rms_norm(c); }
+void cv_run_rope(const cv_rope *c) { cv_kernels_in_use()->rope(c); }
+void cv_run_silu_mul(const cv_silu_mul *c) { cv_kernels_in_use()->silu_mul(c); }
 
 void cv_pack_linear(const void *w, void *packed, int64_t n, int64_t k, int64_t w_stride, int32_t dtype) {
     const int64_t panels = (n + CV_PANEL - 1) / CV_PANEL, even = (k + 1) / 2 * 2;

@@ -1,15 +1,20 @@
-/* RMSNorm, rotary position embedding, SiLU * up, and the KV cache write.
+/* RMSNorm, rotary position embedding, both of heads, SiLU * up, and the KV cache write.
  * All compute in float and round once, at the store. */
 #include "kernels.h"
 #include "simd.h"
 
-INLINE void rms_norm_row(const int bf16, const cv_rms_norm *c, const void *x, void *y) {
-    const int64_t n = c->size, whole = n - n % VL;
+INLINE float inverse_rms(const int bf16, const void *x, int64_t n, float eps) {
+    const int64_t whole = n - n % VL;
     vf squares = {0};
     for (int64_t i = 0; i < whole; i += VL) { vf v = vf_get(bf16, x, i); squares += v * v; }
     float sum = vf_sum(squares);
     for (int64_t i = whole; i < n; i++) { float v = f_get(bf16, x, i); sum += v * v; }
-    const float inverse = 1.0f / __builtin_sqrtf(sum / (float)n + c->eps);
+    return 1.0f / __builtin_sqrtf(sum / (float)n + eps);
+}
+
+INLINE void rms_norm_row(const int bf16, const cv_rms_norm *c, const void *x, void *y) {
+    const int64_t n = c->size, whole = n - n % VL;
+    const float inverse = inverse_rms(bf16, x, n, c->eps);
     for (int64_t i = 0; i < whole; i += VL)
         vf_put(bf16, y, i, vf_get(bf16, x, i) * inverse * (vf_get(bf16, c->weight, i) + c->offset));
     for (int64_t i = whole; i < n; i++)
@@ -38,7 +43,8 @@ INLINE void rope_head(const int bf16, const cv_rope *c, const void *x, const voi
         f_put(bf16, y, i, a * f_get(bf16, cos, i) - b * f_get(bf16, sin, i));
         f_put(bf16, y, i + half, b * f_get(bf16, cos, i + half) + a * f_get(bf16, sin, i + half));
     }
-    memcpy(at_mut(bf16, y, c->rotary), at(bf16, x, c->rotary), (size_t)(c->head_dim - c->rotary) * (bf16 ? 2 : 4));
+    if (y != x)
+        memcpy(at_mut(bf16, y, c->rotary), at(bf16, x, c->rotary), (size_t)(c->head_dim - c->rotary) * (bf16 ? 2 : 4));
 }
 
 INLINE void rope_token(const int bf16, const cv_rope *c, int64_t t) {
@@ -53,6 +59,29 @@ void CV_NAME(cv_rope)(const cv_rope *c) {
     for (int64_t t = 0; t < c->tokens; t++) {
         if (c->dtype == CV_BFLOAT16) rope_token(1, c, t);
         else rope_token(0, c, t);
+    }
+}
+
+/* One head of queries or keys, in place. With a norm it is first rounded as the norm rounds its result. */
+INLINE void prepare_head(const int bf16, const cv_heads *c, void *x, const void *weight, int64_t token) {
+    const cv_rms_norm norm = {.weight = weight, .size = c->head_dim, .eps = c->eps, .offset = c->offset};
+    const cv_rope rope = {.head_dim = c->head_dim, .rotary = c->rotary};
+    if (weight) rms_norm_row(bf16, &norm, x, x);
+    rope_head(bf16, &rope, x, at(bf16, c->cos, token * c->rotary), at(bf16, c->sin, token * c->rotary), x);
+}
+
+INLINE void prepare_heads(const int bf16, const cv_heads *c, int64_t token) {
+    const int64_t all = c->heads + 2 * c->kv_heads;
+    for (int64_t h = 0; h < c->heads + c->kv_heads; h++)
+        prepare_head(bf16, c, at_mut(bf16, c->qkv, (token * all + h) * c->head_dim),
+                     h < c->heads ? c->q_weight : c->k_weight, token);
+}
+
+void CV_NAME(cv_heads)(const cv_heads *c) {
+#pragma omp parallel for schedule(static) if (c->tokens * c->heads * c->head_dim > 16384)
+    for (int64_t t = 0; t < c->tokens; t++) {
+        if (c->dtype == CV_BFLOAT16) prepare_heads(1, c, t);
+        else prepare_heads(0, c, t);
     }
 }
 

@@ -7,6 +7,7 @@
 
 typedef struct {
     void (*attention)(const cv_attention *);
+    void (*heads)(const cv_heads *);
     void (*kv_write)(const cv_kv_write *);
     void (*linear)(const cv_linear *);
     void (*rms_norm)(const cv_rms_norm *);
@@ -14,12 +15,15 @@ typedef struct {
     void (*silu_mul)(const cv_silu_mul *);
 } cv_kernels;
 
+const cv_kernels *cv_kernels_in_use(void);
+
 #define CV_PASTE_(a, b) a##_##b
 #define CV_PASTE(a, b) CV_PASTE_(a, b)
 #define CV_NAME(base) CV_PASTE(base, CV_ISA)
 
 #define CV_DECLARE_KERNELS(isa)                     \
     void cv_attention_##isa(const cv_attention *);  \
+    void cv_heads_##isa(const cv_heads *);          \
     void cv_kv_write_##isa(const cv_kv_write *);    \
     void cv_linear_##isa(const cv_linear *);        \
     void cv_rms_norm_##isa(const cv_rms_norm *);    \
@@ -27,5 +31,6 @@ typedef struct {
     void cv_silu_mul_##isa(const cv_silu_mul *);
 
 #define CV_KERNEL_TABLE(isa) \
-    {cv_attention_##isa, cv_kv_write_##isa, cv_linear_##isa, cv_rms_norm_##isa, cv_rope_##isa, cv_silu_mul_##isa}
+    {cv_attention_##isa, cv_heads_##isa, cv_kv_write_##isa, cv_linear_##isa, cv_rms_norm_##isa, cv_rope_##isa, \
+     cv_silu_mul_##isa}
 #endif

@@ -1,4 +1,4 @@
-/* y = x W^T + bias with the weights packed in panels of 32 columns, so that they are read
+/* y = x W^T + bias + residual with the weights packed in panels of 32 columns, so that they are read
  * once, in order, whatever the number of rows: the same kernel is a matrix-vector product
  * for one row and a blocked matrix product (Goto, van de Geijn 2008) for a prompt.
  *
@@ -80,16 +80,20 @@ INLINE void pack_rows(const int bf16, const void *x, int64_t stride, int m, int6
 INLINE void store_tile(const int bf16, const cv_linear *c, const float *sums, int64_t row, int m, int64_t column) {
     const int64_t width = c->n - column < CV_PANEL ? c->n - column : CV_PANEL;
     for (int i = 0; i < m; i++) {
-        void *y = at_mut(bf16, c->y, (row + i) * c->y_stride + column);
+        const int64_t from = (row + i) * c->y_stride + column;
+        void *y = at_mut(bf16, c->y, from);
+        const void *residual = c->residual ? at(bf16, c->residual, from) : 0;
         for (int64_t j = 0; j < width; j += VL) {
             const int64_t left = width - j;
             if (left >= VL) {
                 vf v = vf_load(sums + i * CV_PANEL + j);
                 if (c->bias) v += vf_get(bf16, c->bias, column + j);
+                if (residual) v += vf_get(bf16, residual, j);
                 vf_put(bf16, y, j, v);
             } else {
                 for (int64_t l = j; l < width; l++)
-                    f_put(bf16, y, l, sums[i * CV_PANEL + l] + (c->bias ? f_get(bf16, c->bias, column + l) : 0.0f));
+                    f_put(bf16, y, l, sums[i * CV_PANEL + l] + (c->bias ? f_get(bf16, c->bias, column + l) : 0.0f)
+                                          + (residual ? f_get(bf16, residual, l) : 0.0f));
             }
         }
     }

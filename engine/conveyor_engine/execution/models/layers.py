@@ -45,6 +45,10 @@ class GatedMlp(nn.Module):
         out: torch.Tensor = self.down_proj(self.activate(hidden_states))
         return out
 
+    def activates(self, gated: Callable[[torch.Tensor], torch.Tensor]) -> bool:
+        """Whether this is its activation."""
+        return self._gated is gated
+
     def activate(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """What goes into the last product: (1, T, size)."""
         return self._gated(self.gate_up_proj(hidden_states))

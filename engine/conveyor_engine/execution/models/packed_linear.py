@@ -33,14 +33,14 @@ class NativeLinear(PackedLinear):
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__(weight, bias)
-        self._packed = native.pack_linear(weight)
+        self.packed = native.pack_linear(weight)
 
     @property
     def weight(self) -> torch.Tensor:
-        return native.unpack_linear(self._packed)
+        return native.unpack_linear(self.packed)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return native.linear(x, self._packed, self.bias)
+        return native.linear(x, self.packed, self.bias)
 
 
 class OneDnnLinear(PackedLinear):

@@ -17,6 +17,7 @@ from conveyor_engine.execution.attention.backend import LayerShape
 from conveyor_engine.execution.models.elementwise import choose_elementwise
 from conveyor_engine.execution.models.layers import Attention, DecoderLayer, GatedMlp, LayerNorms, RmsNorm
 from conveyor_engine.execution.models.linear import Linear, build_linear, stackable
+from conveyor_engine.execution.models.native_layers import NativeDecoderLayer, find_parts
 from conveyor_engine.execution.models.trial import LAYER_SCALES, PART_SCALES, Calls, random, same
 
 _QKV = (("q_proj", "k_proj", "v_proj"), ("qkv_proj",))
@@ -35,7 +36,7 @@ def layer_of(layer: nn.Module, calls: Calls) -> DecoderLayer | None:
     attention, mlp = attention_of(parts["self_attn"], calls), mlp_of(parts["mlp"])
     if attention is None or mlp is None:
         return None
-    ours = layer_class(mlp.down_proj.weight.device, norms)(norms, attention, mlp)
+    ours = _build_layer(norms, attention, mlp)
     return ours if calls[layer].same(layer, ours, LAYER_SCALES) else None
 
 
@@ -108,6 +109,13 @@ def attention_class(device: torch.device, norms: Sequence[nn.Module]) -> type[At
     from conveyor_engine.execution.models.triton_layers import TritonAttention  # needs triton
 
     return TritonAttention
+
+
+def _build_layer(norms: LayerNorms, attention: Attention, mlp: GatedMlp) -> DecoderLayer:
+    parts = find_parts(norms, attention, mlp)
+    if parts is not None:
+        return NativeDecoderLayer(norms, attention, mlp, parts)
+    return layer_class(mlp.down_proj.weight.device, norms)(norms, attention, mlp)
 
 
 def layer_class(device: torch.device, norms: LayerNorms) -> type[DecoderLayer]:

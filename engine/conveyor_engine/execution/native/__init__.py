@@ -6,6 +6,7 @@ not checked: a wrong one is a bug of the caller.
 """
 
 from conveyor_engine.execution.native.elementwise import rms_norm, rope, silu_mul
+from conveyor_engine.execution.native.layer import Layer, LayerParts, Norm, Product, take_layer_seconds
 from conveyor_engine.execution.native.library import (
     NativeMissingError,
     has_amx_bf16,
@@ -20,8 +21,12 @@ from conveyor_engine.execution.native.paged import BLOCK_SIZE, kv_cache, kv_valu
 __all__ = [
     "BLOCK_SIZE",
     "PANEL",
+    "Layer",
+    "LayerParts",
     "NativeMissingError",
+    "Norm",
     "PackedWeight",
+    "Product",
     "has_amx_bf16",
     "isa",
     "kv_cache",
@@ -34,6 +39,7 @@ __all__ = [
     "rope",
     "silu_mul",
     "supports",
+    "take_layer_seconds",
     "unpack_linear",
     "use_isa",
     "why_missing",

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 _LIBRARY = Path(__file__).with_name("libconveyor.so")
-_ABI_VERSION = 2
+_ABI_VERSION = 3
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 _P, _I64, _I32, _F32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
@@ -25,6 +25,14 @@ class Attention(ctypes.Structure):
     )
 
 
+class Heads(ctypes.Structure):
+    _fields_ = (
+        *((name, _P) for name in ("qkv", "q_weight", "k_weight", "cos", "sin")),
+        *((name, _I64) for name in ("tokens", "heads", "kv_heads", "head_dim", "rotary")),
+        *(("dtype", _I32), ("eps", _F32), ("offset", _F32)),
+    )
+
+
 class KvWrite(ctypes.Structure):
     _fields_ = (
         *((name, _P) for name in ("k", "v", "k_cache", "v_cache", "slots")),
@@ -36,7 +44,7 @@ class KvWrite(ctypes.Structure):
 
 class Linear(ctypes.Structure):
     _fields_ = (
-        *((name, _P) for name in ("x", "weight", "bias", "y")),
+        *((name, _P) for name in ("x", "weight", "bias", "residual", "y")),
         *((name, _I64) for name in ("rows", "n", "k", "x_stride", "y_stride")),
         ("dtype", _I32),
     )
@@ -60,6 +68,14 @@ class Rope(ctypes.Structure):
 
 class SiluMul(ctypes.Structure):
     _fields_ = (("x", _P), ("y", _P), ("rows", _I64), ("size", _I64), ("x_stride", _I64), ("dtype", _I32))
+
+
+class BeforeAttention(ctypes.Structure):
+    _fields_ = (("norm", RmsNorm), ("qkv", Linear), ("heads", Heads))
+
+
+class AfterAttention(ctypes.Structure):
+    _fields_ = (("out", Linear), ("norm", RmsNorm), ("gate_up", Linear), ("activation", SiluMul), ("down", Linear))
 
 
 class NativeMissingError(RuntimeError):
@@ -91,6 +107,8 @@ def load() -> ctypes.CDLL:
         ("rms_norm", RmsNorm),
         ("rope", Rope),
         ("silu_mul", SiluMul),
+        ("before_attention", BeforeAttention),
+        ("after_attention", AfterAttention),
     ):
         function = getattr(library, f"cv_run_{name}")
         function.argtypes = (ctypes.POINTER(structure),)

@@ -47,7 +47,7 @@ def linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = No
     assert bias is None or (bias.dtype == x.dtype and bias.is_contiguous())
     y = x.new_empty((*x.shape[:-1], weight.out_features))
     call = library.Linear(
-        *(rows.data_ptr(), weight.data.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr()),
+        *(rows.data_ptr(), weight.data.data_ptr(), None if bias is None else bias.data_ptr(), None, y.data_ptr()),
         *(rows.shape[0], weight.out_features, weight.in_features, rows.stride(0), weight.out_features),
         library.DTYPES[x.dtype],
     )

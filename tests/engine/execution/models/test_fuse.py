@@ -13,6 +13,7 @@ from torch import nn
 from conveyor_engine.execution import native
 from conveyor_engine.execution.models.fuse import fuse_model
 from conveyor_engine.execution.models.layers import Attention, DecoderLayer, GatedMlp, RmsNorm
+from conveyor_engine.execution.models.native_layers import NativeDecoderLayer
 from conveyor_engine.execution.models.packed_linear import PackedLinear
 
 WHOLE = ("Llama", "Qwen2", "Qwen3", "Mistral", "Gemma", "Gemma2", "Gemma3Text", "Phi3")
@@ -48,11 +49,12 @@ def test_a_fused_bfloat16_model_is_no_further_from_float32_than_the_original(fam
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("family", WHOLE)
-def test_layers_of_the_usual_shape_are_replaced_whole(family: str, dtype: torch.dtype) -> None:
+def test_layers_of_the_usual_shape_are_replaced_whole(kernels: str, family: str, dtype: torch.dtype) -> None:
     model = make_model(family).to(dtype)
     done = fuse_model(model)
     assert (done["layers"], done["norms"]) == (2, 1)
-    assert all(type(layer) is DecoderLayer for layer in model.model.layers)
+    expected = NativeDecoderLayer if kernels == "native" and not family.startswith("Gemma") else DecoderLayer
+    assert all(type(layer) is expected for layer in model.model.layers)
     assert all(type(layer.before_attention) is RmsNorm for layer in model.model.layers)
 
 

@@ -127,6 +127,63 @@ def test_rope_rotates_the_first_dimensions_and_copies_the_rest(dtype: torch.dtyp
     assert_close(native.rope(x, cos, sin), torch.cat([exact, rest], -1))
 
 
+def norm(x: torch.Tensor, by: native.Norm) -> torch.Tensor:
+    return x * (x.pow(2).mean(-1, keepdim=True) + by.eps).rsqrt() * (by.weight.double() + by.offset)
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """x (T, heads, D) by cos, sin (1, T, R)."""
+    part, rest = x.split([cos.shape[2], x.shape[2] - cos.shape[2]], dim=-1)
+    first, second = part.chunk(2, dim=-1)
+    turned = part * cos[0, :, None].double() + torch.cat([-second, first], -1) * sin[0, :, None].double()
+    return torch.cat([turned, rest], -1)
+
+
+@DTYPES
+@pytest.mark.parametrize(("rotary", "with_norms", "with_biases"), [(24, True, False), (10, False, True)])
+@pytest.mark.parametrize("tokens", [1, 37])
+def test_a_layer_equals_its_definition(
+    dtype: torch.dtype, tokens: int, rotary: int, with_norms: bool, with_biases: bool
+) -> None:
+    hidden, heads, kv_heads, dim, size = 40, 4, 2, 24, 56
+    weights = {"qkv": (192, hidden), "out": (hidden, 96), "gate_up": (2 * size, hidden), "down": (hidden, size)}
+    plain = {name: random(*shape, dtype=dtype, seed=n) / 6 for n, (name, shape) in enumerate(weights.items())}
+    biases = {name: random(w.shape[0], dtype=dtype) if with_biases else None for name, w in plain.items()}
+    first, second, *both = (native.Norm(random(n, dtype=dtype, seed=n), 1e-5, 1.0) for n in (hidden, hidden, dim, dim))
+    products = {name: native.Product(native.pack_linear(weight), biases[name]) for name, weight in plain.items()}
+    of_heads = (both[0], both[1]) if with_norms else None
+    layer = native.Layer(
+        native.LayerParts(before_attention=first, before_mlp=second, heads=of_heads, **products), heads, kv_heads, dim
+    )
+    x, attended = random(1, tokens, hidden, dtype=dtype), random(tokens, heads, dim, dtype=dtype)
+    cos, sin = (random(1, tokens, rotary, dtype=dtype, seed=n) for n in (5, 6))
+
+    def linear(name: str, x: torch.Tensor) -> torch.Tensor:
+        bias = biases[name]
+        return functional.linear(x, plain[name].double(), None if bias is None else bias.double())
+
+    qkv = linear("qkv", norm(x[0].double(), first)).view(tokens, -1, dim)
+    query, key, value = qkv.split([heads, kv_heads, kv_heads], dim=1)
+    if with_norms:
+        query, key = norm(query, both[0]), norm(key, both[1])
+    expected = torch.cat([rotate(query, cos, sin), rotate(key, cos, sin), value], dim=1)
+    assert_close(layer.before_attention(x, cos, sin), expected, tolerance=3 * TOLERANCE[dtype])
+
+    added = x[0].double() + linear("out", attended.double().flatten(1))
+    gate, up = linear("gate_up", norm(added, second)).chunk(2, dim=-1)
+    before = x.clone()
+    actual = layer.after_attention(x, attended)[0]
+    assert_close(actual, added + linear("down", functional.silu(gate) * up), tolerance=3 * TOLERANCE[dtype])
+    assert torch.equal(x, before)
+
+
+def test_a_layer_tells_where_its_time_went() -> None:
+    native.take_layer_seconds()
+    test_a_layer_equals_its_definition(torch.float32, 37, 24, True, False)
+    assert all(seconds > 0 for seconds in native.take_layer_seconds().values())
+    assert not any(native.take_layer_seconds().values())
+
+
 class Sequences:
     """Random sequences in a shuffled paged cache, poisoned with NaN wherever nothing was written."""
 

@@ -1,0 +1,55 @@
+"""The engine's own decoder layer on a CPU that has the compiled kernels: two calls, and attention between them.
+
+Made by `recognise` where `find_parts` finds all that it needs, in place of the class that it extends; it computes the
+same. Residuals are added by the products before them.
+"""
+
+from typing import Any
+
+import torch
+
+from conveyor_engine.execution import native
+from conveyor_engine.execution.attention.interface import Paged
+from conveyor_engine.execution.models.layers import Attention, DecoderLayer, GatedMlp, LayerNorms, RmsNorm, Rotation
+from conveyor_engine.execution.models.packed_linear import NativeLinear
+
+
+class NativeDecoderLayer(DecoderLayer):
+    """Its parts have been found by `find_parts`."""
+
+    def __init__(self, norms: LayerNorms, attention: Attention, mlp: GatedMlp, parts: native.LayerParts) -> None:
+        super().__init__(norms, attention, mlp)
+        shape = attention.shape
+        self._heads = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
+        self._layer = native.Layer(parts, shape.num_heads, shape.num_kv_heads, shape.head_dim)
+
+    def forward(
+        self, hidden_states: torch.Tensor, position_embeddings: Rotation, paged: Paged, **_: Any
+    ) -> torch.Tensor:
+        """The call and the result of transformers' decoder layers."""
+        qkv = self._layer.before_attention(hidden_states, *position_embeddings)
+        query, key, value = torch.split(qkv, self._heads, dim=1)
+        attended = paged.attend(self.self_attn.spec, query, key, value)
+        return self._layer.after_attention(hidden_states, attended)
+
+
+def find_parts(norms: LayerNorms, attention: Attention, mlp: GatedMlp) -> native.LayerParts | None:
+    """None if the kernels' layer lacks one: it has no norm after attention or MLP, and SiLU alone."""
+    linears = (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj)
+    of_heads = [norm for norm in (attention.q_norm, attention.k_norm) if norm is not None]
+    found = [
+        native.Norm(norm.weight, norm.eps, norm.offset)
+        for norm in (norms.before_attention, norms.before_mlp, *of_heads)
+        if isinstance(norm, RmsNorm)
+    ]
+    products = [native.Product(m.packed, m.bias) for m in linears if isinstance(m, NativeLinear)]
+    if len(products) < len(linears) or len(found) < 2 + len(of_heads) or norms.after is not None:
+        return None
+    before_attention, before_mlp, *heads = found
+    if not mlp.activates(native.silu_mul) or len({(norm.eps, norm.offset) for norm in heads}) > 1:
+        return None
+    if attention.shape.value_dim != attention.head_dim:
+        return None
+    qkv, out, gate_up, down = products
+    head_norms = (heads[0], heads[1]) if heads else None
+    return native.LayerParts(before_attention, qkv, head_norms, out, before_mlp, gate_up, down)

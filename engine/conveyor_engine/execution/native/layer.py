@@ -1,0 +1,126 @@
+"""A decoder layer in two calls of the compiled kernels, before and after attention.
+
+What stays the same is told once, by the structures that the calls take; a step tells only where its tensors are.
+"""
+
+import ctypes
+from dataclasses import dataclass
+
+import torch
+
+from conveyor_engine.execution.native import library
+from conveyor_engine.execution.native.packed import PackedWeight
+
+SECONDS = ("linears", "norms", "rope", "activation")
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """RMSNorm: x / rms(x) * (offset + weight)."""
+
+    weight: torch.Tensor
+    eps: float
+    offset: float
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A linear layer."""
+
+    weight: PackedWeight
+    bias: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerParts:
+    """The weights of a layer: x + out(attention(qkv(norm(x)))), then the same with an MLP that has a gate."""
+
+    before_attention: Norm
+    qkv: Product
+    heads: tuple[Norm, Norm] | None  # of each query's and each key's head, alike but for their weights
+    out: Product
+    before_mlp: Norm
+    gate_up: Product
+    down: Product
+
+
+class Layer:
+    """One layer's calls. x is (1, T, hidden), of one type with the weights. For one thread at a time."""
+
+    def __init__(self, parts: LayerParts, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+        self._parts = parts  # whose memory the structures point to
+        self._dtype = library.DTYPES[parts.before_attention.weight.dtype]
+        self._heads = (num_heads + 2 * num_kv_heads, head_dim)
+        query, key = parts.heads or (None, None)
+        heads = library.Heads(
+            q_weight=query and query.weight.data_ptr(), k_weight=key and key.weight.data_ptr(),
+            heads=num_heads, kv_heads=num_kv_heads, head_dim=head_dim, dtype=self._dtype,
+            eps=query.eps if query else 0.0, offset=query.offset if query else 0.0,
+        )  # fmt: skip
+        self._before = library.BeforeAttention(self._norm(parts.before_attention), self._product(parts.qkv), heads)
+        size = parts.down.weight.in_features
+        self._after = library.AfterAttention(
+            self._product(parts.out),
+            self._norm(parts.before_mlp),
+            self._product(parts.gate_up),
+            library.SiluMul(size=size, x_stride=2 * size, dtype=self._dtype),
+            self._product(parts.down),
+        )
+        self._library = library.load()
+
+    def _norm(self, norm: Norm) -> library.RmsNorm:
+        size = norm.weight.shape[0]
+        return library.RmsNorm(
+            weight=norm.weight.data_ptr(), inner=1, size=size, outer_stride=size, dtype=self._dtype,
+            eps=norm.eps, offset=norm.offset,
+        )  # fmt: skip
+
+    def _product(self, product: Product) -> library.Linear:
+        out, width = product.weight.out_features, product.weight.in_features
+        return library.Linear(
+            weight=product.weight.data.data_ptr(), bias=None if product.bias is None else product.bias.data_ptr(),
+            n=out, k=width, x_stride=width, y_stride=out, dtype=self._dtype,
+        )  # fmt: skip
+
+    def before_attention(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """Queries, keys and values (T, H + 2 Hkv, D), normed and rotated by cos, sin (1, T, R)."""
+        tokens, call = x.shape[1], self._before
+        assert x.is_contiguous()
+        assert cos.is_contiguous()
+        assert sin.is_contiguous()
+        assert cos.shape == sin.shape == (1, tokens, cos.shape[2])
+        assert x.dtype == cos.dtype == sin.dtype
+        normed, qkv = torch.empty_like(x), x.new_empty((tokens, *self._heads))
+        norm, product, heads = call.norm, call.qkv, call.heads
+        norm.outer = product.rows = heads.tokens = tokens
+        norm.x = x.data_ptr()
+        norm.y = product.x = normed.data_ptr()
+        product.y = heads.qkv = qkv.data_ptr()
+        heads.cos, heads.sin, heads.rotary = cos.data_ptr(), sin.data_ptr(), cos.shape[2]
+        self._library.cv_run_before_attention(call)
+        return qkv
+
+    def after_attention(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """What the layer gives, (1, T, hidden), after attention gave (T, H, D)."""
+        tokens, call = x.shape[1], self._after
+        assert attended.is_contiguous()
+        assert attended.dtype == x.dtype
+        y, normed = torch.empty_like(x), torch.empty_like(x)
+        gate_up = x.new_empty((tokens, call.gate_up.n))
+        activated = x.new_empty((tokens, call.activation.size))
+        out, norm, product, activation, down = call.out, call.norm, call.gate_up, call.activation, call.down
+        out.rows = norm.outer = product.rows = activation.rows = down.rows = tokens
+        out.x, out.residual = attended.data_ptr(), x.data_ptr()
+        out.y = norm.x = down.residual = down.y = y.data_ptr()
+        norm.y = product.x = normed.data_ptr()
+        product.y = activation.x = gate_up.data_ptr()
+        activation.y = down.x = activated.data_ptr()
+        self._library.cv_run_after_attention(call)
+        return y
+
+
+def take_layer_seconds() -> dict[str, float]:
+    """Seconds that all layers' calls spent since this was last called, by SECONDS."""
+    seconds = (ctypes.c_double * len(SECONDS))()
+    library.load().cv_take_layer_seconds(seconds)
+    return dict(zip(SECONDS, seconds, strict=True))
