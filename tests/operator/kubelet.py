@@ -34,6 +34,7 @@ class Kubelet:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._addresses = 0
+        self._written: dict[str, Json] = {}  # by the pod's uid; the API server adds to what it is told
 
     def __enter__(self) -> "Kubelet":
         # EndpointSlices only name pods whose node exists.
@@ -68,8 +69,9 @@ class Kubelet:
             if self._has_addresses:
                 address = pod["status"].get("podIP") or self._next_address()
                 wanted = wanted | {"podIP": address, "podIPs": [{"ip": address}]}
-        if any(pod["status"].get(key) != value for key, value in wanted.items()):
+        if self._written.get(pod["metadata"]["uid"]) != wanted:
             self._space.patch("Pod", name, {"status": wanted}, "status")
+            self._written[pod["metadata"]["uid"]] = wanted
 
     def _next_address(self) -> str:
         self._addresses += 1

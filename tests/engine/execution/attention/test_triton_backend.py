@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.engine.execution.attention.test_cpu_native import LAYERS, make_metadata
 from tests.engine.execution.interpreter import DEVICE, DTYPES, HAVE_GPU, ON_DEVICE, TOLERANCE
-from tests.engine.references import add, run
+from tests.engine.references import add, run, tokens_of
 from tests.engine.tiny_models import save_tiny_model
 from triton import knobs
 from triton.backends.compiler import GPUTarget
@@ -100,10 +100,14 @@ def test_long_decodes_are_split_and_joined(dtype: torch.dtype, window: int | Non
 
 
 class Compilations:
-    """What Triton would compile for a GPU, told apart as its own launcher does it: `seen` is (kernel, its key)."""
+    """What Triton would compile for a GPU, told apart as its own launcher does it: `seen` is (kernel, its key).
+
+    Without `run` the kernels do nothing.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seen: set[tuple[str, str]] = set()
+        self.run = True
         watched: tuple[tuple[ModuleType, str], ...] = (
             *((kernels, "_attend"), (decode_plan, "_plan_decodes"), (kv_store, "_store")),
             *((elementwise, "_rms_norm"), (elementwise, "_silu_mul"), (heads, "_prepare_heads")),
@@ -120,7 +124,8 @@ class Compilations:
             def __getitem__(_, grid: tuple[int, ...]) -> Callable[..., None]:
                 def launch(*args: Any, **options: Any) -> None:
                     self.seen.add((name, str(bind(*args, **options)[1:])))
-                    kernel[grid](*args, **options)
+                    if self.run:
+                        kernel[grid](*args, **options)
 
                 return launch
 
@@ -147,9 +152,14 @@ def test_warm_up_compiles_all_that_serving_needs(
     core = EngineCore(config, ModelRunner(config))
     warm = set(compilations.seen)
     assert sorted(name for name, _ in warm) == ["_attend", "_attend", "_plan_decodes", *others]
-    for number, (length, max_tokens) in enumerate([(1, 9), (70, 5), (20, 8), (5, 7), (37, 3), (50, 3), (33, 2)]):
-        add(core, str(number), list(range(1, 1 + length)), max_tokens=max_tokens)
-    run(core)
+    compilations.run = False
+    monkeypatch.setattr(torch, "empty", torch.zeros)  # what the kernels do not write is a number
+    monkeypatch.setattr(torch, "empty_like", torch.zeros_like)
+    lengths = [(1, 9), (70, 5), (20, 8), (5, 7), (37, 3), (50, 3), (33, 2)]
+    for number, (length, max_tokens) in enumerate(lengths):
+        add(core, str(number), list(range(1, 1 + length)), max_tokens=max_tokens, ignore_eos=True)
+    made = run(core)
+    assert [len(tokens_of(made[str(number)])) for number in range(7)] == [max_tokens for _, max_tokens in lengths]
     assert compilations.seen == warm
 
 
