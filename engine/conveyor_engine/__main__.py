@@ -45,7 +45,7 @@ def build_parser() -> argparse.ArgumentParser:
     fetch.add_argument(
         "--uri",
         required=True,
-        help="hf://organisation/name[@revision], s3://bucket/prefix, or pvc://claim/path to check",
+        help="hf://organisation/name[@revision], s3://bucket/prefix, or what is mounted, to check: pvc://... or oci://...",
     )
     fetch.add_argument("--target", required=True, help="the directory that the engine will serve from")
     commands.add_parser("bench", help="measure the engine", add_help=False)

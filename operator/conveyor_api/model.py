@@ -17,7 +17,10 @@ from conveyor_api.quantities import Quantity, parse_quantity
 HUB_SCHEME: Final = "hf://"
 BUCKET_SCHEME: Final = "s3://"
 VOLUME_SCHEME: Final = "pvc://"
+IMAGE_SCHEME: Final = "oci://"
 DEFAULT_REVISION: Final = "main"
+
+_SCHEMES: Final = (HUB_SCHEME, BUCKET_SCHEME, VOLUME_SCHEME, IMAGE_SCHEME)
 
 _SEGMENT = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,95}"
 _REVISION = r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}"
@@ -26,6 +29,14 @@ _HUB_PATTERN: Final = f"^hf://{_SEGMENT}/{_SEGMENT}(@{_REVISION})?$"
 _PATH = "(/[A-Za-z0-9_@+=.-]+)+"
 _BUCKET_PATTERN: Final = f"^s3://[a-z0-9][a-z0-9.-]{{1,61}}[a-z0-9]{_PATH}$"
 _VOLUME_PATTERN: Final = f"^pvc://{_CLAIM}{_PATH}$"
+_REGISTRY = "[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?(:[0-9]{1,5})?"
+_REPOSITORY = "(/[a-z0-9]+([._-]+[a-z0-9]+)*)+"
+_VERSION = "(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?(@sha256:[0-9a-f]{64})?"
+_IMAGE_PATTERN: Final = f"^oci://{_REGISTRY}{_REPOSITORY}{_VERSION}(/{_PATH})?$"
+_SHAPES: Final = (
+    "hf://organisation/name[@revision], nor s3://bucket/prefix, nor pvc://claim/path, "
+    "nor oci://registry/repository[:tag][@digest][//path]"
+)
 _SERVED_NAME_PATTERN: Final = r"^[A-Za-z0-9]([A-Za-z0-9._/:@-]{0,126}[A-Za-z0-9])?$"
 
 _OWN_CLAIM_BEFORE_AND_AFTER: Final = (
@@ -72,7 +83,22 @@ class VolumeModel:
         return f"{names.VOLUME_MODELS_PATH}/{self.path}"
 
 
-ModelSource = HubModel | BucketModel | VolumeModel
+@dataclass(frozen=True, slots=True)
+class ImageModel:
+    """`oci://reference[//path]`: a folder of an image, which the node pulls and mounts read-only."""
+
+    reference: str  # registry/repository[:tag][@digest]
+    path: str  # inside the image, without a leading slash; empty: all of it
+
+    @property
+    def directory(self) -> str:
+        """Where the model lies in the engine's pod."""
+        return f"{names.IMAGE_MODELS_PATH}/{self.path}".rstrip("/")
+
+
+ModelSource = HubModel | BucketModel | VolumeModel | ImageModel
+Mounted = VolumeModel | ImageModel
+"""What is there before the pod is: nothing is downloaded into it, and it is never written to."""
 
 
 def parse_model_uri(uri: str) -> ModelSource:
@@ -86,9 +112,10 @@ def parse_model_uri(uri: str) -> ModelSource:
     if not _has_dot_segment(uri) and re.fullmatch(_VOLUME_PATTERN, uri):
         claim_name, _, path = uri.removeprefix(VOLUME_SCHEME).partition("/")
         return VolumeModel(claim_name, path)
-    raise ValueError(
-        f"{uri!r} is neither hf://organisation/name[@revision], nor s3://bucket/prefix, nor pvc://claim/path"
-    )
+    if not _has_dot_segment(uri) and re.fullmatch(_IMAGE_PATTERN, uri):
+        reference, _, path = uri.removeprefix(IMAGE_SCHEME).partition("//")
+        return ImageModel(reference, path)
+    raise ValueError(f"{uri!r} is neither {_SHAPES}")
 
 
 def _has_dot_segment(uri: str) -> bool:
@@ -126,7 +153,7 @@ class Cache(ApiModel):
             field="storageClassName",
         ),
         Rule(
-            "!self.prewarm || self.strategy == 'PVC'",
+            "!has(self.prewarm) || !self.prewarm || self.strategy == 'PVC'",
             "prewarm is only for strategy PVC, where pods find what a Job has fetched; set strategy: PVC",
             lambda cache: not cache.prewarm or cache.strategy == "PVC",
             field="prewarm",
@@ -161,7 +188,7 @@ class Cache(ApiModel):
     """PVC: size of the claim `<name>-models` that Conveyor makes. EmptyDir: the folder's limit; 200Gi if not set."""
     storage_class_name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
     """Storage class of the claim that Conveyor makes; default: the cluster's."""
-    prewarm: bool = False
+    prewarm: bool | None = None
     """PVC: a Job without a device fetches the model before pods that need it are made or replaced."""
 
 
@@ -169,10 +196,10 @@ ModelUri = Annotated[
     str,
     Field(min_length=1, max_length=512),
     Rule(
-        f"self.startsWith('{HUB_SCHEME}') || self.startsWith('{BUCKET_SCHEME}') || self.startsWith('{VOLUME_SCHEME}')",
-        "must start with hf:// (a repository of the Hugging Face hub), s3:// (a bucket) or pvc:// "
-        "(a PersistentVolumeClaim), for example hf://Qwen/Qwen3-0.6B",
-        lambda uri: uri.startswith((HUB_SCHEME, BUCKET_SCHEME, VOLUME_SCHEME)),
+        " || ".join(f"self.startsWith('{scheme}')" for scheme in _SCHEMES),
+        "must start with hf:// (a repository of the Hugging Face hub), s3:// (a bucket), pvc:// "
+        "(a PersistentVolumeClaim) or oci:// (an image), for example hf://Qwen/Qwen3-0.6B",
+        lambda uri: uri.startswith(_SCHEMES),
     ),
     Rule(
         f"!self.startsWith('{HUB_SCHEME}') || (self.matches('{_HUB_PATTERN}') && !self.contains('..'))",
@@ -193,6 +220,15 @@ ModelUri = Annotated[
         "must have the shape pvc://claim/path, with the name of a claim and the path of a folder inside it",
         lambda uri: (
             not uri.startswith(VOLUME_SCHEME) or (re.fullmatch(_VOLUME_PATTERN, uri) and not _has_dot_segment(uri))
+        ),
+    ),
+    Rule(
+        f"!self.startsWith('{IMAGE_SCHEME}') || (self.matches('{_IMAGE_PATTERN}')"
+        " && !self.matches('/[.]{1,2}(/|$)'))",
+        "must have the shape oci://registry/repository, with :tag or @sha256:digest or both behind it, and //path if "
+        "the model is not at the image's root",
+        lambda uri: (
+            not uri.startswith(IMAGE_SCHEME) or (re.fullmatch(_IMAGE_PATTERN, uri) and not _has_dot_segment(uri))
         ),
     ),
 ]
@@ -219,9 +255,16 @@ class Model(ApiModel):
             field="cache",
         ),
         Rule(
-            f"!has(self.secretRef) || !self.uri.startsWith('{VOLUME_SCHEME}')",
-            "secretRef is for hf:// and s3:// models; remove it for pvc://",
-            lambda model: model.secret_ref is None or not model.uri.startswith(VOLUME_SCHEME),
+            f"!self.uri.startsWith('{IMAGE_SCHEME}') || !has(self.cache) || self.cache.strategy != 'PVC'",
+            "an oci:// model is an image, which each node keeps, and needs no cache; remove cache.strategy: PVC",
+            lambda model: not model.uri.startswith(IMAGE_SCHEME) or model.cache.strategy != "PVC",
+            field="cache",
+        ),
+        Rule(
+            f"!has(self.secretRef) || self.uri.startsWith('{HUB_SCHEME}') || self.uri.startsWith('{BUCKET_SCHEME}')",
+            "secretRef is for hf:// and s3:// models; remove it for pvc://, and for oci:// name the Secret in "
+            "pod.imagePullSecrets",
+            lambda model: model.secret_ref is None or not model.uri.startswith((VOLUME_SCHEME, IMAGE_SCHEME)),
             field="secretRef",
         ),
         Rule(
@@ -235,8 +278,8 @@ class Model(ApiModel):
     )
 
     uri: ModelUri
-    """Source: `hf://organisation/name[@revision]`, `s3://bucket/prefix` or `pvc://claim/path`. Without a revision the
-hub's `main`."""
+    """Source: `hf://organisation/name[@revision]`, `s3://bucket/prefix`, `pvc://claim/path` or
+`oci://registry/repository[:tag][@digest][//path]`. Without a revision the hub's `main`."""
     name: ServedName | None = None
     """Name that clients put in `model`; default: `metadata.name`."""
     secret_ref: SecretRef | None = None

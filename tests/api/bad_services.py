@@ -13,6 +13,7 @@ from conveyor_api import names
 
 HUB = "hf://Qwen/Qwen3-0.6B"
 VOLUME = "pvc://models/qwen"
+IMAGE = "oci://registry.example.com/models/qwen:1"
 SECRET = {"secretKeyRef": {"name": "a", "key": "b"}}
 FIELD = {"fieldRef": {"fieldPath": "status.podIP"}}
 
@@ -95,6 +96,7 @@ def _resources(title: str, path: str, sentence: str, /, **resources: Any) -> Bad
 HUB_SHAPE = "must have the shape hf://organisation/name or hf://organisation/name@revision"
 BUCKET_SHAPE = "must have the shape s3://bucket/prefix, with the name of a bucket"
 VOLUME_SHAPE = "must have the shape pvc://claim/path, with the name of a claim"
+IMAGE_SHAPE = "must have the shape oci://registry/repository"
 DURATION = "must be a duration such as 10ms, 2s or 1m30s"
 SURGE = "must be a whole number of pods (0 or more) or a percentage such as 25%"
 AMOUNT = "must be a quantity such as 500m, 2 or 10Gi, and not negative"
@@ -131,6 +133,19 @@ BAD_SERVICES: tuple[Bad, ...] = (
     _model("volume uri with a dot for a path", ".uri", VOLUME_SHAPE, uri="pvc://models/."),
     _model("served name with a space", ".name", "must start and end with a letter or digit", name="my model"),
     _model("secret without a name", ".secretRef.name", "Required value", secretRef={"key": "token"}),
+    _model("image without a repository", ".uri", IMAGE_SHAPE, uri="oci://registry"),
+    _model("image in capitals", ".uri", IMAGE_SHAPE, uri="oci://registry.example.com/Models/qwen"),
+    _model("image with a short digest", ".uri", IMAGE_SHAPE, uri="oci://registry.example.com/qwen@sha256:abc"),
+    _model("image that climbs", ".uri", IMAGE_SHAPE, uri="oci://registry.example.com/qwen:1//a/../../etc"),
+    _model("image with an empty path", ".uri", IMAGE_SHAPE, uri="oci://registry.example.com/qwen:1//"),
+    _model("secret for an image", ".secretRef", "in pod.imagePullSecrets", uri=IMAGE, secretRef={"name": "hub"}),
+    _model(
+        "cache for an image",
+        ".cache",
+        "each node keeps, and needs no cache",
+        uri=IMAGE,
+        cache={"strategy": "PVC", "claimName": "a"},
+    ),
     _model("secret for a volume", ".secretRef", "is for hf:// and s3:// models", uri=VOLUME, secretRef={"name": "hub"}),
     _model(
         "secret of a bucket with a key",

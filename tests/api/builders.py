@@ -26,7 +26,7 @@ def build_full_body() -> Json:
             "uri": "hf://Qwen/Qwen3-0.6B@refs/pr/1",
             "name": "Qwen/Qwen3-0.6B",
             "secretRef": {"name": "hub", "key": "token"},
-            "cache": {"strategy": "PVC", "size": "20Gi", "storageClassName": "fast"},
+            "cache": {"strategy": "PVC", "size": "20Gi", "storageClassName": "fast", "prewarm": True},
         },
         runtime="Conveyor",
         engine={

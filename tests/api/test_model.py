@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conveyor_api.model import BucketModel, HubModel, VolumeModel, parse_model_uri
+from conveyor_api.model import BucketModel, HubModel, ImageModel, VolumeModel, parse_model_uri
 
 
 def test_a_hub_uri_names_repository_and_revision() -> None:
@@ -30,8 +30,28 @@ def test_a_bucket_uri_names_bucket_and_prefix() -> None:
 
 
 @pytest.mark.parametrize(
+    ("uri", "reference", "directory"),
+    [
+        ("oci://quay.io/team/qwen", "quay.io/team/qwen", "/models/oci"),
+        ("oci://localhost:5000/a/b__c:1.0", "localhost:5000/a/b__c:1.0", "/models/oci"),
+        (f"oci://quay.io/q:1@sha256:{'a' * 64}", f"quay.io/q:1@sha256:{'a' * 64}", "/models/oci"),
+        ("oci://quay.io/team/qwen:1//models/qwen", "quay.io/team/qwen:1", "/models/oci/models/qwen"),
+    ],
+)
+def test_an_image_uri_names_what_is_pulled_and_the_folder_in_it(uri: str, reference: str, directory: str) -> None:
+    model = parse_model_uri(uri)
+    assert isinstance(model, ImageModel)
+    assert (model.reference, model.directory) == (reference, directory)
+
+
+@pytest.mark.parametrize(
     "uri",
     [
+        "oci://quay.io",
+        "oci://quay.io/Team/qwen",
+        "oci://quay.io/team/qwen:1/models",
+        "oci://quay.io/team/qwen@sha256:1",
+        "oci://quay.io/team//../etc",
         "s3://models",
         "s3://models/",
         "s3://models/a/..",
@@ -53,11 +73,14 @@ def test_what_is_neither_is_refused(uri: str) -> None:
 
 
 @settings(deadline=None)
-@given(st.sampled_from(["hf://a/b@", "hf://a/", "s3://abc/", "pvc://a/"]), st.text("ab./@-", min_size=1, max_size=12))
+@given(
+    st.sampled_from(["hf://a/b@", "hf://a/", "s3://abc/", "pvc://a/", "oci://a/b//"]),
+    st.text("ab./@-", min_size=1, max_size=12),
+)
 def test_no_accepted_uri_leaves_the_models_folder(start: str, end: str) -> None:
     try:
         directory = parse_model_uri(start + end).directory
     except ValueError:
         return
-    assert directory.startswith(("/models/hf/", "/models/s3/", "/models/pvc/"))
+    assert directory.startswith(("/models/hf/", "/models/s3/", "/models/pvc/", "/models/oci/"))
     assert not {"", ".", ".."} & set(directory.removeprefix("/").split("/"))

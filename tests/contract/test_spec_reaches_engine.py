@@ -18,7 +18,15 @@ from conveyor_api import names
 from conveyor_api.batching import DEFAULT_BATCH_SIZE, DEFAULT_WINDOWS
 from conveyor_api.crd import build_schema
 from conveyor_api.env import FREE_ENGINE_SETTINGS
-from conveyor_api.model import _BUCKET_PATTERN, _HUB_PATTERN, _VOLUME_PATTERN, BucketModel, HubModel, parse_model_uri
+from conveyor_api.model import (
+    _BUCKET_PATTERN,
+    _HUB_PATTERN,
+    _IMAGE_PATTERN,
+    _VOLUME_PATTERN,
+    BucketModel,
+    HubModel,
+    parse_model_uri,
+)
 from conveyor_api.quantities import parse_duration_seconds
 from conveyor_api.resource import InferenceService
 from conveyor_engine.config.engine_config import DEFAULT_MEMORY_FRACTION, EngineConfig
@@ -153,12 +161,14 @@ def test_what_api_and_engine_do_by_themselves_is_the_same() -> None:
 HUB = st.from_regex(_HUB_PATTERN.removeprefix("^").removesuffix("$"), fullmatch=True)
 BUCKET = st.from_regex(_BUCKET_PATTERN.removeprefix("^").removesuffix("$"), fullmatch=True)
 CLAIM = st.from_regex(_VOLUME_PATTERN.removeprefix("^").removesuffix("$"), fullmatch=True)
+IMAGE = st.from_regex(_IMAGE_PATTERN.removeprefix("^").removesuffix("$"), fullmatch=True)
 
 
 @given(
     HUB
     | BUCKET
     | CLAIM
+    | IMAGE
     | st.builds("{}{}".format, HUB, st.sampled_from(("@", "/", " ", "\n", "..", "ä", "@-", "x" * 200)))
 )
 @example(f"hf://{'a' * 96}/b@main")
@@ -167,6 +177,8 @@ CLAIM = st.from_regex(_VOLUME_PATTERN.removeprefix("^").removesuffix("$"), fullm
 @example("hf://.a/b")
 @example("pvc://a/../b")
 @example("pvc://a")
+@example("oci://a/b:1//c/../d")
+@example("oci://a")
 @example("s3://abc/../b")
 @example("s3://abc")
 def test_the_engine_fetches_from_where_the_api_says_and_nowhere_else(uri: str) -> None:

@@ -35,7 +35,10 @@ _log = logging.getLogger(__name__)
 
 
 def fetch(uri: str, target: str) -> None:
-    """Leaves the model of `uri` in the directory `target`; pvc: only looks whether it is there. Raises StartError."""
+    """Leaves the model of `uri` in the directory `target`; of what is mounted it only looks whether it is there.
+
+    Raises StartError.
+    """
     directory = Path(target)
     source = _open_source(uri)
     if source is None:
@@ -48,7 +51,7 @@ def fetch(uri: str, target: str) -> None:
 
 
 def _open_source(uri: str) -> Source | None:
-    """None for a claim. Each library is imported where it is needed alone. Raises StartError."""
+    """None for what is mounted. Each library is imported where it is needed alone. Raises StartError."""
     parsed = parse_uri(uri)
     if parsed is None:
         return None

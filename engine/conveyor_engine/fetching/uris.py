@@ -17,6 +17,12 @@ _BUCKET = re.compile(rf"s3://(?P<bucket>[a-z0-9][a-z0-9.-]{{1,61}}[a-z0-9])(?P<p
 _CLAIM = re.compile(rf"pvc://[a-z0-9](?:[a-z0-9.-]{{0,251}}[a-z0-9])?{_PATH}")
 
 
+_IMAGE = re.compile(
+    r"oci://[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?(?::[0-9]{1,5})?(?:/[a-z0-9]+(?:[._-]+[a-z0-9]+)*)+"
+    rf"(?::[A-Za-z0-9_][A-Za-z0-9._-]{{0,127}})?(?:@sha256:[0-9a-f]{{64}})?(?:/{_PATH})?"
+)
+
+
 class HubUri(NamedTuple):
     """hf://organisation/name[@revision]"""
 
@@ -32,14 +38,15 @@ class BucketUri(NamedTuple):
 
 
 def parse_uri(uri: str) -> HubUri | BucketUri | None:
-    """None for a claim. Raises ConfigError."""
+    """None for a claim and for an image, which are mounted. Raises ConfigError."""
     climbs = bool({".", ".."} & set(uri.split("/")))
-    if _CLAIM.fullmatch(uri) and not climbs:
+    if (_CLAIM.fullmatch(uri) or _IMAGE.fullmatch(uri)) and not climbs:
         return None
     if (match := _BUCKET.fullmatch(uri)) and not climbs:
         return BucketUri(match["bucket"], match["path"][1:])
     if (match := _HUB.fullmatch(uri)) and ".." not in uri:
         return HubUri(match["repository"], match["revision"] or DEFAULT_REVISION)
     raise ConfigError(
-        f"--uri: {uri!r} is neither hf://organisation/name[@revision], nor s3://bucket/prefix, nor pvc://claim/path"
+        f"--uri: {uri!r} is neither hf://organisation/name[@revision], nor s3://bucket/prefix, nor pvc://claim/path, "
+        "nor oci://registry/repository[:tag][@digest][//path]"
     )

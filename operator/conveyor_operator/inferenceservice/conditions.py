@@ -8,7 +8,7 @@ found once, by `situation`, and is the same in every condition that depends on t
 from dataclasses import dataclass
 
 from conveyor_api.conditions import ConditionType, Reason
-from conveyor_api.model import VolumeModel
+from conveyor_api.model import Mounted
 from conveyor_operator.inferenceservice.manifests.pods import FETCH_CONTAINER
 from conveyor_operator.inferenceservice.pods import PodState
 from conveyor_operator.inferenceservice.scaling import judge_scaling
@@ -126,7 +126,7 @@ def judge_model(situation: Situation) -> Judged:
         return Judged(type, "False", Reason.MODEL_LOADING, "the first engine is loading the model")
     begun = any(container.running for pod in pods for container in pod.containers if container.initial)
     status = "False" if begun else "Unknown"
-    if isinstance(situation.spec.model.source, VolumeModel):
+    if isinstance(situation.spec.model.source, Mounted):
         told = (
             "the first engine looks for the model in the volume" if begun else "no engine has looked for the model yet"
         )

@@ -84,7 +84,8 @@ def _container_failure(pod: PodState, container: ContainerState, also_past: bool
     said = container.waiting_message
     if container.waiting_reason in _IMAGE_REASONS:
         cause = _BACK_OFF.sub("", said)
-        message = f"image {container.image} cannot be pulled" + (f": {cause}" if cause else "")
+        image = pod.model_image if pod.model_image and pod.model_image in said else container.image
+        message = f"image {image} cannot be pulled" + (f": {cause}" if cause else "")
         return PodFailure(Reason.IMAGE_PULL_FAILED, _tidy(message), pod.name, pod.created_at)
     if container.waiting_reason in _START_REASONS:
         reason = Reason.SECRET_NOT_FOUND if _NO_SECRET.search(said) else Reason.CONTAINER_CONFIG_INVALID

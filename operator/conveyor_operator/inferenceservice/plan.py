@@ -5,6 +5,7 @@
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from conveyor_api import names
@@ -14,6 +15,7 @@ from conveyor_operator.inferenceservice.kinds import CHILDREN
 from conveyor_operator.inferenceservice.memory import ServiceMemory
 from conveyor_operator.inferenceservice.observed import Observed
 from conveyor_operator.inferenceservice.replicas import Handover, plan_hold, plan_replicas, plan_zero, with_replicas
+from conveyor_operator.inferenceservice.wording import explain_refusal
 from conveyor_operator.kinds import AUTOSCALER, CLAIM, CONFIG_MAP, DEPLOYMENT, JOB, SERVICE_ACCOUNT
 from conveyor_operator.loop.differences import find_applies, find_obstacle, find_obstacles, find_unwanted, id_of
 from conveyor_operator.loop.owner import Object
@@ -61,7 +63,9 @@ def is_prewarming(desired: Desired, observed: Observed) -> bool:
 def find_all_obstacles(desired: Desired, observed: Observed, memory: ServiceMemory) -> list[Obstacle]:
     """Names that are taken, and calls that have failed in this reconcile."""
     taken = find_obstacles(desired.owner, _without_aimless_autoscaler(desired, observed), observed.children)
-    return [*taken, *memory.refused.values()]
+    source = desired.spec.model.source
+    refused = [replace(each, message=explain_refusal(each.message, source)) for each in memory.refused.values()]
+    return [*taken, *refused]
 
 
 def _plan_early_removals(desired: Desired, observed: Observed) -> list[Step]:

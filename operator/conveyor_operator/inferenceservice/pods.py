@@ -44,6 +44,8 @@ class PodState:
     name: str
     namespace: str = ""
     config_hash: str = ""
+    model_image: str = ""
+    """Reference of the image that has the model, if one does."""
     ready: bool = False
     leaving: bool = False
     prewarms: bool = False
@@ -95,6 +97,7 @@ def observe_pod(body: Object) -> PodState:
         name=str(metadata["name"]),
         namespace=str(metadata.get("namespace", "")),
         config_hash=str((metadata.get("annotations") or {}).get(names.CONFIG_HASH_ANNOTATION, "")),
+        model_image=_find_model_image(body.get("spec") or {}),
         ready=is_ready,
         leaving="deletionTimestamp" in metadata,
         prewarms=prewarms,
@@ -110,6 +113,11 @@ def observe_pod(body: Object) -> PodState:
         else "",
         containers=tuple(containers),
     )
+
+
+def _find_model_image(spec: Object) -> str:
+    images = (volume.get("image") for volume in spec.get("volumes") or () if volume["name"] == names.MODEL_VOLUME)
+    return next((str(image.get("reference", "")) for image in images if image), "")
 
 
 def _observe_container(body: Object, initial: bool) -> ContainerState:

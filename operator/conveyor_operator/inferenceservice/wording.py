@@ -1,6 +1,7 @@
-"""An engine's sentence in the words of the resource: `num_kv_blocks` becomes kvCache.blockBudget. Pure.
+"""Others' sentences in the words of the resource: an engine's `num_kv_blocks` becomes kvCache.blockBudget. Pure.
 
-Used by `failures`. The engine knows its own settings only, and writes their names in backticks.
+Used by `failures`, and by `plan` for what the API server says. An engine knows its own settings only, and writes their
+names in backticks.
 """
 
 import re
@@ -10,6 +11,7 @@ from conveyor_api import names
 from conveyor_api.batching import BatchingMode
 from conveyor_api.engine import Device, Dtype
 from conveyor_api.env import FREE_ENGINE_SETTINGS
+from conveyor_api.model import ImageModel, ModelSource
 from conveyor_operator.inferenceservice.manifests.config import RESOURCE_FIELDS
 
 _SETTING = re.compile(r"`([a-z_]{1,40})(?:: ([a-z0-9]{1,40}))?`")
@@ -17,6 +19,17 @@ _VALUES: Final = {
     value.lower(): value for choice in (Device, Dtype, BatchingMode) for value in get_args(choice)
 }  # `manifests.config` writes them so
 _VARIABLES: Final = {name.lower(): f"{names.ENGINE_ENV_PREFIX}{name} in pod.env" for name in FREE_ENGINE_SETTINGS}
+
+
+# Of a volume's `image`, by an API server that drops the field and by one that does not know it.
+_NO_IMAGE_VOLUMES: Final = ("must specify a volume type", ".image: field not declared in schema")
+
+
+def explain_refusal(message: str, source: ModelSource) -> str:
+    """`message`, and what it comes from where that is the model's address."""
+    if isinstance(source, ImageModel) and any(said in message for said in _NO_IMAGE_VOLUMES):
+        return f"{message}. This cluster has no image volumes, which model.uri: oci:// needs (Kubernetes 1.35 has them)"
+    return message
 
 
 def to_field_names(message: str) -> str:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from conveyor_api import names
-from conveyor_api.model import BucketModel, SecretRef, VolumeModel
+from conveyor_api.model import BucketModel, ImageModel, Mounted, SecretRef, VolumeModel
 from conveyor_api.spec import InferenceServiceSpec
 from conveyor_operator.loop.owner import Object, Owner, build_metadata
 
@@ -11,10 +11,12 @@ _EMPTY_DIR_SIZE = "200Gi"  # more than any model that one device holds; without 
 
 
 def build_model_mount(spec: InferenceServiceSpec) -> Object:
-    """Writable only where a download goes: a user's own claim is mounted read-only."""
-    if isinstance(spec.model.source, VolumeModel):
-        return {"name": names.MODEL_VOLUME, "mountPath": names.VOLUME_MODELS_PATH, "readOnly": True}
-    return {"name": names.MODEL_VOLUME, "mountPath": names.MODELS_PATH}
+    """Writable only where a download goes: a user's own claim or image is mounted read-only."""
+    source = spec.model.source
+    if not isinstance(source, Mounted):
+        return {"name": names.MODEL_VOLUME, "mountPath": names.MODELS_PATH}
+    path = names.VOLUME_MODELS_PATH if isinstance(source, VolumeModel) else names.IMAGE_MODELS_PATH
+    return {"name": names.MODEL_VOLUME, "mountPath": path, "readOnly": True}
 
 
 def build_model_volume(owner: Owner, spec: InferenceServiceSpec) -> Object:
@@ -22,6 +24,8 @@ def build_model_volume(owner: Owner, spec: InferenceServiceSpec) -> Object:
     if isinstance(source, VolumeModel):
         claim = {"claimName": source.claim_name, "readOnly": True}
         return {"name": names.MODEL_VOLUME, "persistentVolumeClaim": claim}
+    if isinstance(source, ImageModel):
+        return {"name": names.MODEL_VOLUME, "image": {"reference": source.reference, "pullPolicy": "IfNotPresent"}}
     if cache.strategy == "PVC":
         claim_name = cache.claim_name or names.model_claim_name(owner.name)
         return {"name": names.MODEL_VOLUME, "persistentVolumeClaim": {"claimName": claim_name}}

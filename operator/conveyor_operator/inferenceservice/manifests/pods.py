@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from math import ceil
 
 from conveyor_api import names
-from conveyor_api.model import VolumeModel
+from conveyor_api.model import Mounted
 from conveyor_api.spec import InferenceServiceSpec
 from conveyor_operator.inferenceservice.manifests.config import EngineConfig
 from conveyor_operator.inferenceservice.manifests.model import build_credentials, build_model_mount, build_model_volume
@@ -132,7 +132,7 @@ def _pod_security(spec: InferenceServiceSpec, user_id: int) -> Object:
     rules: Object = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
     if user_id:
         rules |= {"runAsUser": user_id, "runAsGroup": user_id}
-    if not isinstance(spec.model.source, VolumeModel):
+    if not isinstance(spec.model.source, Mounted):
         # The group makes the cache writable. A user's own claim is never changed, not even its group.
         rules |= {"fsGroupChangePolicy": "OnRootMismatch"} | ({"fsGroup": user_id} if user_id else {})
     given: Object = spec.pod.to_manifest().get("securityContext", {})

@@ -1,0 +1,85 @@
+"""A model in an image is a volume of the pod: the real API server takes it, and what refuses it is told."""
+
+from dataclasses import replace
+
+import pytest
+from tests.operator.builders import build_one, desire, make_observed, make_pod
+from tests.operator.inferenceservice.test_plan import remember
+from tests.operator.kubelet import Json, Kubelet, ready
+from tests.operator.stage import Space, Stage
+
+from conveyor_api.conditions import Reason
+from conveyor_operator.inferenceservice.failures import find_failure
+from conveyor_operator.inferenceservice.plan import find_all_obstacles
+from conveyor_operator.inferenceservice.pods import ContainerState, observe_pod
+from conveyor_operator.loop.steps import Obstacle
+
+REFERENCE = f"registry.example.com/models/qwen:1@sha256:{'a' * 64}"
+MODEL = {"uri": f"oci://{REFERENCE}//models"}
+SECRET = {"imagePullSecrets": [{"name": "registry"}]}
+
+
+def forbid_what_is_not_restricted(space: Space) -> None:
+    body = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
+    space.api.call("PATCH", f"/api/v1/namespaces/{space.namespace}", body, "application/merge-patch+json")
+
+
+def volume_of(pods: Json) -> Json:
+    (volume,) = [each for each in pods["volumes"] if each["name"] == "models"]
+    return dict(volume)
+
+
+def test_the_pods_mount_the_image_and_read_the_folder_in_it(stage: Stage) -> None:
+    space = stage.space
+    forbid_what_is_not_restricted(space)
+    with stage.operator(), Kubelet(space, ready):
+        space.make_service(model=MODEL, pod=SECRET)
+        space.wait_condition("qwen", "Ready", "True", "Ready")
+    (pod,) = space.list("Pod")
+    assert volume_of(pod["spec"])["image"] == {"reference": REFERENCE, "pullPolicy": "IfNotPresent"}
+    assert pod["spec"]["imagePullSecrets"] == [{"name": "registry"}]
+    (fetch,), (engine,) = pod["spec"]["initContainers"], pod["spec"]["containers"]
+    for container in (fetch, engine):
+        (mount,) = [each for each in container["volumeMounts"] if each["name"] == "models"]
+        assert (mount["mountPath"], mount["readOnly"]) == ("/models/oci", True)
+    assert fetch["command"][-4:] == ["--uri", MODEL["uri"], "--target", "/models/oci/models"]
+    (config,) = [each["data"]["engine.yaml"] for each in space.list("ConfigMap") if "engine.yaml" in each["data"]]
+    assert "model: /models/oci/models\n" in config
+    assert "fsGroup" not in pod["spec"]["securityContext"], "an image has the groups that it has"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        'Deployment.apps "qwen-engine" is invalid: spec.template.spec.volumes[1]: Required value: '
+        "must specify a volume type",
+        'failed to create typed patch object: .spec.template.spec.volumes[name="models"].image: '
+        "field not declared in schema",
+    ],
+)
+def test_a_cluster_without_image_volumes_is_told(said: str) -> None:
+    memory = remember()
+    id = ("Deployment", "qwen-engine")
+    memory.refused[id] = Obstacle(*id, Reason.CHILD_REFUSED, said)
+    (told,) = find_all_obstacles(desire(model=MODEL), make_observed(), memory)
+    assert told.message == (
+        f"{said}. This cluster has no image volumes, which model.uri: oci:// needs (Kubernetes 1.35 has them)"
+    )
+    (other,) = find_all_obstacles(desire(), make_observed(), memory)
+    assert other.message == said
+
+
+def test_an_image_that_cannot_be_pulled_is_the_one_that_is_named() -> None:
+    template = build_one("Deployment", model=MODEL)["spec"]["template"]
+    pod = observe_pod({"metadata": {"name": "a", "creationTimestamp": ""}, "spec": template["spec"]})
+    assert pod.model_image == REFERENCE
+
+    def told(message: str) -> str:
+        waiting = ContainerState("fetch", "example/engine:1", waiting_reason="ErrImagePull", waiting_message=message)
+        failure = find_failure(replace(pod, containers=(waiting,)))
+        assert failure is not None
+        return failure.message
+
+    assert told(f"failed to pull {REFERENCE}: no such host").startswith(f"image {REFERENCE} cannot be pulled: ")
+    assert told("failed to pull example/engine:1: no").startswith("image example/engine:1 cannot be pulled: ")
+    assert make_pod().model_image == ""
