@@ -15,10 +15,12 @@ LONG = {"prompt": "x", "max_tokens": 8_000, "ignore_eos": True}
 
 
 @asynccontextmanager
-async def serving(engine: EngineServer, gateways: list[GatewayProcess], crd: Api, namespace: str) -> AsyncIterator[str]:
+async def serving(
+    engine: EngineServer, gateways: list[GatewayProcess], crd: Api, namespace: str, **batching: str
+) -> AsyncIterator[str]:
     """A service with that engine, known to both gateways."""
     cluster = Cluster(crd, namespace)
-    await asyncio.to_thread(cluster.apply_service, "tiny", batching={"maxBatchSize": 4})
+    await asyncio.to_thread(cluster.apply_service, "tiny", batching={"maxBatchSize": 4, **batching})
     await add_engine(engine, cluster)
     labels = {"namespace": namespace, "inference_service": "tiny"}
     async with asyncio.timeout(120):

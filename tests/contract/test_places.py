@@ -32,6 +32,19 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[EngineSer
         yield [engine.wait_ready() for engine in started]
 
 
+@pytest.fixture
+def static_engines(tmp_path: Path) -> Iterator[list[EngineServer]]:
+    """Two whose batches of four are full, or wait for ten minutes."""
+    model = write_chat_model(tmp_path / "tiny")
+    limits = {"max_num_seqs": 4, "num_kv_blocks": 8192, "batching_mode": "static", "batching_window_seconds": 600}
+    with ExitStack() as stack:
+        started = [
+            stack.enter_context(EngineServer(tmp_path / str(number), model, IDLE, host="0.0.0.0", **limits))
+            for number in range(2)
+        ]
+        yield [engine.wait_ready() for engine in started]
+
+
 @pytest.fixture(scope="module", params=[2, 8])
 def gateways(crd: Api, kubeconfig: Path, request: pytest.FixtureRequest) -> Iterator[list[GatewayProcess]]:
     with ExitStack() as stack:
@@ -86,3 +99,38 @@ async def test_a_gateway_that_dies_gives_its_places_back(
 async def ask_in_vain(session: aiohttp.ClientSession, gateway: GatewayProcess, service: str) -> None:
     with pytest.raises(aiohttp.ClientError):
         await ask(session, gateway, service)
+
+
+async def test_a_batch_is_filled_before_the_next_engine_begins_one(
+    static_engines: list[EngineServer], gateways: list[GatewayProcess], crd: Api, namespace: str
+) -> None:
+    first, second = static_engines
+    async with (
+        aiohttp.ClientSession() as session,
+        serving(first, gateways, crd, namespace, mode="Static", window="600s") as service,
+    ):
+        await add_engine(second, Cluster(crd, namespace))
+        async with asyncio.timeout(120):
+            for gateway in gateways:
+                while await asyncio.to_thread(num_engines, gateway, namespace) < 2:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+        for number in (1, 2):
+            await asyncio.gather(
+                *(ask_for_five_tokens(session, gateways[i % len(gateways)], service) for i in range(4))
+            )
+            assert sum([await asyncio.to_thread(count_full_batches, engine) for engine in static_engines]) == number
+
+
+def num_engines(gateway: GatewayProcess, namespace: str) -> float:
+    return gateway.metric("conveyor_gateway_engines", namespace=namespace, inference_service="tiny")
+
+
+def count_full_batches(engine: EngineServer) -> int:
+    lines = [line for line in engine.get("/metrics").text.splitlines() if 'reason="full"' in line]
+    return sum(int(float(line.split()[-1])) for line in lines)
+
+
+async def ask_for_five_tokens(session: aiohttp.ClientSession, gateway: GatewayProcess, service: str) -> None:
+    body = {"prompt": "x", "max_tokens": 5, "ignore_eos": True}
+    async with session.post(f"{gateway.url}/{service}/v1/completions", json=body) as response:
+        assert response.status == 200, await response.text()

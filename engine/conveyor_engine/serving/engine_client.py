@@ -69,7 +69,7 @@ class EngineClient:
         self.idle = asyncio.Event()  # no generation is open
         self.idle.set()
         self._turns = Turns()
-        self.places = Places(self._batch_size)
+        self.places = Places(self._batch_size, fills=config.batching_mode in ("static", "dynamic"))
         self._generations: dict[str, Generation] = {}  # by request id, while the engine owes outputs
         self._num_sent = self._num_added = self._num_held = 0
         self._began = self._last_heartbeat = time.monotonic()
@@ -255,6 +255,7 @@ class EngineClient:
             generation.put(output)
             if output.finish_reason is not None:
                 self._close(output.request_id)
+        self.places.note_step(step.stats.num_running)
         self._on_step(step)
 
     def _take_refusal(self, refused: Refused) -> None:

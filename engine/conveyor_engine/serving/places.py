@@ -4,6 +4,9 @@ Owned by `engine_client`. A place is one in the batch, or one of a few beyond it
 place in the batch becomes free. Who finds none free asks, and stands in line, first come, first served; what was
 granted and is not taken is granted again. Requests without a word of places come from others than gateways, and are
 not counted here.
+
+Where nobody joins a batch that runs (Static, Dynamic), there are places in the one that fills, and none beyond it: what
+came early would begin the next batch alone.
 """
 
 import asyncio
@@ -23,8 +26,11 @@ BEYOND_SECONDS: Final = 0.02  # until who asks may have a place beyond the batch
 class Places:
     """Each HTTP request has one place, however many engine requests it is: those take turns in the batch."""
 
-    def __init__(self, batch_size: int) -> None:
+    def __init__(self, batch_size: int, fills: bool = False) -> None:
+        """`fills`: nobody joins a batch that runs."""
         self.batch_size = batch_size
+        self._fills = fills
+        self._is_running = False
         self._open: dict[str, set[str]] = {}  # by the id of an engine request, those of its HTTP request that are open
         self._num_held = 0
         self._num_arriving = 0
@@ -36,6 +42,16 @@ class Places:
     def _num_taken(self) -> int:
         return self._num_held + self._num_arriving + len(self._granted)
 
+    @property
+    def _limit(self) -> int:
+        """Of places in the batch."""
+        return 0 if self._fills and self._is_running and self._num_held else self.batch_size
+
+    def note_step(self, num_running: int) -> None:
+        """So many engine requests run."""
+        self._is_running = num_running > 0
+        self._grant()
+
     @contextmanager
     def take(self, wish: str | None) -> Iterator[None]:
         """A place for a request that arrives, with its header; None is not counted. Raises NoPlace."""
@@ -44,7 +60,7 @@ class Places:
             return
         if wish == PLACE_GRANTED and self._granted:
             self._granted.popleft().cancel()
-        elif self._num_taken >= self.batch_size:
+        elif self._num_taken >= self._limit:
             raise NoPlace("no place is free in the batch; ask for one")
         self._num_arriving += 1
         try:
@@ -116,4 +132,5 @@ class Places:
                 self._granted.append(loop.call_later(GRANT_SECONDS, self.give_back))
 
     def _limit_of(self, turn: asyncio.Future[None]) -> int:
-        return self.batch_size + (max(1, self.batch_size // 8) if turn in self._patient else 0)
+        beyond = max(1, self.batch_size // 8) if turn in self._patient and not self._fills else 0
+        return self._limit + beyond

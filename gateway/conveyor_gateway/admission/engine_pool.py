@@ -1,5 +1,7 @@
 """Which engine takes the next request: the one that has the fewest of this gateway's, below its place limit.
 
+Where batches are filled, it is the one that has most: an engine that runs one refuses what cannot join it.
+
 Used by `service_queue` only. Pure bookkeeping on a clock that the caller reads: no I/O, no waiting.
 """
 
@@ -39,12 +41,17 @@ class Engine:
         """The lowest is chosen."""
         return not self.is_granted, self.full_until > now_seconds, self.load, self.last_chosen
 
+    def rank_to_fill(self, now_seconds: float) -> tuple[bool, bool, int, str]:
+        """The same where batches are filled: the engine that has most, and the same one for all gateways."""
+        return not self.is_granted, self.full_until > now_seconds, -self.load, self.address
+
 
 class EnginePool:
     """The engines of one service. Engines that are no longer ready stay until their last request has ended."""
 
     def __init__(self) -> None:
         self.place_limit = 1
+        self.fills_batches = False
         self._engines: dict[str, Engine] = {}
         self._choices = 0
 
@@ -69,7 +76,8 @@ class EnginePool:
         places = [
             engine for engine in self._engines.values() if self._has_place(engine, now_seconds) and engine not in but
         ]
-        best = min(places, key=lambda engine: engine.rank(now_seconds), default=None)
+        rank = Engine.rank_to_fill if self.fills_batches else Engine.rank
+        best = min(places, key=lambda engine: rank(engine, now_seconds), default=None)
         if best is not None:
             self._choices += 1
             best.last_chosen = self._choices

@@ -52,7 +52,8 @@ class Queues:
                 self._on_gone(key)
             return
         share = max(1, service.max_queued_requests // self._num_gateways)
-        limits = QueueLimits(share, service.queue_timeout_seconds, service.place_limit)
+        fills = service.window_seconds > 0
+        limits = QueueLimits(share, service.queue_timeout_seconds, service.place_limit, fills)
         if key in self._queues:
             self._queues[key].configure(limits)
         else:

@@ -69,7 +69,7 @@ class ServiceQueue:
     def configure(self, limits: QueueLimits) -> None:
         """Takes changed limits. Those who wait already stay, even above a lowered limit."""
         self.limits = limits
-        self.pool.place_limit = limits.place_limit
+        self.pool.place_limit, self.pool.fills_batches = limits.place_limit, limits.fills_batches
         self.match()
 
     def set_engines(self, addresses: Iterable[str]) -> None:
@@ -169,7 +169,8 @@ class ServiceQueue:
             self._bind(now)
         is_used = granted and not engine.is_granted
         engine.is_granted = False
-        engine.is_taken = is_used and bool(self._waiting)  # if not, the next request tries it again
+        # If not, the next requests try it again: also where it may have begun to fill a batch.
+        engine.is_taken = is_used and bool(self._waiting) and not self.limits.fills_batches
         self.match()
         return is_used
 

@@ -14,11 +14,15 @@ from conveyor_gateway.errors import Code, GatewayError, TimedOut
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """What a service allows this gateway; `place_limit` is the number of requests on one engine."""
+    """What a service allows this gateway; `place_limit` is the number of requests on one engine.
+
+    `fills_batches`: an engine's batch is filled before the next engine begins one.
+    """
 
     max_queued_requests: int
     queue_timeout_seconds: float
     place_limit: int
+    fills_batches: bool = False
 
 
 class TicketState(Enum):

@@ -96,6 +96,27 @@ async def test_a_granted_place_that_nobody_takes_is_granted_again(monkeypatch: p
     await places.ask()  # once the one before is over
 
 
+async def test_where_nobody_joins_a_batch_that_runs_there_are_places_in_the_next_one_alone() -> None:
+    places = Places(4, fills=True)
+    fill(places, "a", "b")
+    places.note_step(num_running=2)
+    with pytest.raises(NoPlace), places.take(PLACE_IF_FREE):
+        pass
+    waits = await start(places)
+    await asyncio.sleep(2 * BEYOND_SECONDS)
+    assert not waits.done()
+    for request_id in ("a", "b"):
+        places.release(request_id)
+    await waits
+    places.note_step(num_running=0)
+    fill(places, "c", wish=PLACE_GRANTED)
+    fill(places, "d", "e", "f")
+    full = await start(places)
+    await asyncio.sleep(2 * BEYOND_SECONDS)
+    assert not full.done()  # none beyond
+    full.cancel()
+
+
 async def test_who_leaves_the_line_is_not_granted_a_place() -> None:
     places = Places(1)
     fill(places, "a")

@@ -34,6 +34,13 @@ def test_the_least_loaded_comes_before_the_one_whose_turn_it_would_be() -> None:
     assert [pool.choose(0.0), pool.choose(0.0)] == [last, last]
 
 
+def test_where_batches_are_filled_one_engine_has_all_and_the_same_one_for_each_gateway() -> None:
+    here, there = make_pool("a:1", "b:1"), make_pool("b:1", "a:1")
+    for pool in (here, there):
+        pool.fills_batches = True
+        assert choose(pool, 5) == ["a:1", "a:1", "b:1", "b:1", None]
+
+
 def test_a_place_given_back_is_taken_next() -> None:
     pool = make_pool("a:1", "b:1")
     engines = [pool.choose(0.0) for _ in range(4)]
