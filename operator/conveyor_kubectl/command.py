@@ -4,12 +4,18 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
+import yaml
+
+from conveyor_api.errors import InvalidResource
+from conveyor_api.resource import InferenceService
 from conveyor_kubectl.cluster import Cluster, Unanswered
 from conveyor_kubectl.explaining import explain
 from conveyor_kubectl.facts import read_facts
 from conveyor_kubectl.prerequisites import Verdict, check
-from conveyor_kubectl.words import build_findings, build_json, build_text
+from conveyor_kubectl.replaying import build_hpa, read_moments, replay
+from conveyor_kubectl.words import build_findings, build_json, build_replay, build_text
 
 _EXPLAIN = """Say how an InferenceService scales at this moment: each metric with its value, its target and the replicas
 that it asks for, which one wins, and what becomes of it, by the arithmetic of the HorizontalPodAutoscaler's controller.
@@ -17,6 +23,10 @@ Where that depends on what the controller remembers of former looks, its own wor
 
 _CHECK = """Say what the cluster has of what Conveyor needs, before it is installed. Nothing is written. It ends with 1
 where something is missing."""
+
+
+_REPLAY = """Print what the HorizontalPodAutoscaler would have made of recorded moments: documents that explain -o json
+printed, one after the other. No cluster is asked. What was in flight stays as it was recorded."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -31,6 +41,11 @@ def build_parser() -> argparse.ArgumentParser:
     for command in (explaining, checking):
         command.add_argument("--kubeconfig", metavar="FILE", help="default: $KUBECONFIG, else ~/.kube/config")
         command.add_argument("--context", metavar="NAME", help="of the kubeconfig; default: its current one")
+    replaying = commands.add_parser("replay", help="what another spec would have done", description=_REPLAY)
+    replaying.add_argument("samples", metavar="FILE", type=Path, help="what explain -o json printed, again and again")
+    replaying.add_argument(
+        "--service", metavar="FILE", type=Path, help="an InferenceService to scale by; default: as it was then"
+    )
     return parser
 
 
@@ -46,10 +61,28 @@ def _check(cluster: Cluster) -> int:
     return 1 if any(finding.verdict is Verdict.MISSING for finding in findings) else 0
 
 
+def _replay(flags: argparse.Namespace) -> int:
+    try:
+        other = None if flags.service is None else build_hpa(_read_service(flags.service))
+        looks = list(replay(read_moments(flags.samples.read_text(encoding="utf-8")), other))
+    except (OSError, ValueError, InvalidResource, yaml.YAMLError) as error:
+        raise Unanswered(f"no replay: {error}") from error
+    if not looks:
+        raise Unanswered(f"no replay: {flags.samples} has no moment with an autoscaler")
+    print(build_replay(looks))
+    return 0
+
+
+def _read_service(path: Path) -> InferenceService:
+    return InferenceService.parse(yaml.safe_load(path.read_text(encoding="utf-8")), known_only=True)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code: 1 where the cluster does not answer the question, or lacks what it should have."""
     flags = build_parser().parse_args(arguments)
     try:
+        if flags.command == "replay":
+            return _replay(flags)
         cluster = Cluster(flags.kubeconfig, flags.context)
         return _check(cluster) if flags.command == "check" else _explain(cluster, flags)
     except Unanswered as error:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 from conveyor_api.autoscaling import ScalingRules
 from conveyor_api.conditions import ConditionType
@@ -66,8 +66,9 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """`sentences` begin with the decision's own."""
+    """`sentences` begin with the decision's own; `autoscaler` is the spec of Conveyor's HPA."""
 
+    at: datetime
     namespace: str
     name: str
     asked: int
@@ -78,6 +79,7 @@ class Explanation:
     desired: int
     reason: Reason
     sentences: tuple[str, ...]
+    autoscaler: Mapping[str, Any] | None
 
 
 _NO_DEPLOYMENT: Final = DeploymentState(asked_replicas=0)
@@ -90,6 +92,7 @@ def explain(facts: Facts) -> Explanation:
     decision = _decide_without_metrics(facts, deployment) or _decide(facts, hpa, deployment, wishes)
     metrics = [] if hpa is None else [_tell_metric(hpa, name, deployment, facts, wishes) for name in hpa.asked.targets]
     return Explanation(
+        at=facts.now,
         namespace=facts.service.namespace,
         name=facts.service.name,
         asked=deployment.asked_replicas,
@@ -100,6 +103,7 @@ def explain(facts: Facts) -> Explanation:
         desired=decision.replicas,
         reason=decision.reason,
         sentences=(decision.sentence, *_add_sentences(facts, hpa, deployment, decision)),
+        autoscaler=None if facts.autoscaler is None else facts.autoscaler["spec"],
     )
 
 

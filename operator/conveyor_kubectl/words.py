@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from conveyor_kubectl.explaining import Explanation, Metric
 from conveyor_kubectl.prerequisites import Finding
+from conveyor_kubectl.replaying import Look
 
 _HEAD: Final = ("METRIC", "VALUE", "TARGET", "RATIO", "TOLERANCE", "ASKS FOR")
 
@@ -34,6 +35,29 @@ def build_findings(findings: Sequence[Finding]) -> str:
     return _build_table([(each.verdict, each.subject, each.sentence) for each in findings])
 
 
+def build_replay(looks: Sequence[Look]) -> str:
+    """A line for each look, and what both numbers came to."""
+    metrics = sorted({name for look in looks for name in look.moment.values})
+    head = ("AT", *metrics, "RECORDED", "REPLAYED")
+    return "\n\n".join([_build_table([head, *(_build_look(look, metrics) for look in looks)]), _sum_up(looks)])
+
+
+def _build_look(look: Look, metrics: Sequence[str]) -> tuple[str, ...]:
+    moment = look.moment
+    values = ("unknown" if (value := moment.values.get(name)) is None else str(value) for name in metrics)
+    return moment.at.isoformat(timespec="seconds"), *values, str(moment.recorded), str(look.replayed)
+
+
+def _sum_up(looks: Sequence[Look]) -> str:
+    told = []
+    for word, replicas in (
+        ("recorded", [look.moment.recorded for look in looks]),
+        ("replayed", [look.replayed for look in looks]),
+    ):
+        told.append(f"{word}: {max(replicas)} replicas at most, {sum(replicas) / len(replicas):.1f} on average")
+    return "; ".join(told)
+
+
 def _build_table(rows: Sequence[tuple[str, ...]]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
@@ -48,6 +72,7 @@ def build_json(found: Explanation) -> dict[str, Any]:
     """Ratios and targets are numbers; what was not read is null, with its `problem`."""
     bounds = found.bounds and {"minReplicas": found.bounds[0], "maxReplicas": found.bounds[1]}
     return {
+        "at": found.at.isoformat(),
         "namespace": found.namespace,
         "name": found.name,
         "replicas": {"asked": found.asked, "existing": found.existing, "ready": found.ready},
@@ -56,6 +81,7 @@ def build_json(found: Explanation) -> dict[str, Any]:
         "desiredReplicas": found.desired,
         "reason": found.reason,
         "sentences": list(found.sentences),
+        "autoscaler": found.autoscaler,
     }
 
 

@@ -1,0 +1,108 @@
+"""Recorded moments, replayed: by the HPA of then it is what it was, by another spec what that would have done."""
+
+import json
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.operator.builders import make_deployment
+from tests.plugin.test_explaining import AUTOSCALING, BATCHING, NOW, make_facts
+
+from conveyor_api import names
+from conveyor_kubectl.command import main
+from conveyor_kubectl.explaining import explain
+from conveyor_kubectl.facts import Facts
+from conveyor_kubectl.replaying import Look, read_moments, replay
+from conveyor_kubectl.words import build_json
+from e2e.cluster.paths import REPOSITORY
+
+
+def record(*moments: Facts) -> str:
+    """What a loop of `explain -o json` writes, each 15 s."""
+    later = [replace(facts, now=NOW + timedelta(seconds=15 * number)) for number, facts in enumerate(moments)]
+    return "".join(json.dumps(build_json(explain(facts)), indent=2) + "\n" for facts in later)
+
+
+def numbers(looks: list[Look]) -> list[tuple[int, int]]:
+    return [(look.moment.recorded, look.replayed) for look in looks]
+
+
+def write(folder: Path, text: str, **spec: Any) -> list[str]:
+    """The arguments of a replay by this spec."""
+    samples, service = folder / "samples.json", folder / "qwen.yaml"
+    samples.write_text(text)
+    resource = {
+        "apiVersion": names.API_VERSION,
+        "kind": names.KIND,
+        "metadata": {"name": "qwen", "namespace": "default"},
+        "spec": {"model": {"uri": "hf://a/b"}, "batching": BATCHING, **spec},
+    }
+    service.write_text(yaml.safe_dump(resource))
+    return ["replay", str(samples), "--service", str(service)]
+
+
+RISE = record(*(make_facts(120, 20, asked=asked) for asked in (1, 3, 3, 3, 3, 4)))
+
+
+def test_the_hpa_of_then_does_again_what_it_did() -> None:
+    assert numbers(list(replay(read_moments(RISE)))) == [(1, 1), (3, 3), (3, 3), (3, 3), (3, 3), (4, 4)]
+
+
+def test_another_behavior_does_otherwise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fast = {"scaleUp": {"policies": [{"type": "Pods", "value": 3, "periodSeconds": 15}]}}
+    assert main(write(tmp_path, RISE, autoscaling=AUTOSCALING | {"behavior": fast})) == 0
+    table, _, told = capsys.readouterr().out.partition("\n\n")
+    assert [line.split()[1:] for line in table.splitlines()[1:4]] == [
+        ["120", "20", "1", "1"],
+        ["120", "20", "3", "4"],
+        ["120", "20", "3", "4"],
+    ]
+    assert told == "recorded: 4 replicas at most, 2.8 on average; replayed: 4 replicas at most, 3.5 on average\n"
+
+
+def test_the_documented_command_prints_the_documented_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those of docs/autoscaling.md."""
+    page = (REPOSITORY / "docs" / "autoscaling.md").read_text()
+    (command,) = [line for line in page.splitlines() if line.startswith("kubectl conveyor replay")]
+    recorded = record(*(make_facts(120, 20, asked=asked) for asked in (1, 3, 3)))
+    fast = {"scaleUp": {"policies": [{"type": "Pods", "value": 3, "periodSeconds": 15}]}}
+    write(tmp_path, recorded, autoscaling=AUTOSCALING | {"behavior": fast})
+    monkeypatch.chdir(tmp_path)
+    assert main(command.split()[2:]) == 0
+    assert capsys.readouterr().out in page
+
+
+def test_what_could_not_be_read_then_cannot_be_read_in_the_replay() -> None:
+    looks = list(replay(read_moments(record(make_facts("503", "503", asked=2), make_facts("503", 20, asked=2)))))
+    assert [look.replayed for look in looks] == [2, 2]
+    assert looks[0].moment.values == {names.IN_FLIGHT_METRIC: None, names.QUEUE_DEPTH_METRIC: None}
+
+
+def test_zero_comes_and_goes_as_it_did() -> None:
+    asleep = make_facts(0, 0, deployment=make_deployment(0))
+    recorded = record(make_facts(90, 0, asked=3), asleep, make_facts(0, 0, asked=1))
+    assert numbers(list(replay(read_moments(recorded)))) == [(3, 3), (0, 0), (1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("text", "spec", "told"),
+    [
+        ("", {"autoscaling": AUTOSCALING}, "has no moment with an autoscaler"),
+        (RISE + "{}", {"autoscaling": AUTOSCALING}, "document 7 is none of `explain -o json`"),
+        (RISE + "{", {"autoscaling": AUTOSCALING}, "Expecting property name"),
+        (RISE, {"replicas": 2}, "qwen has no autoscaling by Conveyor"),
+        (RISE, {"nothing": 2}, "nothing"),
+    ],
+)
+def test_what_cannot_be_replayed_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, spec: dict[str, Any], told: str
+) -> None:
+    assert main(write(tmp_path, text, **spec)) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("kubectl conveyor: no replay: ")
+    assert told in said
