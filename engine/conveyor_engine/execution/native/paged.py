@@ -2,7 +2,7 @@
 
 import torch
 
-from conveyor_engine.execution.native import library
+from conveyor_engine.execution.native import library, memory
 
 BLOCK_SIZE = 16  # tokens of one KV block; the layout is built around it
 _VALUE_ALIGNMENT = 16
@@ -26,8 +26,8 @@ def kv_cache(
     """
     even, width = head_dim + head_dim % 2, _padded(value_dim)
     pair = 1 if dtype == torch.float32 else 2
-    keys = torch.zeros((num_blocks, num_kv_heads, even // pair, BLOCK_SIZE, pair), dtype=dtype)
-    return keys, torch.zeros((num_blocks, num_kv_heads, BLOCK_SIZE // pair, width, pair), dtype=dtype)
+    keys = memory.zeros((num_blocks, num_kv_heads, even // pair, BLOCK_SIZE, pair), dtype)
+    return keys, memory.zeros((num_blocks, num_kv_heads, BLOCK_SIZE // pair, width, pair), dtype)
 
 
 def kv_write(
