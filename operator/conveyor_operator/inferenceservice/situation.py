@@ -136,7 +136,8 @@ class Situation:
         if obstacle is not None:
             return Blocker(obstacle.reason, obstacle.message, obstacle.temporary)
         if self.prewarming:
-            failures = find_failures(self.observed.prewarm_pods)
+            pods = self.observed.prewarm_pods
+            failures = find_failures([pod for pod in pods if pod.phase != "Failed"] or pods)
             return _sum_up(failures) if failures else None
         if self.rolled_out and self._all_asked_are_there:
             return None

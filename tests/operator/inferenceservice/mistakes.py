@@ -113,7 +113,7 @@ REFUSED = (
             partial(make, batching={"mode": "Continuos"})),
     Refused("`batchng:`, a field that is not there", 'unknown field "spec.batchng"', make_unknown),
     Refused("`model.uri: https://huggingface.co/...`",
-            "must start with hf:// (a repository of the Hugging Face hub), s3:// (a bucket) or pvc://",
+            "must start with hf:// (a repository of the Hugging Face hub), s3:// (a bucket), pvc://",
             partial(make, model={"uri": "https://huggingface.co/Qwen/Qwen3-0.6B"})),
     Refused("`batching.window` with `mode: Continuous`", "window is only for modes Static and Dynamic",
             partial(make, batching={"window": "10ms"})),

@@ -326,6 +326,18 @@ def test_every_situation_has_all_conditions_with_documented_reasons(
     assert ready.is_true == (obstacles != (REFUSED,) and endpoints > 0 and asked + there > 0)
 
 
+def test_of_a_job_the_pod_counts_that_has_not_been_evicted() -> None:
+    evicted = make_pod("old", phase="Failed", reason="Evicted", message="the node was low on memory")
+    fetching = make_pod("new", ContainerState("fetch", initial=True, running=True))
+
+    def progressing(*pods: PodState) -> tuple[str, str]:
+        observed = replace(make_observed(deployment=None), prewarm_pods=pods)
+        return said(judge_all(Situation(make_resource().spec, observed, prewarming=True))[1])
+
+    assert progressing(evicted) == ("False", "Evicted")
+    assert progressing(evicted, fetching) == ("True", "ModelDownloading")
+
+
 SLEEPY = {"autoscaling": {"minReplicas": 0, "maxReplicas": 4}}
 
 
