@@ -36,7 +36,8 @@ def test_nothing_that_is_read_of_a_service_is_left_out_where_it_is_decoded() -> 
     full, bare = build_full_body(), build_body()
     full["metadata"] |= {"namespace": "default", "creationTimestamp": CREATED}
     full["spec"]["autoscaling"] |= {"minReplicas": 0, "idleTimeout": "7m"}
-    full["status"] = {**full.get("status", {}), "desiredReplicas": 0}
+    starting = {"type": "Ready", "status": "True", "reason": "StartingFromZero", "lastTransitionTime": CREATED}
+    full["status"] = {**full.get("status", {}), "desiredReplicas": 0, "conditions": [starting]}
     bare["metadata"] |= {"namespace": "other"}
     read = asdict(parse_service(full))
     assert asdict(parse_service(decode_item(msgspec.Raw(msgspec.json.encode(full)), ServiceBody))) == read
