@@ -14,7 +14,7 @@ from conveyor_operator.activity.answer import Activity
 from conveyor_operator.inferenceservice.desired import Desired
 from conveyor_operator.inferenceservice.memory import ServiceMemory
 from conveyor_operator.inferenceservice.observed import Observed
-from conveyor_operator.inferenceservice.plan import find_all_obstacles, is_prewarming, plan
+from conveyor_operator.inferenceservice.plan import find_all_obstacles, find_podless_job, is_prewarming, plan
 from conveyor_operator.inferenceservice.situation import Situation
 from conveyor_operator.inferenceservice.status import Written, build_status
 from conveyor_operator.kinds import AUTOSCALER, DEPLOYMENT
@@ -90,6 +90,7 @@ class ServiceCase:
             _is_answered_from_zero(self._previous),
             str(self._previous.get("triedTemplate") or ""),
             is_prewarming(self._desired, self._observed),
+            find_podless_job(self._desired, self._observed, now),
         )
         starts = self._memory.pod_starts
         written = Written(self._url, self._desired.effective, starts.last if starts else None)

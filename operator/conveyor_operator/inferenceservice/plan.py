@@ -14,9 +14,18 @@ from conveyor_operator.inferenceservice.desired import Desired
 from conveyor_operator.inferenceservice.kinds import CHILDREN
 from conveyor_operator.inferenceservice.memory import ServiceMemory
 from conveyor_operator.inferenceservice.observed import Observed
-from conveyor_operator.inferenceservice.replicas import Handover, plan_hold, plan_replicas, plan_zero, with_replicas
+from conveyor_operator.inferenceservice.replicas import (
+    Handover,
+    plan_fixed,
+    plan_hold,
+    plan_replicas,
+    plan_zero,
+    with_replicas,
+)
+from conveyor_operator.inferenceservice.rollout import PATIENCE
 from conveyor_operator.inferenceservice.wording import explain_refusal
 from conveyor_operator.kinds import AUTOSCALER, CLAIM, CONFIG_MAP, DEPLOYMENT, JOB, SERVICE_ACCOUNT
+from conveyor_operator.loop.child import Child
 from conveyor_operator.loop.differences import find_applies, find_obstacle, find_obstacles, find_unwanted, id_of
 from conveyor_operator.loop.owner import Object
 from conveyor_operator.loop.steps import Delete, Hold, Obstacle, RequeueAt, Step
@@ -44,10 +53,12 @@ def plan(desired: Desired, observed: Observed, memory: ServiceMemory, activity: 
             return deployment
     if after := [step for step in applies if _position(step) > 0]:
         return after
-    if hold := _build_hold(desired, observed, memory, plan_zero(desired.spec, observed.deployment, activity)):
+    if hold := _build_hold(desired, observed, memory, _plan_scaling(desired, observed, memory, activity)):
         return [hold]
     if not obstacles:
-        return _plan_removals(desired, observed) or [RequeueAt(at) for at in (desired.look_again_at,) if at]
+        podless = _find_podless(desired, observed)
+        times = (desired.look_again_at, None if podless is None else _end_of_patience(podless))
+        return _plan_removals(desired, observed) or [RequeueAt(at) for at in times if at and at > now]
     return _plan_requeue(desired, observed, memory, now)
 
 
@@ -56,8 +67,13 @@ def is_prewarming(desired: Desired, observed: Observed) -> bool:
     live = observed.deployment
     if live is not None and live.template_hash == desired.template_hash:
         return False
-    jobs = [observed.children.get(id_of(child)) for child in desired.children if child["kind"] == JOB.kind]
-    return not all(job is not None and job.done for job in jobs)
+    return not all(job is not None and job.done for job in _find_jobs(desired, observed))
+
+
+def find_podless_job(desired: Desired, observed: Observed, now: datetime) -> str:
+    """Name of the Job that has had no pod for longer than one takes to be made; empty if there is none."""
+    job = _find_podless(desired, observed)
+    return job.name if job is not None and _end_of_patience(job) <= now else ""
 
 
 def find_all_obstacles(desired: Desired, observed: Observed, memory: ServiceMemory) -> list[Obstacle]:
@@ -66,6 +82,19 @@ def find_all_obstacles(desired: Desired, observed: Observed, memory: ServiceMemo
     source = desired.spec.model.source
     refused = [replace(each, message=explain_refusal(each.message, source)) for each in memory.refused.values()]
     return [*taken, *refused]
+
+
+def _find_jobs(desired: Desired, observed: Observed) -> list[Child | None]:
+    return [observed.children.get(id_of(child)) for child in desired.children if child["kind"] == JOB.kind]
+
+
+def _find_podless(desired: Desired, observed: Observed) -> Child | None:
+    jobs = _find_jobs(desired, observed) if is_prewarming(desired, observed) else []
+    return next((job for job in jobs if job is not None and job.without_pods_since), None)
+
+
+def _end_of_patience(podless: Child) -> datetime:
+    return datetime.fromisoformat(podless.without_pods_since) + PATIENCE
 
 
 def _plan_early_removals(desired: Desired, observed: Observed) -> list[Step]:
@@ -92,6 +121,14 @@ def _build_hold(desired: Desired, observed: Observed, memory: ServiceMemory, han
     child, hold = observed.children.get(id), Hold(id, handover.count, handover.force)
     is_ours = child is not None and find_obstacle(desired.owner, child) is None
     return hold if is_ours and id not in memory.refused and hold not in memory.done else None
+
+
+def _plan_scaling(desired: Desired, observed: Observed, memory: ServiceMemory, activity: Activity) -> Handover | None:
+    """To zero and from it; and a number of the spec's while the Deployment's apply waits for a Job."""
+    if is_prewarming(desired, observed) and desired.spec.autoscaling is None:
+        replicas = plan_replicas(desired.spec, observed.deployment, memory.had_autoscaler)
+        return plan_fixed(replicas, observed.deployment)
+    return plan_zero(desired.spec, observed.deployment, activity)
 
 
 def _plan_removals(desired: Desired, observed: Observed) -> list[Step]:

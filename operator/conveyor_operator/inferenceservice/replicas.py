@@ -81,6 +81,13 @@ def plan_hold(spec: InferenceServiceSpec, live: DeploymentState | None, former: 
     return None
 
 
+def plan_fixed(replicas: Replicas, live: DeploymentState | None) -> Handover | None:
+    """What `conveyor-replicas` has to apply where the Deployment itself has to stay as it is."""
+    if live is None or replicas.count is None or replicas.count == live.asked_replicas:
+        return None
+    return Handover(replicas.count, force=True)
+
+
 def plan_zero(spec: InferenceServiceSpec, live: DeploymentState | None, activity: Activity) -> Handover | None:
     """What `conveyor-replicas` has to apply to send the engines away, or to have the first one back.
 

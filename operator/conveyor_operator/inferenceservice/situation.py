@@ -51,6 +51,8 @@ class Situation:
     """What the status that is there says of it."""
     prewarming: bool = False
     """A Job fetches the model, and pods of this spec come when it is there."""
+    podless_job: str = ""
+    """Its name, if no pod of it could be made."""
 
     @property
     def deployment(self) -> DeploymentState:
@@ -136,9 +138,7 @@ class Situation:
         if obstacle is not None:
             return Blocker(obstacle.reason, obstacle.message, obstacle.temporary)
         if self.prewarming:
-            pods = self.observed.prewarm_pods
-            failures = find_failures([pod for pod in pods if pod.phase != "Failed"] or pods)
-            return _sum_up(failures) if failures else None
+            return self._prewarm_blocker
         if self.rolled_out and self._all_asked_are_there:
             return None
         failures = self._failures
@@ -150,6 +150,15 @@ class Situation:
         if progress is not None and progress[1] == "ProgressDeadlineExceeded":
             return Blocker(Reason.PROGRESS_DEADLINE_EXCEEDED, progress[2])
         return None
+
+    @property
+    def _prewarm_blocker(self) -> Blocker | None:
+        if self.podless_job:
+            told = f"Job {self.podless_job} has no pod; kubectl describe job {self.podless_job} says why"
+            return Blocker(Reason.PODS_REFUSED, told)
+        pods = self.observed.prewarm_pods
+        failures = find_failures([pod for pod in pods if pod.phase != "Failed"] or pods)
+        return _sum_up(failures) if failures else None
 
     @property
     def _all_asked_are_there(self) -> bool:

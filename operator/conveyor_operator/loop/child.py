@@ -36,13 +36,16 @@ class Child:
     """What a Deployment is asked for."""
     done: bool = False
     """A Job's: it has succeeded."""
+    without_pods_since: str = ""
+    """A Job's: when it was made, as long as it has had no pod."""
 
 
 def observe_child(body: Mapping[str, Any], labels: Iterable[str] = ()) -> Child:
     """The part that all children have in common. `body` needs its `kind`; `labels` are those to keep."""
     metadata, spec = body["metadata"], body.get("spec") or {}
     controller: Mapping[str, Any] = next((o for o in metadata.get("ownerReferences") or () if o.get("controller")), {})
-    kind, found = str(body["kind"]), metadata.get("labels") or {}
+    kind, found, status = str(body["kind"]), metadata.get("labels") or {}, body.get("status") or {}
+    had_pods = any(status.get(count) for count in ("active", "terminating", "succeeded", "failed"))
     return Child(
         kind=kind,
         name=str(metadata["name"]),
@@ -53,7 +56,8 @@ def observe_child(body: Mapping[str, Any], labels: Iterable[str] = ()) -> Child:
         controller_uid=str(controller.get("uid", "")),
         access_mode=spec["accessModes"][0] if kind == "PersistentVolumeClaim" else "",
         replicas=int(spec.get("replicas", 1)) if kind == "Deployment" else None,
-        done=kind == "Job" and (body.get("status") or {}).get("succeeded", 0) > 0,
+        done=kind == "Job" and status.get("succeeded", 0) > 0,
+        without_pods_since=metadata.get("creationTimestamp", "") if kind == "Job" and not had_pods else "",
     )
 
 

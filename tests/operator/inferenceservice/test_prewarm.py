@@ -1,12 +1,21 @@
 """A Job fetches the model into the cache before pods that need it are made; real API server, real Job controller."""
 
+from datetime import timedelta
 from typing import Any
 
-from tests.operator.builders import build, build_one
+import pytest
+from tests.api.builders import build_full_body
+from tests.operator.builders import NOW, OWNER, build, build_one, desire, make_child, make_observed
 from tests.operator.kubelet import Json, Kubelet, prewarm_failed, prewarmed, prewarming, ready
 from tests.operator.stage import Stage, wait_until
 
 from conveyor_api.names import INFERENCE_SERVICE_LABEL
+from conveyor_operator.activity.answer import Activity
+from conveyor_operator.inferenceservice import plan
+from conveyor_operator.inferenceservice.memory import ServiceMemory
+from conveyor_operator.loop.child import hash_of
+from conveyor_operator.loop.differences import id_of
+from conveyor_operator.loop.steps import Applied, RequeueAt
 
 MODEL: Json = {"uri": "hf://example/model", "cache": {"strategy": "PVC", "size": "10Gi", "prewarm": True}}
 GPU = {"limits": {"nvidia.com/gpu": 1, "memory": "16Gi"}}
@@ -35,12 +44,34 @@ def test_the_job_fetches_as_the_engine_s_pods_do_and_asks_for_no_device() -> Non
     spec, whole = job_pod(resources=GPU, pod=pod)["spec"], build_one("Deployment", model=MODEL, resources=GPU, pod=pod)
     engines = whole["spec"]["template"]["spec"]
     (fetch,) = spec["containers"]
-    assert fetch == engines["initContainers"][0]
-    assert set(fetch["resources"]["limits"]) == {"memory"}
+    assert fetch | {"resources": {}} == engines["initContainers"][0] | {"resources": {}}
     assert {mount["name"] for mount in fetch["volumeMounts"]} == {volume["name"] for volume in spec["volumes"]}
     for key in ("nodeSelector", "tolerations", "securityContext", "serviceAccountName"):
         assert spec[key] == engines[key]
     assert "resourceClaims" not in spec
+
+
+def test_the_job_asks_for_little_beside_an_engine_and_names_what_a_quota_may_ask_for() -> None:
+    def asked(**resources: Json) -> Json:
+        (fetch,) = job_pod(resources=resources)["spec"]["containers"]
+        return dict(fetch["resources"])
+
+    little = {"cpu": "100m", "memory": "256Mi"}
+    assert asked() == {"requests": little}
+    assert asked(requests={"cpu": "16", "memory": "64Gi"}) == {"requests": little}
+    whole = {"nvidia.com/gpu": 1, "cpu": "16", "memory": "64Gi", "ephemeral-storage": "9Gi"}
+    some = asked(limits=whole)
+    assert some["requests"] == little | {"ephemeral-storage": "64Mi"}, "a limit alone would be the request"
+    assert some["limits"] == {"cpu": "4", "memory": "2Gi", "ephemeral-storage": "2Gi"}
+
+
+def test_only_these_fields_of_a_pod_are_the_job_s() -> None:
+    spec = job_pod(pod=build_full_body()["spec"]["pod"] | {"resourceClaims": [{"name": "a", "resourceClaimName": "b"}]})
+    assert set(spec["spec"]) == {
+        "affinity", "automountServiceAccountToken", "containers", "enableServiceLinks", "imagePullSecrets",
+        "nodeSelector", "priorityClassName", "restartPolicy", "runtimeClassName", "schedulerName", "securityContext",
+        "serviceAccountName", "tolerations", "volumes",
+    }  # fmt: skip
 
 
 def test_another_fetch_is_another_job_and_another_engine_is_not() -> None:
@@ -62,16 +93,16 @@ def test_another_fetch_is_another_job_and_another_engine_is_not() -> None:
 
 
 def test_where_one_node_has_the_claim_the_job_runs_there() -> None:
-    near = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "rack"}]}}
+    required, preferred = (f"{kind}DuringSchedulingIgnoredDuringExecution" for kind in ("required", "preferred"))
+    rack, zone = {"topologyKey": "rack"}, {"weight": 1, "podAffinityTerm": {"topologyKey": "zone"}}
+    near = {"podAffinity": {required: [rack], preferred: [zone]}}
     alone, shared = job_pod(pod={"affinity": near}), job_pod(replicas=2, pod={"affinity": near})
-    asked = [
-        p["spec"]["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"] for p in (alone, shared)
-    ]
-    assert [[term["topologyKey"] for term in terms] for terms in asked] == [
-        ["rack", "kubernetes.io/hostname"],
-        ["rack"],
-    ]
-    (expression,) = asked[0][1]["labelSelector"]["matchExpressions"]
+    assert shared["spec"]["affinity"] == near
+    asked = alone["spec"]["affinity"]["podAffinity"]
+    assert asked[preferred] == [zone, {"weight": 100, "podAffinityTerm": rack}], "the engine need not be one of those"
+    (term,) = asked[required]
+    assert term["topologyKey"] == "kubernetes.io/hostname"
+    (expression,) = term["labelSelector"]["matchExpressions"]
     assert alone["metadata"]["labels"][INFERENCE_SERVICE_LABEL] in expression["values"], "else the first would wait"
     assert "qwen" in expression["values"]
 
@@ -130,8 +161,46 @@ def test_while_another_model_is_fetched_the_pods_stay_as_they_are(stage: Stage) 
         assert space.condition("qwen", "Ready")["status"] == "True"
         assert uri_of_pods(stage) == "hf://example/model"
         space.edit("qwen", replicas=2, model={"cache": {"claimName": "mine", "size": None}})
+        wait_until("replicas do not wait", lambda: space.need("Deployment", "qwen-engine")["spec"]["replicas"] == 2)
         stage.proxy.wait_quiet()
+        assert uri_of_pods(stage) == "hf://example/model"
         claim = space.need("PersistentVolumeClaim", "qwen-models")
         assert "deletionTimestamp" not in claim["metadata"], "pods of the former spec have it"
         kubelet.decide = play(prewarmed)
         wait_until("the pods are of the new spec", lambda: uri_of_pods(stage) == "hf://example/other")
+        assert space.need("Deployment", "qwen-engine")["spec"]["replicas"] == 2
+        space.edit("qwen", replicas=1)
+        wait_until("replicas are ours again", lambda: space.need("Deployment", "qwen-engine")["spec"]["replicas"] == 1)
+
+
+def test_a_job_that_gets_no_pod_is_told(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "PATIENCE", timedelta(seconds=3))
+    space = stage.space
+    space.create("ResourceQuota", {"metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}})
+    with stage.operator(), Kubelet(space, play(prewarmed)):
+        space.make_service(model=MODEL)
+        for type in ("Ready", "ModelAvailable", "Progressing"):
+            told = space.wait_condition("qwen", type, "False", "PodsRefused")
+            (job,) = space.list("Job")
+            assert f"kubectl describe job {job['metadata']['name']} says why" in told["message"]
+        space.delete("ResourceQuota", "none")
+        space.wait_condition("qwen", "Ready", "True", "Ready")
+
+
+def test_a_job_s_pod_is_given_time() -> None:
+    desired = desire(model=MODEL)
+    (job,) = (child for child in desired.children if child["kind"] == "Job")
+
+    def left(seconds: float, **status: int) -> tuple[str, list[Any]]:
+        made = {"uid": "made", "creationTimestamp": (NOW - timedelta(seconds=seconds)).isoformat()}
+        there = make_observed(*(make_child(*id_of(child)) for child in desired.children))
+        there = there.with_child(job | {"metadata": job["metadata"] | made, "status": status})
+        applied = {id_of(c): Applied(hash_of(c), there.children[id_of(c)].fingerprint) for c in desired.children}
+        steps = plan.plan(desired, there, ServiceMemory(OWNER.uid, applied=applied), Activity.STEADY, NOW)
+        return plan.find_podless_job(desired, there, NOW), steps
+
+    assert left(20) == ("", [RequeueAt(NOW + timedelta(seconds=10))])
+    assert left(20, active=1) == left(40, active=1) == ("", [])
+    name, steps = left(40)
+    assert name.startswith("qwen-prewarm-")
+    assert not steps, "it is told by now"

@@ -7,6 +7,7 @@ selector of the engine's pods finds it.
 from typing import Any
 
 from conveyor_api import names
+from conveyor_operator.inferenceservice.manifests.resources import of_fetch
 from conveyor_operator.loop.child import hash_of
 from conveyor_operator.loop.owner import Object, Owner, build_metadata
 
@@ -41,7 +42,7 @@ def _build_template(owner: Owner, template: Object, image: str, one_node: bool) 
     spec: Object = {
         **{key: value for key, value in pods.items() if key not in _NOT_FETCHING},
         "restartPolicy": "OnFailure",
-        "containers": [{**fetch, "image": fetch["image"] or image}],
+        "containers": [{**fetch, "image": fetch["image"] or image, "resources": of_fetch(fetch["resources"])}],
         "volumes": [volume for volume in pods["volumes"] if volume["name"] not in _NOT_FETCHED_INTO],
     }
     if one_node:
@@ -51,7 +52,10 @@ def _build_template(owner: Owner, template: Object, image: str, one_node: bool) 
 
 
 def _beside_engines(owner: Owner, given: Object) -> Object:
-    """On the node of the pods that have the claim. Where there are none, a pod that is among those may go anywhere."""
+    """On the node of the pods that have the claim. Where there are none, a pod that is among those may go anywhere.
+
+    Pods that the spec requires to be near are only preferred: an engine, which obeys that, need not be one of them.
+    """
     own = [names.pod_selector(owner.name), names.prewarm_pod_selector(owner.name)]
     values = [value for selector in own for value in selector.values()]
     term: dict[str, Any] = {
@@ -60,6 +64,7 @@ def _beside_engines(owner: Owner, given: Object) -> Object:
             "matchExpressions": [{"key": names.INFERENCE_SERVICE_LABEL, "operator": "In", "values": values}]
         },
     }
-    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    required, preferred = (f"{kind}DuringSchedulingIgnoredDuringExecution" for kind in ("required", "preferred"))
     near = given.get("podAffinity", {})
-    return {**given, "podAffinity": {**near, required: [*near.get(required, []), term]}}
+    wishes = [{"weight": 100, "podAffinityTerm": theirs} for theirs in near.get(required, [])]
+    return {**given, "podAffinity": {required: [term], preferred: [*near.get(preferred, []), *wishes]}}
