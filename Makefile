@@ -60,10 +60,10 @@ check-generated: venv ## Whether the CRD, the generated pages and uv.lock are wh
 
 # What needs no program of Kubernetes.
 PYTHON_ALONE := tests/engine tests/demo_model tests/clients
-# Two workers more than cores: half of them run the tests that mostly wait, see tests/conftest.py.
+# One worker more than cores: every second one begins with the tests that mostly wait, see tests/conftest.py.
 # In the order of the folders: by default the files of few tests are left to the end, which are the slow ones.
 test: venv $(if $(filter-out $(addsuffix %,$(PYTHON_ALONE)),$(TESTS)),tools) ## Every test that needs no pods; `make test-engine` and so on for one part
-	.venv/bin/pytest -n $$(($$(nproc) + 2)) --dist loadfile --no-loadscope-reorder --durations=25 $(TESTS)
+	.venv/bin/pytest -n $$(($$(nproc) + 1)) --dist loadfile --no-loadscope-reorder --durations=25 $(TESTS)
 
 $(patsubst tests/%/,test-%,$(wildcard tests/*/)): test-%:
 	@$(MAKE) --no-print-directory test TESTS=tests/$*

@@ -6,6 +6,7 @@ from typing import Any
 import yaml
 
 from e2e import kube
+from e2e.cluster.volumes import host_path_claim
 from e2e.hub.repository import Repository
 from e2e.hub.server import Faults
 from e2e.hub_of_demo import REPOSITORY, from_hub, running_hub
@@ -36,6 +37,22 @@ def test_a_commit_that_the_uri_names_is_fetched_and_no_other(namespace: str, tmp
         fetched = {request.path for request in hub.requests if "/resolve/" in request.path}
         assert fetched
         assert all(f"/resolve/{revision.commit}/" in path for path in fetched), fetched
+
+
+def test_a_job_fetches_into_the_claim_and_no_pod_fetches_again(namespace: str, tmp_path: Path) -> None:
+    folder = tmp_path / "claim"
+    folder.mkdir()
+    folder.chmod(0o777)  # nothing gives a folder of the node to the pod's user
+    with running_hub(tmp_path) as hub:
+        kube.apply(host_path_claim(namespace, "warm", str(folder)), namespace)
+        body = from_hub(hub, manifest(cache={"strategy": "PVC", "claimName": "warm", "prewarm": True}))
+        kube.apply(body, namespace)
+        kube.wait_ready("qwen", namespace)
+        (job,) = kube.list_("jobs", namespace)
+        assert job["status"]["succeeded"] == 1
+        assert ask("qwen", namespace)
+        weights = [each for each in hub.requests if (each.method, each.path[-12:]) == ("GET", ".safetensors")]
+        assert len(weights) == 1, "the pod has found what the Job has fetched"
 
 
 def test_a_missing_model_and_a_wrong_checksum_are_conditions(namespace: str, tmp_path: Path) -> None:

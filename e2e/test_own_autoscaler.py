@@ -55,7 +55,6 @@ async def test_an_autoscaler_of_ones_own_scales_and_hands_over_without_losing_a_
     body["spec"]["autoscaling"] = {"provider": "External", "maxReplicas": 3}
     kube.apply(body, namespace)
     kube.wait_ready("own", namespace)
-    assert explain(namespace)["reason"] == "NoAutoscaler"
     kube.apply(MINE, namespace)
     async with running_load(service_url("own", namespace), BODY, concurrency=8) as load:
         await asyncio.to_thread(kube.wait_until, "two ready pods", lambda: ready(namespace) == 2, 240)

@@ -34,7 +34,7 @@ TOGETHER = {
 
 
 class _Scheduling(LoadFileScheduling):
-    """Half of the workers begin at the end, where the tests are that wait more than they compute."""
+    """Every second worker begins at the end, where the tests are that wait more than they compute."""
 
     def _split_scope(self, nodeid: str) -> str:
         shared = (what for start, what in TOGETHER.items() if nodeid.startswith(start))
