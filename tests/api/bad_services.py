@@ -14,6 +14,7 @@ from conveyor_api import names
 HUB = "hf://Qwen/Qwen3-0.6B"
 VOLUME = "pvc://models/qwen"
 IMAGE = "oci://registry.example.com/models/qwen:1"
+CLAIM = {"strategy": "PVC", "claimName": "a"}
 SECRET = {"secretKeyRef": {"name": "a", "key": "b"}}
 FIELD = {"fieldRef": {"fieldPath": "status.podIP"}}
 
@@ -139,13 +140,7 @@ BAD_SERVICES: tuple[Bad, ...] = (
     _model("image that climbs", ".uri", IMAGE_SHAPE, uri="oci://registry.example.com/qwen:1//a/../../etc"),
     _model("image with an empty path", ".uri", IMAGE_SHAPE, uri="oci://registry.example.com/qwen:1//"),
     _model("secret for an image", ".secretRef", "in pod.imagePullSecrets", uri=IMAGE, secretRef={"name": "hub"}),
-    _model(
-        "cache for an image",
-        ".cache",
-        "each node keeps, and needs no cache",
-        uri=IMAGE,
-        cache={"strategy": "PVC", "claimName": "a"},
-    ),
+    _model("cache for an image", ".cache", "each node keeps, and needs no cache", uri=IMAGE, cache=CLAIM),
     _model("secret for a volume", ".secretRef", "is for hf:// and s3:// models", uri=VOLUME, secretRef={"name": "hub"}),
     _model(
         "secret of a bucket with a key",
@@ -154,13 +149,7 @@ BAD_SERVICES: tuple[Bad, ...] = (
         uri="s3://models/a",
         secretRef={"name": "bucket", "key": "token"},
     ),
-    _model(
-        "cache for a volume",
-        ".cache",
-        "a pvc:// model is read from its own claim and needs no cache",
-        uri=VOLUME,
-        cache={"strategy": "PVC", "size": "1Gi"},
-    ),
+    _model("cache for a volume", ".cache", "is read from its own claim and needs no cache", uri=VOLUME, cache=CLAIM),
     _cache("unknown strategy", ".strategy", 'supported values: "EmptyDir", "PVC"', strategy="HostPath"),
     _cache("PVC with neither claim nor size", "", "exactly one of claimName", strategy="PVC"),
     _cache("PVC with claim and size", "", "exactly one of claimName", strategy="PVC", claimName="a", size="1Gi"),

@@ -87,7 +87,7 @@ class EngineFull(EngineRefused):
     """The engine had no room for this request (429); it may have room for one that asks for fewer choices."""
 
 
-class EngineTaken(EngineRefused):
+class EngineHasNoPlace(EngineRefused):
     """All places of the engine are taken (429 with a header): it grants one to who asks."""
 
 
@@ -170,13 +170,13 @@ class EngineClient:
 
     async def ask_for_place(self, address: str) -> bool:
         """See `Granting`."""
-        return await self._speak_of_place("GET", address)
+        return await self._request_place("GET", address)
 
     async def give_place_back(self, address: str) -> None:
         """See `Granting`."""
-        await self._speak_of_place("DELETE", address)
+        await self._request_place("DELETE", address)
 
-    async def _speak_of_place(self, method: str, address: str) -> bool:
+    async def _request_place(self, method: str, address: str) -> bool:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS)
         try:
             response = await self._session.request(
@@ -193,8 +193,8 @@ class EngineClient:
         """The answer of the engine at `address` (`host:port`), with its first byte; of what is no stream, all of it.
 
         `is_granted`: the engine has kept a place for the request.
-        Raises EngineRefused (EngineUnreachable, EngineFull, EngineTaken), EngineLost and EngineBroke. Waits as long as
-        the caller lets it; cancelling it aborts the request at the engine.
+        Raises EngineRefused (EngineUnreachable, EngineFull, EngineHasNoPlace), EngineLost and EngineBroke.
+        Waits as long as the caller lets it; cancelling it aborts the request at the engine.
         """
         request.headers[REQUEST_TIMEOUT_HEADER] = f"{max(remaining_seconds, 0.001):.3f}"
         request.headers[PLACE_HEADER] = PLACE_GRANTED if is_granted else PLACE_IF_FREE
@@ -242,7 +242,7 @@ async def _begin(response: aiohttp.ClientResponse, holding: Holding) -> Answer:
 def _find_refusal(response: aiohttp.ClientResponse) -> type[EngineRefused]:
     if response.status != _FULL:
         return EngineRefused
-    return EngineTaken if response.headers.get(PLACE_HEADER) == NO_PLACE else EngineFull
+    return EngineHasNoPlace if response.headers.get(PLACE_HEADER) == NO_PLACE else EngineFull
 
 
 async def _collect(content: aiohttp.StreamReader, holding: Holding) -> tuple[bytes, bool]:

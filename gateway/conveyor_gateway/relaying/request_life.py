@@ -27,10 +27,10 @@ from conveyor_gateway.engines.client import (
     EngineBroke,
     EngineClient,
     EngineFull,
+    EngineHasNoPlace,
     EngineLost,
     EngineRefused,
     EngineRequest,
-    EngineTaken,
     EngineUnreachable,
     build_engine_headers,
 )
@@ -198,7 +198,7 @@ class OpenRequests:
             record.attempts += 1
             try:
                 answer = await self._ask_one(engine.address, request, ticket)
-            except EngineTaken as error:
+            except EngineHasNoPlace as error:
                 self._recorder.retry(record, "no_place", error)
                 ticket.note_no_place()
             except EngineFull as error:

@@ -1,0 +1,81 @@
+"""What the conditions say of a service that has no replicas, and of one that starts from zero."""
+
+from dataclasses import replace
+from typing import Any
+
+from tests.operator.builders import ended, make_deployment, make_pod
+from tests.operator.inferenceservice.test_conditions import LOADING, READY, judge, make_situation, said
+
+from conveyor_operator.inferenceservice.conditions import Judged, judge_all
+from conveyor_operator.inferenceservice.observed import DeploymentState
+from conveyor_operator.inferenceservice.pods import PodState
+
+SLEEPY = {"autoscaling": {"minReplicas": 0, "maxReplicas": 4}}
+
+
+def test_zero_replicas_are_no_failure() -> None:
+    found = judge(make_deployment(0), replicas=0)
+    assert said(found["Ready"]) == ("False", "ScaledToZero")
+    assert said(found["WorkloadReady"]) == ("True", "ScaledToZero")
+    assert said(found["Progressing"]) == ("False", "UpToDate")
+
+
+def test_a_service_at_zero_is_ready_since_the_next_request_is_answered() -> None:
+    judged = judge(make_deployment(0), **SLEEPY)
+    assert said(judged["Ready"]) == ("True", "ScaledToZero")
+    assert said(judged["WorkloadReady"]) == ("True", "ScaledToZero")
+    assert said(judged["ModelAvailable"]) == ("Unknown", "ScaledToZero")
+    assert said(judged["EndpointReady"]) == ("False", "ScaledToZero")
+    assert said(judged["Progressing"]) == ("False", "UpToDate")
+
+
+def test_it_is_so_from_the_moment_of_the_decision() -> None:
+    """The last pod still drains."""
+    draining = make_deployment(0, replicas=1, updated_replicas=1, ready_replicas=1, available_replicas=1)
+    judged = judge(draining, replace(READY, leaving=True), endpoints=1, **SLEEPY)
+    assert said(judged["Ready"]) == ("True", "ScaledToZero")
+    assert said(judged["WorkloadReady"]) == ("True", "ScaledToZero")
+
+
+WAKING = make_deployment(1, ready_replicas=0, available_replicas=0)
+
+
+def judge_ready_of(*pods: PodState, from_zero: bool = True, **spec: Any) -> Judged:
+    situation = make_situation(WAKING, *pods, **spec)
+    return judge_all(replace(situation, answered_from_zero=from_zero))[0]
+
+
+def test_one_that_is_woken_is_ready_and_says_what_requests_wait_for() -> None:
+    ready = judge_ready_of(LOADING, **SLEEPY)
+    assert said(ready) == ("True", "StartingFromZero")
+    assert ready.message == "requests wait: the first engine is loading the model"
+
+
+def test_a_start_that_is_not_from_zero_or_fails_is_not_ready() -> None:
+    assert said(judge_ready_of(LOADING, from_zero=False, **SLEEPY)) == ("False", "ModelLoading")
+    assert said(judge_ready_of(LOADING)) == ("False", "ModelLoading")
+    assert said(judge_ready_of(make_pod("x", ended("boom")), **SLEEPY)) == ("False", "CrashLoop")
+    assert said(judge_ready_of(make_pod(unschedulable="Insufficient gpu"), **SLEEPY)) == ("False", "InsufficientGPU")
+
+
+def test_a_start_that_takes_longer_than_requests_wait_is_told_at_zero() -> None:
+    situation = make_situation(make_deployment(0), **SLEEPY)
+    assert "s lately" not in situation.why_none
+    assert replace(situation, start_seconds=20).why_none.endswith("waits for it, 20 s lately")
+    assert replace(situation, start_seconds=90).why_none.endswith("longer than queue.timeout (60 s), so raise that")
+
+
+def test_an_edit_at_zero_is_told_to_be_untried_until_an_engine_has_run_it() -> None:
+    def why(live: DeploymentState, tried: str) -> tuple[bool, str]:
+        situation = replace(make_situation(live, **SLEEPY), tried_template=tried)
+        return "no engine has run the present spec yet" in situation.why_none, situation.ready_template
+
+    edited = make_deployment(0, template_hash="new")
+    assert why(edited, "old") == (True, "old")
+    assert why(edited, "new") == (False, "new")
+    assert why(edited, "") == (False, ""), "not known: an engine may have"
+    assert why(replace(edited, available_replicas=1, ready_replicas=1), "old") == (False, "new")
+
+
+def test_replicas_of_zero_that_a_person_asks_for_are_not_ready() -> None:
+    assert said(judge(make_deployment(0), replicas=0)["Ready"]) == ("False", "ScaledToZero")
