@@ -9,6 +9,7 @@ from typing import Any
 import numpy.typing as npt
 import pytest
 import torch
+from tests.engine.execution import interpreter  # noqa: F401  before the kernels are imported
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from conveyor_engine.execution import batch, decode_graphs, pooling, rows
@@ -17,6 +18,7 @@ from conveyor_engine.execution.attention.torch_paged import TorchPaged
 from conveyor_engine.execution.batch import build_batch
 from conveyor_engine.execution.cuda_graph import run_again
 from conveyor_engine.execution.decode_graphs import DecodeGraphs
+from conveyor_engine.execution.kernels import sample
 from conveyor_engine.execution.models.sentence_files import PoolingMode
 from conveyor_engine.execution.pooling import pool
 from conveyor_engine.execution.rows import Rows
@@ -31,13 +33,17 @@ VOCAB_SIZE, BLOCK_SIZE = 1000, 4
 
 @pytest.fixture(autouse=True)
 def no_numbers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Fake tensors know no pinned memory, and small ones would keep the numbers that they are made of."""
+    """Fake tensors know no pinned memory, and small ones would keep the numbers that they are made of.
+
+    The kernels that sample are not launched.
+    """
 
     def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
         return torch.empty(array.shape, dtype=torch.from_numpy(array).dtype, device=device)
 
     for module in (batch, pooling, rows, min_tokens, processor, row_values, sampler):
         monkeypatch.setattr(module, "to_device", to_device)
+    monkeypatch.setattr(type(sample._choose), "run", lambda *_, **__: None)
     with FakeTensorMode(), torch.inference_mode():
         yield
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 BLOCK = 128  # tokens; large vocabularies are searched block by block, which vectorises where torch's own does not
-_BELOW_ONE = 1 - 1e-6  # keeps rounding from choosing beyond the last token of the distribution
+BELOW_ONE = 1 - 1e-6  # keeps rounding from choosing beyond the last token of the distribution
 
 
 @dataclass(slots=True)
@@ -51,14 +51,14 @@ def _invert(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     rows, count = weights.shape
     if count % BLOCK:
         cumulative = weights.cumsum(-1)
-        target = uniforms * cumulative[:, -1:] * _BELOW_ONE
+        target = uniforms * cumulative[:, -1:] * BELOW_ONE
         return torch.searchsorted(cumulative, target, right=True).squeeze(1).clamp_max(count - 1)
     blocks = weights.view(rows, -1, BLOCK)
     ends = blocks.sum(-1).cumsum(-1)
-    target = uniforms * ends[:, -1:] * _BELOW_ONE
+    target = uniforms * ends[:, -1:] * BELOW_ONE
     block = torch.searchsorted(ends, target, right=True).clamp_max(ends.shape[1] - 1)
     begin = ends.gather(1, (block - 1).clamp_min(0)).masked_fill(block == 0, 0.0)
     inner = blocks[torch.arange(rows, device=weights.device), block.squeeze(1)].cumsum(-1)
-    target = torch.minimum(target - begin, inner[:, -1:] * _BELOW_ONE)  # rounding must not lead past the block's end
+    target = torch.minimum(target - begin, inner[:, -1:] * BELOW_ONE)  # rounding must not lead past the block's end
     index = block * BLOCK + torch.searchsorted(inner, target, right=True)
     return index.squeeze(1).clamp_max(count - 1)

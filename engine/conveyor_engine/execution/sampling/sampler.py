@@ -8,10 +8,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
+from conveyor_engine.execution import kernels
 from conveyor_engine.execution.sampling.cuts import SORTED_AT_ONCE, Cuts
-from conveyor_engine.execution.sampling.draw import BLOCK, Choices, uniform_numbers
+from conveyor_engine.execution.sampling.draw import BELOW_ONE, BLOCK, Choices, uniform_numbers
 from conveyor_engine.execution.sampling.logprobs import Logprobs, compute_logprobs
 from conveyor_engine.execution.sampling.min_tokens import MinTokens
 from conveyor_engine.execution.sampling.processor import Int64, LogitProcessor, Pipeline, Samples
@@ -62,8 +64,10 @@ class Sampler:
         if processors is None:
             processors = logit_processors(max_num_seqs, device)
         self._device = device
+        of_drawing = [p for p in processors if not p.changes_best]
         self._of_all = Pipeline([p for p in processors if p.changes_best], max_num_seqs)
-        self._of_drawing = Pipeline([p for p in processors if not p.changes_best], max_num_seqs)
+        self._of_drawing = Pipeline(of_drawing, max_num_seqs)
+        self._temperature = _alone(of_drawing) if kernels.why_missing(device) is None else None
         self._cuts = Cuts(max_num_seqs, vocab_size, device)
         self._way = np.full(max_num_seqs, _GREEDY, dtype=np.int8)
         self._seeds = np.zeros(max_num_seqs, dtype=np.uint64)
@@ -88,21 +92,27 @@ class Sampler:
         if not len(samples.rows):
             return Sampled(torch.zeros(0, dtype=torch.int64, device=logits.device), None)
         processed = self._of_all.apply(logits, samples, in_place=False)
-        best, tokens = _best(processed)
-        for way, entries in self._drawing(samples.rows):
+        ways = self._way[samples.rows]
+        if self._temperature is not None:
+            best, tokens = self._sample_at_once(processed, self._temperature, samples, ways)
+            ways[ways == _DRAWS_FROM_ALL] = _GREEDY
+        else:
+            best, tokens = _best(processed)
+        for way, entries in _group(ways):
             index, some = samples.select(entries)
             tokens[index] = self._draw(processed[index], best[index], some, way)
         tokens = torch.where(torch.isfinite(best), tokens, -1)
         return Sampled(tokens, self._logprobs(logits, tokens, samples.rows))
 
-    def _drawing(self, rows: Int64) -> Iterator[tuple[int, Int64]]:
-        """The entries that draw at random, by what they draw from, so that only entries with cuts pay for cutting."""
-        ways = self._way[rows]
-        if ways.any():
-            for way in (_DRAWS_FROM_ALL, _DRAWS_FROM_PART):
-                entries = (ways == way).nonzero()[0]
-                if len(entries):
-                    yield way, entries
+    def _sample_at_once(
+        self, logits: torch.Tensor, temperature: Temperature, samples: Samples, ways: npt.NDArray[np.int8]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Value of each entry's largest logit; its index, or a token drawn from all where the entry does that."""
+        from conveyor_engine.execution.kernels.sample import Draws, sample  # needs triton
+
+        if not (ways == _DRAWS_FROM_ALL).any():
+            return sample(logits)
+        return sample(logits, Draws(temperature.of(samples), self._uniforms(samples), GREEDY_BELOW, BELOW_ONE))
 
     def _draw(self, logits: torch.Tensor, best: torch.Tensor, samples: Samples, way: int) -> torch.Tensor:
         """A random token for each entry, int64 (entries,): the processors that keep the best, the cuts, the draw."""
@@ -128,6 +138,23 @@ class Sampler:
             return None
         num_top_of = dict(zip(asked.tolist(), num_top[asked].tolist(), strict=True))
         return compute_logprobs(logits, tokens, to_device(asked, self._device), num_top_of)
+
+
+def _alone(processors: Sequence[LogitProcessor]) -> Temperature | None:
+    """The temperature, if it is all that acts on entries that draw."""
+    match processors:
+        case [Temperature() as temperature]:
+            return temperature
+    return None
+
+
+def _group(ways: npt.NDArray[np.int8]) -> Iterator[tuple[int, Int64]]:
+    """The entries that draw at random, by what they draw from, so that only entries with cuts pay for cutting."""
+    if ways.any():
+        for way in (_DRAWS_FROM_ALL, _DRAWS_FROM_PART):
+            entries = (ways == way).nonzero()[0]
+            if len(entries):
+                yield way, entries
 
 
 def _best(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Compiles every Triton kernel that decoder layers launch, for GPUs that are not there, as they launch it.
+"""Compiles every Triton kernel that layers and the sampler launch, for GPUs that are not there, as they launch it.
 
 A program of its own, since a process with Triton's interpreter cannot compile. The layers run on tensors without
 numbers; each launch goes through Triton's own launcher up to where the GPU would begin, so types, alignment, constants
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import triton
 from tests.engine.execution.kernels.compiled import CAPABILITIES, HEADER, Compiled
-from tests.engine.execution.kernels.cuda_layers import SHAPES, STEPS, prepare, prepare_attention
+from tests.engine.execution.kernels.cuda_layers import SHAPES, STEPS, prepare, prepare_attention, prepare_sampling
 from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
@@ -69,6 +69,9 @@ def compile_all() -> list[Compiled]:
                 with FakeTensorMode(), torch.inference_mode():
                     prepare(shape, STEPS[step])()
                     prepare_attention(shape, STEPS[step])()
+        place = ("sampler", "draws", capability)
+        with FakeTensorMode(), torch.inference_mode():
+            prepare_sampling(64)()
     return list(found.values())
 
 

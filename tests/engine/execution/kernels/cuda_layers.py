@@ -1,4 +1,4 @@
-"""Decoder layers of real models' shapes on CUDA tensors that have no numbers, and steps for them.
+"""Decoder layers of real models' shapes on CUDA tensors that have no numbers, steps for them, and sampling.
 
 Whatever launches kernels does here as on a GPU; the caller decides what a launch is. To be called in a FakeTensorMode.
 """
@@ -15,6 +15,7 @@ from torch.nn import functional
 from conveyor_engine.execution.attention.backend import AttentionMetadata, AttentionSpec, LayerShape
 from conveyor_engine.execution.attention.interface import PagedStep
 from conveyor_engine.execution.attention.triton_backend import TritonPaged
+from conveyor_engine.execution.kernels.sample import Draws, sample
 from conveyor_engine.execution.models.elementwise import choose_elementwise
 from conveyor_engine.execution.models.layers import DecoderLayer, GatedMlp, LayerNorms, RmsNorm
 from conveyor_engine.execution.models.linear import build_linear
@@ -128,3 +129,10 @@ def prepare(shape: Shape, step: Step, dtype: torch.dtype = torch.bfloat16) -> Ca
     rotation = torch.empty((2, 1, tokens, shape.heads.head_dim), dtype=dtype, device=CUDA).unbind()
     hidden_states = torch.empty((1, tokens, shape.hidden), dtype=dtype, device=CUDA)
     return partial(layer, hidden_states, rotation, paged)
+
+
+def prepare_sampling(rows: int, dtype: torch.dtype = torch.bfloat16) -> Callable[[], object]:
+    """Drawing from the logits of Qwen3's vocabulary."""
+    logits = torch.empty((rows, 151_936), dtype=dtype, device=CUDA)
+    temperatures, uniforms = torch.empty((2, rows, 1), device=CUDA).unbind()
+    return partial(sample, logits, Draws(temperatures, uniforms, 1e-5, 1 - 1e-6))

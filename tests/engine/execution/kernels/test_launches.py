@@ -1,4 +1,4 @@
-"""How many kernels a decoder layer launches on a GPU. It is pretended: CUDA tensors without numbers.
+"""How many kernels a decoder layer launches on a GPU, and sampling. It is pretended: CUDA tensors without numbers.
 
 Whoever asks for a number, and so would wait for the GPU, raises.
 """
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.engine.execution import interpreter  # noqa: F401  before the kernels are imported
-from tests.engine.execution.kernels.cuda_layers import SHAPES, STEPS, prepare
+from tests.engine.execution.kernels.cuda_layers import SHAPES, STEPS, prepare, prepare_sampling
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -67,3 +67,11 @@ def test_further_norms_and_another_activation_are_launches_of_their_own(
 ) -> None:
     behind_attention = ["linear", "_rms_norm", "_rms_norm", "linear", "gelu", "mul", "linear", "_rms_norm", "add"]
     assert launched("Gemma-2-2B", "decodes", 1) == [*PLANNED[:5], *behind_attention]
+
+
+def test_sampling_launches_two_kernels_whatever_rows_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with FakeTensorMode(), torch.inference_mode():
+        call = prepare_sampling(64)
+        with Launches(monkeypatch) as launches:
+            call()
+    assert launches.names == ["_weigh_slices", "_choose"]
