@@ -1,4 +1,5 @@
-"""The HTTP of this server: the API for the API server (HTTPS) and the probes and metrics for the kubelet (plain).
+"""The HTTP of this server: the API for the API server (HTTPS), and plain for the cluster the probes, the metrics of the
+process and the page that KEDA reads.
 
 aiohttp and not uvicorn: it hands the peer's certificate to the request, uvicorn does not. Every question is answered
 with JSON, every refusal with a `metav1.Status`. Called by `server`; knows no TLS files and no Kubernetes API.
@@ -13,6 +14,7 @@ from prometheus_client import REGISTRY, Counter, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from conveyor_api.names import (
+    DEMAND_PATH,
     LIVENESS_PATH,
     METRICS_GROUP,
     METRICS_VERSIONS,
@@ -22,6 +24,7 @@ from conveyor_api.names import (
 )
 from conveyor_metrics import documents
 from conveyor_metrics.auth import Trust, authenticate
+from conveyor_metrics.demand import ServiceDemand
 from conveyor_metrics.errors import MetricsError, NotFound, Reason
 from conveyor_metrics.source import GatewaySource
 
@@ -58,7 +61,7 @@ def build_api_app(source: GatewaySource, trust: Trust) -> web.Application:
     return app
 
 
-def build_health_app(missing: Callable[[], list[str]]) -> web.Application:
+def build_admin_app(source: GatewaySource, missing: Callable[[], list[str]]) -> web.Application:
     """`missing` names what the server still waits for; ready means that it names nothing.
 
     Ready does not depend on the gateways: an API without values must still answer discovery, or namespaces of the
@@ -80,6 +83,7 @@ def build_health_app(missing: Callable[[], list[str]]) -> web.Application:
     app.router.add_get(LIVENESS_PATH, livez)
     app.router.add_get(READINESS_PATH, readyz)
     app.router.add_get(PROMETHEUS_PATH, metrics)
+    app.router.add_get(DEMAND_PATH, _demand(source))
     return app
 
 
@@ -114,13 +118,35 @@ def _metric_value(source: GatewaySource, version: str) -> Handler:
         if metric not in documents.METRICS:
             raise NotFound(f"no metric {metric}: there are {', '.join(documents.METRICS)}")
         labels = _parse_labels(request.query.get("metricLabelSelector", ""))
-        begun = time.monotonic()
-        demand = await source.read_demand(f"{namespace}/{name}", of_readable=bool(labels))
-        VALUE_SECONDS.observe(time.monotonic() - begun)
+        demand = await _read(source, f"{namespace}/{name}", labels)
         value = getattr(demand, documents.METRICS[metric])
         return web.json_response(documents.build_metric_values(version, namespace, name, metric, value, labels))
 
     return answer
+
+
+def _demand(source: GatewaySource) -> Handler:
+    """`?service=<namespace>/<name>`: both metrics on one page, and an error where the API has one."""
+
+    async def read(request: web.Request) -> web.Response:
+        service = request.query.get("service", "")
+        if "/" not in service:
+            raise NotFound("no InferenceService is named: ask with ?service=<namespace>/<name>")
+        labels = _parse_labels(",".join(f"{key}={value}" for key, value in request.query.items() if key != "service"))
+        demand = await _read(source, service, labels)
+        return web.json_response({metric: getattr(demand, field) for metric, field in documents.METRICS.items()})
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return await _answered_with_status(request, read)
+
+    return answer
+
+
+async def _read(source: GatewaySource, service: str, labels: Mapping[str, str]) -> ServiceDemand:
+    begun = time.monotonic()
+    demand = await source.read_demand(service, of_readable=bool(labels))
+    VALUE_SECONDS.observe(time.monotonic() - begun)
+    return demand
 
 
 def _parse_labels(selector: str) -> Mapping[str, str]:

@@ -17,7 +17,7 @@ from conveyor_kube.wanted_json import Json
 from conveyor_kube.watch import Collection, WatchState, connect, watch_collection
 from conveyor_kube.watched_list import WatchedList
 from conveyor_metrics import auth
-from conveyor_metrics.app import build_api_app, build_health_app
+from conveyor_metrics.app import build_admin_app, build_api_app
 from conveyor_metrics.certificates import Certificates
 from conveyor_metrics.errors import InvalidTrust
 from conveyor_metrics.listener import Listener
@@ -27,7 +27,7 @@ from conveyor_process.listening import allow_open_files
 
 logger = logging.getLogger(__name__)
 
-_MAX_ADMIN_CONNECTIONS = 256  # the kubelet's and Prometheus's
+_MAX_ADMIN_CONNECTIONS = 256  # the kubelet's, Prometheus's and KEDA's
 
 
 class MetricsServer:
@@ -49,13 +49,13 @@ class MetricsServer:
             source = self._source = GatewaySource(session, settings.gateway_timeout_seconds, self._slices_watch)
             self._certificates = Certificates(settings.certificate_folder)
             self._listener = Listener(settings.host, settings.https_port, lambda trust: build_api_app(source, trust))
-            health = AppRunner(build_health_app(self._missing), _MAX_ADMIN_CONNECTIONS)
-            await health.setup()
+            admin = AppRunner(build_admin_app(source, self._missing), _MAX_ADMIN_CONNECTIONS)
+            await admin.setup()
             try:
-                await open_port(health, settings.host, settings.admin_port)
+                await open_port(admin, settings.host, settings.admin_port)
                 await self._work(client, stop)
             finally:
-                await health.cleanup()
+                await admin.cleanup()
 
     async def _work(self, client: ApiClient, stop: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as tasks:

@@ -26,7 +26,7 @@ class Settings:
     )
     host: str = setting("", "address to listen on; empty for every address", TEXT)
     https_port: int = setting(METRICS_PORT, "port of the custom.metrics.k8s.io API; 0: any free one", PORT)
-    admin_port: int = setting(METRICS_ADMIN_PORT, "plain port of /livez, /readyz and /metrics", PORT)
+    admin_port: int = setting(METRICS_ADMIN_PORT, "plain port of /livez, /readyz, /metrics and /demand", PORT)
     kubeconfig: str = setting("", KUBECONFIG_MEANING, TEXT)
     log_level: str = setting("INFO", "least level of the log", LOG_LEVEL)
     log_format: LogFormat = setting("logfmt", "form of each line of the log", LOG_FORMAT)

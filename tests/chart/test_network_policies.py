@@ -9,7 +9,9 @@ OPERATOR_PODS, METRICS_PODS = (
     {"podSelector": {"matchLabels": {names.NAME_LABEL: f"conveyor-{process}", names.INSTANCE_LABEL: "conveyor"}}}
     for process in ("operator", "metrics")
 )
-PROMETHEUS = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+PROMETHEUS, KEDA = (
+    {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": name}}} for name in ("monitoring", "keda")
+)
 ANYBODY = None
 # Who may reach which port of which process; the kubelet's probes are let in by Kubernetes itself.
 DOORS: dict[str, dict[int, list[Json] | None]] = {
@@ -17,7 +19,7 @@ DOORS: dict[str, dict[int, list[Json] | None]] = {
         names.GATEWAY_PORT: ANYBODY,
         names.GATEWAY_ADMIN_PORT: [OPERATOR_PODS, METRICS_PODS, PROMETHEUS],
     },
-    "conveyor-metrics": {names.METRICS_PORT: ANYBODY, names.METRICS_ADMIN_PORT: [PROMETHEUS]},
+    "conveyor-metrics": {names.METRICS_PORT: ANYBODY, names.METRICS_ADMIN_PORT: [PROMETHEUS, KEDA]},
     "conveyor-operator": {names.OPERATOR_ADMIN_PORT: [PROMETHEUS]},
 }
 

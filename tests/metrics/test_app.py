@@ -249,3 +249,51 @@ def test_a_rotated_front_proxy_authority_is_read_from_the_config_map(aggregated:
     publish(old)
     eventually(0, lambda: code(pair))
     assert code(aggregated.plane.front_proxy) == 200
+
+
+# The plain page, at the port itself.
+
+
+def read_page(aggregated: Aggregated, query: str) -> tuple[int, Json]:
+    url = f"http://127.0.0.1:{aggregated.admin_port}/demand{query}"
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url, timeout=60) as response:
+            return response.status, json.loads(response.read())
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.loads(error.read())
+
+
+def test_the_page_has_both_sums_and_is_an_error_where_the_api_has_one(
+    aggregated: Aggregated, start_gateway: StartGateway
+) -> None:
+    one, two = start_gateway({"default/qwen": build_demand(40, 8)}), start_gateway({"default/qwen": build_demand(2, 1)})
+    aggregated.set_gateways(one, two)
+    whole = {"inference_in_flight": 42, "inference_queue_depth": 9}
+    eventually((200, whole), lambda: read_page(aggregated, "?service=default/qwen"))
+    two.status = 503
+    code, refused = read_page(aggregated, "?service=default/qwen")
+    assert (code, refused["reason"]) == (503, "ServiceUnavailable")
+    assert "the sum is not known" in refused["message"]
+    part = {"inference_in_flight": 40, "inference_queue_depth": 8}
+    assert read_page(aggregated, "?service=default/qwen&gateways=Readable") == (200, part)
+
+
+@pytest.mark.parametrize(
+    ("query", "sentence"),
+    [
+        ("?service=default/absent", "no gateway knows an InferenceService default/absent"),
+        ("", "ask with ?service=<namespace>/<name>"),
+        ("?service=qwen", "ask with ?service=<namespace>/<name>"),
+        ("?service=default/qwen&gateways=All", "the one label gateways=Readable"),
+    ],
+)
+def test_the_page_of_what_is_not_there_is_404(
+    aggregated: Aggregated, start_gateway: StartGateway, query: str, sentence: str
+) -> None:
+    aggregated.set_gateways(start_gateway({"default/qwen": build_demand(1)}))
+    eventually(200, lambda: read_page(aggregated, "?service=default/qwen")[0])
+    code, status = read_page(aggregated, query)
+    assert (code, status["kind"]) == (404, "Status")
+    assert sentence in status["message"]

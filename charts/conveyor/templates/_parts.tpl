@@ -182,9 +182,9 @@ subjects:
 {{- end }}
 {{- end }}
 
-{{/* Prometheus, for the port of a process that nobody else may ask: peers of a NetworkPolicy, or none. */}}
-{{- define "conveyor.prometheus" -}}
-{{- range .Values.networkPolicies.prometheusNamespaces }}
+{{/* The pods of namespaces, for a port that nobody else may ask: peers of a NetworkPolicy, or none. */}}
+{{- define "conveyor.peers" -}}
+{{- range . }}
 - namespaceSelector:
     matchLabels: {kubernetes.io/metadata.name: {{ . }}}
 {{- end }}
