@@ -56,7 +56,7 @@ class Behavior(ApiModel):
     """Rules for fewer replicas."""
 
 
-Provider = Literal["Native", "External"]
+Provider = Literal["Native", "KEDA", "External"]
 
 
 class Autoscaling(ApiModel):
@@ -76,18 +76,24 @@ class Autoscaling(ApiModel):
             field="idleTimeout",
         ),
         Rule(
-            "self.provider == 'Native'"
-            " || (self.minReplicas > 0 && !has(self.behavior) && !has(self.queueDepthPerReplica))",
-            "behavior, queueDepthPerReplica and minReplicas: 0 are for Conveyor's own autoscaler; remove them, or set "
-            "provider: Native",
-            lambda autoscaling: autoscaling.is_native or not autoscaling.says_how,
+            "self.provider == 'Native' || self.minReplicas > 0",
+            "minReplicas: 0 is for Conveyor's own autoscaler; set minReplicas: 1, or provider: Native",
+            lambda autoscaling: autoscaling.provider == "Native" or autoscaling.min_replicas > 0,
+            field="provider",
+        ),
+        Rule(
+            "self.provider != 'External' || (!has(self.behavior) && !has(self.queueDepthPerReplica))",
+            "behavior and queueDepthPerReplica are not for an autoscaler of yours; remove them, or let Conveyor scale "
+            "with provider: Native",
+            lambda autoscaling: not (autoscaling.is_external and autoscaling.says_how),
             field="provider",
         ),
     )
 
     provider: Provider = "Native"
-    """Who sets the replicas. Native: a HorizontalPodAutoscaler that Conveyor makes. External: an autoscaler of yours
-    that scales the Deployment `NAME-engine`; Conveyor begins with `minReplicas`, and leaves the number alone."""
+    """Who sets the replicas. Native: a HorizontalPodAutoscaler that Conveyor makes. KEDA: the one that KEDA makes of
+    a ScaledObject of Conveyor's. External: an autoscaler of yours that scales the Deployment `NAME-engine`; Conveyor
+    begins with `minReplicas`, and leaves the number alone."""
 
     min_replicas: Annotated[int, Field(ge=0, le=1000)] = 1
     """Fewest replicas; the service begins with them, or with one. 0: without requests for `idleTimeout` no engine is
@@ -116,14 +122,18 @@ class Autoscaling(ApiModel):
         return parse_duration_seconds(self.idle_timeout or _IDLE_TIMEOUT) if self.min_replicas == 0 else None
 
     @property
-    def is_native(self) -> bool:
-        """Whether there is a HorizontalPodAutoscaler of Conveyor's."""
-        return self.provider == "Native"
+    def is_external(self) -> bool:
+        """Whether the number is left to somebody of whom nothing is known."""
+        return self.provider == "External"
+
+    @property
+    def uses_keda(self) -> bool:
+        return self.provider == "KEDA"
 
     @property
     def says_how(self) -> bool:
-        """Whether it has what only Conveyor's own autoscaler acts by."""
-        return bool(self.min_replicas == 0 or self.behavior or self.queue_depth_per_replica)
+        """Whether it has what only a HorizontalPodAutoscaler on Conveyor's metrics acts by."""
+        return bool(self.behavior or self.queue_depth_per_replica)
 
     @property
     def names_scale_up_policies(self) -> bool:

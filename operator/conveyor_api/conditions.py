@@ -90,6 +90,7 @@ class Reason(StrEnum):
     # Scaling does not work.
     METRICS_UNAVAILABLE = "MetricsUnavailable"
     METRICS_API_OWNED_BY_OTHER = "MetricsAPIOwnedByOther"
+    KEDA_NOT_INSTALLED = "KEDANotInstalled"
     AUTOSCALER_FAILED = "AutoscalerFailed"
 
 
@@ -136,6 +137,7 @@ REASON_MEANINGS: Final[dict[Reason, str]] = {
     Reason.PROGRESS_DEADLINE_EXCEEDED: "The pods did not become ready in time.",
     Reason.METRICS_UNAVAILABLE: "The autoscaler cannot read its metrics; it holds the replicas.",
     Reason.METRICS_API_OWNED_BY_OTHER: "Another server owns `custom.metrics.k8s.io` in this cluster.",
+    Reason.KEDA_NOT_INSTALLED: "The provider is KEDA, and the cluster has no ScaledObjects; the replicas stay.",
     Reason.AUTOSCALER_FAILED: "The autoscaler reports an error; the message is its own.",
 }
 
@@ -204,6 +206,7 @@ REASONS_BY_CONDITION: Final[dict[ConditionType, tuple[Reason, ...]]] = {
         Reason.WAITING_FOR_AUTOSCALER,
         Reason.METRICS_UNAVAILABLE,
         Reason.METRICS_API_OWNED_BY_OTHER,
+        Reason.KEDA_NOT_INSTALLED,
         Reason.AUTOSCALER_FAILED,
         Reason.CHILD_REFUSED,
         Reason.CHILD_NOT_OWNED,

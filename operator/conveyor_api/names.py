@@ -89,6 +89,8 @@ METRICS_GROUP: Final = "custom.metrics.k8s.io"
 METRICS_VERSIONS: Final = ("v1beta2", "v1beta1")
 IN_FLIGHT_METRIC: Final = "inference_in_flight"
 QUEUE_DEPTH_METRIC: Final = "inference_queue_depth"
+# In external.metrics.k8s.io, KEDA calls the metric of its first trigger s0-metric-api-NAME.
+KEDA_METRIC_PREFIX: Final = "metric-api-"
 READABLE_GATEWAYS: Final = {"gateways": "Readable"}
 """Label of a metric's sum over the gateways that answer, where the sum without it needs all of them."""
 
@@ -156,6 +158,11 @@ def pod_selector_string(service: str) -> str:
 def gateway_host(system_namespace: str = SYSTEM_NAMESPACE, cluster_domain: str = CLUSTER_DOMAIN) -> str:
     """The gateway's name inside the cluster; also the target of the public ExternalName Services."""
     return f"{GATEWAY_SERVICE}.{system_namespace}.svc.{cluster_domain}"
+
+
+def metrics_url(system_namespace: str = SYSTEM_NAMESPACE, cluster_domain: str = CLUSTER_DOMAIN) -> str:
+    """The metrics server's plain port inside the cluster, for who reads pages and no API."""
+    return f"http://{METRICS_SERVICE}.{system_namespace}.svc.{cluster_domain}:{METRICS_ADMIN_PORT}"
 
 
 def gateway_path(namespace: str, service: str) -> str:

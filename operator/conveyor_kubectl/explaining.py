@@ -116,11 +116,11 @@ def _decide_without_metrics(facts: Facts, deployment: DeploymentState) -> Decisi
     spec, asked = facts.service.spec, deployment.asked_replicas
     if facts.deployment is None:
         return Decision(0, Reason.NO_AUTOSCALER, "There is no Deployment yet.")
-    is_native = spec.autoscaling is not None and spec.autoscaling.is_native
-    if not is_native and facts.others:
+    is_others = spec.autoscaling is None or spec.autoscaling.is_external
+    if is_others and facts.others:
         told = f"HorizontalPodAutoscaler {facts.others[0]}, which is not Conveyor's, sets the replicas."
         return Decision(asked, Reason.OTHER_AUTOSCALER, told)
-    if spec.autoscaling is not None and not is_native:
+    if spec.autoscaling is not None and is_others:
         told = "The provider is External, and no HorizontalPodAutoscaler scales the Deployment: the number stays."
         return Decision(asked, Reason.OTHER_AUTOSCALER, told)
     if spec.autoscaling is None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Final
 
 from conveyor_api import names
 from conveyor_api.errors import InvalidResource
@@ -10,14 +11,18 @@ from conveyor_api.quantities import parse_quantity
 from conveyor_api.resource import InferenceService
 from conveyor_kubectl.cluster import Cluster, Object, Unanswered
 from conveyor_operator.inferenceservice.kinds import INFERENCE_SERVICE
-from conveyor_operator.inferenceservice.observed import DeploymentState, observe_deployment
-from conveyor_operator.kinds import AUTOSCALER, DEPLOYMENT
+from conveyor_operator.inferenceservice.observed import DeploymentState, name_metric, observe_deployment
+from conveyor_operator.kinds import AUTOSCALER, DEPLOYMENT, SCALED_OBJECT
+
+# Where an HPA reads Conveyor's own metrics, and KEDA's.
+_OBJECTS: Final = f"/apis/{names.METRICS_GROUP}/{names.METRICS_VERSIONS[0]}"
+_EXTERNAL: Final = "/apis/external.metrics.k8s.io/v1beta1"
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """`autoscaler` is Conveyor's HPA, `others` names those of somebody else. A value that could not be read is the
-    sentence that says why."""
+    """`autoscaler` is Conveyor's HPA, or KEDA's of its ScaledObject; `others` names those of somebody else. A value
+    that could not be read is the sentence that says why."""
 
     service: InferenceService
     now: datetime
@@ -50,8 +55,10 @@ def read_facts(cluster: Cluster, namespace: str, name: str) -> Facts:
 
 
 def _is_ours(hpa: Object, name: str) -> bool:
-    is_owned = any(owner["kind"] == names.KIND for owner in hpa["metadata"].get("ownerReferences") or ())
-    return is_owned and bool(hpa["metadata"]["name"] == names.engine_name(name))
+    """KEDA gives its own the labels of the ScaledObject that it is made of."""
+    metadata, kinds = hpa["metadata"], (names.KIND, SCALED_OBJECT.kind)
+    is_owned = any(owner["kind"] in kinds for owner in metadata.get("ownerReferences") or ())
+    return is_owned and bool(metadata["name"] == names.engine_name(name))
 
 
 def _scales(hpa: Object, name: str) -> bool:
@@ -60,16 +67,21 @@ def _scales(hpa: Object, name: str) -> bool:
 
 
 def _read_values(cluster: Cluster, namespace: str, name: str, hpa: Object | None) -> Iterator[tuple[str, int | str]]:
-    """As the HorizontalPodAutoscaler asks for them; nothing where there is none. Conveyor's are of an object."""
-    group = f"/apis/{names.METRICS_GROUP}/{names.METRICS_VERSIONS[0]}"
+    """As the HorizontalPodAutoscaler asks for them; nothing where there is none."""
     metrics = [] if hpa is None else hpa["spec"].get("metrics") or []
-    for asked in [metric["object"]["metric"] for metric in metrics if metric["type"] == "Object"]:
+    places = {
+        "Object": (f"{_OBJECTS}/namespaces/{namespace}/{names.CRD_NAME}/{name}", "metricLabelSelector"),
+        "External": (f"{_EXTERNAL}/namespaces/{namespace}", "labelSelector"),
+    }
+    for metric in [metric for metric in metrics if metric["type"] in places]:
+        source, (path, parameter) = metric[metric["type"].lower()], places[metric["type"]]
+        asked, metric_name = source["metric"], name_metric(source)
         labels = (asked.get("selector") or {}).get("matchLabels") or {}
-        query = {"metricLabelSelector": ",".join(f"{key}={value}" for key, value in labels.items())} if labels else {}
+        query = {parameter: ",".join(f"{key}={value}" for key, value in labels.items())} if labels else {}
         try:
-            found = cluster.get(f"{group}/namespaces/{namespace}/{names.CRD_NAME}/{name}/{asked['name']}", query)
-            yield asked["name"], int(parse_quantity(found["items"][0]["value"]))
+            found = cluster.get(f"{path}/{asked['name']}", query)
+            yield metric_name, int(parse_quantity(found["items"][0]["value"]))
         except Unanswered as error:
-            yield asked["name"], str(error)
+            yield metric_name, str(error)
         except (LookupError, TypeError, ValueError) as error:
-            yield asked["name"], f"the answer is no value: {error!r}"
+            yield metric_name, f"the answer is no value: {error!r}"

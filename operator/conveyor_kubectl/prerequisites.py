@@ -106,7 +106,10 @@ def _check_metrics_api(cluster: Cluster) -> Answer:
     owners = {_owner(body) for body in registered if body is not None}
     others = sorted(owner for owner in owners if not owner.endswith(f"/{names.METRICS_SERVICE}"))
     if others:
-        return Verdict.LOOK, f"it belongs to {others[0]}, which is not displaced: services need provider: External"
+        return (
+            Verdict.LOOK,
+            f"it belongs to {others[0]}, which is not displaced: services need provider: KEDA or External",
+        )
     return Verdict.GOOD, "Conveyor serves it" if owners else "nobody has it"
 
 

@@ -49,6 +49,7 @@ JOB = Kind("batch", "v1", "Job", "jobs")
 DEPLOYMENT = Kind("apps", "v1", "Deployment", "deployments")
 DISRUPTION_BUDGET = Kind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets")
 AUTOSCALER = Kind("autoscaling", "v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers")
+SCALED_OBJECT = Kind("keda.sh", "v1alpha1", "ScaledObject", "scaledobjects")
 
 POD = Kind("", "v1", "Pod", "pods")
 ENDPOINT_SLICE = Kind("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices")

@@ -21,8 +21,9 @@ from conveyor_operator.election import Election
 from conveyor_operator.health import Health, HealthServer
 from conveyor_operator.inferenceservice.kinds import INFERENCE_SERVICE
 from conveyor_operator.inferenceservice.resource import InferenceServices
-from conveyor_operator.kinds import Key
+from conveyor_operator.kinds import Key, Kind
 from conveyor_operator.loop.handlers import build_registry, configure
+from conveyor_operator.loop.optional import OptionalKinds
 from conveyor_operator.loop.reconcile import Reconciler
 from conveyor_operator.loop.resource import Resource
 from conveyor_operator.loop.session import KopfSession
@@ -44,9 +45,10 @@ def build_resources(
     metrics: Metrics,
     metrics_api: Callable[[], MetricsApi],
     activity: Callable[[str], Activity],
+    serves: Callable[[Kind], bool | None],
 ) -> tuple[Resource, ...]:
     """Every kind of resource that the operator reconciles."""
-    return (InferenceServices(settings, metrics, metrics_api, activity),)
+    return (InferenceServices(settings, metrics, metrics_api, activity, serves),)
 
 
 class Operator:
@@ -62,10 +64,15 @@ class Operator:
         )
         self.activity = ActivityFollower(cluster.client, settings.system_namespace, metrics, self._mark_active)
         self.resources: Sequence[Resource] = build_resources(
-            settings, metrics, lambda: self.keeper.metrics_api, self.activity.__getitem__
+            settings,
+            metrics,
+            lambda: self.keeper.metrics_api,
+            self.activity.__getitem__,
+            lambda kind: self.optional.serves(kind),
         )
         self.workers = Workers(Reconciler(self.resources, cluster, self.store).reconcile, metrics, settings.workers)
         self.watches = Watches(self.resources, self.store, metrics, self.workers.mark)
+        self.optional = OptionalKinds(cluster, self.resources, self.watches, settings.watch_namespaces, self._mark_all)
         self.health = Health(self.workers.longest_run_seconds)
 
     def _mark_all(self) -> None:
@@ -121,9 +128,10 @@ class Operator:
         configure(kopf_settings, self.resources)
         session = KopfSession(settings.kubeconfig, self.resources, settings.watch_namespaces, self.watches)
         async with contextlib.aclosing(session), asyncio.TaskGroup() as tasks:
-            beside = [tasks.create_task(self._tell_ready(ready)), tasks.create_task(self.activity.run())]
+            running = [self._tell_ready(ready), self.activity.run(), self.optional.run()]
             if settings.metrics_api:
-                beside.append(tasks.create_task(self.keeper.run()))
+                running.append(self.keeper.run())
+            beside = [tasks.create_task(each) for each in running]
 
             async def end() -> None:
                 stop.set()  # after a signal Kopf's own task still waits for it

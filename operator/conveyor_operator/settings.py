@@ -56,6 +56,10 @@ class Settings:
     def gateway_host(self) -> str:
         return names.gateway_host(self.system_namespace, self.cluster_domain)
 
+    @property
+    def metrics_url(self) -> str:
+        return names.metrics_url(self.system_namespace, self.cluster_domain)
+
     def service_url(self, namespace: str, service: str) -> str:
         """What `status.url` says."""
         base = self.gateway_url or f"http://{self.gateway_host}"

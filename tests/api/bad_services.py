@@ -255,14 +255,13 @@ BAD_SERVICES: tuple[Bad, ...] = (
     _autoscaling(
         "utilization of 101", ".targetUtilizationPercent", "less than or equal to 100", targetUtilizationPercent=101
     ),
-    _autoscaling("provider that is unknown", ".provider", 'supported values: "Native", "External"', provider="KEDA"),
     _autoscaling(
-        "behavior of another's autoscaler", ".provider", "are for Conveyor's own", provider="External", behavior={}
+        "provider that is unknown", ".provider", 'supported values: "Native", "KEDA", "External"', provider="Keda"
     ),
-    _autoscaling("zero by another", ".provider", "are for Conveyor's own", provider="External", minReplicas=0),
-    _autoscaling(
-        "depth target of another", ".provider", "are for Conveyor's own", provider="External", queueDepthPerReplica=1
-    ),
+    _autoscaling("behavior of another's autoscaler", ".provider", "are not for", provider="External", behavior={}),
+    _autoscaling("depth target of another", ".provider", "are not for", provider="External", queueDepthPerReplica=1),
+    _autoscaling("zero by another", ".provider", "is for Conveyor's own", provider="External", minReplicas=0),
+    _autoscaling("zero by KEDA", ".provider", "is for Conveyor's own", provider="KEDA", minReplicas=0),
     _autoscaling("queue of nothing", ".queueDepthPerReplica", "greater than or equal to 1", queueDepthPerReplica=0),
     _bad(
         "replicas that two things set",

@@ -29,6 +29,7 @@ from tests.chart.installation import (
     take_over,
     write_account_kubeconfig,
 )
+from tests.operator import keda
 from tests.operator.kubelet import Kubelet, prewarmed, ready
 from tests.operator.stage import Space, wait_until
 
@@ -72,6 +73,7 @@ def run_everything(plane: AuditedControlPlane, folder: Path, *options: str) -> d
     api = Api(plane.kubeconfig)
     space = Space(api, namespace_of(folder))
     api.create("/api/v1/namespaces", {"metadata": {"name": space.namespace}})
+    keda.install(api)
     rendered = render(*(option.removeprefix("--set=") for option in options))
     reachable = make_reachable_chart(folder)
     install = ("install", RELEASE, reachable.chart, "--namespace", SYSTEM_NAMESPACE)
@@ -109,8 +111,10 @@ def exercise_operator(space: Space, check: Callable[[], None]) -> None:
         space.delete("Service", name)
         wait_until("its Service again", lambda: space.get("Service", name))
         old = {c for c in space.children(name) if c[0] == "ConfigMap"}
+        space.edit(name, autoscaling={"provider": "KEDA"})
+        wait_until("the ScaledObject", lambda: space.list("ScaledObject"), 60)
         space.edit(name, autoscaling=None, replicas=2, model={"cache": {"strategy": "EmptyDir", "size": None}})
-        wait_until("the end of the HPA", lambda: not space.list("HorizontalPodAutoscaler"))
+        wait_until("the end of the ScaledObject", lambda: not space.list("ScaledObject"))
         space.edit(name, batching={"maxBatchSize": 7})
         wait_until(
             "the end of the old ConfigMap", lambda: not old & space.children(name), 60, lambda: space.children(name)

@@ -22,7 +22,7 @@ def read_blocks() -> Iterator[Json]:
 
 
 def read_block(kind: str) -> Json:
-    (found,) = (body for body in read_blocks() if body["kind"] == kind)
+    (found,) = (body for body in read_blocks() if body.get("kind") == kind)
     return found
 
 

@@ -44,7 +44,7 @@ def test_what_a_cluster_has_is_told(plane: ControlPlane, capsys: pytest.CaptureF
     assert found["GPUs"] == (Verdict.GOOD, "8 nvidia.com/gpu on 1 of 2 nodes")
     assert found["custom.metrics.k8s.io"] == (
         Verdict.LOOK,
-        "it belongs to monitoring/adapter, which is not displaced: services need provider: External",
+        "it belongs to monitoring/adapter, which is not displaced: services need provider: KEDA or External",
     )
     assert found["StorageClass"] == (Verdict.GOOD, "fast is the default")
     assert found["CRD"] == (Verdict.GOOD, "that of this release")

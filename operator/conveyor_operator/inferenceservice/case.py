@@ -14,10 +14,16 @@ from conveyor_operator.activity.answer import Activity
 from conveyor_operator.inferenceservice.desired import Desired
 from conveyor_operator.inferenceservice.memory import ServiceMemory
 from conveyor_operator.inferenceservice.observed import Observed
-from conveyor_operator.inferenceservice.plan import find_all_obstacles, find_podless_job, is_prewarming, plan
+from conveyor_operator.inferenceservice.plan import (
+    AUTOSCALERS,
+    find_all_obstacles,
+    find_podless_job,
+    is_prewarming,
+    plan,
+)
 from conveyor_operator.inferenceservice.situation import Situation
 from conveyor_operator.inferenceservice.status import Written, build_status
-from conveyor_operator.kinds import AUTOSCALER, DEPLOYMENT
+from conveyor_operator.kinds import DEPLOYMENT
 from conveyor_operator.loop.child import Child, ChildId
 from conveyor_operator.loop.differences import id_of
 from conveyor_operator.loop.owner import Object
@@ -33,6 +39,8 @@ class Told:
 
     metrics_api: MetricsApi
     activity: Activity
+    serves_keda: bool | None
+    """None: not known yet."""
 
 
 class ServiceCase:
@@ -75,8 +83,8 @@ class ServiceCase:
 
     def lose(self, id: ChildId) -> None:
         self._observed = self._observed.without_child(id)
-        if id[0] == AUTOSCALER.kind:
-            self.stale.add(self._deployment)  # the HPA may have scaled it just before
+        if id[0] in AUTOSCALERS:
+            self.stale.add(self._deployment)  # it may have scaled it just before
 
     def build_status(self, now: datetime) -> Object:
         situation = Situation(
@@ -91,6 +99,7 @@ class ServiceCase:
             str(self._previous.get("triedTemplate") or ""),
             is_prewarming(self._desired, self._observed),
             find_podless_job(self._desired, self._observed, now),
+            self._told.serves_keda,
         )
         starts = self._memory.pod_starts
         written = Written(self._url, self._desired.effective, starts.last if starts else None)

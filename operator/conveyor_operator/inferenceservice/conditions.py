@@ -166,10 +166,10 @@ def judge_endpoint(situation: Situation) -> Judged:
 
 
 def judge_scaling_ready(situation: Situation) -> Judged:
-    obstacle = situation.obstacle("HorizontalPodAutoscaler")
+    obstacle = situation.obstacle("HorizontalPodAutoscaler", "ScaledObject")
     if obstacle is not None:
         return Judged(ConditionType.SCALING_READY, "False", obstacle.reason, obstacle.message)
-    judged = judge_scaling(situation.spec, situation.observed, situation.metrics_api)
+    judged = judge_scaling(situation.spec, situation.observed, situation.metrics_api, situation.serves_keda)
     return Judged(ConditionType.SCALING_READY, *judged)
 
 

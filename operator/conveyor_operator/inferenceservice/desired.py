@@ -16,6 +16,7 @@ from conveyor_operator.inferenceservice.kinds import INFERENCE_SERVICE
 from conveyor_operator.inferenceservice.manifests.autoscaling import build_autoscaler, build_disruption_budget
 from conveyor_operator.inferenceservice.manifests.config import build_config_map, build_engine_config
 from conveyor_operator.inferenceservice.manifests.deployment import build_deployment
+from conveyor_operator.inferenceservice.manifests.keda import build_scaled_object
 from conveyor_operator.inferenceservice.manifests.model import build_claim, needs_claim
 from conveyor_operator.inferenceservice.manifests.network import Network, build_network_policy
 from conveyor_operator.inferenceservice.manifests.pods import build_pod_template
@@ -59,11 +60,12 @@ def build_desired(
     pod_starts: PodStarts,
     now: datetime,
     from_profile: Sequence[str] = (),
+    serves_keda: bool | None = True,
 ) -> Desired:
     """Reads of `observed` what must stay (the claim's access mode, and the engine image over an upgrade) and what a
     rollout that the spec leaves open depends on.
 
-    `from_profile` names what a profile has filled in the service's spec.
+    `from_profile` names what a profile has filled in the service's spec. Where KEDA is not served it makes nothing.
     """
     spec = service.spec
     owner = build_owner(service.namespace, service.name, service.metadata.uid)
@@ -104,8 +106,11 @@ def build_desired(
         from_profile=list(from_profile) or None,
         resources=tell_resources(spec.resources),
     )
-    whole = (*children, *([] if autoscaler is None else [autoscaler]))
-    return Desired(owner, spec, effective, whole, template_hash, rollout.look_again_at)
+    if autoscaler is not None and spec.autoscaling and not spec.autoscaling.uses_keda:
+        children.append(autoscaler)
+    elif autoscaler is not None and serves_keda:
+        children.append(build_scaled_object(autoscaler, settings.metrics_url))
+    return Desired(owner, spec, effective, tuple(children), template_hash, rollout.look_again_at)
 
 
 def _choose_access_mode(spec: InferenceServiceSpec, owner: Owner, observed: Observed) -> str:

@@ -11,6 +11,7 @@ from conveyor_operator.kinds import (
     JOB,
     NETWORK_POLICY,
     POD,
+    SCALED_OBJECT,
     SERVICE,
     SERVICE_ACCOUNT,
     Kind,
@@ -21,7 +22,11 @@ INFERENCE_SERVICE = Kind(names.GROUP, names.VERSION, names.KIND, names.PLURAL)
 # In the order in which they are applied: what pods need comes before the pods, what counts them after.
 CHILDREN = (
     SERVICE_ACCOUNT, CLAIM, CONFIG_MAP, SERVICE, NETWORK_POLICY, JOB, DEPLOYMENT, DISRUPTION_BUDGET, AUTOSCALER,
+    SCALED_OBJECT,
 )  # fmt: skip
+
+# Of those, the ones that not every cluster has.
+OPTIONAL = (SCALED_OBJECT,)
 
 # Made by controllers for our children; read for the status.
 GRANDCHILDREN = (POD, ENDPOINT_SLICE)

@@ -22,7 +22,7 @@ class ServiceMemory(Memory):
     former_replicas: int = 0
     """As the status told them last; 0 if it never did."""
     had_autoscaler: bool = False
-    """An HPA of ours was there when it began, or the replicas were left to somebody else's."""
+    """An HPA of ours or KEDA's was there when it began, or the replicas were left to somebody else's."""
 
     def see_template(self, before: DeploymentState | None, now: DeploymentState | None) -> None:
         """Without a former state the template counts as changed, until its controller has observed it."""

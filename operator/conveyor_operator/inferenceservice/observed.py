@@ -4,14 +4,14 @@
 in, dataclasses out. Must not call anything.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from conveyor_api import names
 from conveyor_operator.inferenceservice.kinds import CHILDREN
 from conveyor_operator.inferenceservice.pods import PodState, observe_pod
-from conveyor_operator.kinds import AUTOSCALER, DEPLOYMENT, ENDPOINT_SLICE, POD, Key, Kind
+from conveyor_operator.kinds import AUTOSCALER, DEPLOYMENT, ENDPOINT_SLICE, POD, SCALED_OBJECT, Key, Kind
 from conveyor_operator.loop.child import Child, ChildId, observe_child
 from conveyor_operator.loop.store import Store
 
@@ -23,6 +23,11 @@ HELD_REPLICAS_ANNOTATION = f"{names.GROUP}/held-replicas"
 REVISION_ANNOTATION = "deployment.kubernetes.io/revision"
 LABELS = tuple(names.child_labels(""))
 _DEFAULT_REPLICAS = 1
+# Where an HPA's metric says what it is: an object's, and one of KEDA's.
+_SOURCES = {"Object": "object", "External": "external"}
+
+Conditions = Mapping[str, tuple[str, str, str]]
+"""type -> (status, reason, message)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +94,7 @@ class DeploymentState:
 
 @dataclass(frozen=True, slots=True)
 class AutoscalerState:
-    """The HPA: its bounds, its wish, and what it says about itself."""
+    """The HPA, ours or KEDA's: its bounds, its wish, and what it says about itself."""
 
     min_replicas: int = 1
     max_replicas: int = 1
@@ -111,6 +116,8 @@ class Observed:
     children: Mapping[ChildId, Child] = field(default_factory=dict)
     deployment: DeploymentState | None = None
     autoscaler: AutoscalerState | None = None
+    scaled_object: Conditions | None = None
+    """What KEDA says of it; None if there is none."""
     pods: tuple[PodState, ...] = ()
     """Of engines."""
     ready_endpoints: int = 0
@@ -124,11 +131,15 @@ class Observed:
             return replace(changed, deployment=observe_deployment(body))
         if child.kind == "HorizontalPodAutoscaler":
             return replace(changed, autoscaler=observe_autoscaler(body))
+        if child.kind == "ScaledObject":
+            return replace(changed, scaled_object=observe_scaled_object(body))
         return changed
 
     def without_child(self, id: ChildId) -> "Observed":
         """The same after that child was deleted."""
         left = replace(self, children={key: child for key, child in self.children.items() if key != id})
+        if id[0] == SCALED_OBJECT.kind:
+            return replace(left, scaled_object=None)
         return replace(left, autoscaler=None) if id[0] == AUTOSCALER.kind else left
 
 
@@ -156,6 +167,7 @@ def observe(store: Store, key: Key) -> Observed:
         children,
         states.get(DEPLOYMENT),
         states.get(AUTOSCALER),
+        states.get(SCALED_OBJECT),
         tuple(pod for pod in pods if not pod.prewarms),
         ready_endpoints,
         tuple(pod for pod in pods if pod.prewarms),
@@ -191,16 +203,8 @@ def _own_image(pods: Object) -> str:
 
 def observe_autoscaler(body: Object) -> AutoscalerState:
     spec, status = body["spec"], body.get("status") or {}
-    targets = {
-        m["object"]["metric"]["name"]: str(m["object"]["target"].get("averageValue", ""))
-        for m in spec.get("metrics") or ()
-        if m.get("type") == "Object"
-    }
-    currents = {
-        m["object"]["metric"]["name"]: str(m["object"]["current"].get("averageValue", ""))
-        for m in status.get("currentMetrics") or ()
-        if m.get("type") == "Object"
-    }
+    targets = _read_averages(spec.get("metrics"), "target")
+    currents = _read_averages(status.get("currentMetrics"), "current")
     return AutoscalerState(
         min_replicas=int(spec.get("minReplicas", 1)),
         max_replicas=int(spec["maxReplicas"]),
@@ -212,6 +216,20 @@ def observe_autoscaler(body: Object) -> AutoscalerState:
         tolerance_up=_tolerance(spec, "scaleUp"),
         tolerance_down=_tolerance(spec, "scaleDown"),
     )
+
+
+def _read_averages(metrics: Sequence[Object] | None, member: str) -> dict[str, str]:
+    sources = [metric[_SOURCES[metric["type"]]] for metric in metrics or () if metric.get("type") in _SOURCES]
+    return {name_metric(source): str(source[member].get("averageValue", "")) for source in sources}
+
+
+def name_metric(source: Object) -> str:
+    """Conveyor's own name of a metric, whatever KEDA has made of it."""
+    return str(source["metric"]["name"]).rpartition(names.KEDA_METRIC_PREFIX)[2]
+
+
+def observe_scaled_object(body: Object) -> Conditions:
+    return _conditions(body.get("status") or {})
 
 
 def observe_ready_endpoints(body: Object) -> int:
@@ -245,5 +263,9 @@ def _replicas_managers(metadata: Object) -> frozenset[str]:
     )
 
 
-_STATES: dict[Kind, Callable[[Object], Any]] = {DEPLOYMENT: observe_deployment, AUTOSCALER: observe_autoscaler}
+_STATES: dict[Kind, Callable[[Object], Any]] = {
+    DEPLOYMENT: observe_deployment,
+    AUTOSCALER: observe_autoscaler,
+    SCALED_OBJECT: observe_scaled_object,
+}
 _PROJECTIONS: dict[Kind, Callable[[Object], Any]] = {POD: observe_pod, ENDPOINT_SLICE: observe_ready_endpoints}

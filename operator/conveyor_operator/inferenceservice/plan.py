@@ -24,12 +24,13 @@ from conveyor_operator.inferenceservice.replicas import (
 )
 from conveyor_operator.inferenceservice.rollout import PATIENCE
 from conveyor_operator.inferenceservice.wording import explain_refusal
-from conveyor_operator.kinds import AUTOSCALER, CLAIM, CONFIG_MAP, DEPLOYMENT, JOB, SERVICE_ACCOUNT
+from conveyor_operator.kinds import AUTOSCALER, CLAIM, CONFIG_MAP, DEPLOYMENT, JOB, SCALED_OBJECT, SERVICE_ACCOUNT
 from conveyor_operator.loop.child import Child
 from conveyor_operator.loop.differences import find_applies, find_obstacle, find_obstacles, find_unwanted, id_of
 from conveyor_operator.loop.owner import Object
 from conveyor_operator.loop.steps import Delete, Hold, Obstacle, RequeueAt, Step
 
+AUTOSCALERS = (AUTOSCALER.kind, SCALED_OBJECT.kind)
 POD_NEEDS = (SERVICE_ACCOUNT.kind, CLAIM.kind, CONFIG_MAP.kind, JOB.kind)
 
 _ORDER = {kind.kind: position for position, kind in enumerate(CHILDREN)}
@@ -98,10 +99,21 @@ def _end_of_patience(podless: Child) -> datetime:
 
 
 def _plan_early_removals(desired: Desired, observed: Observed) -> list[Step]:
-    """An unwanted HPA is deleted before the Deployment is applied, since both would set the replicas."""
+    """An unwanted autoscaler is deleted before the Deployment is applied, since both would set the replicas."""
     left = _without_aimless_autoscaler(desired, observed)
     unwanted = find_unwanted(desired.owner, left, observed.children)
-    return [removal for removal in unwanted if removal.id[0] == AUTOSCALER.kind]
+    removals: list[Step] = [removal for removal in unwanted if removal.id[0] in AUTOSCALERS]
+    return [*removals, *_find_kedas_autoscaler(desired, observed)]
+
+
+def _find_kedas_autoscaler(desired: Desired, observed: Observed) -> Iterator[Delete]:
+    """What KEDA has made of a ScaledObject of ours that is not wanted any more: it would go with that, once KEDA has
+    finished with it, or never where KEDA is gone."""
+    spec, name = desired.spec, names.engine_name(desired.owner.name)
+    child = observed.children.get((AUTOSCALER.kind, name))
+    is_kedas = child is not None and child.controller == f"{SCALED_OBJECT.kind}/{name}"
+    if child is not None and is_kedas and not (spec.autoscaling and spec.autoscaling.uses_keda):
+        yield Delete((child.kind, child.name), child.uid)
 
 
 def _plan_hold(desired: Desired, observed: Observed, memory: ServiceMemory, applied_next: bool) -> Hold | None:
@@ -172,10 +184,10 @@ def _find_wanted(desired: Desired, observed: Observed, memory: ServiceMemory) ->
 
 
 def _without_aimless_autoscaler(desired: Desired, observed: Observed) -> Iterator[Object]:
-    """Without the HPA while the Deployment that it would scale is not ours."""
+    """Without the autoscaler while the Deployment that it would scale is not ours."""
     deployment = observed.children.get((DEPLOYMENT.kind, names.engine_name(desired.owner.name)))
     aimless = deployment is not None and find_obstacle(desired.owner, deployment) is not None
-    return (child for child in desired.children if not (aimless and child["kind"] == AUTOSCALER.kind))
+    return (child for child in desired.children if not (aimless and child["kind"] in AUTOSCALERS))
 
 
 def _position(step: Step) -> int:

@@ -16,6 +16,7 @@ from conveyor_api.quantities import parse_quantity
 from conveyor_api.spec import InferenceServiceSpec
 from conveyor_api.status import AutoscalingStatus, MetricStatus, clip
 from conveyor_operator.activity.answer import Activity
+from conveyor_operator.inferenceservice.keda import judge_keda
 from conveyor_operator.inferenceservice.observed import AutoscalerState, Observed
 from conveyor_operator.inferenceservice.replicas import is_asleep
 from conveyor_operator.metrics_api.answer import MetricsApi
@@ -53,24 +54,39 @@ class Wish:
         return f"{told}, within the tolerance of {format((self.tolerance * 100).normalize(), 'f')} %"
 
 
-def judge_scaling(spec: InferenceServiceSpec, observed: Observed, metrics_api: MetricsApi) -> tuple[str, Reason, str]:
+def judge_scaling(
+    spec: InferenceServiceSpec, observed: Observed, metrics_api: MetricsApi, serves_keda: bool | None = None
+) -> tuple[str, Reason, str]:
     """(status, reason, message) of the condition ScalingReady."""
     if spec.autoscaling is None:
         return "True", Reason.FIXED_REPLICAS, _explain_fixed(spec, observed)
-    if not spec.autoscaling.is_native:
+    if spec.autoscaling.is_external:
         return "True", Reason.EXTERNAL_AUTOSCALER, "the replicas are left to an autoscaler that is not Conveyor's"
+    found = judge_keda(observed, serves_keda) if spec.autoscaling.uses_keda else _judge_metrics_api(metrics_api)
+    return found or _judge_autoscaler(spec, observed, metrics_api)
+
+
+def _judge_metrics_api(metrics_api: MetricsApi) -> tuple[str, Reason, str] | None:
+    """Why Conveyor's own HPA has no metrics; None if the HPA is to be asked."""
     if metrics_api.owner:
         return (
             "False",
             Reason.METRICS_API_OWNED_BY_OTHER,
             (
                 f"APIService {metrics_api.api_service} belongs to {metrics_api.owner}; Conveyor does not displace it. "
-                "The replicas stay as they are. Remove that adapter, or set autoscaling.provider: External."
+                "The replicas stay as they are. Remove that adapter, or set autoscaling.provider: KEDA or External."
             ),
         )
     if metrics_api.missing:
         message = f"custom.metrics.k8s.io is not registered: {metrics_api.missing}. The replicas stay as they are."
         return "False", Reason.METRICS_UNAVAILABLE, message
+    return None
+
+
+def _judge_autoscaler(
+    spec: InferenceServiceSpec, observed: Observed, metrics_api: MetricsApi
+) -> tuple[str, Reason, str]:
+    """By what the HPA says of itself."""
     if observed.autoscaler is None:
         return "Unknown", Reason.WAITING_FOR_AUTOSCALER, "there is no HorizontalPodAutoscaler yet"
     if is_asleep(spec, observed.deployment):
@@ -86,8 +102,8 @@ def judge_scaling(spec: InferenceServiceSpec, observed: Observed, metrics_api: M
 def build_scaling_status(
     spec: InferenceServiceSpec, observed: Observed, former: Object = _NEVER, activity: Activity = Activity.STEADY
 ) -> AutoscalingStatus | None:
-    """The metrics as the HPA saw them, and the arithmetic; None without an HPA of ours. `former`: the last one."""
-    if spec.autoscaling is None or not spec.autoscaling.is_native:
+    """The metrics as the HPA saw them, and the arithmetic; None where there is none. `former`: the last one."""
+    if spec.autoscaling is None or spec.autoscaling.is_external:
         return None
     autoscaler = observed.autoscaler
     if autoscaler is None:

@@ -53,6 +53,8 @@ class Situation:
     """A Job fetches the model, and pods of this spec come when it is there."""
     podless_job: str = ""
     """Its name, if no pod of it could be made."""
+    serves_keda: bool | None = None
+    """Whether the cluster has ScaledObjects, as far as is known."""
 
     @property
     def deployment(self) -> DeploymentState:

@@ -50,6 +50,8 @@ class Resource(Protocol):
     """Of everything that belongs to a resource of this kind; its value is the resource's name."""
     children: Sequence[Kind]
     """What is applied for it; watched."""
+    optional: Sequence[Kind]
+    """Kinds of children that not every cluster serves."""
     grandchildren: Sequence[Kind]
     """What controllers make of the children; watched for the status."""
 
@@ -75,6 +77,7 @@ class Resource(Protocol):
 
 
 def watched_kinds(resources: Sequence[Resource]) -> list[Kind]:
-    """Each once: the resources, what is applied for them, and what controllers make of that."""
+    """Each once: the resources, what is applied for them, and what controllers make of that. Without optional ones."""
     kinds = [kind for each in resources for kind in (each.kind, *each.children, *each.grandchildren)]
-    return list(dict.fromkeys(kinds))
+    optional = {kind for each in resources for kind in each.optional}
+    return [kind for kind in dict.fromkeys(kinds) if kind not in optional]

@@ -99,12 +99,29 @@ class Watches:
                     return None
                 metadata["labels"] = self._labels(kind, key)
         except UNREADABLE as error:
-            self._metrics.unreadable_objects.labels(kind.plural).inc()
             who = _NAME.search(line)
-            name = b"/".join(reversed(who.groups())).decode() if who else "unknown"
-            logger.warning("event=object_unreadable kind=%s key=%s error=%.200r", kind.kind, name, error)
+            self._skip(kind, b"/".join(reversed(who.groups())).decode() if who else "unknown", error)
             return None
         return {"type": type, "object": {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata}}
+
+    def take(self, kind: Kind, type: str, body: Object) -> None:
+        """What another watch than Kopf's tells: it goes into the store, and its resource is marked."""
+        try:
+            key = self._remember(kind, type, {**body, "kind": kind.kind})
+        except UNREADABLE as error:
+            self._skip(kind, f"{body['metadata'].get('namespace')}/{body['metadata']['name']}", error)
+        else:
+            if key is not None:
+                self._mark(key)
+
+    def keep_only(self, kind: Kind, namespace: str | None, uids: set[str]) -> None:
+        """All that another watch than Kopf's knows to be there."""
+        for _, key in self._drop_others(kind, namespace, uids):
+            self._mark(key)
+
+    def _skip(self, kind: Kind, name: str, error: Exception) -> None:
+        self._metrics.unreadable_objects.labels(kind.plural).inc()
+        logger.warning("event=object_unreadable kind=%s key=%s error=%.200r", kind.kind, name, error)
 
     def _remember(self, kind: Kind, type: str, body: Object) -> Key | None:
         """The key of the object's resource; None if it has none, or none any more."""
@@ -137,14 +154,18 @@ class Watches:
     def _find_deleted(self, kind: Kind, namespace: str | None, seen: set[str]) -> list[Object]:
         """What the store knows and the watch did not show; it leaves the store."""
         events: list[Object] = []
-        for uid, key in self._store.keys(kind, namespace).items():
-            if uid not in seen:
-                logger.info("event=deleted_unheard kind=%s key=%s", kind.kind, key)
-                self._store.drop(kind, uid)
-                labels = self._labels(kind, key)
-                metadata = {"uid": uid, "namespace": key.namespace, "name": key.name, "labels": labels}
-                events.append({"type": "DELETED", "object": {"kind": kind.kind, "metadata": metadata}})
+        for uid, key in self._drop_others(kind, namespace, seen):
+            labels = self._labels(kind, key)
+            metadata = {"uid": uid, "namespace": key.namespace, "name": key.name, "labels": labels}
+            events.append({"type": "DELETED", "object": {"kind": kind.kind, "metadata": metadata}})
         return events
+
+    def _drop_others(self, kind: Kind, namespace: str | None, uids: set[str]) -> list[tuple[str, Key]]:
+        others = [(uid, key) for uid, key in self._store.keys(kind, namespace).items() if uid not in uids]
+        for uid, key in others:
+            logger.info("event=deleted_unheard kind=%s key=%s", kind.kind, key)
+            self._store.drop(kind, uid)
+        return others
 
 
 def _to_line(event: Object) -> bytes:

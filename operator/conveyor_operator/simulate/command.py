@@ -120,7 +120,7 @@ def read_service(path: Path) -> InferenceServiceSpec:
         raise ValueError(f"{path}: {error}") from None
     if spec.autoscaling is None:
         raise ValueError(f"{path}: it has no autoscaling, so its replicas never change")
-    if not spec.autoscaling.is_native:
+    if spec.autoscaling.is_external:
         raise ValueError(f"{path}: its autoscaler is not Conveyor's")
     if spec.batching.window_seconds:
         raise ValueError(f"{path}: only the modes None and Continuous are simulated, not {spec.batching.mode}")

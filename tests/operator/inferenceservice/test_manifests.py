@@ -312,6 +312,35 @@ def test_the_autoscalers_targets_follow_from_the_batch(
     ]
 
 
+def test_keda_gets_the_bounds_the_behavior_and_the_targets_of_the_autoscaler() -> None:
+    spec: dict[str, Any] = {"batching": {"maxBatchSize": 10}}
+    autoscaling = {"minReplicas": 2, "maxReplicas": 4}
+    hpa = build_one("HorizontalPodAutoscaler", autoscaling=autoscaling, **spec)
+    children = build(autoscaling=autoscaling | {"provider": "KEDA"}, **spec)
+    assert ("HorizontalPodAutoscaler", "qwen-engine") not in children
+    found = children["ScaledObject", "qwen-engine"]
+    assert found["metadata"] == hpa["metadata"]
+    page = "http://conveyor-metrics.conveyor-system.svc.cluster.local:8081/demand?service=default/qwen"
+    assert found["spec"] == {
+        "scaleTargetRef": hpa["spec"]["scaleTargetRef"],
+        "minReplicaCount": 2,
+        "maxReplicaCount": 4,
+        "advanced": {
+            "horizontalPodAutoscalerConfig": {"name": hpa["metadata"]["name"], "behavior": hpa["spec"]["behavior"]}
+        },
+        "triggers": [
+            {
+                "type": "metrics-api",
+                "metadata": {"url": url, "format": "json", "valueLocation": metric, "targetValue": target},
+            }
+            for metric, url, target in (
+                ("inference_in_flight", page, "7.5"),
+                ("inference_queue_depth", f"{page}&gateways=Readable", "1"),
+            )
+        ],
+    }
+
+
 def build_behavior(**autoscaling: Any) -> Any:
     return build_one("HorizontalPodAutoscaler", autoscaling={"maxReplicas": 4, **autoscaling})["spec"]["behavior"]
 

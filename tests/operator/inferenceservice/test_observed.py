@@ -116,6 +116,18 @@ def test_an_hpas_averages_are_read() -> None:
     assert state.conditions == {"AbleToScale": ("True", "ReadyForNewScale", "m")}
 
 
+def test_keda_s_metrics_have_the_names_of_conveyor_s() -> None:
+    body = live("HorizontalPodAutoscaler", autoscaling={"maxReplicas": 4})
+    metric = {"name": "s0-metric-api-inference_in_flight"}
+    target = {"type": "AverageValue", "averageValue": "24"}
+    body["spec"]["metrics"] = [{"type": "External", "external": {"metric": metric, "target": target}}]
+    current = {"metric": metric, "current": {"averageValue": "35"}}
+    body["status"] = {"currentMetrics": [{"type": "External", "external": current}]}
+    state = observe_autoscaler(body)
+    assert state.targets == {"inference_in_flight": "24"}
+    assert state.currents == {"inference_in_flight": "35"}
+
+
 def test_endpoints_count_when_they_are_ready_or_do_not_say() -> None:
     slices = {"endpoints": [{"conditions": {"ready": True}}, {"conditions": {"ready": False}}, {"conditions": {}}, {}]}
     assert observe_ready_endpoints(slices) == 3

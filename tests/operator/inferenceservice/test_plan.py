@@ -240,6 +240,18 @@ def test_somebody_elses_autoscaler_stays() -> None:
     assert next_steps(observed, remember({})) == []
 
 
+def test_what_keda_has_made_goes_with_the_scaled_object_and_before_anything_is_applied() -> None:
+    by_keda = {"autoscaling": AUTOSCALING | {"provider": "KEDA"}}
+    observed, memory = all_there(by_keda, 3, HPAS), remember(by_keda, had_autoscaler=True)
+    kedas = make_child("HorizontalPodAutoscaler", controller="ScaledObject/qwen-engine", controller_uid="uid-2")
+    observed = replace(observed, children={**observed.children, (kedas.kind, kedas.name): kedas})
+    assert next_steps(observed, memory, **by_keda) == []
+    rounds = live_through(observed, memory, autoscaling=AUTOSCALING)
+    removed = [("ScaledObject", "qwen-engine"), ("HorizontalPodAutoscaler", "qwen-engine")]
+    assert [ids(steps) for steps in rounds] == [removed, removed[1:]]
+    assert isinstance(rounds[1][0], Apply)
+
+
 OLD = make_child("ConfigMap", "qwen-engine-00000000")
 OLD_CLAIM = make_child("PersistentVolumeClaim", "qwen-models")
 

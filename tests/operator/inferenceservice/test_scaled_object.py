@@ -1,45 +1,136 @@
-"""The ScaledObject of docs/autoscaling.md, held against KEDA's own definition of it."""
+"""`provider: KEDA`: a ScaledObject by KEDA's own definition, where the cluster has one, in the place of the HPA."""
 
-import json
-import os
-import subprocess
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import yaml
-from tests.operator.stage import wait_until
+from tests.operator import keda
+from tests.operator.stage import Space, Stage, wait_until
 
+from conveyor_operator.loop import optional
 from e2e.cluster.api import Api, ApiError
-from e2e.cluster.paths import CACHE, REPOSITORY
+from e2e.cluster.paths import REPOSITORY
 
-KEDA = "github.com/kedacore/keda/v2@v2.21.0"
-CRD = Path("config", "crd", "bases", "keda.sh_scaledobjects.yaml")
-COLLECTION = "/apis/keda.sh/v1alpha1/namespaces/{}/scaledobjects"
+Json = dict[str, Any]
 
-
-@pytest.fixture(scope="session")
-def keda(api: Api) -> Api:
-    """The API server with ScaledObjects, from KEDA's Go module: about 20 MB, once."""
-    environment = os.environ | {"GOMODCACHE": str(CACHE / "keda"), "GOFLAGS": "-modcacherw"}
-    done = subprocess.run(["go", "mod", "download", "-json", KEDA], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    crd = yaml.safe_load(Path(json.loads(done.stdout)["Dir"], CRD).read_text())
-    api.apply(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{crd['metadata']['name']}", crd)
-    wait_until("ScaledObjects", lambda: api.reachable(COLLECTION.format("default")), 30)
-    return api
+KEDA = {"provider": "KEDA", "minReplicas": 2, "maxReplicas": 5}
+HPA, SCALED_OBJECT = "HorizontalPodAutoscaler", "ScaledObject"
 
 
-def read_scaled_object() -> dict[str, Any]:
+@pytest.fixture(autouse=True)
+def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optional, "_LOOK_SECONDS", 1.0)
+
+
+@pytest.fixture
+def installed(api: Api) -> Iterator[Api]:
+    """The API server with ScaledObjects; nobody looks after them."""
+    keda.install(api)
+    yield api
+    keda.remove(api)
+
+
+def test_the_documented_provider_makes_a_scaled_object(stage: Stage, installed: Api) -> None:
+    """Strictly by KEDA's own definition: the operator applies all so."""
     page = (REPOSITORY / "docs" / "autoscaling.md").read_text()
-    blocks = [block.split("```")[0] for block in page.split("```yaml\n")[1:]]
-    (found,) = (body for block in blocks for body in yaml.safe_load_all(block) if body["kind"] == "ScaledObject")
-    return dict(found)
-
-
-def test_the_documented_scaled_object_is_one(keda: Api, namespace: str) -> None:
-    path, body = COLLECTION.format(namespace) + "?fieldValidation=Strict", read_scaled_object()
-    keda.create(path, body)
-    for wrong in ({"triggers": [{"type": "prometheus"}]}, {"scaleTargetRef": {}}, {"most": 4}):
+    (block,) = (part.split("```")[0] for part in page.split("```yaml\n") if part.startswith("spec:\n"))
+    with stage.operator():
+        stage.space.make_service(**yaml.safe_load(block)["spec"])
+        found = wait_until("the ScaledObject", lambda: stage.space.get(SCALED_OBJECT, "qwen-engine"))
+        assert (found["spec"]["minReplicaCount"], found["spec"]["maxReplicaCount"]) == (1, 4)
+    path = stage.space.path(SCALED_OBJECT) + "?fieldValidation=Strict"
+    for wrong in ({"triggers": [{"type": "metrics-api"}]}, {"scaleTargetRef": {}}, {"most": 4}):
         with pytest.raises(ApiError):
-            keda.create(path, body | {"metadata": {"name": "wrong"}, "spec": body["spec"] | wrong})
+            installed.create(path, found | {"metadata": {"name": "wrong"}, "spec": found["spec"] | wrong})
+
+
+def test_a_cluster_without_keda_is_told_and_one_that_gets_it_is_noticed(stage: Stage) -> None:
+    keda.remove(stage.space.api)
+    with stage.operator():
+        stage.space.make_service(autoscaling=KEDA)
+        told = stage.space.wait_condition("qwen", "ScalingReady", "False", "KEDANotInstalled")["message"]
+        assert "Install KEDA, which is found within a minute, or set autoscaling.provider: Native." in told
+        wait_until("the Deployment", lambda: count(stage.space) == 2)
+        stage.proxy.wait_quiet()
+        assert not stage.space.list(HPA)
+        keda.install(stage.space.api)
+        wait_until("the ScaledObject", lambda: stage.space.get(SCALED_OBJECT, "qwen-engine"), 20)
+        told = stage.space.wait_condition("qwen", "ScalingReady", "Unknown", "WaitingForAutoscaler")["message"]
+        assert "is the Deployment keda-operator running?" in told
+        assert not stage.space.list(HPA)
+        keda.remove(stage.space.api)
+        stage.space.wait_condition("qwen", "ScalingReady", "False", "KEDANotInstalled")
+        assert count(stage.space) == 2
+
+
+def test_what_keda_says_is_judged(stage: Stage, installed: Api) -> None:
+    space = stage.space
+    with stage.operator():
+        space.make_service(autoscaling=KEDA)
+        wait_until("the ScaledObject", lambda: space.get(SCALED_OBJECT, "qwen-engine"))
+        keda.judge(space, Ready=("False", "ScaledObjectCheckFailed", "no such trigger"))
+        told = space.wait_condition("qwen", "ScalingReady", "False", "AutoscalerFailed")["message"]
+        assert told == "ScaledObjectCheckFailed: no such trigger"
+        keda.judge(space, Ready=("True", "ScaledObjectReady", ""), Paused=("True", "ScaledObjectPaused", ""))
+        wait_until("paused", lambda: "is paused" in space.condition("qwen", "ScalingReady")["message"])
+        keda.take_up(space)
+        told = space.wait_condition("qwen", "ScalingReady", "False", "MetricsUnavailable")["message"]
+        assert "external metric" in told  # of the real HPA controller: there is no external.metrics.k8s.io here
+        stage.proxy.wait_quiet()
+        assert space.need("InferenceService", "qwen")["status"]["autoscaling"]["reason"] == "NoMetrics"
+
+
+def test_a_scaled_object_that_somebody_edits_or_deletes_is_restored(stage: Stage, installed: Api) -> None:
+    space = stage.space
+    with stage.operator():
+        space.make_service(autoscaling=KEDA)
+        first = wait_until("the ScaledObject", lambda: space.get(SCALED_OBJECT, "qwen-engine"))
+        keda.take_up(space)
+        stage.proxy.wait_quiet()
+        assert not [event for event in space.list("Event") if event["reason"] == "ChildRestored"]
+        space.patch(SCALED_OBJECT, "qwen-engine", {"spec": {"maxReplicaCount": 9}})
+        wait_until("5 again", lambda: space.need(SCALED_OBJECT, "qwen-engine")["spec"]["maxReplicaCount"] == 5)
+        space.edit("qwen", autoscaling={"maxReplicas": 7})
+        wait_until("7", lambda: space.need(SCALED_OBJECT, "qwen-engine")["spec"]["maxReplicaCount"] == 7)
+        space.delete(SCALED_OBJECT, "qwen-engine")
+        keda.unfinish(space)
+        again = wait_until("another", lambda: space.get(SCALED_OBJECT, "qwen-engine"))
+        assert again["metadata"]["uid"] != first["metadata"]["uid"]
+
+
+def test_there_is_never_an_autoscaler_of_both_and_the_replicas_stay(stage: Stage, installed: Api) -> None:
+    """Though KEDA never ends its ScaledObject: its operator is not there."""
+    space = stage.space
+    with stage.operator():
+        space.make_service(autoscaling={"maxReplicas": 5})
+        wait_until("the HPA", lambda: owner(space) == ["InferenceService"])
+        space.patch("Deployment", "qwen-engine", {"spec": {"replicas": 4}}, "scale")
+        space.edit("qwen", autoscaling={"provider": "KEDA"})
+        wait_until("the ScaledObject", lambda: space.get(SCALED_OBJECT, "qwen-engine"))
+        assert not space.list(HPA)
+        keda.take_up(space)
+        for provider, expected in (("Native", ["InferenceService"]), ("KEDA", []), ("External", [])):
+            space.edit("qwen", autoscaling={"provider": provider})
+            space.wait_observed("qwen")
+            wait_until(f"the autoscaler of {provider}", lambda expected=expected: owner(space) == expected)
+            assert count(space) == 4
+        assert space.need(SCALED_OBJECT, "qwen-engine")["metadata"]["deletionTimestamp"]
+        keda.unfinish(space)
+        wait_until("its end", lambda: not space.list(SCALED_OBJECT))
+        space.edit("qwen", autoscaling={"provider": "KEDA"})
+        wait_until("another", lambda: space.get(SCALED_OBJECT, "qwen-engine"))
+        keda.take_up(space)
+        space.edit("qwen", autoscaling=None)
+        space.wait_condition("qwen", "ScalingReady", "True", "FixedReplicas")
+        assert (count(space), space.list(HPA)) == (4, [])
+        assert "4 replicas are kept" in space.condition("qwen", "ScalingReady")["message"]
+
+
+def owner(space: Space) -> list[str]:
+    """The kinds that the HPAs belong to."""
+    return [hpa["metadata"]["ownerReferences"][0]["kind"] for hpa in space.list(HPA)]
+
+
+def count(space: Space) -> int:
+    return int((space.get("Deployment", "qwen-engine") or {"spec": {}})["spec"].get("replicas", 0))

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.operator.builders import make_deployment, make_observed, make_resource
@@ -256,3 +257,36 @@ def test_replicas_that_came_without_a_request_are_not_put_down_to_one() -> None:
 def test_a_deployment_that_a_person_has_scaled_to_zero_is_still_told_as_such() -> None:
     stopped = make_observed(deployment=make_deployment(0), autoscaler=make_autoscaler(conditions=RESTING))
     assert judge_scaling(AUTOSCALED, stopped, MetricsApi())[:2] == ("False", "AutoscalerFailed")
+
+
+BY_KEDA = make_resource(autoscaling={"provider": "KEDA", "maxReplicas": 4}).spec
+KEDA_READY = {"Ready": ("True", "ScaledObjectReady", "")}
+
+
+@pytest.mark.parametrize(
+    ("served", "said", "autoscaler", "judged"),
+    [
+        (None, None, None, ("Unknown", "WaitingForAutoscaler", "is not known yet")),
+        (False, None, None, ("False", "KEDANotInstalled", "Install KEDA")),
+        (True, None, None, ("Unknown", "WaitingForAutoscaler", "there is no ScaledObject yet")),
+        (True, {}, None, ("Unknown", "WaitingForAutoscaler", "has not taken up the ScaledObject yet")),
+        (True, KEDA_READY, None, ("Unknown", "WaitingForAutoscaler", "there is no HorizontalPodAutoscaler yet")),
+        (True, KEDA_READY, make_autoscaler(), ("True", "ScalingActive", "sets the replicas")),
+        (
+            True,
+            {"Ready": ("False", "Check", "wrong")},
+            make_autoscaler(),
+            ("False", "AutoscalerFailed", "Check: wrong"),
+        ),
+        (True, {"Ready": ("Unknown", "PartialTriggerError", "")}, make_autoscaler(), ("True", "ScalingActive", "")),
+        (True, KEDA_READY | {"Paused": ("True", "", "")}, None, ("False", "AutoscalerFailed", "is paused")),
+    ],
+)
+def test_keda_is_judged_before_its_hpa(
+    served: bool | None, said: Any, autoscaler: AutoscalerState | None, judged: tuple[str, str, str]
+) -> None:
+    """Whoever has custom.metrics.k8s.io: KEDA does not read it."""
+    observed, api = make_observed(autoscaler=autoscaler, scaled_object=said), MetricsApi(owner="other/adapter")
+    status, reason, message = judge_scaling(BY_KEDA, observed, api, served)
+    assert (status, str(reason)) == judged[:2]
+    assert judged[2] in message

@@ -17,7 +17,7 @@ from tests.operator.stage import Stage, wait_until
 
 from conveyor_api import names
 from conveyor_operator.activity.answer import Activity
-from conveyor_operator.inferenceservice.kinds import CHILDREN, GRANDCHILDREN, INFERENCE_SERVICE
+from conveyor_operator.inferenceservice.kinds import CHILDREN, GRANDCHILDREN, INFERENCE_SERVICE, OPTIONAL
 from conveyor_operator.inferenceservice.resource import InferenceServices
 from conveyor_operator.kinds import AUTOSCALER, POD, Kind
 from conveyor_operator.loop.store import Store
@@ -29,6 +29,7 @@ from e2e.cluster.control_plane import ControlPlane
 from e2e.cluster.tools import binary
 
 AUTOSCALING = {"minReplicas": 1, "maxReplicas": 5}
+KINDS = [kind for kind in (INFERENCE_SERVICE, *CHILDREN, *GRANDCHILDREN) if kind not in OPTIONAL]
 
 
 @contextmanager
@@ -48,7 +49,7 @@ def test_a_child_that_was_deleted_while_watches_expired_comes_back(stage: Stage)
         stage.space.make_service(autoscaling=AUTOSCALING)
         wait_until("the HPA", lambda: stage.space.get("HorizontalPodAutoscaler", "qwen-engine"))
         stage.proxy.wait_quiet()
-        with watches_expired(stage, INFERENCE_SERVICE, *CHILDREN, *GRANDCHILDREN):
+        with watches_expired(stage, *KINDS):
             stage.space.delete("HorizontalPodAutoscaler", "qwen-engine")
         wait_until("the HPA again", lambda: stage.space.get("HorizontalPodAutoscaler", "qwen-engine"))
 
@@ -69,7 +70,7 @@ def test_a_service_made_again_while_watches_expired_keeps_its_children(stage: St
         stage.space.make_service()
         stage.space.wait_children("qwen")
         stage.proxy.wait_quiet()
-        with watches_expired(stage, INFERENCE_SERVICE, *CHILDREN, *GRANDCHILDREN):
+        with watches_expired(stage, *KINDS):
             stage.space.delete("InferenceService", "qwen")
             wait_until("nothing is left", lambda: not stage.space.children("qwen"), 60)
             uid = stage.space.make_service()["metadata"]["uid"]
@@ -105,7 +106,7 @@ def test_a_watch_that_breaks_off_before_it_told_of_everything_begins_anew(stage:
 
 async def test_a_beginning_that_kopf_gave_up_is_not_resumed() -> None:
     """It cancels one that is silent for long, and would go on after the last object that it saw."""
-    services = InferenceServices(Settings(), Metrics(), MetricsApi, lambda service: Activity.STEADY)
+    services = InferenceServices(Settings(), Metrics(), MetricsApi, lambda _: Activity.STEADY, lambda _: None)
     watches = Watches([services], Store(), Metrics(), lambda key: None)
     bookmark = b'{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"1"}}}\n'
 

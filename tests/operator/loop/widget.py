@@ -85,6 +85,7 @@ class Widgets:
     kind = WIDGET
     label = LABEL
     children: Sequence[Kind] = (CONFIG_MAP,)
+    optional: Sequence[Kind] = ()
     grandchildren: Sequence[Kind] = ()
 
     def project(self, kind: Kind, key: Key, body: Mapping[str, Any]) -> Child:

@@ -13,6 +13,8 @@ _READABLE: Final = {"matchLabels": names.READABLE_GATEWAYS}
 def build_autoscaler(owner: Owner, spec: InferenceServiceSpec, scale_up_period_seconds: int) -> Object | None:
     """Two Object metrics on the InferenceService, of which the HPA takes the larger wish; None where others scale.
 
+    With KEDA it is what a ScaledObject is made from (`keda`), and none is applied.
+
     `AverageValue` makes it ceil(total / target), whatever the number of ready pods. It never goes to zero, and lets a
     Deployment at zero be: that is `replicas.plan_zero`'s.
 
@@ -20,7 +22,7 @@ def build_autoscaler(owner: Owner, spec: InferenceServiceSpec, scale_up_period_s
     unknown an HPA goes up and never down (docs/adr/0035-a-part-of-the-sum-scales-up.md).
     """
     autoscaling, in_flight, queue_depth = spec.autoscaling, spec.in_flight_target, spec.queue_depth_target
-    if autoscaling is None or in_flight is None or queue_depth is None or not autoscaling.is_native:
+    if autoscaling is None or in_flight is None or queue_depth is None or autoscaling.is_external:
         return None
     metrics = [
         _object_metric(owner, in_flight, {"name": names.IN_FLIGHT_METRIC}),

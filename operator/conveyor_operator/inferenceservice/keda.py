@@ -1,0 +1,29 @@
+"""How KEDA stands to the service: what keeps it from scaling, before its HPA is asked. Pure; used by `scaling`."""
+
+from conveyor_api.conditions import Reason
+from conveyor_operator.inferenceservice.observed import Observed
+
+_NOT_INSTALLED = (
+    "KEDA is not in this cluster: it serves no ScaledObjects (keda.sh/v1alpha1). The replicas stay as they are. "
+    "Install KEDA, which is found within a minute, or set autoscaling.provider: Native."
+)
+_NOT_TAKEN_UP = "KEDA has not taken up the ScaledObject yet; where that lasts, is the Deployment keda-operator running?"
+
+
+def judge_keda(observed: Observed, served: bool | None) -> tuple[str, Reason, str] | None:
+    """(status, reason, message) of the condition ScalingReady; None where its HPA says more."""
+    if served is None:
+        return "Unknown", Reason.WAITING_FOR_AUTOSCALER, "whether KEDA is in this cluster is not known yet"
+    if not served:
+        return "False", Reason.KEDA_NOT_INSTALLED, _NOT_INSTALLED
+    if observed.scaled_object is None:
+        return "Unknown", Reason.WAITING_FOR_AUTOSCALER, "there is no ScaledObject yet"
+    ready, paused = (observed.scaled_object.get(type, ("Unknown", "", "")) for type in ("Ready", "Paused"))
+    if paused[0] == "True":
+        told = "the ScaledObject is paused; take its annotations autoscaling.keda.sh/paused* away to resume"
+        return "False", Reason.AUTOSCALER_FAILED, told
+    if ready[0] == "False":
+        return "False", Reason.AUTOSCALER_FAILED, f"{ready[1]}: {ready[2]}"
+    if ready[0] == "Unknown" and observed.autoscaler is None:
+        return "Unknown", Reason.WAITING_FOR_AUTOSCALER, _NOT_TAKEN_UP
+    return None

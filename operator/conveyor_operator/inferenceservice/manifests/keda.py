@@ -1,0 +1,45 @@
+"""KEDA's ScaledObject, of which KEDA makes a HorizontalPodAutoscaler as Conveyor's own. Pure."""
+
+from conveyor_api import names
+from conveyor_api.quantities import parse_quantity
+from conveyor_operator.kinds import SCALED_OBJECT
+from conveyor_operator.loop.owner import Object
+
+
+def build_scaled_object(autoscaler: Object, metrics_url: str) -> Object:
+    """For the HPA that it stands for: its name, which only one of the two can have, its bounds, behavior and targets.
+
+    KEDA reads each metric on the metrics server's page; a page that is an error is a metric that its HPA cannot read.
+    """
+    spec, metadata = autoscaler["spec"], autoscaler["metadata"]
+    page = f"{metrics_url}{names.DEMAND_PATH}?service={metadata['namespace']}/{_described(spec)}"
+    return {
+        "apiVersion": SCALED_OBJECT.api_version,
+        "kind": SCALED_OBJECT.kind,
+        "metadata": metadata,
+        "spec": {
+            "scaleTargetRef": spec["scaleTargetRef"],
+            "minReplicaCount": spec["minReplicas"],
+            "maxReplicaCount": spec["maxReplicas"],
+            "advanced": {"horizontalPodAutoscalerConfig": {"name": metadata["name"], "behavior": spec["behavior"]}},
+            "triggers": [_build_trigger(page, metric["object"]) for metric in spec["metrics"]],
+        },
+    }
+
+
+def _described(spec: Object) -> str:
+    return str(spec["metrics"][0]["object"]["describedObject"]["name"])
+
+
+def _build_trigger(page: str, metric: Object) -> Object:
+    asked = metric["metric"]
+    labels = asked.get("selector", {}).get("matchLabels", {})
+    return {
+        "type": "metrics-api",
+        "metadata": {
+            "url": "&".join([page, *(f"{key}={value}" for key, value in labels.items())]),
+            "format": "json",
+            "valueLocation": asked["name"],
+            "targetValue": f"{parse_quantity(metric['target']['averageValue']).normalize():f}",
+        },
+    }

@@ -1,0 +1,101 @@
+"""Children of kinds that not every cluster serves: watched while it does, from when it does.
+
+Run by `process`. Kopf would have to scan for them, or be told of them before it starts; so they have a watch of their
+own, which tells `watches` as Kopf's do.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from conveyor_kube.wanted_json import Json
+from conveyor_kube.watch import Collection, WatchState, watch_collection
+from conveyor_operator.cluster import Cluster
+from conveyor_operator.errors import ApiError
+from conveyor_operator.kinds import Kind
+from conveyor_operator.loop.resource import Resource
+from conveyor_operator.loop.watches import Watches
+
+_LOOK_SECONDS = 20.0
+
+
+class OptionalKinds:
+    """`on_change` is called when a kind comes or goes."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        resources: Sequence[Resource],
+        watches: Watches,
+        namespaces: Sequence[str],
+        on_change: Callable[[], None],
+    ) -> None:
+        self._cluster = cluster
+        self._labels = {kind: resource.label for resource in resources for kind in resource.optional}
+        self._watches = watches
+        self._namespaces = namespaces or ("",)
+        self._on_change = on_change
+        self._served: dict[Kind, bool] = {}
+
+    def serves(self, kind: Kind) -> bool | None:
+        """Whether the cluster does; None where that is not known yet."""
+        return self._served.get(kind)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for kind in self._labels:
+                tasks.create_task(self._follow(kind), name=f"follow {kind.kind}")
+
+    async def _follow(self, kind: Kind) -> None:
+        while True:
+            await self._wait_until(kind, True)
+            self._tell(kind, True)
+            async with asyncio.TaskGroup() as tasks:
+                watching = [tasks.create_task(self._watch(kind, namespace)) for namespace in self._namespaces]
+                await self._wait_until(kind, False)
+                for watch in watching:
+                    watch.cancel()
+            self._watches.keep_only(kind, None, set())  # before anybody hears of it, or what is left would be deleted
+            self._tell(kind, False)
+
+    async def _wait_until(self, kind: Kind, served: bool) -> None:
+        while (found := await self._look(kind)) is not served:
+            if found is not None and kind not in self._served:
+                self._tell(kind, found)
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def _look(self, kind: Kind) -> bool | None:
+        try:
+            return await self._cluster.is_served(kind)
+        except ApiError:
+            return None
+
+    def _tell(self, kind: Kind, served: bool) -> None:
+        self._served[kind] = served
+        self._on_change()
+
+    async def _watch(self, kind: Kind, namespace: str) -> None:
+        collection = Collection(
+            kind.group, kind.version, kind.plural, namespace, label_selector=self._labels[kind], shape=dict[str, Any]
+        )
+        sink = _Sink(self._watches, kind)
+        await watch_collection(self._cluster.client, collection, sink, WatchState(collection.name))
+
+
+class _Sink:
+    """Objects of one kind, for `watches`."""
+
+    def __init__(self, watches: Watches, kind: Kind) -> None:
+        self._watches = watches
+        self._kind = kind
+
+    def put(self, body: Json) -> str:
+        self._watches.take(self._kind, "MODIFIED", body)
+        return str(body["metadata"]["uid"])
+
+    def delete(self, body: Json) -> None:
+        self._watches.take(self._kind, "DELETED", body)
+
+    def keep_only(self, keys: set[str], namespace: str) -> None:
+        self._watches.keep_only(self._kind, namespace or None, keys)

@@ -1,0 +1,100 @@
+"""KEDA's own definition of ScaledObjects on an API server, and what KEDA does with one, played by a test."""
+
+import json
+import os
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from tests.operator.stage import Space, wait_until
+
+from e2e.cluster.api import Api, ApiError
+from e2e.cluster.paths import CACHE
+
+Json = dict[str, Any]
+
+MODULE = "github.com/kedacore/keda/v2@v2.21.0"
+FINALIZER = "finalizer.keda.sh"
+_CRD = Path("config", "crd", "bases", "keda.sh_scaledobjects.yaml")
+_CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+_COLLECTION = "/apis/keda.sh/v1alpha1/scaledobjects"
+
+
+@cache
+def fetch() -> Path:
+    """The folder of its Go module: about 20 MB, once."""
+    environment = os.environ | {"GOMODCACHE": str(CACHE / "keda"), "GOFLAGS": "-modcacherw"}
+    done = subprocess.run(["go", "mod", "download", "-json", MODULE], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return Path(json.loads(done.stdout)["Dir"])
+
+
+def install(api: Api) -> None:
+    crd = yaml.safe_load((fetch() / _CRD).read_text())
+    api.apply(f"{_CRDS}/{crd['metadata']['name']}", crd)
+    wait_until("ScaledObjects", lambda: api.reachable(_COLLECTION), 30)
+
+
+def remove(api: Api) -> None:
+    """With every ScaledObject."""
+    if not api.reachable(_COLLECTION):
+        return
+    for found in api.get(_COLLECTION)["items"]:
+        metadata = found["metadata"]
+        unfinish(Space(api, metadata["namespace"]), metadata["name"])
+    api.delete(f"{_CRDS}/scaledobjects.keda.sh")
+    wait_until("no ScaledObjects", lambda: not api.reachable(_COLLECTION), 30)
+
+
+def unfinish(space: Space, name: str = "qwen-engine") -> None:
+    """As KEDA does at the end of a ScaledObject."""
+    try:
+        space.patch("ScaledObject", name, {"metadata": {"finalizers": None}})
+    except ApiError as error:
+        if error.code != 404:
+            raise
+
+
+def judge(space: Space, name: str = "qwen-engine", **conditions: tuple[str, str, str]) -> None:
+    """Write these conditions, each status, reason and message, as KEDA does."""
+    written = [
+        {"type": type, "status": status, "reason": reason, "message": message}
+        for type, (status, reason, message) in conditions.items()
+    ]
+    space.patch("ScaledObject", name, {"status": {"conditions": written}}, "status")
+
+
+def take_up(space: Space, name: str = "qwen-engine") -> None:
+    """The finalizer, the label and the HPA, as KEDA 2.21 makes them (controllers/keda/hpa.go)."""
+    label = {"scaledobject.keda.sh/name": name}
+    found = space.patch("ScaledObject", name, {"metadata": {"finalizers": [FINALIZER], "labels": label}})
+    metadata, spec = found["metadata"], found["spec"]
+    config = spec["advanced"]["horizontalPodAutoscalerConfig"]
+    owner = {"apiVersion": "keda.sh/v1alpha1", "kind": "ScaledObject", "name": name, "uid": metadata["uid"]}
+    body = {
+        "metadata": {
+            "name": config["name"],
+            "labels": metadata["labels"],
+            "ownerReferences": [owner | {"controller": True, "blockOwnerDeletion": True}],
+        },
+        "spec": {
+            "scaleTargetRef": spec["scaleTargetRef"],
+            "minReplicas": spec["minReplicaCount"],
+            "maxReplicas": spec["maxReplicaCount"],
+            "behavior": config["behavior"],
+            "metrics": [_build_metric(number, trigger, label) for number, trigger in enumerate(spec["triggers"])],
+        },
+    }
+    space.create("HorizontalPodAutoscaler", body)
+    judge(space, name, Ready=("True", "ScaledObjectReady", ""), Paused=("False", "", ""))
+
+
+def _build_metric(number: int, trigger: Json, label: Json) -> Json:
+    said = trigger["metadata"]
+    metric = {"name": f"s{number}-metric-api-{said['valueLocation']}", "selector": {"matchLabels": label}}
+    return {
+        "type": "External",
+        "external": {"metric": metric, "target": {"type": "AverageValue", "averageValue": said["targetValue"]}},
+    }
