@@ -73,7 +73,9 @@ def run_step(*asked: dict[str, Any]) -> None:
 
 
 def test_a_step_is_given_without_waiting() -> None:
-    run_step({"temperature": 0.0}, {}, {"temperature": 0.7, "logprobs": 2}, {"min_tokens": 3})
+    run_step(
+        {"temperature": 0.0}, {}, {"temperature": 0.7, "logprobs": 2}, {"min_tokens": 3}, {"top_k": 20, "top_p": 0.8}
+    )
 
 
 def test_a_step_of_decodes_is_captured_and_given_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,8 +96,8 @@ def test_a_step_of_decodes_is_captured_and_given_without_waiting(monkeypatch: py
     assert (logits.shape, samples.device_positions.shape) == ((3, VOCAB_SIZE), (3,))
 
 
-@pytest.mark.parametrize("cut", [{"top_k": 5}, {"top_p": 0.9}])
-def test_only_top_k_and_top_p_wait_for_the_logits(cut: dict[str, Any]) -> None:
+@pytest.mark.parametrize("cut", [{"top_k": 257}, {"top_p": 0.9}])
+def test_only_a_large_top_k_and_top_p_alone_wait_for_the_logits(cut: dict[str, Any]) -> None:
     with pytest.raises(DataDependentOutputException):
         run_step({}, cut)
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from conveyor_engine.execution.sampling.draw import BLOCK, Choices
+from conveyor_engine.execution.sampling.processor import Samples
 from conveyor_engine.execution.sampling.row_values import RowValues
 from conveyor_engine.wire.request import SamplingParams
 
@@ -33,16 +34,16 @@ class Cuts:
         self._top_p[row] = max(params.top_p, _LEAST_TOP_P)
         return params.top_p < 1 or top_k < self._vocab_size
 
-    def narrow(self, weights: torch.Tensor, rows: torch.Tensor) -> Iterator[Choices]:
-        """The parts of weights (n, vocabulary), float32, that rows, int64 (n,), draw from.
+    def narrow(self, weights: torch.Tensor, samples: Samples) -> Iterator[Choices]:
+        """The parts of weights (entries, vocabulary), float32, that the entries draw from.
 
         Of an entry that comes twice, the later part counts. A row's part depends on its own parameters and weights,
-        never on the rest of the batch.
+        never on the rest of the batch. The device is waited for if some row has no small top_k.
         """
-        top_k, top_p = self._top_k[rows], self._top_p[rows]
+        top_k, top_p = self._top_k[samples.device_rows], self._top_p[samples.device_rows]
         best, enough = _among_the_best(weights, top_k, top_p)
         yield best
-        if not bool(enough.all()):
+        if (self._top_k.host[samples.rows] > CANDIDATES).any() and not bool(enough.all()):
             for rest in torch.split((~enough).nonzero().squeeze(1), SORTED_AT_ONCE):
                 yield Choices(rest, _among_all(weights[rest], top_k[rest], top_p[rest]))
 

@@ -122,7 +122,7 @@ class Sampler:
         if way == _DRAWS_FROM_ALL:
             return Choices(slice(None), weights).draw(uniforms)
         tokens = torch.empty_like(samples.device_rows)
-        for choices in self._cuts.narrow(weights, samples.device_rows):
+        for choices in self._cuts.narrow(weights, samples):
             tokens[choices.entries] = choices.draw(uniforms[choices.entries])
         return tokens
 

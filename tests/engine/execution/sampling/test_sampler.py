@@ -298,8 +298,17 @@ def test_what_the_rows_ask_for_is_done_at_once_and_not_row_by_row() -> None:
     assert counts[0] == counts[1]
 
 
-@pytest.mark.parametrize(("params", "waits"), [({}, False), ({"temperature": 0.5}, False), ({"top_p": 0.9}, True)])
-def test_only_cuts_wait_for_what_the_device_computes(params: dict[str, Any], waits: bool) -> None:
+@pytest.mark.parametrize(
+    ("params", "waits"),
+    [
+        ({}, False),
+        ({"temperature": 0.5}, False),
+        ({"top_k": 20, "top_p": 0.8}, False),
+        ({"top_p": 0.9}, True),
+        ({"top_k": 300}, True),
+    ],
+)
+def test_only_cuts_without_a_small_top_k_wait_for_what_the_device_computes(params: dict[str, Any], waits: bool) -> None:
     """The host has to know which rows the first candidates do not serve. Nothing else makes a device stand still."""
     rows = [row(temperature=0, min_tokens=9, logprobs=1), row(min_tokens=9, seed=1, **params)]
     shared = admit(rows, 1000)
