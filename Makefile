@@ -124,6 +124,7 @@ bench: venv tools ## Measure the gateway, the operator and the engine
 	$(PY) bench/reconcile.py
 	$(PY) bench/wake.py
 	$(PY) -m conveyor_engine bench --compare hf-static
+	$(UV) run --no-sync python -m conveyor_engine bench --compare llama.cpp
 	$(UV) run --no-sync --with 'sentence-transformers==$(SENTENCE_TRANSFORMERS).*' python -m conveyor_engine bench --workload embed
 	$(PY) -m conveyor_engine bench host
 	$(PY) bench/hostile_engine.py

@@ -21,8 +21,8 @@ PARTS = {
 }
 # Imported by a library that is told to, not by us.
 ASKED_FOR = {"engine": {"httptools"}}  # by the HTTP protocol of uvicorn
-# By `bench` alone, of a peer that `make bench` brings: with scipy beside it, every start of transformers takes longer.
-PEERS = {"sentence_transformers"}
+# By `bench` alone, of peers that `make bench` brings: with scipy beside it, every start of transformers takes longer.
+PEERS = {"sentence_transformers", "gguf", "llama_cpp"}
 # A half of another package, in the one version that goes with it.
 HALVES = {"pydantic-core": "pydantic"}
 

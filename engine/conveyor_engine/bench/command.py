@@ -11,23 +11,26 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 
+from conveyor_engine.bench.checks import Open, check_gaps, check_tokens
 from conveyor_engine.bench.hf_continuous import HfContinuous
 from conveyor_engine.bench.host import main as measure_host
 from conveyor_engine.bench.limit import Limit, gemm_seconds, measure_limit
 from conveyor_engine.bench.modes import measure_modes
+from conveyor_engine.bench.peers.process import PeerProcess
 from conveyor_engine.bench.shapes import SHAPES
 from conveyor_engine.bench.shares import measure_shares, summarise_shares
 from conveyor_engine.bench.slices import pool
 from conveyor_engine.bench.summary import compare_with_limit, summarise
-from conveyor_engine.bench.systems import Conveyor, HfStatic, Prompts, System, Workload, generate, write_model
+from conveyor_engine.bench.systems import Conveyor, HfStatic, System, Workload, write_model
 from conveyor_engine.bench.turns import OURS, measure, random_prompts
 from conveyor_engine.bench.waits import main as measure_waits
 from conveyor_engine.bench.workloads import encoder
@@ -37,7 +40,11 @@ from conveyor_engine.bench.workloads.prefix import measure_prefix
 from conveyor_engine.bench.workloads.rounds import Limits
 from conveyor_engine.execution import machine, native
 
-PEERS: dict[str, Callable[[Path, str], System]] = {"hf-static": HfStatic, "hf-continuous": HfContinuous}
+PEERS: dict[str, Open] = {
+    "hf-static": HfStatic,
+    "hf-continuous": HfContinuous,
+    "llama.cpp": partial(PeerProcess, "run_llama.py"),
+}
 SIZES = {"A": Workload(32, 128, 64), "C": Workload(1, 128, 64)}
 WHOLE_RUNS = {"B": measure_mixed, "D": measure_prefix, "E": measure_long_prompt}
 _OTHERS = {"host": measure_host, "waits": measure_waits}  # each with options of its own
@@ -45,23 +52,6 @@ _DESCRIPTION = """Measure output tokens per second on a model of random weights,
 Prints progress, the machine, the limit that matrix products and reading KV set, and last one JSON object. Fails if a
 small float32 model gives other tokens here than in transformers. `bench host`, `bench waits` and `bench --suite gpu`
 measure other things, each with options of its own (--help)."""
-
-
-def check_tokens(peer: str = "hf-static") -> tuple[int, int]:
-    """(tokens compared, distinct ones): greedy output of a small float32 model. Exits if the systems differ."""
-    with tempfile.TemporaryDirectory() as folder:
-        write_model(Path(folder), "tiny", torch.float32)
-        prompts = random_prompts(8, (24, 7, 1, 40), SHAPES["tiny"]["vocab_size"], seed=1)
-        ours = generate(Conveyor(Path(folder), "float32", Workload(8, 40, 32), lambda _: None), prompts, 32)
-        for name in {"hf-static", *([peer] if peer in PEERS else [])}:
-            _refuse_difference(name, ours, generate(PEERS[name](Path(folder), "float32"), prompts, 32))
-    return sum(map(len, ours)), len({token for row in ours for token in row})
-
-
-def _refuse_difference(peer: str, ours: Prompts, theirs: Prompts) -> None:
-    rows = [row for row, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b]
-    if rows:
-        raise SystemExit(f"float32 tokens differ from {peer}'s in requests {rows}: one of them is wrong here")
 
 
 def describe_hardware() -> dict[str, Any]:
@@ -90,7 +80,7 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> dict[str, 
     limits = Limits(arguments.rounds, arguments.budget_seconds)
     if arguments.workload == "embed":
         return {**encoder.measure_encoder(arguments.model_shape, arguments.dtype, limits, say), "hardware": hardware}
-    compared, distinct = check_tokens(arguments.compare)
+    compared, distinct = check_tokens({name: PEERS[name] for name in PEERS if name in ("hf-static", arguments.compare)})
     say(f"event=tokens_equal dtype=float32 model=tiny tokens={compared} distinct={distinct}: same as transformers'")
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder), arguments.model_shape, getattr(torch, arguments.dtype))
@@ -107,6 +97,7 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> dict[str, 
         if arguments.compare == "modes":
             return {"modes": measure_modes(Path(folder), arguments.dtype, workload, vocab_size, say), **about}
         conveyor, systems = open_systems(Path(folder), arguments, workload, say)
+        warm_up(Path(folder), systems, workload, vocab_size, say)
     return {**measure_systems(conveyor, systems, arguments, workload, say), **about}
 
 
@@ -139,7 +130,6 @@ def measure_systems(
 ) -> dict[str, Any]:
     """Systems, limit and shares, in this order: the timers that these need stay in the engine."""
     vocab_size = SHAPES[arguments.model_shape]["vocab_size"]
-    warm_up(systems, workload, vocab_size, say)
     rounds = measure(systems, workload, vocab_size, arguments.rounds, arguments.budget_seconds, say)
     limit = measure_limit(conveyor.runner.model, workload)
     ceiling = workload.requests * workload.output_tokens / gemm_seconds(conveyor.runner.model, workload)
@@ -166,12 +156,13 @@ def profile(
     return phases
 
 
-def warm_up(systems: dict[str, System], workload: Workload, vocab_size: int, say: Callable[[str], None]) -> None:
-    """Runs a few short requests on each, so that no first slice includes work that is done once."""
+def warm_up(
+    model: Path, systems: Mapping[str, System], workload: Workload, vocab_size: int, say: Callable[[str], None]
+) -> None:
+    """Runs and checks a few short requests on each, so that no first slice includes work that is done once."""
     prompts = random_prompts(min(4, workload.requests), (workload.input_tokens,), vocab_size, seed=-1)
-    for name, system in systems.items():
-        generate(system, prompts, 2)
-        say(f"event=warm system={name}")
+    gaps = check_gaps(model, systems, prompts, workload.output_tokens)
+    say("event=tokens_right " + " ".join(f"{name}_gap={gap:.4f}" for name, gap in gaps.items()))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -30,6 +30,7 @@ def test_the_last_line_is_one_json_object_with_the_ratio_to_the_peer(capsys: pyt
     assert [len(values) for values in result["rounds"].values()] == [2, 2]
     assert result["same_float32_tokens_as_transformers"] is True
     assert any("tokens_equal" in line for line in lines)
+    assert any("hf-static_gap=" in line for line in lines)
     assert result["limit_fraction"] > 0
     assert any("limit_fraction" in line for line in lines[:-1])
     assert list(result["profile"]) == ["prefill", "decode"]
@@ -46,7 +47,7 @@ def test_continuous_batching_of_transformers_is_a_peer_whose_tokens_are_checked_
     right = hf_continuous._generate
     monkeypatch.setattr(hf_continuous, "_generate", lambda *a: [[t ^ 1 for t in row] for row in right(*a)])
     with pytest.raises(SystemExit, match="tokens differ from hf-continuous"):
-        bench.check_tokens("hf-continuous")
+        bench.check_tokens({"hf-continuous": bench.PEERS["hf-continuous"]})
 
 
 def test_an_engine_whose_steps_run_ahead_is_a_peer_too(capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,7 +71,7 @@ def test_a_difference_in_the_tokens_stops_the_benchmark(monkeypatch: pytest.Monk
     right = bench.HfStatic.generate
     monkeypatch.setattr(bench.HfStatic, "generate", lambda *a: [[t ^ 1 for t in row] for row in right(*a)])
     with pytest.raises(SystemExit, match="tokens differ"):
-        bench.check_tokens()
+        bench.check_tokens({"hf-static": bench.HfStatic})
 
 
 @pytest.mark.parametrize("flag", ["--requests", "--rounds", "--input-tokens"])

@@ -1,0 +1,179 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["gguf==0.19.0", "llama-cpp-python==0.3.36", "numpy>=2"]
+# [tool.uv.extra-build-variables.llama-cpp-python]
+# CMAKE_ARGS = """-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF \
+#   -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TESTS=OFF"""
+# ///
+"""llama.cpp as a system of the bench: `run_llama.py MODEL DTYPE THREADS`, in an environment of its own.
+
+Requests are sequences of one batch, as in llama.cpp's own batched bench. Called by `process`, which has the protocol.
+Knows nothing of Conveyor.
+"""
+
+import ctypes
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import llama_cpp as llama
+import numpy as np
+import numpy.typing as npt
+from gguf import GGMLQuantizationType, GGUFWriter
+from gguf.constants import MODEL_ARCH
+from gguf.tensor_mapping import get_tensor_name_map
+
+ERROR = 4  # of its log levels
+BATCH = 2048  # tokens in a call, of which it makes steps of 512: both its defaults
+TYPES = {"BF16": (np.uint8, GGMLQuantizationType.BF16), "F32": (np.float32, GGMLQuantizationType.F32)}
+Tokens = list[int]
+
+
+def write_gguf(model: Path, path: Path) -> None:
+    """The same weights in llama.cpp's format. Without a tokenizer: tokens go in and come out."""
+    config = json.loads((model / "config.json").read_text())
+    writer = GGUFWriter(path, "qwen3")
+    writer.add_tokenizer_model("none")
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    names = get_tensor_name_map(MODEL_ARCH.QWEN3, config["num_hidden_layers"])
+    for file in model.glob("*.safetensors"):
+        for name, tensor, kind in read_tensors(file):
+            found = names.get_name(name, try_suffixes=(".weight",))
+            assert found is not None, name
+            writer.add_tensor(found, tensor, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def read_tensors(path: Path) -> Iterator[tuple[str, npt.NDArray[Any], GGMLQuantizationType]]:
+    """Matrices as they are; vectors in float32, as llama.cpp's own converter writes them."""
+    data = np.memmap(path, np.uint8, "r")
+    start = 8 + int(data[:8].view(np.uint64)[0])
+    header = json.loads(data[8:start].tobytes())
+    header.pop("__metadata__", None)
+    for name, told in header.items():
+        begin, end = told["data_offsets"]
+        dtype, kind = TYPES[told["dtype"]]
+        tensor = data[start + begin : start + end].copy().view(dtype).reshape([*told["shape"][:-1], -1])
+        if kind is GGMLQuantizationType.BF16 and tensor.ndim == 1:
+            wide = tensor.view(np.uint16).astype(np.uint32) << 16
+            tensor, kind = wide.view(np.float32), GGMLQuantizationType.F32
+        yield name, tensor, kind
+
+
+class Engine:
+    """A model, and a context as large as the largest run needed so far."""
+
+    def __init__(self, path: Path, dtype: str, threads: int) -> None:
+        llama.llama_log_set(TELL_ERRORS, ctypes.c_void_p())
+        llama.llama_backend_init()
+        self._model = llama.llama_model_load_from_file(str(path).encode(), llama.llama_model_default_params())
+        assert self._model, "the model was not loaded"
+        self._num_tokens = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(self._model))
+        self._batch = llama.llama_batch_init(BATCH, 0, 1)
+        self._is_exact = dtype == "float32"
+        self._threads = threads
+        self._room = (0, 0)
+        self._context: Any = None
+
+    def start(self, prompts: Sequence[Tokens], output_tokens: int) -> Iterator[int | list[Tokens]]:
+        """What the answers of one run are."""
+        self._make_room(len(prompts), max(map(len, prompts)) + output_tokens)
+        yield 0
+        rows = [[token] for token in self._decode(list(prompts), [0] * len(prompts))]
+        yield 1
+        for done in range(1, output_tokens):
+            places = [len(prompt) + done - 1 for prompt in prompts]
+            for row, token in zip(rows, self._decode([row[-1:] for row in rows], places), strict=True):
+                row.append(token)
+            yield done + 1
+        yield rows
+
+    def _make_room(self, sequences: int, length: int) -> None:
+        """An empty context."""
+        if sequences > self._room[0] or length > self._room[1]:
+            if self._context is not None:
+                llama.llama_free(self._context)
+            self._room = (max(sequences, self._room[0]), max(length, self._room[1]))
+            self._context = llama.llama_init_from_model(self._model, self._params())
+            assert self._context, "the context was not made"
+        llama.llama_memory_clear(llama.llama_get_memory(self._context), True)
+
+    def _params(self) -> Any:
+        params = llama.llama_context_default_params()
+        params.n_seq_max, length = self._room
+        params.n_ctx = self._room[0] * (-(-length // 256) * 256)  # a sequence has whole pages of 256
+        params.n_batch = BATCH
+        params.n_threads = params.n_threads_batch = self._threads
+        if self._is_exact:  # its flash attention rounds to 16 bits
+            params.type_k = params.type_v = llama.GGML_TYPE_F32
+            params.flash_attn_type = llama.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        params.kv_unified = False  # each sequence attends to its own cache alone
+        params.no_perf = True
+        return params
+
+    def _decode(self, rows: Sequence[Tokens], places: Sequence[int]) -> Tokens:
+        """The likeliest token after each row, whose first token is at its place of its sequence."""
+        queue = [
+            (token, place + offset, sequence, offset == len(row) - 1)
+            for sequence, (row, place) in enumerate(zip(rows, places, strict=True))
+            for offset, token in enumerate(row)
+        ]
+        found: Tokens = []
+        for first in range(0, len(queue), BATCH):
+            found += self._call(queue[first : first + BATCH])
+        return found
+
+    def _call(self, part: Sequence[tuple[int, int, int, bool]]) -> Iterator[int]:
+        batch = self._batch
+        batch.n_tokens = len(part)
+        for i, (token, place, sequence, is_last) in enumerate(part):
+            batch.token[i], batch.pos[i], batch.logits[i] = token, place, is_last
+            batch.n_seq_id[i] = 1
+            batch.seq_id[i][0] = sequence
+        status = llama.llama_decode(self._context, batch)
+        assert status == 0, f"llama_decode: {status}"
+        for i, (*_, is_last) in enumerate(part):
+            if is_last:
+                logits = llama.llama_get_logits_ith(self._context, i)
+                yield int(np.ctypeslib.as_array(logits, (self._num_tokens,)).argmax())
+
+
+def tell_errors(level: int, text: bytes, _: ctypes.c_void_p) -> None:
+    if level == ERROR:
+        sys.stderr.write(text.decode(errors="replace"))
+
+
+TELL_ERRORS = llama.llama_log_callback(tell_errors)
+
+
+def main(model: str, dtype: str, threads: str) -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever else is printed is no answer
+    path = Path(model) / "weights.gguf"
+    if not path.exists():
+        write_gguf(Path(model), path)
+    engine = Engine(path, dtype, int(threads))
+    run: Iterator[Any] = iter(())
+    for line in sys.stdin:
+        run = engine.start(**ask) if (ask := json.loads(line)) else run
+        print(json.dumps(next(run)), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
