@@ -23,12 +23,12 @@ import transformers
 from conveyor_engine.bench.checks import Open, check_gaps, check_tokens
 from conveyor_engine.bench.hf_continuous import HfContinuous
 from conveyor_engine.bench.host import main as measure_host
-from conveyor_engine.bench.limit import Limit, gemm_seconds, measure_limit
+from conveyor_engine.bench.limit import Limit
 from conveyor_engine.bench.modes import measure_modes
 from conveyor_engine.bench.peers.process import PeerProcess
 from conveyor_engine.bench.shapes import SHAPES
 from conveyor_engine.bench.shares import measure_shares, summarise_shares
-from conveyor_engine.bench.slices import pool
+from conveyor_engine.bench.slices import Phase, pool
 from conveyor_engine.bench.summary import compare_with_limit, summarise
 from conveyor_engine.bench.systems import Conveyor, HfStatic, System, Workload, write_model
 from conveyor_engine.bench.turns import OURS, measure, random_prompts
@@ -128,29 +128,27 @@ def measure_systems(
     workload: Workload,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Systems, limit and shares, in this order: the timers that these need stay in the engine."""
-    vocab_size = SHAPES[arguments.model_shape]["vocab_size"]
-    rounds = measure(systems, workload, vocab_size, arguments.rounds, arguments.budget_seconds, say)
-    limit = measure_limit(conveyor.runner.model, workload)
-    ceiling = workload.requests * workload.output_tokens / gemm_seconds(conveyor.runner.model, workload)
-    result = {
-        **summarise(rounds, workload),
-        **compare_with_limit(pool(rounds), limit, workload),
-        "gemm_only_output_tokens_per_second": round(ceiling, 2),
-    }
-    for key in ("limit_fraction", "limit", "gemm_only_output_tokens_per_second"):
+    """Systems beside the limit, then shares: the timers that these need stay in the engine."""
+    vocab_size, limit = SHAPES[arguments.model_shape]["vocab_size"], Limit(conveyor.runner)
+    rounds = measure(systems, limit.slice, workload, vocab_size, arguments.rounds, arguments.budget_seconds, say)
+    result = {**summarise(rounds, workload), **compare_with_limit(pool(rounds), limit, workload)}
+    for key in ("limit_fraction", "limit"):
         say(f"event=limit {key}={json.dumps(result[key])}")
     if arguments.profile:
-        result["profile"] = profile(conveyor, limit, workload, vocab_size, say)
+        result["profile"] = profile(conveyor, result["limit"]["seconds"], workload, vocab_size, say)
     return result
 
 
 def profile(
-    conveyor: Conveyor, limit: Limit, workload: Workload, vocab_size: int, say: Callable[[str], None]
+    conveyor: Conveyor,
+    limits: Mapping[Phase, float | None],
+    workload: Workload,
+    vocab_size: int,
+    say: Callable[[str], None],
 ) -> dict[str, Any]:
     """Measures shares over two rounds of prompts that are in no cache."""
     prompts = [random_prompts(workload.requests, (workload.input_tokens,), vocab_size, seed) for seed in (-2, -3)]
-    phases = summarise_shares(measure_shares(conveyor, prompts, workload.output_tokens), limit, workload)
+    phases = summarise_shares(measure_shares(conveyor, prompts, workload.output_tokens), limits, workload)
     for phase, told in phases.items():
         say(f"event=profile phase={phase} " + " ".join(f"{key}={json.dumps(told[key])}" for key in told))
     return phases

@@ -1,13 +1,14 @@
-"""Measures the machine's limit, in the bench's own run. Called by `command`.
+"""The machine's limit for the steps that the engine has made, measured right after them. Called by `turns`, `rounds`.
 
 It is the time of each matrix product by its fastest kernel (torch's, oneDNN's over packed weights, or ours), and of
-reading the KV cache once for each token. Attention's arithmetic, norms, sampling and everything else count as nothing,
-so no engine reaches 1.
+reading what the KV cache holds before the step once for each row. Both are run anew beside every slice of the engine,
+since a shared machine's speed changes. Attention's arithmetic, norms, sampling and everything else count as nothing, so
+no engine reaches 1.
 """
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,59 +18,147 @@ from torch import nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from conveyor_engine.bench.slices import Phase
-from conveyor_engine.bench.systems import Workload
+from conveyor_engine.bench.slices import Slice
+from conveyor_engine.bench.turns import processor_ticks, stolen_share
 from conveyor_engine.execution import native
+from conveyor_engine.execution.embedding_runner import EmbeddingRunner
+from conveyor_engine.execution.model_runner import ModelRunner
 from conveyor_engine.execution.models.packed_linear import NativeLinear, OneDnnLinear, PackedLinear
+from conveyor_engine.loop.executor import Executor
+from conveyor_engine.wire.step import StepPlan
 
-STEP_TOKENS = 1024  # of prompts, in one step of the engine
-PASSES, PASSES_SECONDS = 3, 0.3  # at least, of each product
+PASSES, PASSES_SECONDS = 3, 0.1  # at least, of each product, to choose its kernel
 
 Linear = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
+class Step:
+    """What the engine computes in one step."""
+
+    tokens: int  # rows of the layers' products
+    outputs: int  # rows of the head's product
+    kv_tokens: int  # in the cache before it, of all rows
+
+
 class Limit:
-    """Seconds of the whole workload by phase, and what they are made of."""
+    """Notes the steps of a runner from now on, and does their products and reads, and nothing else."""
 
-    seconds: Mapping[Phase, float]
-    kv_seconds: float  # of the decodes
-    read_bytes_per_second: float
-    kernels: Mapping[str, str]  # the fastest, by "rows x in x out"
+    def __init__(self, runner: Executor) -> None:
+        assert isinstance(runner, ModelRunner | EmbeddingRunner), "both have a model"
+        self.kv_seconds = self.kv_bytes = 0.0
+        self._steps = note_steps(runner)
+        self._layers = [Products(group) for group in group_by_shape(runner.model)]
+        head = runner.model.get_output_embeddings()
+        self._head = None if head is None else Products([head])
+        self._token_bytes = 0 if head is None else kv_token_bytes(runner.model)
+        self._memory = Memory()
+
+    def describe(self) -> dict[str, Any]:
+        """How memory was read, and the fastest kernels by "rows x in x out"."""
+        products = [*self._layers, *([self._head] if self._head else [])]
+        return {
+            "read_gb_per_second": round(self.kv_bytes / self.kv_seconds / 1e9, 1) if self.kv_bytes else None,
+            "kernels": {shape: name for product in products for shape, name in product.chosen.items()},
+        }
+
+    @torch.inference_mode()
+    def slice(self, tokens: int) -> Slice:
+        """Its own time for the steps since the last call, which made so many `tokens`."""
+        steps = self._steps.copy()
+        self._steps.clear()
+        self._prepare(steps)
+        processors, started = processor_ticks(), time.perf_counter()
+        for step in steps:
+            self._run(step)
+        seconds = time.perf_counter() - started
+        return Slice(tokens, seconds, stolen_share(processors, processor_ticks()))
+
+    def _prepare(self, steps: Sequence[Step]) -> None:
+        """Does once what would else be done within the time: kernels are chosen, memory is there."""
+        for rows in {step.tokens for step in steps}:
+            for products in self._layers:
+                products.prepare(rows)
+        for rows in {step.outputs for step in steps}:
+            if self._head and rows:
+                self._head.prepare(rows)
+        self._memory.hold(max((step.kv_tokens for step in steps), default=0) * self._token_bytes)
+
+    def _run(self, step: Step) -> None:
+        for products in self._layers:
+            products.run(step.tokens)
+        if self._head and step.outputs:
+            self._head.run(step.outputs)
+        started, num_bytes = time.perf_counter(), step.kv_tokens * self._token_bytes
+        self._memory.read(num_bytes)
+        self.kv_seconds += time.perf_counter() - started
+        self.kv_bytes += num_bytes
 
 
-def measure_limit(model: PreTrainedModel, workload: Workload) -> Limit:
-    """For a model on the CPU, over the matrices of all its layers: they come from memory, not from a cache."""
-    prompt_tokens = workload.requests * workload.input_tokens
-    step, rows = min(STEP_TOKENS, prompt_tokens), workload.requests
-    kernels: dict[str, str] = {}
-    with torch.inference_mode():
-        (head,) = fastest([model.get_output_embeddings()], [rows], kernels)
-        steps, decodes = zip(*(fastest(group, [step, rows], kernels) for group in _by_shape(model)), strict=True)
-        speed = read_bytes_per_second()
-    kv_seconds = kv_bytes(model, workload) / speed
-    seconds: dict[Phase, float] = {
-        "prefill": sum(steps) * prompt_tokens / step + head,
-        "decode": (sum(decodes) + head) * (workload.output_tokens - 1) + kv_seconds,
-    }
-    return Limit(seconds, kv_seconds, speed, kernels)
+def note_steps(executor: Executor) -> list[Step]:
+    """To which each step that the executor begins is added."""
+    steps: list[Step] = []
+    begin = executor.begin
+
+    def noting(plan: StepPlan) -> Any:
+        steps.append(Step(sum(plan.num_tokens), sum(plan.num_logits), sum(plan.num_computed_tokens)))
+        return begin(plan)
+
+    executor.begin = noting  # type: ignore[method-assign]
+    return steps
 
 
-def fastest(linears: Sequence[Any], rows: Sequence[int], kernels: dict[str, str]) -> list[float]:
-    """Seconds of one product with each of these matrices of one shape, by the fastest kernel, for each number of rows.
+class Products:
+    """Products with matrices of one shape, of all layers: they come from memory, not from a cache."""
 
-    Adds the names of the kernels to `kernels`.
-    """
-    weights = [linear.weight for linear in linears]
-    out, width = weights[0].shape
-    inputs = [torch.randn(n, width, dtype=weights[0].dtype) for n in rows]
-    times: list[dict[float, str]] = [{} for _ in rows]
-    for name, build in builders().items():
-        built = [build(weight) for weight in weights]
-        for n, x in enumerate(inputs):
-            times[n][shortest(partial(_each, built, x))] = name
-    kernels |= {f"{n}x{width}x{out}": found[min(found)] for n, found in zip(rows, times, strict=True)}
-    return [min(found) for found in times]
+    def __init__(self, linears: Sequence[Any]) -> None:
+        weights = [linear.weight for linear in linears]
+        self._out, self._in = weights[0].shape
+        self._dtype = weights[0].dtype
+        self._kernels = {name: [build(weight) for weight in weights] for name, build in builders().items()}
+        self._inputs: dict[int, torch.Tensor] = {}
+        self._fastest: dict[int, list[Linear]] = {}
+        self.chosen: dict[str, str] = {}
+
+    def prepare(self, rows: int) -> None:
+        """Chooses the fastest kernel for about so many rows."""
+        if rows in self._inputs:
+            return
+        self._inputs[rows] = x = torch.randn(rows, self._in, dtype=self._dtype)
+        about = 1 << (rows - 1).bit_length()
+        if about not in self._fastest:
+            name = min(self._kernels, key=lambda name: shortest(partial(_each, self._kernels[name], x)))
+            self._fastest[about] = self._kernels[name]
+            self.chosen[f"{about}x{self._in}x{self._out}"] = name
+        self._fastest[about][0](x)  # oneDNN makes something for every number of rows
+
+    def run(self, rows: int) -> None:
+        _each(self._fastest[1 << (rows - 1).bit_length()], self._inputs[rows])
+
+
+class Memory:
+    """Reads as much as is asked, by the better of two reductions."""
+
+    def __init__(self) -> None:
+        self._data = torch.ones(0)
+        self._read = _sum
+
+    def hold(self, num_bytes: int) -> None:
+        if num_bytes > self._data.nbytes:
+            self._data = torch.ones(-(-num_bytes // 4))
+            self._read = min((_sum, _smallest), key=lambda read: shortest(partial(read, self._data)))
+
+    def read(self, num_bytes: int) -> None:
+        if num_bytes:
+            self._read(self._data[: num_bytes // 4])
+
+
+def _sum(data: torch.Tensor) -> torch.Tensor:
+    return data.sum()
+
+
+def _smallest(data: torch.Tensor) -> torch.Tensor:
+    return data.view(torch.int32).amin()
 
 
 def builders() -> dict[str, Callable[[torch.Tensor], Linear]]:
@@ -82,19 +171,10 @@ def builders() -> dict[str, Callable[[torch.Tensor], Linear]]:
     return found
 
 
-def kv_bytes(model: PreTrainedModel, workload: Workload) -> int:
-    """Bytes of the KV cache that all decodes read: each its prompt, the tokens generated before, and itself."""
+def kv_token_bytes(model: PreTrainedModel) -> int:
+    """Of one token in the KV cache."""
     config = model.config.get_text_config()
-    token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * model.dtype.itemsize
-    contexts = sum(workload.input_tokens + step for step in range(1, workload.output_tokens))
-    return int(token * contexts * workload.requests)
-
-
-def read_bytes_per_second() -> float:
-    """Memory bandwidth of torch's threads: the better of two reductions over 256 MiB."""
-    data = torch.ones(64 * 2**20)
-    integers = data.view(torch.int32)
-    return data.nbytes / min(shortest(data.sum), shortest(integers.amin))
+    return int(2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * model.dtype.itemsize)
 
 
 def shortest(work: Callable[[], object]) -> float:
@@ -112,38 +192,11 @@ def _each(linears: Sequence[Linear], x: torch.Tensor) -> None:
         linear(x)
 
 
-def _layers(model: PreTrainedModel) -> list[Any]:
+def group_by_shape(model: PreTrainedModel) -> list[list[Any]]:
+    """The layers' linears; the head is none of them."""
     head = model.get_output_embeddings()
-    return [m for m in model.modules() if isinstance(m, PackedLinear | nn.Linear) and m is not head]
-
-
-def _by_shape(model: PreTrainedModel) -> list[list[Any]]:
     groups: dict[tuple[int, int], list[Any]] = defaultdict(list)
-    for linear in _layers(model):
-        groups[linear.in_features, linear.out_features].append(linear)
+    for module in model.modules():
+        if isinstance(module, PackedLinear | nn.Linear) and module is not head:
+            groups[module.in_features, module.out_features].append(module)
     return list(groups.values())
-
-
-def gemm_seconds(model: PreTrainedModel, workload: Workload) -> float:
-    """Time of the engine's own linear layers alone for the whole workload: the prompts in steps, then the decodes.
-
-    Over the model's own weights; what is left of the engine's time is everything else.
-    """
-    head: Any = model.get_output_embeddings()
-    linears = _layers(model)
-
-    def one_pass(rows: int) -> float:
-        inputs = {n: torch.randn(rows, n, dtype=model.dtype) for n in {m.in_features for m in linears}}
-        last = torch.randn(min(rows, workload.requests), head.in_features, dtype=model.dtype)
-
-        def work() -> None:
-            for linear in linears:
-                linear(inputs[linear.in_features])
-            head(last)
-
-        return shortest(work)
-
-    with torch.inference_mode():
-        prompt_tokens = workload.requests * workload.input_tokens
-        rows = min(STEP_TOKENS, prompt_tokens)
-        return one_pass(rows) * prompt_tokens / rows + one_pass(workload.requests) * (workload.output_tokens - 1)

@@ -11,7 +11,6 @@ from typing import Any
 
 from torch import nn
 
-from conveyor_engine.bench.limit import Limit
 from conveyor_engine.bench.slices import Phase
 from conveyor_engine.bench.systems import Conveyor, Prompts, Workload
 from conveyor_engine.execution import native
@@ -128,20 +127,25 @@ def _with_layers(parts: Mapping[str, float]) -> Shares:
     return {part: seconds + moved.get(part, 0.0) for part, seconds in parts.items()}
 
 
-def summarise_shares(found: Mapping[Phase, Sequence[Shares]], limit: Limit, workload: Workload) -> dict[str, Any]:
-    """Means over the faster half of each phase: milliseconds, the limit's milliseconds, and each part's share."""
-    limits = {
-        "prefill": limit.seconds["prefill"],
-        "decode": limit.seconds["decode"] / max(1, workload.output_tokens - 1),
+def summarise_shares(
+    found: Mapping[Phase, Sequence[Shares]], limits: Mapping[Phase, float | None], workload: Workload
+) -> dict[str, Any]:
+    """Means over the faster half of each phase: milliseconds, the limit's milliseconds, and each part's share.
+
+    `limits` are seconds of the whole phase.
+    """
+    steps = {"prefill": 1, "decode": max(1, workload.output_tokens - 1)}
+    return {
+        phase: {"limit_milliseconds": round(1000 * (limits[phase] or 0) / steps[phase], 3), **_summarise(all_)}
+        for phase, all_ in found.items()
+        if all_
     }
-    return {phase: _summarise(all_, limits[phase]) for phase, all_ in found.items() if all_}
 
 
-def _summarise(all_: Sequence[Shares], limit_seconds: float) -> dict[str, Any]:
+def _summarise(all_: Sequence[Shares]) -> dict[str, Any]:
     quick = sorted(all_, key=lambda parts: sum(parts.values()))[: (len(all_) + 1) // 2]
     whole = sum(sum(parts.values()) for parts in quick)
     return {
         "milliseconds": round(1000 * whole / len(quick), 3),
-        "limit_milliseconds": round(1000 * limit_seconds, 3),
         "shares": {part: round(sum(parts[part] for parts in quick) / whole, 3) for part in PARTS},
     }

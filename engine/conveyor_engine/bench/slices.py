@@ -15,6 +15,8 @@ STOLEN_AT_MOST = 0.05
 SETTLED_BELOW = 0.05
 FEWEST = 5  # slices of a phase before their spread says anything
 
+LIMIT = "limit"  # among the systems of a turn: the least time that ours could have taken
+
 Phase = Literal["prefill", "decode"]
 
 
@@ -119,7 +121,8 @@ def dropped(turns: Sequence[Turn], system: str) -> int:
 
 
 def _is_short(turns: Sequence[Turn]) -> bool:
-    return any(sum(turn.slices[name].seconds for turn in turns) < SLICE_SECONDS for name in turns[0].slices)
+    names = [name for name in turns[0].slices if name != LIMIT]
+    return any(sum(turn.slices[name].seconds for turn in turns) < SLICE_SECONDS for name in names)
 
 
 def _merged(turns: Sequence[Turn]) -> list[Turn]:

@@ -5,6 +5,7 @@ from typing import Any
 
 from conveyor_engine.bench.limit import Limit
 from conveyor_engine.bench.slices import (
+    LIMIT,
     Estimate,
     Phase,
     Turn,
@@ -18,6 +19,8 @@ from conveyor_engine.bench.slices import (
 from conveyor_engine.bench.systems import Workload
 from conveyor_engine.bench.turns import OURS, settled
 
+PHASES: tuple[Phase, ...] = ("prefill", "decode")
+
 
 def summarise(rounds: Sequence[Sequence[Turn]], workload: Workload) -> dict[str, Any]:
     """Figures for JSON. `spread` is half of the median's 95 % interval over the median; null where no slice counts.
@@ -25,7 +28,7 @@ def summarise(rounds: Sequence[Sequence[Turn]], workload: Workload) -> dict[str,
     `rounds` are each system's passes over the whole workload with every slice, also those that do not count.
     """
     turns = pool(rounds)
-    names = list(turns[0].slices)
+    names = [name for name in turns[0].slices if name != LIMIT]
     ours = seconds(turns, OURS, workload.output_tokens)
     return {
         "output_tokens_per_second": _rate(ours, workload),
@@ -39,29 +42,29 @@ def summarise(rounds: Sequence[Sequence[Turn]], workload: Workload) -> dict[str,
 
 
 def compare_with_limit(turns: Sequence[Turn], limit: Limit, workload: Workload) -> dict[str, Any]:
-    """`limit_fraction` is the limit's time for the whole workload over the engine's own."""
-    ours = {phase: phase_seconds(turns, phase, OURS, workload.output_tokens) for phase in limit.seconds}
-    whole = seconds(turns, OURS, workload.output_tokens)
-    least = sum(limit.seconds.values())
+    """`limit_fraction` is the limit's time for the whole workload over the engine's own, in pairs of slices."""
+    found = ratio(turns, OURS, LIMIT, workload.output_tokens)
     return {
-        "limit_fraction": _rounded(least / whole.value if whole else None),
+        "limit_fraction": _rounded(found.value if found else None),
         "limit": {
-            "output_tokens_per_second": round(workload.requests * workload.output_tokens / least, 2),
-            "seconds": {phase: round(spent, 4) for phase, spent in limit.seconds.items()},
-            "fractions": {
-                phase: _rounded(limit.seconds[phase] / spent if spent else None) for phase, spent in ours.items()
+            "output_tokens_per_second": _rate(seconds(turns, LIMIT, workload.output_tokens), workload),
+            "spread": _rounded(found.spread if found else None),
+            "seconds": {
+                phase: _rounded(phase_seconds(turns, phase, LIMIT, workload.output_tokens)) for phase in PHASES
             },
-            "kv_seconds": round(limit.kv_seconds, 4),
-            "read_gb_per_second": round(limit.read_bytes_per_second / 1e9, 1),
-            "kernels": limit.kernels,
+            "fractions": {
+                phase: _rounded(part.value if part else None)
+                for phase in PHASES
+                for part in [phase_ratio(turns, phase, OURS, LIMIT)]
+            },
+            **limit.describe(),
         },
     }
 
 
 def _peer(turns: Sequence[Turn], name: str, workload: Workload) -> dict[str, Any]:
     found = ratio(turns, OURS, name, workload.output_tokens)
-    phases: tuple[Phase, ...] = ("prefill", "decode")
-    parts = {phase: phase_ratio(turns, phase, OURS, name) for phase in phases}
+    parts = {phase: phase_ratio(turns, phase, OURS, name) for phase in PHASES}
     return {
         "output_tokens_per_second": _rate(seconds(turns, name, workload.output_tokens), workload),
         "ratio": _rounded(found.value if found else None),

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 
 from conveyor_engine.bench import slices
-from conveyor_engine.bench.slices import Phase, Slice, Turn, pool, ratio, seconds
+from conveyor_engine.bench.slices import LIMIT, Phase, Slice, Turn, pool, ratio, seconds
 from conveyor_engine.bench.systems import Prompts, System, Workload
 
 OURS = "conveyor"
+Beside = Callable[[int], Slice]  # follows each slice of ours, with the tokens that it made
 
 
 class Progress:
@@ -62,8 +63,8 @@ def random_prompts(count: int, lengths: Sequence[int], vocab_size: int, seed: in
     return [torch.randint(vocab_size, (lengths[i % len(lengths)],), generator=generator).tolist() for i in range(count)]
 
 
-def measure(systems: Mapping[str, System], workload: Workload, vocab_size: int, rounds: int, budget_seconds: float,
-            say: Callable[[str], None]) -> list[list[Turn]]:  # fmt: skip
+def measure(systems: Mapping[str, System], limit: Beside, workload: Workload, vocab_size: int, rounds: int,
+            budget_seconds: float, say: Callable[[str], None]) -> list[list[Turn]]:  # fmt: skip
     """The turns of each round, until they are `settled`; each round is the whole workload with new prompts.
 
     A further round begins only if it would end within the budget, were it as long as the longest so far.
@@ -77,35 +78,46 @@ def measure(systems: Mapping[str, System], workload: Workload, vocab_size: int, 
             say(f"event=budget_spent rounds={len(measured)} of={rounds}")
             break
         prompts = random_prompts(workload.requests, (workload.input_tokens,), vocab_size, seed=len(measured))
-        measured.append(list(one_round(systems, prompts, workload.output_tokens, orders)))
+        measured.append(list(one_round(systems, limit, prompts, workload.output_tokens, orders)))
         longest = max(longest, time.monotonic() - started)
-        say(f"event=measured round={len(measured)} " + " ".join(_describe(measured[-1], name) for name in systems))
+        say(
+            f"event=measured round={len(measured)} "
+            + " ".join(_describe(measured[-1], name) for name in [*systems, LIMIT])
+        )
     return measured
 
 
 def one_round(
-    systems: Mapping[str, System], prompts: Prompts, output_tokens: int, orders: Iterator[list[str]]
+    systems: Mapping[str, System], limit: Beside, prompts: Prompts, output_tokens: int, orders: Iterator[list[str]]
 ) -> Iterator[Turn]:
     """All systems run the workload once. Fails if a system gives fewer tokens than asked."""
     runs = {name: Progress(system.start(prompts, output_tokens)) for name, system in systems.items()}
     while any(run.tokens < output_tokens for run in runs.values()):
-        yield take_turn({name: runs[name] for name in next(orders)}, output_tokens)
+        yield take_turn({name: runs[name] for name in next(orders)}, limit, output_tokens)
     for run in runs.values():
         assert [len(row) for row in run.finish()] == [output_tokens] * len(prompts)
 
 
-def take_turn(runs: Mapping[str, Progress], output_tokens: int) -> Turn:
+def take_turn(runs: Mapping[str, Progress], limit: Beside, output_tokens: int) -> Turn:
     """Runs the systems in this order: the first for a slice or to the end of its phase, the others as far."""
-    first, *others = runs
+    first, goal = next(iter(runs)), output_tokens
     phase: Phase = "decode" if runs[first].tokens else "prefill"
-    begun = runs[first].slice(lambda tokens, spent: spent >= slices.SLICE_SECONDS or tokens in (1, output_tokens))
-    goal = runs[first].tokens
-    return Turn(phase, {first: begun} | {name: runs[name].slice(lambda tokens, _: tokens >= goal) for name in others})
+    parts: dict[str, Slice] = {}
+
+    def is_there(tokens: int, spent: float) -> bool:
+        return tokens >= goal or (not parts and (tokens == 1 or spent >= slices.SLICE_SECONDS))
+
+    for name, run in runs.items():
+        parts[name] = run.slice(is_there)
+        goal = runs[first].tokens
+        if name == OURS:
+            parts[LIMIT] = limit(parts[name].tokens)
+    return Turn(phase, parts)
 
 
 def settled(turns: Sequence[Turn], workload: Workload) -> bool:
     """Whether the spread of each ratio to a peer, or without peers of our time, is small enough."""
-    peers = [name for name in turns[0].slices if name != OURS] if turns else []
+    peers = [name for name in turns[0].slices if name not in (OURS, LIMIT)] if turns else []
     ratios = [ratio(turns, OURS, peer, workload.output_tokens) for peer in peers]
     wanted = ratios or [seconds(turns, OURS, workload.output_tokens)]
     return all(found is not None and found.settled for found in wanted)

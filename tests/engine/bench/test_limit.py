@@ -1,45 +1,72 @@
 """What the machine allows: of which products and bytes it is made, and that the fastest kernel of each counts."""
 
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from conveyor_engine.bench import limit
-from conveyor_engine.bench.limit import Limit
+from conveyor_engine.bench.limit import Limit, Products, Step
 from conveyor_engine.bench.slices import Slice, Turn
 from conveyor_engine.bench.summary import compare_with_limit
-from conveyor_engine.bench.systems import Workload
+from conveyor_engine.bench.systems import Conveyor, Workload, generate, write_model
+from conveyor_engine.bench.turns import random_prompts
 
 
-class Model(torch.nn.Sequential):
-    """Two matrices 4 -> 5, one 4 -> 7, and a head 4 -> 9."""
-
-    dtype = torch.bfloat16
-
-    def __init__(self) -> None:
-        super().__init__(*(torch.nn.Linear(4, out, dtype=self.dtype) for out in (5, 5, 7, 9)))
-        text = SimpleNamespace(num_hidden_layers=3, num_key_value_heads=2, head_dim=8)
-        self.config = SimpleNamespace(get_text_config=lambda: text)
-
-    def get_output_embeddings(self) -> torch.nn.Module:
-        return self[3]
-
-
-def test_each_product_is_by_its_fastest_kernel_as_often_as_the_work_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A made-up machine: a product takes as many seconds as its kernel says for its rows and outputs."""
+@pytest.fixture
+def seconds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A made-up machine's clock: a product takes as long as its kernel says for its rows and outputs."""
+    now = [0.0]
     kinds = {"few": lambda rows, out: rows * out, "many": lambda rows, out: 20 * out + rows * out / 10}
-    monkeypatch.setattr(limit, "builders", lambda: {k: lambda w, k=k: (kinds[k], len(w)) for k in kinds})
-    monkeypatch.setattr(limit, "_each", lambda linears, x: sum(kind(len(x), out) for kind, out in linears))
-    monkeypatch.setattr(limit, "shortest", lambda work: work())
-    monkeypatch.setattr(limit, "read_bytes_per_second", lambda: 96.0)
-    found = limit.measure_limit(Model(), Workload(requests=2, input_tokens=1000, output_tokens=4))
-    of_prompts = (20 + 102.4) * (5 + 5 + 7) * 2000 / 1024
-    assert found.seconds["prefill"] == pytest.approx(of_prompts + 2 * 9)
-    assert found.kv_seconds == 2 * (1001 + 1002 + 1003) * (2 * 3 * 2 * 8 * 2) / 96
-    assert found.seconds["decode"] == 3 * (2 * 17 + 2 * 9) + found.kv_seconds
-    assert found.kernels == {"2x4x9": "few", "1024x4x5": "many", "2x4x5": "few", "1024x4x7": "many", "2x4x7": "few"}
+
+    def build(kind: Any, weight: torch.Tensor) -> Any:
+        return lambda x: now.__setitem__(0, now[0] + kind(len(x), len(weight)))
+
+    monkeypatch.setattr(limit, "builders", lambda: {name: partial(build, kind) for name, kind in kinds.items()})
+    monkeypatch.setattr(limit.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(limit, "PASSES_SECONDS", 0.0)
+    return now
+
+
+def test_each_product_is_by_its_fastest_kernel_for_so_many_rows(seconds: list[float]) -> None:
+    products = Products([torch.nn.Linear(4, out) for out in (5, 5)])
+    for rows in (2, 1000):
+        products.prepare(rows)
+    seconds[0] = 0
+    products.run(2)
+    assert seconds[0] == 2 * (2 * 5)
+    products.run(1000)
+    assert seconds[0] == pytest.approx(2 * (2 * 5) + 2 * (100 + 500))
+    assert products.chosen == {"2x4x5": "few", "1024x4x5": "many"}
+
+
+def test_it_does_what_the_engines_steps_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_model(tmp_path, "tiny", torch.bfloat16)
+    conveyor = Conveyor(tmp_path, "bfloat16", Workload(2, 9, 4), lambda _: None)
+    found = Limit(conveyor.runner)
+    generate(conveyor, random_prompts(2, (9,), 1000, 1), 4)
+    assert found._steps == [Step(18, 2, 0), Step(2, 2, 18), Step(2, 2, 20), Step(2, 2, 22)]
+    products, reads = list[Any](), list[int]()
+    monkeypatch.setattr(limit.Products, "run", lambda self, rows: products.append((self._in, self._out, rows)))
+    monkeypatch.setattr(limit.Memory, "read", lambda _, num_bytes: reads.append(num_bytes))
+    assert found.slice(4).tokens == 4
+    shapes = [(64, 128), (64, 64), (64, 192), (96, 64)]  # q, k and v; o; gate and up; down
+    assert sorted(products) == sorted([(*shape, n) for shape in shapes for n in (18, 2, 2, 2)] + [(64, 1000, 2)] * 4)
+    assert reads == [tokens * (2 * 2 * 2 * 16 * 2) for tokens in (0, 18, 20, 22)]
+    assert found.slice(0).seconds < 0.01, "nothing was done since"
+
+
+def test_all_of_it_is_timed_and_nothing_that_is_done_once(tmp_path: Path, seconds: list[float]) -> None:
+    write_model(tmp_path, "tiny", torch.float32)
+    conveyor = Conveyor(tmp_path, "float32", Workload(1, 9, 3), lambda _: None)
+    found = Limit(conveyor.runner)
+    generate(conveyor, [[1] * 9], 2)
+    layers = 2 * (128 + 64 + 192 + 64)
+    assert found.slice(2).seconds == (9 + 1) * layers + (1 + 1) * 1000
+    assert {name for products in found._layers for name in products.chosen.values()} == {"few"}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -50,8 +77,17 @@ def test_every_kernel_multiplies(dtype: torch.dtype) -> None:
         torch.testing.assert_close(build(weight)(x), x @ weight.T, rtol=0.02, atol=0.1)
 
 
-def test_reading_is_measured() -> None:
-    assert 1e8 < limit.read_bytes_per_second() < 1e13
+def test_memory_is_read_as_far_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    monkeypatch.setattr(limit, "_sum", lambda data: read.append(data.nbytes))
+    monkeypatch.setattr(limit, "_smallest", lambda data: read.append(data.nbytes))
+    memory = limit.Memory()
+    memory.hold(4096)
+    memory.hold(64)
+    read.clear()
+    memory.read(1024)
+    memory.read(0)
+    assert read == [1024]
 
 
 def test_the_shortest_pass_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,11 +100,17 @@ def test_the_shortest_pass_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_fraction_is_of_the_whole_and_of_each_phase() -> None:
-    turns = [Turn("prefill", {"conveyor": Slice(1, 4, 0)}), Turn("decode", {"conveyor": Slice(2, 4, 0)})]
-    told = compare_with_limit(turns, Limit({"prefill": 2, "decode": 3}, 1, 5e9, {}), Workload(1, 1, 3))
+    nothing: Any = SimpleNamespace(describe=dict)
+
+    def compare(stolen: float) -> Any:
+        decode = {"conveyor": Slice(2, 4, stolen), "limit": Slice(2, 3, 0)}
+        turns = [Turn("prefill", {"conveyor": Slice(1, 4, 0), "limit": Slice(1, 2, 0)}), Turn("decode", decode)]
+        return compare_with_limit(turns, nothing, Workload(1, 1, 3))
+
+    told = compare(0.0)
     assert told["limit_fraction"] == 0.625
     assert told["limit"]["fractions"] == {"prefill": 0.5, "decode": 0.75}
+    assert told["limit"]["seconds"] == {"prefill": 2, "decode": 3}
     assert told["limit"]["output_tokens_per_second"] == 0.6
-    disturbed = [turns[0], Turn("decode", {"conveyor": Slice(2, 4, 0.5)})]
-    told = compare_with_limit(disturbed, Limit({"prefill": 2, "decode": 3}, 1, 5e9, {}), Workload(1, 1, 3))
+    told = compare(0.5)
     assert (told["limit_fraction"], told["limit"]["fractions"]) == (None, {"prefill": 0.5, "decode": None})

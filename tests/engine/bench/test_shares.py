@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from conveyor_engine.bench import shares
-from conveyor_engine.bench.limit import Limit
 from conveyor_engine.bench.systems import Conveyor, Workload, write_model
 from conveyor_engine.bench.turns import random_prompts
 
@@ -59,10 +58,10 @@ def test_the_quicker_half_is_told_beside_its_limit() -> None:
         return dict.fromkeys(shares.PARTS, 0.0) | {"linears": linears, "host": host}
 
     found = {"prefill": [step(8, 2)], "decode": [step(3, 1), step(50, 50), step(2, 2)]}
-    told = shares.summarise_shares(found, Limit({"prefill": 5, "decode": 6}, 1, 1, {}), Workload(1, 1, 4))
+    told = shares.summarise_shares(found, {"prefill": 5, "decode": 6}, Workload(1, 1, 4))
     assert (told["prefill"]["milliseconds"], told["prefill"]["limit_milliseconds"]) == (10_000, 5_000)
     assert (told["decode"]["milliseconds"], told["decode"]["limit_milliseconds"]) == (4_000, 2_000)
     assert (told["decode"]["shares"]["linears"], told["decode"]["shares"]["host"]) == (0.625, 0.375)
     assert "decode" not in shares.summarise_shares(
-        found | {"decode": []}, Limit({"prefill": 5, "decode": 0}, 0, 1, {}), Workload(1, 1, 1)
+        found | {"decode": []}, {"prefill": 5, "decode": None}, Workload(1, 1, 1)
     )

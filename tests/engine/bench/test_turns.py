@@ -8,6 +8,7 @@ import torch
 
 from conveyor_engine.bench import turns
 from conveyor_engine.bench.held import in_steps, in_steps_of_threads
+from conveyor_engine.bench.slices import Slice
 from conveyor_engine.bench.systems import Prompts, Run, Workload
 
 
@@ -28,6 +29,10 @@ class Counting:
         return [[0] * output_tokens for _ in prompts]
 
 
+def no_limit(tokens: int) -> Slice:
+    return Slice(tokens, 0.0, 0.0)
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
@@ -39,20 +44,24 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def test_who_begins_says_how_far_and_the_other_follows(clock: Clock) -> None:
     systems = {"conveyor": Counting(clock, 0.25, prompt_steps=3), "peer": Counting(clock, 0.5)}
     orders = cycle([["conveyor", "peer"], ["peer", "conveyor"]])
-    measured = list(turns.one_round(systems, [[1], [2]], 9, orders))
+    measured = list(turns.one_round(systems, lambda tokens: Slice(tokens, tokens / 8, 0), [[1], [2]], 9, orders))
     assert [t.phase for t in measured] == ["prefill", "decode", "decode", "decode"]
     assert [t.slices["conveyor"].tokens for t in measured] == [1, 2, 4, 2], "a second of whoever begins"
     assert [t.slices["conveyor"].seconds for t in measured] == [0.75, 0.5, 1.0, 0.5]
     assert [t.slices["peer"].seconds for t in measured] == [0.5, 1.0, 2.0, 1.0]
+    assert [t.slices["limit"].seconds for t in measured] == [1 / 8, 2 / 8, 4 / 8, 2 / 8]
+    assert list(measured[1].slices) == ["peer", "conveyor", "limit"], "right after the steps that it is the limit of"
 
 
 def test_rounds_end_when_settled_or_with_the_budget_but_one_is_always_measured(clock: Clock) -> None:
     systems = {"conveyor": Counting(clock, 0.5), "peer": Counting(clock, 1.0)}
     workload, said = Workload(2, 3, 12), []
-    assert len(turns.measure(systems, workload, 10, 5, -1.0, said.append)) == 1
+    assert len(turns.measure(systems, no_limit, workload, 10, 5, -1.0, said.append)) == 1
     assert said[-1] == "event=budget_spent rounds=1 of=5"
-    assert len(turns.measure(systems, workload, 10, 100, 60, said.append)) == 5, "five prompts say how steady it is"
-    assert len(turns.measure(systems, workload, 10, 3, 60, said.append)) == 3
+    assert len(turns.measure(systems, no_limit, workload, 10, 100, 60, said.append)) == 5, (
+        "five prompts say how steady it is"
+    )
+    assert len(turns.measure(systems, no_limit, workload, 10, 3, 60, said.append)) == 3
 
 
 def test_a_system_that_gives_fewer_tokens_is_refused(clock: Clock) -> None:
@@ -61,7 +70,7 @@ def test_a_system_that_gives_fewer_tokens_is_refused(clock: Clock) -> None:
             return [row[1:] for row in (yield from super().start(prompts, output_tokens))]
 
     with pytest.raises(AssertionError):
-        list(turns.one_round({"conveyor": Short(clock, 1)}, [[1]], 3, cycle([["conveyor"]])))
+        list(turns.one_round({"conveyor": Short(clock, 1)}, no_limit, [[1]], 3, cycle([["conveyor"]])))
 
 
 def test_the_host_takes_a_share_of_all_processors_time() -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from conveyor_engine.bench import command as bench
-from conveyor_engine.bench import turns
+from conveyor_engine.bench import limit, turns
+from conveyor_engine.bench.slices import Slice
 from conveyor_engine.bench.workloads import long_prompt, mixed, prefix, rounds
 from conveyor_engine.bench.workloads.mixed import Request, Run
 from conveyor_engine.bench.workloads.rounds import Limits, Sample
@@ -19,6 +20,7 @@ TINY = ("--model-shape", "tiny", "--dtype", "float32", "--rounds", "1")
 def _a_host_that_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "processor_ticks", lambda: [0] * 8)
     monkeypatch.setattr(rounds, "processor_ticks", lambda: [0] * 8)
+    monkeypatch.setattr(limit, "processor_ticks", lambda: [0] * 8)
 
 
 @pytest.fixture
@@ -38,6 +40,7 @@ def test_requests_of_many_lengths_run_beside_batches_of_transformers(
     result = measure("B")
     assert result["peers"]["hf-static"]["ratio"]["seconds_per_token"] > 0
     assert result["output_tokens_per_second"] == pytest.approx(1 / result["figures"]["seconds_per_token"], rel=0.2)
+    assert 0 < result["limit_fraction"] < 1
     assert (result["workload"]["name"], result["workload"]["requests"], result["rounds"]) == ("B", 5, 1)
 
 
@@ -52,6 +55,7 @@ def test_prompts_that_begin_alike_have_their_first_tokens_in_fewer_steps(
     assert with_cache.prefix_cache_hit_tokens >= 31 * 512, "31 prompts share 512 tokens with the first"
     assert without.prefix_cache_hit_tokens == 0
     assert list(result["peers"]) == ["no-prefix-caching"]
+    assert 0 < result["limit"]["figures"]["all"] < result["figures"]["all"]
 
 
 def test_a_long_prompt_is_cut_beside_decodes_and_whole_in_the_peer(
@@ -69,7 +73,8 @@ def test_a_long_prompt_is_cut_beside_decodes_and_whole_in_the_peer(
     monkeypatch.setattr(long_prompt.Conveyor, "steps", steps)
     result = measure("E")
     assert longest[-2:] == [8 + 256 + 32, 8 + 2048 + 32]
-    assert list(result["figures"]) == ["longest_gap", "long_first_token", "short_first_token"]
+    assert list(result["figures"]) == ["longest_gap", "long_first_token", "short_first_token", "all"]
+    assert 0 < result["limit_fraction"] < 1
 
 
 @pytest.mark.parametrize(
@@ -91,10 +96,13 @@ def test_what_does_not_go_together_is_refused(
 def test_rounds_end_when_the_first_figures_ratio_is_steady_and_those_that_the_host_took_are_left_out() -> None:
     def one_round(number: int) -> rounds.Round:
         ours = Sample({"wait": 1.0, "all": 2.0 + number}, stolen=0.2 if number == 1 else 0.0)
-        return {"conveyor": ours, "peer": Sample({"wait": 9.0 if number == 1 else 3.0, "all": 4.0})}
+        peer = Sample({"wait": 9.0 if number == 1 else 3.0, "all": 4.0})
+        return {"conveyor": ours, "limit": Sample({"all": 1.0 + number / 2}), "peer": peer}
 
     told = rounds.measure_rounds(one_round, Limits(100, 60), lambda _: None)
     assert (told["settled"], told["rounds"], told["dropped"]) == (True, 6, 1)
+    assert (told["limit_fraction"], told["limit"]["spread"]) == (0.5, 0.0)
+    assert list(told["peers"]) == ["peer"]
     assert told["peers"]["peer"]["ratio"] == {"wait": 3.0, "all": pytest.approx(4 / 5, abs=0.001)}
     said: list[str] = []
     told = rounds.measure_rounds(one_round, Limits(100, -1), said.append)
@@ -116,8 +124,9 @@ def test_who_begins_says_how_far_and_who_is_there_already_waits(monkeypatch: pyt
 
     systems = {"conveyor": start(5, 1.0), "peer": start(1, 0.5)}
     orders = cycle([["conveyor", "peer"], ["peer", "conveyor"]])
-    told = mixed.one_round(systems, [Request([1], 12)], orders)
+    told = mixed.one_round(systems, lambda tokens: Slice(tokens, tokens / 8, 0), [Request([1], 12)], orders)
     assert {name: sample.figures["seconds_per_token"] for name, sample in told.items()} == {
         "conveyor": 3 / 12,
+        "limit": 1 / 8,
         "peer": 0.5,
     }

@@ -18,6 +18,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoModel, BertConfig, PreTrainedTokenizerFast
 
+from conveyor_engine.bench.limit import Limit
 from conveyor_engine.bench.turns import OURS
 from conveyor_engine.bench.workloads.rounds import Figures, Limits, in_turns, measure_rounds
 from conveyor_engine.config.engine_config import EngineConfig
@@ -47,7 +48,8 @@ def measure_encoder(shape: str, dtype: str, limits: Limits, say: Callable[[str],
     with TemporaryDirectory() as folder:
         write_encoder(Path(folder), shape)
         say(f"event=model_written shape={shape}")
-        ours, theirs = open_engine(Path(folder), dtype), open_peer(Path(folder), dtype)
+        core = open_core(Path(folder), dtype)
+        ours, theirs = open_engine(core, Path(folder)), open_peer(Path(folder), dtype)
     texts = random_texts(0)
     for system in (ours, theirs):
         system(texts[:BATCH])
@@ -57,7 +59,7 @@ def measure_encoder(shape: str, dtype: str, limits: Limits, say: Callable[[str],
     }
     return {
         "same_float32_vectors_as_sentence_transformers": True,
-        **measure_rounds(in_turns(runs), limits, say),
+        **measure_rounds(in_turns(runs, Limit(core.executor).slice), limits, say),
         "workload": {"model_shape": shape, "dtype": dtype, "texts": TEXTS, "tokens": TOKENS},
     }
 
@@ -76,7 +78,8 @@ def check_vectors(folder: Path) -> int:
     """How many were compared."""
     write_encoder(folder, "tiny")
     texts = random_texts(1)[:BATCH]
-    ours, theirs = open_engine(folder, "float32")(texts), open_peer(folder, "float32")(texts)
+    engine, peer = open_engine(open_core(folder, "float32"), folder), open_peer(folder, "float32")
+    ours, theirs = engine(texts), peer(texts)
     if np.abs(ours - theirs).max() > 1e-4:
         raise SystemExit("float32 vectors differ from sentence-transformers': one of them is wrong here")
     return len(texts)
@@ -115,15 +118,19 @@ def write_tokenizer(folder: Path) -> None:
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named).save_pretrained(folder)
 
 
-def open_engine(folder: Path, dtype: str) -> Embed:
-    """This engine, with its defaults, and the model's own tokenizer."""
+def open_core(folder: Path, dtype: str) -> EngineCore:
+    """This engine, with its defaults."""
     config = EngineConfig(
         model=str(folder),
         device="cpu",
         dtype=dtype,  # type: ignore[arg-type]  # argparse has checked it
         num_threads=torch.get_num_threads(),
     )
-    core = EngineCore(config, build_runner(config))
+    return EngineCore(config, build_runner(config))
+
+
+def open_engine(core: EngineCore, folder: Path) -> Embed:
+    """This engine with the model's own tokenizer."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
 
     def embed(texts: Sequence[str]) -> Vectors:

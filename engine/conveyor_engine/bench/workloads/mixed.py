@@ -13,9 +13,10 @@ from typing import Any
 
 from conveyor_engine.bench import slices
 from conveyor_engine.bench.held import in_steps
-from conveyor_engine.bench.slices import Slice
+from conveyor_engine.bench.limit import Limit
+from conveyor_engine.bench.slices import LIMIT, Slice
 from conveyor_engine.bench.systems import Conveyor, HfStatic, Workload
-from conveyor_engine.bench.turns import OURS, Progress
+from conveyor_engine.bench.turns import OURS, Beside, Progress
 from conveyor_engine.bench.workloads.rounds import Limits, Round, Sample, measure_rounds
 
 REQUESTS, BATCH = 64, 32
@@ -49,7 +50,8 @@ def measure_mixed(
     for start in systems.values():
         list(start(warm))
     orders = cycle([list(systems), list(systems)[::-1]])
-    told = measure_rounds(lambda n: one_round(systems, random_requests(vocab_size, n), orders), limits, say)
+    limit = Limit(conveyor.runner).slice
+    told = measure_rounds(lambda n: one_round(systems, limit, random_requests(vocab_size, n), orders), limits, say)
     return {
         "output_tokens_per_second": _rate(told["figures"]),
         **told,
@@ -94,24 +96,34 @@ def run_static(peer: HfStatic, requests: Sequence[Request]) -> Run:
             yield useful
 
 
-def one_round(systems: Mapping[str, Start], requests: Sequence[Request], orders: Iterator[list[str]]) -> Round:
+def one_round(
+    systems: Mapping[str, Start], limit: Beside, requests: Sequence[Request], orders: Iterator[list[str]]
+) -> Round:
     """Turns during which the host took too much are left out, if not all are such."""
     total = sum(request.output_tokens for request in requests)
     runs = {name: Progress(start(requests)) for name, start in systems.items()}
     turns: list[dict[str, Slice]] = []
     while any(run.tokens < total for run in runs.values()):
-        turns.append(_take_turn({name: runs[name] for name in next(orders)}, total))
+        turns.append(_take_turn({name: runs[name] for name in next(orders)}, limit, total))
     quiet = [turn for turn in turns if all(part.counts for part in turn.values())]
-    return {name: _sample([turn[name] for turn in quiet or turns if name in turn]) for name in systems}
+    return {name: _sample([turn[name] for turn in quiet or turns if name in turn]) for name in [*systems, LIMIT]}
 
 
-def _take_turn(runs: Mapping[str, Progress], total: int) -> dict[str, Slice]:
+def _take_turn(runs: Mapping[str, Progress], limit: Beside, total: int) -> dict[str, Slice]:
     """The first that has not ended goes on for a slice, the others as far, if they are not there yet."""
-    first, *others = [name for name, run in runs.items() if run.tokens < total]
-    turn = {first: runs[first].slice(lambda tokens, spent: spent >= slices.SLICE_SECONDS or tokens == total)}
-    goal = runs[first].tokens
-    behind = [name for name in others if runs[name].tokens < goal]
-    return turn | {name: runs[name].slice(lambda tokens, _: tokens >= goal) for name in behind}
+    turn: dict[str, Slice] = {}
+    goal = total
+
+    def is_there(tokens: int, spent: float) -> bool:
+        return tokens >= goal or (not turn and spent >= slices.SLICE_SECONDS)
+
+    for name, run in runs.items():
+        if run.tokens < goal:
+            turn[name] = run.slice(is_there)
+            goal = next(runs[first].tokens for first in turn)
+            if name == OURS:
+                turn[LIMIT] = limit(turn[OURS].tokens)
+    return turn
 
 
 def _sample(parts: Sequence[Slice]) -> Sample:

@@ -8,6 +8,7 @@ from random import Random
 from statistics import median
 from typing import Any
 
+from conveyor_engine.bench.limit import Limit
 from conveyor_engine.bench.systems import Conveyor, Prompts, Workload
 from conveyor_engine.bench.turns import OURS
 from conveyor_engine.bench.workloads.rounds import Figures, Limits, in_turns, measure_rounds
@@ -28,7 +29,7 @@ def measure_prefix(
         run(system, vocab_size, -1)
     runs = {name: partial(run, system, vocab_size) for name, system in systems.items()}
     workload = {"requests": REQUESTS, "shared": SHARED_TOKENS, "own": OWN_TOKENS, "output_tokens": OUTPUT_TOKENS}
-    return {**measure_rounds(in_turns(runs), limits, say), "workload": workload}
+    return {**measure_rounds(in_turns(runs, Limit(systems[OURS].runner).slice), limits, say), "workload": workload}
 
 
 def random_prompts(vocab_size: int, seed: int) -> Prompts:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from conveyor_engine.bench.slices import STOLEN_AT_MOST, Estimate, estimate
-from conveyor_engine.bench.turns import OURS, processor_ticks, stolen_share
+from conveyor_engine.bench.slices import LIMIT, STOLEN_AT_MOST, Estimate, estimate
+from conveyor_engine.bench.turns import OURS, Beside, processor_ticks, stolen_share
 
 Figures = Mapping[str, float]  # seconds, by what they are of; the first one decides when to end
 
@@ -24,7 +24,7 @@ class Sample:
     stolen: float = 0.0  # share of all processors' time that the host gave to others
 
 
-Round = Mapping[str, Sample]  # by system, OURS among them
+Round = Mapping[str, Sample]  # by system, OURS and LIMIT among them
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +35,20 @@ class Limits:
     budget_seconds: float
 
 
-def in_turns(systems: Mapping[str, Callable[[int], Figures]]) -> Callable[[int], Round]:
-    """A round of whole runs, one right after the other; each is told the round's number."""
+def in_turns(systems: Mapping[str, Callable[[int], Figures]], limit: Beside) -> Callable[[int], Round]:
+    """A round of whole runs, one right after the other; each is told the round's number.
+
+    Our figures have `all`, the seconds of a whole run: the limit's are of all its steps.
+    """
 
     def one_round(number: int) -> Round:
-        names = list(systems)[:: -1 if number % 2 else 1]
-        return {name: _sample(systems[name], number) for name in names}
+        samples: dict[str, Sample] = {}
+        for name in list(systems)[:: -1 if number % 2 else 1]:
+            samples[name] = _sample(systems[name], number)
+            if name == OURS:
+                least = limit(0)
+                samples[LIMIT] = Sample({"all": least.seconds}, least.stolen)
+        return samples
 
     return one_round
 
@@ -73,9 +81,13 @@ def _describe(name: str, sample: Sample) -> str:
 
 
 def _summarise(rounds: Sequence[Round]) -> dict[str, Any]:
-    peers = [name for name in rounds[0] if name != OURS]
+    (key,) = rounds[0][LIMIT].figures
+    fraction = _ratio(rounds, LIMIT, key)
+    peers = [name for name in rounds[0] if name not in (OURS, LIMIT)]
     return {
         "figures": _medians(rounds, OURS),
+        "limit_fraction": round(fraction.value, 3) if fraction else None,
+        "limit": {"figures": _medians(rounds, LIMIT), "spread": round(fraction.spread, 3) if fraction else None},
         "peers": {peer: {"figures": _medians(rounds, peer)} | _compare(rounds, peer) for peer in peers},
         "settled": _is_settled(rounds),
         "rounds": len(rounds),
@@ -99,7 +111,7 @@ def _is_settled(rounds: Sequence[Round]) -> bool:
     if not rounds:
         return False
     key = next(iter(rounds[0][OURS].figures))
-    ratios = [_ratio(rounds, peer, key) for peer in rounds[0] if peer != OURS]
+    ratios = [_ratio(rounds, peer, key) for peer in rounds[0] if peer not in (OURS, LIMIT)]
     return all(found is not None and found.settled for found in ratios)
 
 
