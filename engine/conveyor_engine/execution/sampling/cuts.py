@@ -9,11 +9,12 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from conveyor_engine.execution.sampling.draw import BLOCK, Choices
+from conveyor_engine.execution.sampling.draw import BLOCK, Choices, Way
 from conveyor_engine.execution.sampling.processor import Samples
 from conveyor_engine.execution.sampling.row_values import RowValues
 from conveyor_engine.wire.request import SamplingParams
 
+FEW = 32  # best tokens: of rows whose top_k is not above it no others are weighed
 CANDIDATES = 256  # best tokens, looked at first; the vocabulary is sorted only for rows that need more of them
 SORTED_AT_ONCE = 32  # rows; sorting takes several times the memory of what is sorted
 _LEAST_TOP_P = 1e-6  # keeps the best token alone, as any smaller value does, and is not 0 in float32
@@ -27,12 +28,21 @@ class Cuts:
         self._top_k = RowValues.full(max_num_seqs, vocab_size, np.int64, device)
         self._top_p = RowValues.full(max_num_seqs, 1, np.float32, device)
 
-    def admit(self, row: int, params: SamplingParams) -> bool:
-        """Keeps the row's cuts. Returns whether it has any."""
+    def admit(self, row: int, params: SamplingParams) -> Way:
+        """Keeps the row's cuts. Returns what they leave to draw from."""
         top_k = params.top_k if 0 < params.top_k < self._vocab_size else self._vocab_size
         self._top_k[row] = top_k
         self._top_p[row] = max(params.top_p, _LEAST_TOP_P)
-        return params.top_p < 1 or top_k < self._vocab_size
+        if top_k < self._vocab_size:
+            return Way.FROM_FEW if top_k <= FEW else Way.FROM_PART
+        return Way.FROM_PART if params.top_p < 1 else Way.FROM_ALL
+
+    def keep(self, weights: torch.Tensor, token_ids: torch.Tensor, samples: Samples) -> Choices:
+        """What entries with a small top_k draw from, of the weights (entries, FEW) of their best tokens, best first."""
+        top_k, top_p = self._top_k[samples.device_rows], self._top_p[samples.device_rows]
+        weights.masked_fill_(torch.arange(weights.shape[1], device=weights.device) >= top_k, 0.0)
+        cumulative = weights.cumsum(-1)
+        return Choices(slice(None), _cut(weights, cumulative, top_p * cumulative[:, -1:]), token_ids)
 
     def narrow(self, weights: torch.Tensor, samples: Samples) -> Iterator[Choices]:
         """The parts of weights (entries, vocabulary), float32, that the entries draw from.
@@ -46,6 +56,21 @@ class Cuts:
         if (self._top_k.host[samples.rows] > CANDIDATES).any() and not bool(enough.all()):
             for rest in torch.split((~enough).nonzero().squeeze(1), SORTED_AT_ONCE):
                 yield Choices(rest, _among_all(weights[rest], top_k[rest], top_p[rest]))
+
+
+def find_few(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Values and indices of the FEW largest of each row of logits (rows, vocabulary), largest first: (rows, FEW) both.
+
+    They lie in the FEW blocks whose largest ones are the largest, so the rest of the row is looked at once.
+    """
+    rows, vocab_size = logits.shape
+    if vocab_size % BLOCK or vocab_size <= FEW * BLOCK or not logits.is_contiguous():
+        return logits.topk(min(FEW, vocab_size), dim=-1)
+    blocks = logits.view(rows, -1, BLOCK)
+    block_ids = blocks.amax(-1).topk(FEW, dim=-1).indices
+    found = blocks[torch.arange(rows, device=logits.device)[:, None], block_ids].view(rows, -1).topk(FEW, dim=-1)
+    token_ids = block_ids.gather(1, found.indices // BLOCK) * BLOCK + found.indices % BLOCK
+    return found.values, token_ids
 
 
 def _among_the_best(weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> tuple[Choices, torch.Tensor]:
@@ -62,8 +87,12 @@ def _among_the_best(weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Ten
     cut_by_k = top_k <= num_candidates
     total = torch.where(cut_by_k, cumulative[:, -1:], _sum(weights))
     enough = cut_by_k | (top_k == vocab_size) & (cumulative[:, -1:] >= top_p * total)
-    kept = best.masked_fill(cumulative - best >= top_p * total, 0.0)
-    return Choices(slice(None), kept, token_ids), enough.squeeze(1)
+    return Choices(slice(None), _cut(best, cumulative, top_p * total), token_ids), enough.squeeze(1)
+
+
+def _cut(weights: torch.Tensor, cumulative: torch.Tensor, enough: torch.Tensor) -> torch.Tensor:
+    """The weights, best first, and 0 behind those that have `enough` (rows, 1) together."""
+    return weights.masked_fill(cumulative - weights >= enough, 0.0)
 
 
 def _sum(weights: torch.Tensor) -> torch.Tensor:

@@ -6,6 +6,7 @@ another batch, draws the same numbers.
 """
 
 from dataclasses import dataclass
+from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,15 @@ import torch
 
 BLOCK = 128  # tokens; large vocabularies are searched block by block, which vectorises where torch's own does not
 BELOW_ONE = 1 - 1e-6  # keeps rounding from choosing beyond the last token of the distribution
+
+
+class Way(IntEnum):
+    """What a row's next token is drawn from."""
+
+    GREEDY = 0  # nothing: it is the best one
+    FROM_ALL = 1
+    FROM_FEW = 2  # a small top_k
+    FROM_PART = 3
 
 
 @dataclass(slots=True)

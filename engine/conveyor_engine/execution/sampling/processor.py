@@ -58,8 +58,8 @@ class LogitProcessor(Protocol):
     def apply(self, logits: torch.Tensor, samples: Samples, users: Int64) -> None:
         """Changes logits (entries, vocabulary) in place: those of `users` alone, which are indices of entries.
 
-        A processor that keeps the best token gets float32 logits less the row's largest. A row's result depends on its
-        own state and logits, never on the rest of the batch.
+        A processor that keeps the best token gets float32 logits less the row's largest, of all tokens or of the best
+        few: it keeps their order. A row's result depends on its own state and logits, never on the rest of the batch.
         """
         ...
 

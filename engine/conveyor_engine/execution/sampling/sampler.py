@@ -12,8 +12,8 @@ import numpy.typing as npt
 import torch
 
 from conveyor_engine.execution import kernels
-from conveyor_engine.execution.sampling.cuts import SORTED_AT_ONCE, Cuts
-from conveyor_engine.execution.sampling.draw import BELOW_ONE, BLOCK, Choices, uniform_numbers
+from conveyor_engine.execution.sampling.cuts import SORTED_AT_ONCE, Cuts, find_few
+from conveyor_engine.execution.sampling.draw import BELOW_ONE, BLOCK, Choices, Way, uniform_numbers
 from conveyor_engine.execution.sampling.logprobs import Logprobs, compute_logprobs
 from conveyor_engine.execution.sampling.min_tokens import MinTokens
 from conveyor_engine.execution.sampling.processor import Int64, LogitProcessor, Pipeline, Samples
@@ -21,7 +21,6 @@ from conveyor_engine.execution.sampling.temperature import GREEDY_BELOW, Tempera
 from conveyor_engine.execution.transfer import to_device
 from conveyor_engine.wire.step import RowSampling
 
-_GREEDY, _DRAWS_FROM_ALL, _DRAWS_FROM_PART = range(3)
 _NO_LOGPROBS = -1
 
 
@@ -69,7 +68,7 @@ class Sampler:
         self._of_drawing = Pipeline(of_drawing, max_num_seqs)
         self._temperature = _alone(of_drawing) if kernels.why_missing(device) is None else None
         self._cuts = Cuts(max_num_seqs, vocab_size, device)
-        self._way = np.full(max_num_seqs, _GREEDY, dtype=np.int8)
+        self._way = np.full(max_num_seqs, Way.GREEDY, dtype=np.int8)
         self._seeds = np.zeros(max_num_seqs, dtype=np.uint64)
         self._num_top_logprobs = np.full(max_num_seqs, _NO_LOGPROBS, dtype=np.int64)
 
@@ -78,9 +77,8 @@ class Sampler:
         params = sampling.params
         self._of_all.admit(row, sampling)
         self._of_drawing.admit(row, sampling)
-        is_cut = self._cuts.admit(row, params)
-        draws = params.temperature >= GREEDY_BELOW
-        self._way[row] = (_DRAWS_FROM_PART if is_cut else _DRAWS_FROM_ALL) if draws else _GREEDY
+        way = self._cuts.admit(row, params)
+        self._way[row] = way if params.temperature >= GREEDY_BELOW else Way.GREEDY
         self._seeds[row] = sampling.seed
         self._num_top_logprobs[row] = _NO_LOGPROBS if params.logprobs is None else params.logprobs
 
@@ -95,7 +93,7 @@ class Sampler:
         ways = self._way[samples.rows]
         if self._temperature is not None:
             best, tokens = self._sample_at_once(processed, self._temperature, samples, ways)
-            ways[ways == _DRAWS_FROM_ALL] = _GREEDY
+            ways[ways == Way.FROM_ALL] = Way.GREEDY
         else:
             best, tokens = _best(processed)
         for way, entries in _group(ways):
@@ -110,21 +108,28 @@ class Sampler:
         """Value of each entry's largest logit; its index, or a token drawn from all where the entry does that."""
         from conveyor_engine.execution.kernels.sample import Draws, sample  # needs triton
 
-        if not (ways == _DRAWS_FROM_ALL).any():
+        if not (ways == Way.FROM_ALL).any():
             return sample(logits)
         return sample(logits, Draws(temperature.of(samples), self._uniforms(samples), GREEDY_BELOW, BELOW_ONE))
 
-    def _draw(self, logits: torch.Tensor, best: torch.Tensor, samples: Samples, way: int) -> torch.Tensor:
-        """A random token for each entry, int64 (entries,): the processors that keep the best, the cuts, the draw."""
-        relative = logits.float() - best.float()[:, None]
-        weights = self._of_drawing.apply(relative, samples, in_place=True).exp_()  # the best token has 1
+    def _draw(self, logits: torch.Tensor, best: torch.Tensor, samples: Samples, way: Way) -> torch.Tensor:
+        """A random token for each entry, int64 (entries,): the processors that keep the order, the cuts, the draw."""
         uniforms = self._uniforms(samples)
-        if way == _DRAWS_FROM_ALL:
+        if way is Way.FROM_FEW:
+            values, token_ids = find_few(logits)
+            return self._cuts.keep(self._weigh(values, best, samples), token_ids, samples).draw(uniforms)
+        weights = self._weigh(logits, best, samples)
+        if way is Way.FROM_ALL:
             return Choices(slice(None), weights).draw(uniforms)
         tokens = torch.empty_like(samples.device_rows)
         for choices in self._cuts.narrow(weights, samples):
             tokens[choices.entries] = choices.draw(uniforms[choices.entries])
         return tokens
+
+    def _weigh(self, logits: torch.Tensor, best: torch.Tensor, samples: Samples) -> torch.Tensor:
+        """float32, of any of each entry's logits; the best token has 1."""
+        relative = logits.float() - best.float()[:, None]
+        return self._of_drawing.apply(relative, samples, in_place=True).exp_()
 
     def _uniforms(self, samples: Samples) -> torch.Tensor:
         """float32 (entries, 1)."""
@@ -148,10 +153,10 @@ def _alone(processors: Sequence[LogitProcessor]) -> Temperature | None:
     return None
 
 
-def _group(ways: npt.NDArray[np.int8]) -> Iterator[tuple[int, Int64]]:
+def _group(ways: npt.NDArray[np.int8]) -> Iterator[tuple[Way, Int64]]:
     """The entries that draw at random, by what they draw from, so that only entries with cuts pay for cutting."""
     if ways.any():
-        for way in (_DRAWS_FROM_ALL, _DRAWS_FROM_PART):
+        for way in (Way.FROM_ALL, Way.FROM_FEW, Way.FROM_PART):
             entries = (ways == way).nonzero()[0]
             if len(entries):
                 yield way, entries

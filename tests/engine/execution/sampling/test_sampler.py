@@ -107,7 +107,9 @@ def test_the_best_token_of_a_large_vocabulary_is_found_wherever_it_is(vocab_size
     assert sample(logits, [row(temperature=0) for _ in best]) == best
 
 
-@pytest.mark.parametrize("params", [{}, {"top_p": 0.999}, {"top_p": 0.5}, {"top_k": 300}, {"top_k": 300, "top_p": 0.9}])
+@pytest.mark.parametrize(
+    "params", [{}, {"top_p": 0.999}, {"top_p": 0.5}, {"top_k": 300}, {"top_k": 300, "top_p": 0.9}, {"top_k": 32}]
+)
 @pytest.mark.parametrize("vocab_size", [640, 600])
 def test_large_vocabularies_are_drawn_from_with_the_right_frequencies(vocab_size: int, params: dict[str, Any]) -> None:
     torch.manual_seed(0)
@@ -171,9 +173,22 @@ def test_only_rows_that_choose_at_random_are_weighed(monkeypatch: pytest.MonkeyP
     weighed: list[int] = []
     exp = torch.Tensor.exp_
     monkeypatch.setattr(torch.Tensor, "exp_", lambda x: (weighed.append(len(x)), exp(x))[1])
-    rows = [row(temperature=0) for _ in range(9)] + [row(top_p=0.3), row(), row()]
-    assert sample(logits_of(*PROBABILITIES, rows=12), rows)[:10] == [0] * 10
-    assert weighed == [2, 1], "those that draw from all tokens, then those that draw from some"
+    rows = [row(temperature=0) for _ in range(9)] + [row(top_p=0.3), row(top_k=1), row(), row()]
+    assert sample(logits_of(*PROBABILITIES, rows=13), rows)[:11] == [0] * 11
+    assert weighed == [2, 1, 1], "those that draw from all tokens, then those that draw from a few, then from some"
+
+
+@pytest.mark.parametrize("vocab_size", [128 * 40, 5000, 31])
+@pytest.mark.parametrize("spread", [0.01, 3])
+def test_the_few_best_are_found_wherever_they_are(vocab_size: int, spread: float) -> None:
+    """Also where they are all in one block, and in bfloat16, where many are equal."""
+    torch.manual_seed(0)
+    logits = torch.randn(6, vocab_size).mul(spread).to(torch.bfloat16)
+    logits[0, : cuts.FEW * 2] += 9
+    values, token_ids = cuts.find_few(logits)
+    assert torch.equal(values, logits.topk(min(cuts.FEW, vocab_size)).values)
+    assert torch.equal(logits.gather(1, token_ids), values)
+    assert all(len(set(row)) == len(row) for row in token_ids.tolist())
 
 
 @pytest.mark.parametrize("candidates", [1, 2, 256])
@@ -181,6 +196,7 @@ def test_cuts_beyond_the_first_candidates_look_at_the_whole_vocabulary(
     monkeypatch: pytest.MonkeyPatch, candidates: int
 ) -> None:
     monkeypatch.setattr(cuts, "CANDIDATES", candidates)
+    monkeypatch.setattr(cuts, "FEW", 1)
     assert frequencies(top_p=0.86) == expected(0.4, 0.3, 0.15, 0.1, 0)
     assert frequencies(top_k=4, top_p=0.72) == expected(0.4, 0.3, 0, 0, 0), "of all tokens the first two are 0.7"
 
@@ -192,7 +208,7 @@ def test_a_large_top_k_makes_nobody_else_look_at_more_tokens(monkeypatch: pytest
     monkeypatch.setattr(cuts, "_sort_descending", lambda x: (looked_at.append(tuple(x.shape)), sort(x))[1])
     rows = [row(top_k=5000), row(top_k=5), row(top_p=0.1), row()]
     sample(torch.randn(4, 6000) * 3, rows)
-    assert looked_at == [(3, 256), (1, 6000)]
+    assert looked_at == [(1, 32), (2, 256), (1, 6000)]
 
 
 @pytest.mark.parametrize(
