@@ -17,7 +17,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export KUBECACHEDIR := $(CACHE)/kubectl
 KUBECONFIG_FILE = $$($(PY) -m e2e.cluster kubeconfig)
 
-.PHONY: help venv tools cluster-tools generate check check-generated test test-oldest set-up e2e demo demo-url demo-down demo-model images cluster cluster-down deploy fresh clients vllm bench soak release-dry-run clean
+.PHONY: help venv tools cluster-tools generate check check-generated test test-oldest set-up e2e demo demo-url demo-down demo-model images cluster cluster-down deploy fresh clients vllm keda bench soak release-dry-run clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -109,6 +109,10 @@ clients: ## Try real clients, each as its users install it, on the local cluster
 vllm: set-up ## Try vLLM itself as a runtime, on the local cluster; installs it once (6 GB)
 	@export KUBECONFIG=$(KUBECONFIG_FILE) && $(PY) -m e2e.cluster load && $(PY) -m e2e.deploy && $(PY) -m e2e.vllm && \
 		.venv/bin/pytest -c e2e/pytest.ini -m brings_vllm e2e/test_vllm.py
+
+keda: venv tools ## Let KEDA itself scale a service, on a real API server; builds it once (15 minutes of a core)
+	$(PY) -m e2e.keda
+	.venv/bin/pytest -m brings_keda tests/keda
 
 fresh: ## Run TARGET (default: set-up, cluster-down) on a fresh clone in a bare Debian root, as root
 	python3 -m e2e.fresh make $(or $(TARGET),set-up cluster-down)

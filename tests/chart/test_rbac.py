@@ -29,7 +29,7 @@ from tests.chart.installation import (
     take_over,
     write_account_kubeconfig,
 )
-from tests.operator import keda
+from tests.operator import scaled_objects
 from tests.operator.kubelet import Kubelet, prewarmed, ready
 from tests.operator.stage import Space, wait_until
 
@@ -73,7 +73,7 @@ def run_everything(plane: AuditedControlPlane, folder: Path, *options: str) -> d
     api = Api(plane.kubeconfig)
     space = Space(api, namespace_of(folder))
     api.create("/api/v1/namespaces", {"metadata": {"name": space.namespace}})
-    keda.install(api)
+    scaled_objects.install(api)
     rendered = render(*(option.removeprefix("--set=") for option in options))
     reachable = make_reachable_chart(folder)
     install = ("install", RELEASE, reachable.chart, "--namespace", SYSTEM_NAMESPACE)

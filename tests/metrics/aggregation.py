@@ -117,7 +117,7 @@ def write_serving_certificate(authority: Authority, folder: Path) -> None:
 @contextlib.contextmanager
 def running_server(plane: ControlPlane, folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], int, int]]:
     """`python -m conveyor_metrics` with the certificate folder `folder`: (process, HTTPS port, admin port)."""
-    port, admin_port = _free_port(), _free_port()
+    port, admin_port = free_port(), free_port()
     command = [sys.executable, "-m", "conveyor_metrics", "--host=127.0.0.1"]
     command += [f"--kubeconfig={plane.kubeconfig}", f"--certificate-folder={folder}"]
     command += [f"--https-port={port}", f"--admin-port={admin_port}"]
@@ -163,7 +163,7 @@ def unregister(api: Api) -> None:
     api.delete(f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/services/{METRICS_SERVICE}")
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         port: int = holder.getsockname()[1]

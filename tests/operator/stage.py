@@ -42,7 +42,7 @@ COLLECTIONS = {
     "Pod": "api/v1/namespaces/{}/pods",
     "Secret": "api/v1/namespaces/{}/secrets",
     "ResourceQuota": "api/v1/namespaces/{}/resourcequotas",
-    "ScaledObject": "apis/keda.sh/v1alpha1/namespaces/{}/scaledobjects",  # where keda.py has installed them
+    "ScaledObject": "apis/keda.sh/v1alpha1/namespaces/{}/scaledobjects",  # where scaled_objects.py has installed them
     "Lease": "apis/coordination.k8s.io/v1/namespaces/{}/leases",
     "Widget": "apis/tests.conveyor.dev/v1/namespaces/{}/widgets",  # loop/widget.py
 }

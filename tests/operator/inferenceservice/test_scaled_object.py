@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.operator import keda
+from tests.operator import scaled_objects
 from tests.operator.stage import Space, Stage, wait_until
 
 from conveyor_operator.loop import optional
@@ -26,9 +26,9 @@ def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def installed(api: Api) -> Iterator[Api]:
     """The API server with ScaledObjects; nobody looks after them."""
-    keda.install(api)
+    scaled_objects.install(api)
     yield api
-    keda.remove(api)
+    scaled_objects.remove(api)
 
 
 def test_the_documented_provider_makes_a_scaled_object(stage: Stage, installed: Api) -> None:
@@ -46,7 +46,7 @@ def test_the_documented_provider_makes_a_scaled_object(stage: Stage, installed: 
 
 
 def test_a_cluster_without_keda_is_told_and_one_that_gets_it_is_noticed(stage: Stage) -> None:
-    keda.remove(stage.space.api)
+    scaled_objects.remove(stage.space.api)
     with stage.operator():
         stage.space.make_service(autoscaling=KEDA)
         told = stage.space.wait_condition("qwen", "ScalingReady", "False", "KEDANotInstalled")["message"]
@@ -54,12 +54,12 @@ def test_a_cluster_without_keda_is_told_and_one_that_gets_it_is_noticed(stage: S
         wait_until("the Deployment", lambda: count(stage.space) == 2)
         stage.proxy.wait_quiet()
         assert not stage.space.list(HPA)
-        keda.install(stage.space.api)
+        scaled_objects.install(stage.space.api)
         wait_until("the ScaledObject", lambda: stage.space.get(SCALED_OBJECT, "qwen-engine"), 20)
         told = stage.space.wait_condition("qwen", "ScalingReady", "Unknown", "WaitingForAutoscaler")["message"]
         assert "is the Deployment keda-operator running?" in told
         assert not stage.space.list(HPA)
-        keda.remove(stage.space.api)
+        scaled_objects.remove(stage.space.api)
         stage.space.wait_condition("qwen", "ScalingReady", "False", "KEDANotInstalled")
         assert count(stage.space) == 2
 
@@ -69,12 +69,12 @@ def test_what_keda_says_is_judged(stage: Stage, installed: Api) -> None:
     with stage.operator():
         space.make_service(autoscaling=KEDA)
         wait_until("the ScaledObject", lambda: space.get(SCALED_OBJECT, "qwen-engine"))
-        keda.judge(space, Ready=("False", "ScaledObjectCheckFailed", "no such trigger"))
+        scaled_objects.judge(space, Ready=("False", "ScaledObjectCheckFailed", "no such trigger"))
         told = space.wait_condition("qwen", "ScalingReady", "False", "AutoscalerFailed")["message"]
         assert told == "ScaledObjectCheckFailed: no such trigger"
-        keda.judge(space, Ready=("True", "ScaledObjectReady", ""), Paused=("True", "ScaledObjectPaused", ""))
+        scaled_objects.judge(space, Ready=("True", "ScaledObjectReady", ""), Paused=("True", "ScaledObjectPaused", ""))
         wait_until("paused", lambda: "is paused" in space.condition("qwen", "ScalingReady")["message"])
-        keda.take_up(space)
+        scaled_objects.take_up(space)
         told = space.wait_condition("qwen", "ScalingReady", "False", "MetricsUnavailable")["message"]
         assert "external metric" in told  # of the real HPA controller: there is no external.metrics.k8s.io here
         stage.proxy.wait_quiet()
@@ -86,7 +86,7 @@ def test_a_scaled_object_that_somebody_edits_or_deletes_is_restored(stage: Stage
     with stage.operator():
         space.make_service(autoscaling=KEDA)
         first = wait_until("the ScaledObject", lambda: space.get(SCALED_OBJECT, "qwen-engine"))
-        keda.take_up(space)
+        scaled_objects.take_up(space)
         stage.proxy.wait_quiet()
         assert not [event for event in space.list("Event") if event["reason"] == "ChildRestored"]
         space.patch(SCALED_OBJECT, "qwen-engine", {"spec": {"maxReplicaCount": 9}})
@@ -94,7 +94,7 @@ def test_a_scaled_object_that_somebody_edits_or_deletes_is_restored(stage: Stage
         space.edit("qwen", autoscaling={"maxReplicas": 7})
         wait_until("7", lambda: space.need(SCALED_OBJECT, "qwen-engine")["spec"]["maxReplicaCount"] == 7)
         space.delete(SCALED_OBJECT, "qwen-engine")
-        keda.unfinish(space)
+        scaled_objects.unfinish(space)
         again = wait_until("another", lambda: space.get(SCALED_OBJECT, "qwen-engine"))
         assert again["metadata"]["uid"] != first["metadata"]["uid"]
 
@@ -109,18 +109,18 @@ def test_there_is_never_an_autoscaler_of_both_and_the_replicas_stay(stage: Stage
         space.edit("qwen", autoscaling={"provider": "KEDA"})
         wait_until("the ScaledObject", lambda: space.get(SCALED_OBJECT, "qwen-engine"))
         assert not space.list(HPA)
-        keda.take_up(space)
+        scaled_objects.take_up(space)
         for provider, expected in (("Native", ["InferenceService"]), ("KEDA", []), ("External", [])):
             space.edit("qwen", autoscaling={"provider": provider})
             space.wait_observed("qwen")
             wait_until(f"the autoscaler of {provider}", lambda expected=expected: owner(space) == expected)
             assert count(space) == 4
         assert space.need(SCALED_OBJECT, "qwen-engine")["metadata"]["deletionTimestamp"]
-        keda.unfinish(space)
+        scaled_objects.unfinish(space)
         wait_until("its end", lambda: not space.list(SCALED_OBJECT))
         space.edit("qwen", autoscaling={"provider": "KEDA"})
         wait_until("another", lambda: space.get(SCALED_OBJECT, "qwen-engine"))
-        keda.take_up(space)
+        scaled_objects.take_up(space)
         space.edit("qwen", autoscaling=None)
         space.wait_condition("qwen", "ScalingReady", "True", "FixedReplicas")
         assert (count(space), space.list(HPA)) == (4, [])

@@ -1,38 +1,24 @@
 """KEDA's own definition of ScaledObjects on an API server, and what KEDA does with one, played by a test."""
 
-import json
-import os
-import subprocess
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 from tests.operator.stage import Space, wait_until
 
+from e2e import keda
 from e2e.cluster.api import Api, ApiError
-from e2e.cluster.paths import CACHE
 
 Json = dict[str, Any]
 
-MODULE = "github.com/kedacore/keda/v2@v2.21.0"
 FINALIZER = "finalizer.keda.sh"
 _CRD = Path("config", "crd", "bases", "keda.sh_scaledobjects.yaml")
 _CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 _COLLECTION = "/apis/keda.sh/v1alpha1/scaledobjects"
 
 
-@cache
-def fetch() -> Path:
-    """The folder of its Go module: about 20 MB, once."""
-    environment = os.environ | {"GOMODCACHE": str(CACHE / "keda"), "GOFLAGS": "-modcacherw"}
-    done = subprocess.run(["go", "mod", "download", "-json", MODULE], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return Path(json.loads(done.stdout)["Dir"])
-
-
 def install(api: Api) -> None:
-    crd = yaml.safe_load((fetch() / _CRD).read_text())
+    crd = yaml.safe_load((keda.fetch() / _CRD).read_text())
     api.apply(f"{_CRDS}/{crd['metadata']['name']}", crd)
     wait_until("ScaledObjects", lambda: api.reachable(_COLLECTION), 30)
 
