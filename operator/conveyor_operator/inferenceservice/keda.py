@@ -7,7 +7,10 @@ _NOT_INSTALLED = (
     "KEDA is not in this cluster: it serves no ScaledObjects (keda.sh/v1alpha1). The replicas stay as they are. "
     "Install KEDA, which is found within a minute, or set autoscaling.provider: Native."
 )
-_NOT_TAKEN_UP = "KEDA has not taken up the ScaledObject yet; where that lasts, is the Deployment keda-operator running?"
+_NOT_TAKEN_UP = (
+    "KEDA has not taken up the ScaledObject yet; where that lasts, is the Deployment keda-operator running, and does "
+    "it watch this namespace?"
+)
 
 
 def judge_keda(observed: Observed, served: bool | None) -> tuple[str, Reason, str] | None:

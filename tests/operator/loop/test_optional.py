@@ -1,0 +1,72 @@
+"""A kind that the cluster may lack: whether it is there is told once it is known, and again when that changes."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from conveyor_operator.activity.answer import Activity
+from conveyor_operator.errors import Unavailable
+from conveyor_operator.inferenceservice.resource import InferenceServices
+from conveyor_operator.kinds import SCALED_OBJECT, Key, Kind
+from conveyor_operator.loop import optional
+from conveyor_operator.loop.optional import OptionalKinds
+from conveyor_operator.loop.store import Store
+from conveyor_operator.loop.watches import Watches
+from conveyor_operator.metrics import Metrics
+from conveyor_operator.metrics_api.answer import MetricsApi
+from conveyor_operator.settings import Settings
+
+
+class Discovery:
+    """As `cluster.Cluster`: these answers, one after the other, and the last one for ever."""
+
+    client = None
+
+    def __init__(self, *answers: bool | None) -> None:
+        self._answers: Iterator[bool | None] = iter(answers)
+        self._last: bool | None = None
+
+    async def is_served(self, kind: Kind) -> bool:
+        self._last = next(self._answers, self._last)
+        if self._last is None:
+            raise Unavailable(503, "", "not now")
+        return self._last
+
+
+async def follow(monkeypatch: pytest.MonkeyPatch, *answers: bool | None) -> list[tuple[bool | None, int]]:
+    """What is told, with the number of ScaledObjects that are known then; each watch finds one."""
+    store, told = Store(), []
+    services = InferenceServices(Settings(), Metrics(), MetricsApi, lambda _: Activity.STEADY, lambda _: None)
+    watches = Watches([services], store, Metrics(), lambda key: None)
+    key = Key(services.kind, "a", "qwen")
+
+    async def watch(*_: Any) -> None:
+        store.put(SCALED_OBJECT, "uid", key, "value")
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(optional, "watch_collection", watch)
+    monkeypatch.setattr(optional, "_LOOK_SECONDS", 0.01)
+
+    def tell() -> None:
+        told.append((kinds.serves(SCALED_OBJECT), len(store.values(SCALED_OBJECT, key))))
+
+    kinds = OptionalKinds(Discovery(*answers), [services], watches, (), tell)  # type: ignore[arg-type]
+    assert kinds.serves(SCALED_OBJECT) is None
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.5):
+            await kinds.run()
+    return told
+
+
+async def test_one_that_comes_and_goes_is_told_and_what_was_known_is_forgotten_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = await follow(monkeypatch, None, False, False, True, True, True, False, True)
+    assert told == [(False, 0), (True, 0), (False, 0), (True, 0)]
+
+
+async def test_an_api_server_that_does_not_answer_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert await follow(monkeypatch, True, True, None, None) == [(True, 0)]
+    assert await follow(monkeypatch, None) == []
