@@ -25,22 +25,29 @@ def the_service(**engine: Any) -> dict[str, Any]:
     batching = {"maxBatchSize": 4, "maxBatchTokens": 1024}
     cache = {"blockBudget": 256, "blockSize": 32}  # vLLM's attention on CPUs wants multiples of 32
     rollout = {"maxSurge": 1, "maxUnavailable": 0}  # a start takes longer than a request waits
+    queue = {"timeout": "5m"}  # twelve requests in turn on four places, while the second pod's start has the processor
     return service(
-        NAME, batching=batching, kvCache=cache, autoscaling=autoscaling, rollout=rollout, **vllm.spec(**engine)
+        NAME,
+        batching=batching,
+        kvCache=cache,
+        autoscaling=autoscaling,
+        rollout=rollout,
+        queue=queue,
+        **vllm.spec(**engine),
     )
 
 
-@pytest.mark.timeout(1500)
+@pytest.mark.timeout(2400)
 async def test_vllm_is_served_scaled_and_rolled_without_a_cut(namespace: str) -> None:
     vllm.install()
     kube.apply(host_path_claim(namespace, vllm.CLAIM, str(vllm.FOLDER)))
     try:
         kube.apply(the_service(), namespace)
-        await asyncio.to_thread(kube.wait_until, "vLLM is ready", lambda: ready(namespace) == 1, 600)
+        await asyncio.to_thread(kube.wait_until, "vLLM is ready", lambda: ready(namespace) == 1, 1200)
         url = service_url(NAME, namespace)
         await answers(url)
         async with running_load(url, BODY, concurrency=12) as up:
-            await asyncio.to_thread(kube.wait_until, "two ready pods", lambda: ready(namespace) == 2, 600)
+            await asyncio.to_thread(kube.wait_until, "two ready pods", lambda: ready(namespace) == 2, 1200)
             await asyncio.sleep(5)
         async with running_load(url, BODY, concurrency=2) as down:
             await asyncio.to_thread(kube.wait_until, "one pod", lambda: pods(namespace) == 1, 300)
@@ -48,7 +55,7 @@ async def test_vllm_is_served_scaled_and_rolled_without_a_cut(namespace: str) ->
             before = names_of(namespace)
             kube.apply(the_service(args=["--enforce-eager", "--seed=1"]), namespace)
             await asyncio.to_thread(
-                kube.wait_until, "the pods are new", lambda: not names_of(namespace) & before and ready(namespace), 600
+                kube.wait_until, "the pods are new", lambda: not names_of(namespace) & before and ready(namespace), 1200
             )
         for load in (up, down, rolled):
             assert_whole(load)
