@@ -122,18 +122,17 @@ class Products:
 
     def prepare(self, rows: int) -> None:
         """Chooses the fastest kernel for about so many rows."""
-        if rows in self._inputs:
-            return
-        self._inputs[rows] = x = torch.randn(rows, self._in, dtype=self._dtype)
-        about = 1 << (rows - 1).bit_length()
-        if about not in self._fastest:
+        about = _round_up(rows)
+        if about not in self._inputs:
+            self._inputs[about] = x = torch.randn(about, self._in, dtype=self._dtype)
             name = min(self._kernels, key=lambda name: shortest(partial(_each, self._kernels[name], x)))
             self._fastest[about] = self._kernels[name]
             self.chosen[f"{about}x{self._in}x{self._out}"] = name
-        self._fastest[about][0](x)  # oneDNN makes something for every number of rows
+        self._fastest[about][0](self._inputs[about][:rows])  # oneDNN makes something for every number of rows
 
     def run(self, rows: int) -> None:
-        _each(self._fastest[1 << (rows - 1).bit_length()], self._inputs[rows])
+        about = _round_up(rows)
+        _each(self._fastest[about], self._inputs[about][:rows])
 
 
 class Memory:
@@ -151,6 +150,11 @@ class Memory:
     def read(self, num_bytes: int) -> None:
         if num_bytes:
             self._read(self._data[: num_bytes // 4])
+
+
+def _round_up(rows: int) -> int:
+    """To a power of two."""
+    return 1 << (rows - 1).bit_length()
 
 
 def _sum(data: torch.Tensor) -> torch.Tensor:
