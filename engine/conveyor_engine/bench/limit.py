@@ -144,7 +144,7 @@ class Memory:
 
     def hold(self, num_bytes: int) -> None:
         if num_bytes > self._data.nbytes:
-            self._data = torch.ones(-(-num_bytes // 4))
+            self._data = torch.ones(2 * -(-num_bytes // 4))  # contexts grow
             self._read = min((_sum, _smallest), key=lambda read: shortest(partial(read, self._data)))
 
     def read(self, num_bytes: int) -> None:
