@@ -92,7 +92,8 @@ class HelmFailed(CommandFailed):
 
 def helm(*arguments: str | Path, kubeconfig: Path | None = None) -> str:
     """Runs Helm; without a kubeconfig it has no cluster to talk to."""
-    environment = {"HOME": str(REPOSITORY), "KUBECONFIG": str(kubeconfig or "/nonexistent")}
+    # It ends before collecting its garbage pays: a tenth of its time.
+    environment = {"HOME": str(REPOSITORY), "KUBECONFIG": str(kubeconfig or "/nonexistent"), "GOGC": "off"}
     command = [str(part) for part in (binary("helm"), *arguments)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
     if done.returncode != 0:
