@@ -83,3 +83,8 @@ class Cluster:
 
     def delete_engine(self, service: str, port: int) -> None:
         self.api.delete(f"{self._slices}/{service}-{port}")
+
+    def clear(self) -> None:
+        """What is left would be on every page of a gateway of all namespaces."""
+        self.api.delete(self._services)
+        self.api.delete(self._slices)

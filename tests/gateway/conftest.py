@@ -13,8 +13,10 @@ from e2e.cluster.api import Api
 
 
 @pytest.fixture
-def cluster(crd: Api, namespace: str) -> Cluster:
-    return Cluster(crd, namespace)
+def cluster(crd: Api, namespace: str) -> Iterator[Cluster]:
+    cluster = Cluster(crd, namespace)
+    yield cluster
+    cluster.clear()
 
 
 @pytest.fixture(scope="session")
