@@ -10,7 +10,7 @@ import ssl
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -114,11 +114,19 @@ class Api:
         return True
 
 
+def pauses() -> Iterator[float]:
+    """Seconds from one look to the next: what comes soon is seen soon, what takes long is not asked all the time."""
+    pause = 0.02
+    while True:
+        yield pause
+        pause = min(1.5 * pause, 0.2)
+
+
 def wait_until(what: str, ready: Callable[[], bool], timeout_seconds: float, check: Callable[[], None]) -> None:
     """Polls `ready`; `check` may raise earlier than the time-out (a process that ended)."""
-    deadline = time.monotonic() + timeout_seconds
+    deadline, wait = time.monotonic() + timeout_seconds, pauses()
     while not ready():
         check()
         if time.monotonic() > deadline:
             raise TimeoutError(f"{what}: not ready after {timeout_seconds:.0f} s")
-        time.sleep(0.05)
+        time.sleep(next(wait))

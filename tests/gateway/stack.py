@@ -10,6 +10,8 @@ import aiohttp
 from tests.gateway.cluster import Cluster, own_address
 from tests.gateway.process import GatewayProcess
 
+from e2e.cluster.api import pauses
+
 
 class Stack:
     """The service `qwen` of the test's namespace. Waits for the gateway to have seen each change."""
@@ -63,10 +65,10 @@ class Stack:
 
     async def wait(self, holds: Callable[[], bool]) -> None:
         """Looks again and again, outside the event loop: the engines of the test run on it."""
-        deadline = time.monotonic() + 120
+        deadline, wait = time.monotonic() + 120, pauses()
         while not await asyncio.to_thread(holds):
             assert time.monotonic() < deadline, f"still {self.gateway.admin('/demand')}"
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(next(wait))
 
 
 async def post(

@@ -19,7 +19,7 @@ from tests.operator.api_proxy import ApiProxy
 from conveyor_api import names
 from conveyor_operator.process import run_operator
 from conveyor_operator.settings import Settings
-from e2e.cluster.api import Api, ApiError
+from e2e.cluster.api import Api, ApiError, pauses
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -122,8 +122,13 @@ class Space:
 
     def wait_children(self, name: str, timeout: float = 120) -> set[tuple[str, str]]:
         """Until Deployment and PodDisruptionBudget, which is applied after it, are there."""
-        wanted = {("Deployment", f"{name}-engine"), ("PodDisruptionBudget", f"{name}-engine")}
-        wait_until(f"children of {name}", lambda: wanted <= self.children(name), timeout)
+        last = f"{name}-engine"
+        wait_until(
+            f"children of {name}",
+            lambda: self.get("PodDisruptionBudget", last) and self.get("Deployment", last),
+            timeout,
+            lambda: self.children(name),
+        )
         return self.children(name)
 
     def wait_observed(self, name: str) -> Json:
@@ -233,9 +238,11 @@ def wait_until(
     what: str, probe: Callable[[], T | None], timeout: float = 120, show: Callable[[], Any] = lambda: None
 ) -> T:
     deadline = time.monotonic() + timeout
-    while time.monotonic() < deadline:
+    for pause in pauses():
         found = probe()
         if found:
             return found
-        time.sleep(0.05)
+        if time.monotonic() > deadline:
+            break
+        time.sleep(pause)
     raise TimeoutError(f"after {timeout:g} s still not: {what}; last seen: {show()!r}")
