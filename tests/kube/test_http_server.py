@@ -191,12 +191,14 @@ async def test_a_client_that_does_not_read_its_answer_loses_it(monkeypatch: pyte
 
 
 async def test_a_client_that_reads_slowly_gets_its_whole_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_connection, "UNREAD_SECONDS", 0.1)
+    monkeypatch.setattr(http_connection, "UNREAD_SECONDS", 0.4)
     async with Port().open() as port:
         reader, _ = await leave_answer(port)
         received = 0
-        while received < 8 << 20:  # a quarter of a megabyte in each of 32 looks at it
-            received += len(await reader.read(1 << 18))
+        while received < 8 << 20:  # an eighth of a megabyte in each of 64 looks at it
+            part = await reader.read(1 << 17)
+            assert part, f"closed after {received} bytes"
+            received += len(part)
             await asyncio.sleep(0.02)
 
 
