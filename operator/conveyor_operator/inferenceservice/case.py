@@ -17,13 +17,14 @@ from conveyor_operator.inferenceservice.observed import Observed
 from conveyor_operator.inferenceservice.plan import (
     AUTOSCALERS,
     find_all_obstacles,
+    find_kedas_autoscaler,
     find_podless_job,
     is_prewarming,
     plan,
 )
 from conveyor_operator.inferenceservice.situation import Situation
 from conveyor_operator.inferenceservice.status import Written, build_status
-from conveyor_operator.kinds import DEPLOYMENT
+from conveyor_operator.kinds import DEPLOYMENT, SCALED_OBJECT
 from conveyor_operator.loop.child import Child, ChildId
 from conveyor_operator.loop.differences import id_of
 from conveyor_operator.loop.owner import Object
@@ -65,6 +66,8 @@ class ServiceCase:
         self._previous = previous
         self._deployment: ChildId = (DEPLOYMENT.kind, names.engine_name(service.name))
         self.stale = {id_of(child) for child in desired.children} - observed.children.keys()
+        if kedas := find_kedas_autoscaler(desired, observed):
+            self.stale |= {(SCALED_OBJECT.kind, kedas.name)} - observed.children.keys()  # whose is it?
         if observed.deployment is not None and observed.deployment.generation < memory.generation:
             self.stale.add(self._deployment)  # or its replicas would be planned from an old generation
 

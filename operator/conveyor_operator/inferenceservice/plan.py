@@ -103,16 +103,24 @@ def _plan_early_removals(desired: Desired, observed: Observed) -> list[Step]:
     left = _without_aimless_autoscaler(desired, observed)
     unwanted = find_unwanted(desired.owner, left, observed.children)
     removals: list[Step] = [removal for removal in unwanted if removal.id[0] in AUTOSCALERS]
-    return [*removals, *_find_kedas_autoscaler(desired, observed)]
+    return [*removals, *_plan_kedas_removal(desired, observed)]
 
 
-def _find_kedas_autoscaler(desired: Desired, observed: Observed) -> Iterator[Delete]:
+def find_kedas_autoscaler(desired: Desired, observed: Observed) -> Child | None:
+    """The HPA of our name that KEDA has made, of whosever ScaledObject."""
+    name = names.engine_name(desired.owner.name)
+    child = observed.children.get((AUTOSCALER.kind, name))
+    return child if child is not None and child.controller == f"{SCALED_OBJECT.kind}/{name}" else None
+
+
+def _plan_kedas_removal(desired: Desired, observed: Observed) -> Iterator[Delete]:
     """What KEDA has made of a ScaledObject of ours that is not wanted any more: it would go with that, once KEDA has
     finished with it, or never where KEDA is gone."""
-    spec, name = desired.spec, names.engine_name(desired.owner.name)
-    child = observed.children.get((AUTOSCALER.kind, name))
-    is_kedas = child is not None and child.controller == f"{SCALED_OBJECT.kind}/{name}"
-    if child is not None and is_kedas and not (spec.autoscaling and spec.autoscaling.uses_keda):
+    spec, child = desired.spec, find_kedas_autoscaler(desired, observed)
+    if child is None or (spec.autoscaling and spec.autoscaling.uses_keda):
+        return
+    scaled_object = observed.children.get((SCALED_OBJECT.kind, child.name))
+    if scaled_object is None or scaled_object.controller_uid == desired.owner.uid:
         yield Delete((child.kind, child.name), child.uid)
 
 

@@ -127,6 +127,25 @@ def test_there_is_never_an_autoscaler_of_both_and_the_replicas_stay(stage: Stage
         assert "4 replicas are kept" in space.condition("qwen", "ScalingReady")["message"]
 
 
+def test_one_of_somebody_else_keeps_what_keda_has_made_of_it(stage: Stage, installed: Api) -> None:
+    """Made after ours, labels and all, to scale otherwise."""
+    space = stage.space
+    with stage.operator():
+        space.make_service(autoscaling=KEDA)
+        ours = wait_until("the ScaledObject", lambda: space.get(SCALED_OBJECT, "qwen-engine"))
+        space.edit("qwen", autoscaling={"provider": "External"})
+        wait_until("its end", lambda: not space.list(SCALED_OBJECT))
+        metadata = {key: ours["metadata"][key] for key in ("name", "labels")}
+        space.create(SCALED_OBJECT, ours | {"metadata": metadata, "spec": ours["spec"] | {"maxReplicaCount": 9}})
+        scaled_objects.take_up(space)
+        stage.proxy.wait_quiet()
+    with stage.operator():
+        space.edit("qwen", drain={"timeout": "3s"})
+        space.wait_observed("qwen")
+        stage.proxy.wait_quiet()
+        assert [hpa["spec"]["maxReplicas"] for hpa in space.list(HPA)] == [9]
+
+
 def owner(space: Space) -> list[str]:
     """The kinds that the HPAs belong to."""
     return [hpa["metadata"]["ownerReferences"][0]["kind"] for hpa in space.list(HPA)]
