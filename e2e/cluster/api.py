@@ -106,9 +106,9 @@ class Api:
         return connection
 
     def reachable(self, path: str) -> bool:
-        """Whether a GET of `path` is answered with success."""
+        """Whether a GET of `path` is answered with success. What is answered may be too deep to be read."""
         try:
-            self.get(path)
+            self.send("GET", path)
         except (ApiError, OSError):
             return False
         return True

@@ -301,7 +301,8 @@ def test_every_situation_has_all_conditions_with_documented_reasons(
         asked, replicas=there, updated_replicas=updated, available_replicas=available, observed_generation=int(seen),
         conditions=conditions,
     )  # fmt: skip
-    observed = Observed({("Deployment", "qwen-engine"): make_child()}, deployment, None, tuple(pods), endpoints)
+    children = {("Deployment", "qwen-engine"): make_child()}
+    observed = Observed(children, deployment, pods=tuple(pods), ready_endpoints=endpoints)
     situation = Situation(make_resource(replicas=asked).spec, observed, obstacles)
     judged = judge_all(situation)
     assert [part.type for part in judged] == list(ConditionType)
