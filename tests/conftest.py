@@ -56,6 +56,11 @@ def pytest_collection() -> Generator[None, object, object]:
     return collected
 
 
+def pytest_unconfigure() -> None:
+    """So that all of it goes at the end: Triton's binding prints what it would leave behind."""
+    gc.unfreeze()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
     return _Scheduling(config, log) if config.getoption("dist") == "loadfile" else None

@@ -3,8 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-import yaml
-from tests.operator.stage import Space, wait_until
+from tests.operator.stage import Space, install_definition, wait_until
 
 from e2e import keda
 from e2e.cluster.api import Api, ApiError
@@ -18,9 +17,7 @@ _COLLECTION = "/apis/keda.sh/v1alpha1/scaledobjects"
 
 
 def install(api: Api) -> None:
-    crd = yaml.safe_load((keda.fetch() / _CRD).read_text())
-    api.apply(f"{_CRDS}/{crd['metadata']['name']}", crd)
-    wait_until("ScaledObjects", lambda: api.reachable(_COLLECTION), 30)
+    install_definition(api, keda.fetch() / _CRD)
 
 
 def remove(api: Api) -> None:

@@ -218,9 +218,16 @@ class Stage:
 
 
 def install_crd(api: Api) -> None:
-    body = yaml.safe_load(CRD.read_text())
-    api.apply(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{names.CRD_NAME}", body)
-    wait_until("the CRD is served", lambda: api.reachable(f"/apis/{names.API_VERSION}/{names.PLURAL}"))
+    install_definition(api, CRD)
+
+
+def install_definition(api: Api, file: Path) -> None:
+    """Of any kind; until the API server serves it."""
+    body = yaml.safe_load(file.read_text())
+    api.apply(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{body['metadata']['name']}", body)
+    spec = body["spec"]
+    paths = [f"/apis/{spec['group']}/{v['name']}/{spec['names']['plural']}" for v in spec["versions"] if v["served"]]
+    wait_until(f"{spec['names']['plural']} are served", lambda: all(map(api.reachable, paths)), 30)
 
 
 def make_service(name: str = "qwen", **spec: Any) -> Json:

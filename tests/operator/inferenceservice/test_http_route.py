@@ -4,12 +4,14 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.operator.go_modules import install_kind
+from tests.operator.stage import install_definition
 
+from e2e import go_module
 from e2e.cluster.api import Api, ApiError
 from e2e.cluster.paths import REPOSITORY
 
 GATEWAY_API = "sigs.k8s.io/gateway-api@v1.6.1"
+DEFINITION = "config/crd/standard/gateway.networking.k8s.io_httproutes.yaml"
 COLLECTION = "/apis/gateway.networking.k8s.io/v1/namespaces/{}/httproutes?fieldValidation=Strict"
 
 
@@ -20,7 +22,7 @@ def read_route() -> dict[str, Any]:
 
 
 def test_the_documented_route_is_one(api: Api, namespace: str) -> None:
-    install_kind(api, GATEWAY_API, "config/crd/standard/gateway.networking.k8s.io_httproutes.yaml")
+    install_definition(api, go_module.fetch(GATEWAY_API) / DEFINITION)
     route = read_route()
     route["metadata"]["namespace"] = namespace
     api.create(COLLECTION.format(namespace), route)
