@@ -40,7 +40,7 @@ def test_requests_of_many_lengths_run_beside_batches_of_transformers(
     result = measure("B")
     assert result["peers"]["hf-static"]["ratio"]["seconds_per_token"] > 0
     assert result["output_tokens_per_second"] == pytest.approx(1 / result["figures"]["seconds_per_token"], rel=0.2)
-    assert 0 < result["limit_fraction"] < 1
+    assert result["limit_fraction"] > 0
     assert (result["workload"]["name"], result["workload"]["requests"], result["rounds"]) == ("B", 5, 1)
 
 
@@ -55,7 +55,8 @@ def test_prompts_that_begin_alike_have_their_first_tokens_in_fewer_steps(
     assert with_cache.prefix_cache_hit_tokens >= 31 * 512, "31 prompts share 512 tokens with the first"
     assert without.prefix_cache_hit_tokens == 0
     assert list(result["peers"]) == ["no-prefix-caching"]
-    assert 0 < result["limit"]["figures"]["all"] < result["figures"]["all"]
+    limit_share = result["limit"]["figures"]["all"] / result["figures"]["all"]
+    assert result["limit_fraction"] == pytest.approx(limit_share, rel=0.05)
 
 
 def test_a_long_prompt_is_cut_beside_decodes_and_whole_in_the_peer(
@@ -74,7 +75,7 @@ def test_a_long_prompt_is_cut_beside_decodes_and_whole_in_the_peer(
     result = measure("E")
     assert longest[-2:] == [8 + 256 + 32, 8 + 2048 + 32]
     assert list(result["figures"]) == ["longest_gap", "long_first_token", "short_first_token", "all"]
-    assert 0 < result["limit_fraction"] < 1
+    assert result["limit_fraction"] > 0
 
 
 @pytest.mark.parametrize(
