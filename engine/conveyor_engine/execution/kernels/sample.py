@@ -20,7 +20,7 @@ _SLICE = 4096  # tokens
 def _weigh_slices(
     logits, temperatures, best, places, sums,
     greedy_below, row_stride,
-    VOCAB_SIZE: tl.constexpr, SLICE: tl.constexpr, DRAWS: tl.constexpr,
+    VOCAB_SIZE: tl.constexpr, SLICE: tl.constexpr,
 ):  # fmt: skip
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     values = _load_slice(logits + row * row_stride, part, VOCAB_SIZE, SLICE)
@@ -28,17 +28,16 @@ def _weigh_slices(
     out = row * tl.num_programs(1) + part
     tl.store(best + out, largest)
     tl.store(places + out, part * SLICE + place)
-    if DRAWS:
-        temperature = tl.load(temperatures + row)
-        if (temperature >= greedy_below) & _is_finite(largest):
-            tl.store(sums + out, tl.sum(_weigh(values, largest, temperature), axis=0))
+    temperature = tl.load(temperatures + row)
+    if (temperature >= greedy_below) & _is_finite(largest):
+        tl.store(sums + out, tl.sum(_weigh(values, largest, temperature), axis=0))
 
 
 @triton.jit
 def _choose(
     logits, temperatures, uniforms, best, places, sums, row_best, tokens,
     greedy_below, below_one, row_stride, num_slices,
-    VOCAB_SIZE: tl.constexpr, SLICE: tl.constexpr, SLICES_PADDED: tl.constexpr, DRAWS: tl.constexpr,
+    VOCAB_SIZE: tl.constexpr, SLICE: tl.constexpr, SLICES_PADDED: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     slices = tl.arange(0, SLICES_PADDED)
@@ -46,21 +45,20 @@ def _choose(
     largest_of = tl.load(best + of_row, mask=real, other=float("-inf"))
     largest, winner = tl.max(largest_of, axis=0, return_indices=True)
     token = tl.load(places + row * num_slices + winner)
-    if DRAWS:
-        temperature = tl.load(temperatures + row)
-        if (temperature >= greedy_below) & _is_finite(largest):
-            weights = tl.load(sums + of_row, mask=_is_finite(largest_of), other=0.0) * _weigh(
-                largest_of, largest, temperature
-            )
-            ends = tl.cumsum(weights, axis=0)
-            target = tl.load(uniforms + row) * tl.max(ends, axis=0) * below_one
-            part = tl.minimum(tl.sum((ends <= target).to(tl.int32), axis=0), num_slices - 1)
-            target -= tl.sum(tl.where(slices == part - 1, ends, 0.0), axis=0)
-            values = _load_slice(logits + row * row_stride, part, VOCAB_SIZE, SLICE)
-            inner = tl.cumsum(_weigh(values, largest, temperature), axis=0)
-            target = tl.minimum(target, tl.max(inner, axis=0) * below_one)  # rounding must not lead past the slice
-            index = part * SLICE + tl.sum((inner <= target).to(tl.int32), axis=0)
-            token = tl.minimum(index, VOCAB_SIZE - 1)
+    temperature = tl.load(temperatures + row)
+    if (temperature >= greedy_below) & _is_finite(largest):
+        weights = tl.load(sums + of_row, mask=_is_finite(largest_of), other=0.0) * _weigh(
+            largest_of, largest, temperature
+        )
+        ends = tl.cumsum(weights, axis=0)
+        target = tl.load(uniforms + row) * tl.max(ends, axis=0) * below_one
+        part = tl.minimum(tl.sum((ends <= target).to(tl.int32), axis=0), num_slices - 1)
+        target -= tl.sum(tl.where(slices == part - 1, ends, 0.0), axis=0)
+        values = _load_slice(logits + row * row_stride, part, VOCAB_SIZE, SLICE)
+        inner = tl.cumsum(_weigh(values, largest, temperature), axis=0)
+        target = tl.minimum(target, tl.max(inner, axis=0) * below_one)  # rounding must not lead past the slice
+        index = part * SLICE + tl.sum((inner <= target).to(tl.int32), axis=0)
+        token = tl.minimum(index, VOCAB_SIZE - 1)
     tl.store(row_best + row, largest)
     tl.store(tokens + row, token.to(tl.int64))
 
@@ -94,27 +92,27 @@ class Draws:
     below_one: float  # times the share
 
 
-def sample(logits: torch.Tensor, draws: Draws | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+def sample(logits: torch.Tensor, draws: Draws) -> tuple[torch.Tensor, torch.Tensor]:
     """The largest of each row of logits (rows, vocabulary), float32, and a token of each, int64: (rows,) both.
 
-    The token is the first of the largest, or drawn. NaN counts as infinity. A row without a finite largest has any.
+    The token is the first of the largest, or drawn where the temperature is not below `greedy_below`.
+    NaN counts as infinity. A row without a finite largest has any.
     """
     rows, vocab_size = logits.shape
     assert logits.stride(1) == 1
     num_slices = triton.cdiv(vocab_size, _SLICE)
-    best, sums = logits.new_empty((2, rows, num_slices), dtype=torch.float32).unbind()
+    best = logits.new_empty((rows, num_slices), dtype=torch.float32)
+    sums = torch.empty_like(best)  # its own: another alignment would be another kernel
     places = logits.new_empty((rows, num_slices), dtype=torch.int32)
     row_best = logits.new_empty(rows, dtype=torch.float32)
     tokens = logits.new_empty(rows, dtype=torch.int64)
-    temperatures, uniforms = (draws.temperatures, draws.uniforms) if draws else (None, None)
-    greedy_below, below_one = (draws.greedy_below, draws.below_one) if draws else (0.0, 0.0)
     _weigh_slices[(rows, num_slices)](
-        logits, temperatures, best, places, sums, greedy_below, logits.stride(0),
-        VOCAB_SIZE=vocab_size, SLICE=_SLICE, DRAWS=draws is not None,
+        logits, draws.temperatures, best, places, sums, draws.greedy_below, logits.stride(0),
+        VOCAB_SIZE=vocab_size, SLICE=_SLICE,
     )  # fmt: skip
     _choose[(rows,)](
-        logits, temperatures, uniforms, best, places, sums, row_best, tokens,
-        greedy_below, below_one, logits.stride(0), num_slices,
-        VOCAB_SIZE=vocab_size, SLICE=_SLICE, SLICES_PADDED=triton.next_power_of_2(num_slices), DRAWS=draws is not None,
+        logits, draws.temperatures, draws.uniforms, best, places, sums, row_best, tokens,
+        draws.greedy_below, draws.below_one, logits.stride(0), num_slices,
+        VOCAB_SIZE=vocab_size, SLICE=_SLICE, SLICES_PADDED=triton.next_power_of_2(num_slices),
     )  # fmt: skip
     return row_best, tokens

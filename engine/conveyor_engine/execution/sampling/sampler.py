@@ -92,7 +92,7 @@ class Sampler:
         processed = self._of_all.apply(logits, samples, in_place=False)
         ways = self._way[samples.rows]
         if self._temperature is not None:
-            best, tokens = self._sample_at_once(processed, self._temperature, samples, ways)
+            best, tokens = self._sample_at_once(processed, self._temperature, samples)
             ways[ways == Way.FROM_ALL] = Way.GREEDY
         else:
             best, tokens = _best(processed)
@@ -103,13 +103,12 @@ class Sampler:
         return Sampled(tokens, self._logprobs(logits, tokens, samples.rows))
 
     def _sample_at_once(
-        self, logits: torch.Tensor, temperature: Temperature, samples: Samples, ways: npt.NDArray[np.int8]
+        self, logits: torch.Tensor, temperature: Temperature, samples: Samples
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Value of each entry's largest logit; its index, or a token drawn from all where the entry does that."""
+        """Value of each entry's largest logit; its index, or a token drawn from all where the entry's temperature says
+        so."""
         from conveyor_engine.execution.kernels.sample import Draws, sample  # needs triton
 
-        if not (ways == Way.FROM_ALL).any():
-            return sample(logits)
         return sample(logits, Draws(temperature.of(samples), self._uniforms(samples), GREEDY_BELOW, BELOW_ONE))
 
     def _draw(self, logits: torch.Tensor, best: torch.Tensor, samples: Samples, way: Way) -> torch.Tensor:

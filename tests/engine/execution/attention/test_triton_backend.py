@@ -24,7 +24,7 @@ from conveyor_engine.execution.attention.backend import AttentionBackend, Attent
 from conveyor_engine.execution.attention.select import select_backend
 from conveyor_engine.execution.attention.torch_paged import TorchPaged
 from conveyor_engine.execution.attention.triton_backend import TritonPaged
-from conveyor_engine.execution.kernels import decode_plan, elementwise, heads, kv_store
+from conveyor_engine.execution.kernels import decode_plan, elementwise, heads, kv_store, sample
 from conveyor_engine.execution.kernels import paged_attention as kernels
 from conveyor_engine.execution.kernels.kv_store import store
 from conveyor_engine.execution.model_runner import ModelRunner
@@ -111,6 +111,7 @@ class Compilations:
         watched: tuple[tuple[ModuleType, str], ...] = (
             *((kernels, "_attend"), (decode_plan, "_plan_decodes"), (kv_store, "_store")),
             *((elementwise, "_rms_norm"), (elementwise, "_silu_mul"), (heads, "_prepare_heads")),
+            *((sample, "_weigh_slices"), (sample, "_choose")),
         )
         for module, name in watched:
             monkeypatch.setattr(module, name, self._watch(name, getattr(module, name)))
@@ -151,13 +152,22 @@ def test_warm_up_compiles_all_that_serving_needs(
     )  # fmt: skip
     core = EngineCore(config, ModelRunner(config))
     warm = set(compilations.seen)
-    assert sorted(name for name, _ in warm) == ["_attend", "_attend", "_plan_decodes", *others]
+    sampling = ["_choose", "_weigh_slices"]
+    assert sorted(name for name, _ in warm) == sorted(["_attend", "_attend", "_plan_decodes", *others, *sampling])
     compilations.run = False
     monkeypatch.setattr(torch, "empty", torch.zeros)  # what the kernels do not write is a number
     monkeypatch.setattr(torch, "empty_like", torch.zeros_like)
+    monkeypatch.setattr(torch.Tensor, "new_empty", torch.Tensor.new_zeros)
     lengths = [(1, 9), (70, 5), (20, 8), (5, 7), (37, 3), (50, 3), (33, 2)]
     for number, (length, max_tokens) in enumerate(lengths):
-        add(core, str(number), list(range(1, 1 + length)), max_tokens=max_tokens, ignore_eos=True)
+        add(
+            core,
+            str(number),
+            list(range(1, 1 + length)),
+            max_tokens=max_tokens,
+            ignore_eos=True,
+            temperature=number % 3,
+        )
     made = run(core)
     assert [len(tokens_of(made[str(number)])) for number in range(7)] == [max_tokens for _, max_tokens in lengths]
     assert compilations.seen == warm

@@ -20,9 +20,13 @@ pytestmark = ON_DEVICE
 SIZES = [5, 4096, 4097, 9000]  # of the vocabulary: less than a slice, one, a token more, several
 
 
-def drawn(logits: torch.Tensor, temperatures: list[float], uniforms: list[float]) -> list[int]:
+def draws(temperatures: list[float], uniforms: list[float]) -> Draws:
     columns = (torch.tensor(values, dtype=torch.float32, device=DEVICE)[:, None] for values in (temperatures, uniforms))
-    tokens: list[int] = sample(logits, Draws(*columns, GREEDY_BELOW, BELOW_ONE))[1].tolist()
+    return Draws(*columns, GREEDY_BELOW, BELOW_ONE)
+
+
+def drawn(logits: torch.Tensor, temperatures: list[float], uniforms: list[float]) -> list[int]:
+    tokens: list[int] = sample(logits, draws(temperatures, uniforms))[1].tolist()
     return tokens
 
 
@@ -37,7 +41,7 @@ def test_the_best_token_is_found_wherever_it_is_and_the_first_of_equals(vocab_si
     token = round(place * (vocab_size - 1))
     logits = make_logits(2, vocab_size).clamp_max(8)
     logits[1, token:] = logits[0, token] = 9.0
-    best, tokens = sample(logits)
+    best, tokens = sample(logits, draws([0.0, 0.0], [0.3, 0.9]))
     assert (best.tolist(), tokens.tolist()) == ([9.0, 9.0], [token, token])
     assert drawn(logits, [0.0, GREEDY_BELOW / 2], [0.3, 0.9]) == [token, token]
 
@@ -75,8 +79,7 @@ def test_a_row_that_is_not_finite_says_so_and_spares_the_others(bad: float, toke
     logits = make_logits(3, 9000)
     logits[1, token] = bad
     logits[2] = -math.inf
-    columns = torch.tensor([[1.0]] * 3, device=DEVICE), torch.tensor([[0.5]] * 3, device=DEVICE)
-    best, tokens = sample(logits, Draws(*columns, GREEDY_BELOW, BELOW_ONE))
+    best, tokens = sample(logits, draws([1.0] * 3, [0.5] * 3))
     assert torch.isfinite(best).tolist() == [True, False, False]
     assert tokens[0] == drawn(logits[:1], [1.0], [0.5])[0]
     assert ((tokens >= 0) & (tokens < 9000)).all()
@@ -84,7 +87,7 @@ def test_a_row_that_is_not_finite_says_so_and_spares_the_others(bad: float, toke
 
 def test_rows_of_a_wider_matrix_are_read_where_they_lie() -> None:
     wide = make_logits(4, 9000)
-    assert sample(wide[::2, :4500])[1].tolist() == wide[::2, :4500].argmax(-1).tolist()
+    assert drawn(wide[::2, :4500], [0.0, 0.0], [0.5, 0.5]) == wide[::2, :4500].argmax(-1).tolist()
 
 
 @pytest.mark.parametrize("position", [4, 5, 6])
