@@ -30,7 +30,7 @@ _AVX2 = ("-mavx2", "-mfma")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mprefer-vector-width=512")
 _X86_FLAGS = {"avx2": _AVX2, "avx512": _AVX512, "avx512bf16": (*_AVX512, "-mavx512bf16")}
 _OPTIONAL = ("avx512bf16",)  # compilers older than GCC 10 do not know it
-_KERNELS = ("attention", "elementwise", "linear")
+_KERNELS = ("attention", "elementwise", "linear", "sample")
 _ONCE = ("dispatch", "layer")  # for all instruction sets
 
 

@@ -12,7 +12,7 @@
 #define CONVEYOR_NATIVE_H
 #include <stdint.h>
 
-#define CV_ABI_VERSION 3
+#define CV_ABI_VERSION 4
 #define CV_EXPORT __attribute__((visibility("default")))
 
 enum { CV_FLOAT32 = 0, CV_BFLOAT16 = 1 };
@@ -100,6 +100,19 @@ typedef struct {
     int32_t dtype;
 } cv_silu_mul;
 
+/* best[r] = the largest of logits[r]; infinity if one is NaN. tokens[r] = the first that is as large, or, where
+ * temperatures[r] >= greedy_below, where the cumulated exp((logits[r] - best[r]) / temperatures[r]) pass
+ * uniforms[r] * below_one of their sum. Any token where best[r] is not finite. */
+typedef struct {
+    const void *logits;
+    const float *temperatures, *uniforms;
+    float *best;
+    int64_t *tokens;
+    int64_t rows, vocab_size, row_stride;
+    int32_t dtype;
+    float greedy_below, below_one;
+} cv_sample;
+
 /* A decoder layer up to attention, and from there; each takes what the one before it gives. */
 typedef struct {
     cv_rms_norm norm;
@@ -128,6 +141,7 @@ CV_EXPORT void cv_run_kv_write(const cv_kv_write *);
 CV_EXPORT void cv_run_linear(const cv_linear *);
 CV_EXPORT void cv_run_rms_norm(const cv_rms_norm *);
 CV_EXPORT void cv_run_rope(const cv_rope *);
+CV_EXPORT void cv_run_sample(const cv_sample *);
 CV_EXPORT void cv_run_silu_mul(const cv_silu_mul *);
 CV_EXPORT void cv_run_before_attention(const cv_before_attention *);
 CV_EXPORT void cv_run_after_attention(const cv_after_attention *);

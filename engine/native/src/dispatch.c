@@ -76,6 +76,7 @@ void cv_run_kv_write(const cv_kv_write *c) { cv_kernels_in_use()->kv_write(c); }
 void cv_run_linear(const cv_linear *c) { cv_kernels_in_use()->linear(c); }
 void cv_run_rms_norm(const cv_rms_norm *c) { cv_kernels_in_use()->rms_norm(c); }
 void cv_run_rope(const cv_rope *c) { cv_kernels_in_use()->rope(c); }
+void cv_run_sample(const cv_sample *c) { cv_kernels_in_use()->sample(c); }
 void cv_run_silu_mul(const cv_silu_mul *c) { cv_kernels_in_use()->silu_mul(c); }
 
 void cv_pack_linear(const void *w, void *packed, int64_t n, int64_t k, int64_t w_stride, int32_t dtype) {

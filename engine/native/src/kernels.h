@@ -12,6 +12,7 @@ typedef struct {
     void (*linear)(const cv_linear *);
     void (*rms_norm)(const cv_rms_norm *);
     void (*rope)(const cv_rope *);
+    void (*sample)(const cv_sample *);
     void (*silu_mul)(const cv_silu_mul *);
 } cv_kernels;
 
@@ -28,9 +29,10 @@ const cv_kernels *cv_kernels_in_use(void);
     void cv_linear_##isa(const cv_linear *);        \
     void cv_rms_norm_##isa(const cv_rms_norm *);    \
     void cv_rope_##isa(const cv_rope *);            \
+    void cv_sample_##isa(const cv_sample *);        \
     void cv_silu_mul_##isa(const cv_silu_mul *);
 
 #define CV_KERNEL_TABLE(isa) \
     {cv_attention_##isa, cv_heads_##isa, cv_kv_write_##isa, cv_linear_##isa, cv_rms_norm_##isa, cv_rope_##isa, \
-     cv_silu_mul_##isa}
+     cv_sample_##isa, cv_silu_mul_##isa}
 #endif

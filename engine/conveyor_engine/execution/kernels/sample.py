@@ -7,8 +7,6 @@ The same as `sampling.draw` does with torch's operations, block by block. Nothin
 # Triton compiles the kernels from their source: annotations mean other things to it.
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -82,22 +80,10 @@ def _weigh(values, largest, temperature):
     return tl.exp((values - largest) / temperature)
 
 
-@dataclass(frozen=True, slots=True)
-class Draws:
-    """How rows draw: where the cumulated weights pass a share of their sum."""
-
-    temperatures: torch.Tensor  # float32 (rows, 1)
-    uniforms: torch.Tensor  # float32 (rows, 1): the share
-    greedy_below: float  # temperature
-    below_one: float  # times the share
-
-
-def sample(logits: torch.Tensor, draws: Draws) -> tuple[torch.Tensor, torch.Tensor]:
-    """The largest of each row of logits (rows, vocabulary), float32, and a token of each, int64: (rows,) both.
-
-    The token is the first of the largest, or drawn where the temperature is not below `greedy_below`.
-    NaN counts as infinity. A row without a finite largest has any.
-    """
+def sample(
+    logits: torch.Tensor, temperatures: torch.Tensor, uniforms: torch.Tensor, greedy_below: float, below_one: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `native.sample`, on CUDA."""
     rows, vocab_size = logits.shape
     assert logits.stride(1) == 1
     num_slices = triton.cdiv(vocab_size, _SLICE)
@@ -107,12 +93,12 @@ def sample(logits: torch.Tensor, draws: Draws) -> tuple[torch.Tensor, torch.Tens
     row_best = logits.new_empty(rows, dtype=torch.float32)
     tokens = logits.new_empty(rows, dtype=torch.int64)
     _weigh_slices[(rows, num_slices)](
-        logits, draws.temperatures, best, places, sums, draws.greedy_below, logits.stride(0),
+        logits, temperatures, best, places, sums, greedy_below, logits.stride(0),
         VOCAB_SIZE=vocab_size, SLICE=_SLICE,
     )  # fmt: skip
     _choose[(rows,)](
-        logits, draws.temperatures, draws.uniforms, best, places, sums, row_best, tokens,
-        draws.greedy_below, draws.below_one, logits.stride(0), num_slices,
+        logits, temperatures, uniforms, best, places, sums, row_best, tokens,
+        greedy_below, below_one, logits.stride(0), num_slices,
         VOCAB_SIZE=vocab_size, SLICE=_SLICE, SLICES_PADDED=triton.next_power_of_2(num_slices),
     )  # fmt: skip
     return row_best, tokens

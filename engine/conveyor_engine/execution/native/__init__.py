@@ -17,6 +17,7 @@ from conveyor_engine.execution.native.library import (
 )
 from conveyor_engine.execution.native.packed import PANEL, PackedWeight, linear, pack_linear, unpack_linear
 from conveyor_engine.execution.native.paged import BLOCK_SIZE, kv_cache, kv_values_per_block, kv_write, paged_attention
+from conveyor_engine.execution.native.sample import sample
 
 __all__ = [
     "BLOCK_SIZE",
@@ -37,6 +38,7 @@ __all__ = [
     "paged_attention",
     "rms_norm",
     "rope",
+    "sample",
     "silu_mul",
     "supports",
     "take_layer_seconds",

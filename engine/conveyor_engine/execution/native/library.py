@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 _LIBRARY = Path(__file__).with_name("libconveyor.so")
-_ABI_VERSION = 3
+_ABI_VERSION = 4
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 _P, _I64, _I32, _F32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
@@ -66,6 +66,14 @@ class Rope(ctypes.Structure):
     )
 
 
+class Sample(ctypes.Structure):
+    _fields_ = (
+        *((name, _P) for name in ("logits", "temperatures", "uniforms", "best", "tokens")),
+        *((name, _I64) for name in ("rows", "vocab_size", "row_stride")),
+        *(("dtype", _I32), ("greedy_below", _F32), ("below_one", _F32)),
+    )
+
+
 class SiluMul(ctypes.Structure):
     _fields_ = (("x", _P), ("y", _P), ("rows", _I64), ("size", _I64), ("x_stride", _I64), ("dtype", _I32))
 
@@ -106,6 +114,7 @@ def load() -> ctypes.CDLL:
         ("linear", Linear),
         ("rms_norm", RmsNorm),
         ("rope", Rope),
+        ("sample", Sample),
         ("silu_mul", SiluMul),
         ("before_attention", BeforeAttention),
         ("after_attention", AfterAttention),

@@ -4,24 +4,28 @@ Used by `model_runner`: `admit` sets how a row samples, and `sample` follows in 
 token stands in order in `logit_processors`, then in `Sampler._draw`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from conveyor_engine.execution import kernels
+from conveyor_engine.execution import kernels, native
 from conveyor_engine.execution.sampling.cuts import SORTED_AT_ONCE, Cuts, find_few
 from conveyor_engine.execution.sampling.draw import BELOW_ONE, BLOCK, Choices, Way, uniform_numbers
 from conveyor_engine.execution.sampling.logprobs import Logprobs, compute_logprobs
 from conveyor_engine.execution.sampling.min_tokens import MinTokens
 from conveyor_engine.execution.sampling.processor import Int64, LogitProcessor, Pipeline, Samples
+from conveyor_engine.execution.sampling.row_values import RowValues
 from conveyor_engine.execution.sampling.temperature import GREEDY_BELOW, Temperature
 from conveyor_engine.execution.transfer import to_device
 from conveyor_engine.wire.step import RowSampling
 
 _NO_LOGPROBS = -1
+
+AtOnce = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float, float], tuple[torch.Tensor, torch.Tensor]]
+"""`native.sample`, or the same on CUDA."""
 
 
 def logit_processors(max_num_seqs: int, device: torch.device) -> list[LogitProcessor]:
@@ -66,7 +70,8 @@ class Sampler:
         of_drawing = [p for p in processors if not p.changes_best]
         self._of_all = Pipeline([p for p in processors if p.changes_best], max_num_seqs)
         self._of_drawing = Pipeline(of_drawing, max_num_seqs)
-        self._temperature = _alone(of_drawing) if kernels.why_missing(device) is None else None
+        self._at_once = _find_kernel(device) if _is_temperature_alone(of_drawing) else None
+        self._drawn_at_once = RowValues.full(max_num_seqs, 0, np.float32, device)  # temperature; 0: not drawn so
         self._cuts = Cuts(max_num_seqs, vocab_size, device)
         self._way = np.full(max_num_seqs, Way.GREEDY, dtype=np.int8)
         self._seeds = np.zeros(max_num_seqs, dtype=np.uint64)
@@ -77,8 +82,9 @@ class Sampler:
         params = sampling.params
         self._of_all.admit(row, sampling)
         self._of_drawing.admit(row, sampling)
-        way = self._cuts.admit(row, params)
-        self._way[row] = way if params.temperature >= GREEDY_BELOW else Way.GREEDY
+        way = self._cuts.admit(row, params) if params.temperature >= GREEDY_BELOW else Way.GREEDY
+        self._way[row] = way
+        self._drawn_at_once[row] = params.temperature if way is Way.FROM_ALL else 0
         self._seeds[row] = sampling.seed
         self._num_top_logprobs[row] = _NO_LOGPROBS if params.logprobs is None else params.logprobs
 
@@ -91,8 +97,9 @@ class Sampler:
             return Sampled(torch.zeros(0, dtype=torch.int64, device=logits.device), None)
         processed = self._of_all.apply(logits, samples, in_place=False)
         ways = self._way[samples.rows]
-        if self._temperature is not None:
-            best, tokens = self._sample_at_once(processed, self._temperature, samples)
+        if self._at_once is not None:
+            temperatures, uniforms = self._drawn_at_once[samples.device_rows], self._uniforms(samples)
+            best, tokens = self._at_once(processed, temperatures, uniforms, GREEDY_BELOW, BELOW_ONE)
             ways[ways == Way.FROM_ALL] = Way.GREEDY
         else:
             best, tokens = _best(processed)
@@ -101,15 +108,6 @@ class Sampler:
             tokens[index] = self._draw(processed[index], best[index], some, way)
         tokens = torch.where(torch.isfinite(best), tokens, -1)
         return Sampled(tokens, self._logprobs(logits, tokens, samples.rows))
-
-    def _sample_at_once(
-        self, logits: torch.Tensor, temperature: Temperature, samples: Samples
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Value of each entry's largest logit; its index, or a token drawn from all where the entry's temperature says
-        so."""
-        from conveyor_engine.execution.kernels.sample import Draws, sample  # needs triton
-
-        return sample(logits, Draws(temperature.of(samples), self._uniforms(samples), GREEDY_BELOW, BELOW_ONE))
 
     def _draw(self, logits: torch.Tensor, best: torch.Tensor, samples: Samples, way: Way) -> torch.Tensor:
         """A random token for each entry, int64 (entries,): the processors that keep the order, the cuts, the draw."""
@@ -144,12 +142,18 @@ class Sampler:
         return compute_logprobs(logits, tokens, to_device(asked, self._device), num_top_of)
 
 
-def _alone(processors: Sequence[LogitProcessor]) -> Temperature | None:
-    """The temperature, if it is all that acts on entries that draw."""
-    match processors:
-        case [Temperature() as temperature]:
-            return temperature
-    return None
+def _find_kernel(device: torch.device) -> AtOnce | None:
+    """What finds each row's best token, or one drawn from all of them where its temperature says so, in one call."""
+    if kernels.why_missing(device) is None:
+        from conveyor_engine.execution.kernels.sample import sample  # needs triton
+
+        return sample
+    return native.sample if device.type == "cpu" and native.why_missing() is None else None
+
+
+def _is_temperature_alone(processors: Sequence[LogitProcessor]) -> bool:
+    """Whether nothing else acts on entries that draw."""
+    return [type(processor) for processor in processors] == [Temperature]
 
 
 def _group(ways: npt.NDArray[np.int8]) -> Iterator[tuple[Way, Int64]]:

@@ -22,9 +22,5 @@ class Temperature:
         self._temperature[row] = sampling.params.temperature
         return 0 if sampling.params.temperature == 1 else ALWAYS
 
-    def of(self, samples: Samples) -> torch.Tensor:
-        """float32 (entries, 1), whatever is below GREEDY_BELOW included."""
-        return self._temperature[samples.device_rows]
-
     def apply(self, logits: torch.Tensor, samples: Samples, users: Int64) -> None:
-        logits.div_(self.of(samples))  # all entries: the others' is 1, and selecting would copy
+        logits.div_(self._temperature[samples.device_rows])  # all entries: the others' is 1, and selecting would copy

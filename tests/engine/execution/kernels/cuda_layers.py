@@ -15,7 +15,7 @@ from torch.nn import functional
 from conveyor_engine.execution.attention.backend import AttentionMetadata, AttentionSpec, LayerShape
 from conveyor_engine.execution.attention.interface import PagedStep
 from conveyor_engine.execution.attention.triton_backend import TritonPaged
-from conveyor_engine.execution.kernels.sample import Draws, sample
+from conveyor_engine.execution.kernels.sample import sample
 from conveyor_engine.execution.models.elementwise import choose_elementwise
 from conveyor_engine.execution.models.layers import DecoderLayer, GatedMlp, LayerNorms, RmsNorm
 from conveyor_engine.execution.models.linear import build_linear
@@ -135,4 +135,4 @@ def prepare_sampling(rows: int, dtype: torch.dtype = torch.bfloat16) -> Callable
     """Drawing from the logits of Qwen3's vocabulary."""
     logits = torch.empty((rows, 151_936), dtype=dtype, device=CUDA)
     temperatures, uniforms = torch.empty((2, rows, 1), device=CUDA).unbind()
-    return partial(sample, logits, Draws(temperatures, uniforms, 1e-5, 1 - 1e-6))
+    return partial(sample, logits, temperatures, uniforms, 1e-5, 1 - 1e-6)

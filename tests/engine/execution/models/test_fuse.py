@@ -35,7 +35,7 @@ def test_a_fused_float32_model_gives_the_same_logits(family: str) -> None:
     model = make_model(family)
     expected = logits_of(model)
     fuse_model(model)
-    assert relative_error(logits_of(model), expected) < 1e-5
+    assert relative_error(logits_of(model), expected) < 3e-5, "transformers' own are up to 1e-5 from float64's"
 
 
 @pytest.mark.parametrize("family", FAMILIES)

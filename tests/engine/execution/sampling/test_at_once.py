@@ -1,0 +1,150 @@
+"""The kernels that sample: the right token of each row, and through the sampler the same tokens as torch's way."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.engine.builders import make_state
+from tests.engine.execution.interpreter import DEVICE, HAVE_GPU, ON_DEVICE
+
+from conveyor_engine.execution import native
+from conveyor_engine.execution.kernels.sample import sample as sample_by_triton
+from conveyor_engine.execution.sampling import sampler
+from conveyor_engine.execution.sampling.draw import BELOW_ONE
+from conveyor_engine.execution.sampling.processor import Samples
+from conveyor_engine.execution.sampling.sampler import AtOnce
+from conveyor_engine.execution.sampling.temperature import GREEDY_BELOW
+
+pytestmark = ON_DEVICE
+SIZES = [5, 4096, 4097, 9000]  # of the vocabulary: less than a slice of Triton's, one, a token more, several
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One that samples, in float32 on the CPU, and the types of logits that can be tried on it here."""
+
+    of: AtOnce
+    device: torch.device
+    dtypes: tuple[torch.dtype, ...]
+
+    def sample(self, logits: torch.Tensor, temperatures: list[float], uniforms: list[float]) -> tuple[Any, Any]:
+        columns = (torch.tensor(values, device=self.device)[:, None] for values in (temperatures, uniforms))
+        best, tokens = self.of(logits.to(self.device), *columns, GREEDY_BELOW, BELOW_ONE)
+        return best.tolist(), tokens.tolist()
+
+    def draw(self, logits: torch.Tensor, temperatures: list[float], uniforms: list[float]) -> list[int]:
+        return list(self.sample(logits, temperatures, uniforms)[1])
+
+
+TRITON = Kernel(sample_by_triton, DEVICE, (torch.float32, torch.float16, *([torch.bfloat16] if HAVE_GPU else [])))
+NATIVE = Kernel(native.sample, torch.device("cpu"), (torch.float32, torch.bfloat16, torch.float16))
+
+
+@pytest.fixture(params=["triton", "generic", "avx2", "avx512", "avx512bf16"])
+def kernel(request: pytest.FixtureRequest) -> Iterator[Kernel]:
+    if request.param == "triton":
+        yield TRITON
+        return
+    if reason := native.why_missing():
+        pytest.skip(f"needs the compiled kernels: {reason}")
+    before = native.isa()
+    if not native.use_isa(request.param):
+        pytest.skip(f"this CPU or this build has no {request.param}")
+    yield NATIVE
+    native.use_isa(before)
+
+
+def make_logits(rows: int, vocab_size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(rows * vocab_size)
+    return (torch.randn(rows, vocab_size, generator=generator) * 3).to(dtype)
+
+
+@pytest.mark.parametrize("vocab_size", SIZES)
+@pytest.mark.parametrize("place", [0.0, 0.5, 1.0])
+def test_the_best_token_is_found_wherever_it_is_and_the_first_of_equals(
+    kernel: Kernel, vocab_size: int, place: float
+) -> None:
+    token = round(place * (vocab_size - 1))
+    logits = make_logits(2, vocab_size).clamp_max(8)
+    logits[1, token:] = logits[0, token] = 9.0
+    assert kernel.sample(logits, [0.0, 0.0], [0.3, 0.9]) == ([9.0, 9.0], [token, token])
+    assert kernel.draw(logits, [0.0, GREEDY_BELOW / 2], [0.3, 0.9]) == [token, token]
+
+
+@pytest.mark.parametrize("vocab_size", SIZES)
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
+def test_each_token_is_drawn_in_the_middle_of_its_share(kernel: Kernel, vocab_size: int, temperature: float) -> None:
+    for dtype in kernel.dtypes:
+        logits = make_logits(8, vocab_size, dtype)
+        weights = ((logits.double() - logits.double().amax(-1, keepdim=True)) / temperature).exp()
+        ends = weights.cumsum(-1) / weights.sum(-1, keepdim=True)
+        begins = ends - weights / weights.sum(-1, keepdim=True)
+        wanted = weights.topk(2, dim=-1).indices[torch.arange(8), torch.arange(8) % 2][:, None]
+        middles = ((begins + ends) / 2).gather(1, wanted).squeeze(1)
+        assert kernel.draw(logits, [temperature] * 8, middles.tolist()) == wanted.squeeze(1).tolist()
+
+
+@pytest.mark.parametrize("uniform", [0.0, 0.5, 1 - 2**-24])
+def test_a_token_of_probability_zero_is_never_drawn(kernel: Kernel, uniform: float) -> None:
+    logits = torch.full((3, 9000), -math.inf)
+    logits[0, [1, 8998]] = 0.0
+    logits[1, 5000] = -1000.0
+    logits[2, [4095, 4096]] = 3e38
+    tokens = kernel.draw(logits, [1.0] * 3, [uniform] * 3)
+    assert tokens[0] in (1, 8998)
+    assert tokens[1] == 5000
+    assert tokens[2] in (4095, 4096)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("token", [0, 8999])
+def test_a_row_that_is_not_finite_says_so_and_spares_the_others(kernel: Kernel, bad: float, token: int) -> None:
+    logits = make_logits(3, 9000)
+    logits[1, token] = bad
+    logits[2] = -math.inf
+    best, tokens = kernel.sample(logits, [1.0] * 3, [0.5] * 3)
+    assert [math.isfinite(value) for value in best] == [True, False, False]
+    assert tokens[0] == kernel.draw(logits[:1], [1.0], [0.5])[0]
+    assert all(0 <= token < 9000 for token in tokens)
+
+
+def test_rows_of_a_wider_matrix_are_read_where_they_lie(kernel: Kernel) -> None:
+    wide = make_logits(4, 9000)
+    assert kernel.draw(wide[::2, :4500], [0.0, 0.0], [0.5, 0.5]) == wide[::2, :4500].argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("position", [4, 5, 6])
+def test_the_sampler_draws_as_it_does_without_the_kernels(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch, position: int
+) -> None:
+    asked: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"temperature": 0.7},
+        {},
+        {"top_k": 3},
+        {"top_p": 0.4, "temperature": 1.3},
+        {"min_tokens": 2, "stop_token_ids": (7,)},
+        {"temperature": 0.0, "min_tokens": 2, "logprobs": 2},
+        {"temperature": 1e-7},
+    ]
+    rows = [make_state(seed=number, **params).sampling for number, params in enumerate(asked * 3)]
+    entries = Samples.of(np.arange(len(rows)), np.full(len(rows), position), kernel.device)
+    logits = make_logits(len(rows), 5000).to(kernel.device)
+
+    def tokens(way: AtOnce | None) -> list[int]:
+        monkeypatch.setattr(sampler, "_find_kernel", lambda device: way)
+        chosen = sampler.Sampler(len(rows), 5000, kernel.device)
+        for number, row in enumerate(rows):
+            chosen.admit(number, row)
+        return list(chosen.sample(logits, entries).token_ids.tolist())
+
+    assert tokens(kernel.of) == tokens(None)
+
+
+def test_an_engine_on_a_cpu_samples_with_the_compiled_kernel() -> None:
+    expected = native.sample if native.why_missing() is None else None
+    assert sampler._find_kernel(torch.device("cpu")) is expected
