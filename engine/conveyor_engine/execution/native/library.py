@@ -92,7 +92,9 @@ class NativeMissingError(RuntimeError):
 
 @cache
 def load() -> ctypes.CDLL:
-    # torch is imported above, so OpenMP's symbols resolve to the runtime it has loaded.
+    # OpenMP's symbols resolve to the runtime that torch has loaded, which its builds for arm64 keep to themselves.
+    for runtime in (Path(torch.__file__).parent / "lib").glob("libgomp*.so*"):
+        ctypes.CDLL(str(runtime), mode=ctypes.RTLD_GLOBAL)
     try:
         library = ctypes.CDLL(str(_LIBRARY))
     except OSError as error:
