@@ -106,9 +106,15 @@ clients: ## Try real clients, each as its users install it, on the local cluster
 	@$(MAKE) --no-print-directory set-up
 	@export KUBECONFIG=$(KUBECONFIG_FILE) && $(PY) -m e2e.cluster load && $(PY) -m e2e.deploy && $(PY) -m e2e.clients
 
-vllm: set-up ## Try vLLM itself as a runtime, on the local cluster; installs it once (6 GB)
+vllm: set-up ## Try vLLM itself as a runtime, on the local cluster, in an image of its own that stays nowhere else
 	@export KUBECONFIG=$(KUBECONFIG_FILE) && $(PY) -m e2e.cluster load && $(PY) -m e2e.deploy && $(PY) -m e2e.vllm && \
 		.venv/bin/pytest -c e2e/pytest.ini -m brings_vllm e2e/test_vllm.py
+
+oci: venv ## Mount a model from an image, on a local cluster with containerd 2; builds that once
+	programs=$$($(PY) -m e2e.oci) && export PATH="$$programs:$$PATH" CLUSTER=local && $(MAKE) --no-print-directory set-up && \
+		export KUBECONFIG=$(KUBECONFIG_FILE) && $(PY) -m e2e.cluster load && $(PY) -m e2e.deploy && \
+		.venv/bin/pytest -c e2e/pytest.ini -m mounts_images e2e/test_oci.py
+	$(PY) -m e2e.cluster down
 
 keda: venv tools ## Let KEDA itself scale a service, on a real API server; builds it once (15 minutes of a core)
 	$(PY) -m e2e.keda

@@ -7,7 +7,6 @@ import aiohttp
 import pytest
 
 from e2e import kube, vllm
-from e2e.cluster.volumes import host_path_claim
 from e2e.gateway import service_url
 from e2e.load import Load, running_load, stream_chat
 from e2e.services import service
@@ -39,28 +38,23 @@ def the_service(**engine: Any) -> dict[str, Any]:
 
 @pytest.mark.timeout(2400)
 async def test_vllm_is_served_scaled_and_rolled_without_a_cut(namespace: str) -> None:
-    vllm.install()
-    kube.apply(host_path_claim(namespace, vllm.CLAIM, str(vllm.FOLDER)))
-    try:
-        kube.apply(the_service(), namespace)
-        await asyncio.to_thread(kube.wait_until, "vLLM is ready", lambda: ready(namespace) == 1, 1200)
-        url = service_url(NAME, namespace)
-        await answers(url)
-        async with running_load(url, BODY, concurrency=12) as up:
-            await asyncio.to_thread(kube.wait_until, "two ready pods", lambda: ready(namespace) == 2, 1200)
-            await asyncio.sleep(5)
-        async with running_load(url, BODY, concurrency=2) as down:
-            await asyncio.to_thread(kube.wait_until, "one pod", lambda: pods(namespace) == 1, 300)
-        async with running_load(url, BODY, concurrency=2) as rolled:
-            before = names_of(namespace)
-            kube.apply(the_service(args=["--enforce-eager", "--seed=1"]), namespace)
-            await asyncio.to_thread(
-                kube.wait_until, "the pods are new", lambda: not names_of(namespace) & before and ready(namespace), 1200
-            )
-        for load in (up, down, rolled):
-            assert_whole(load)
-    finally:
-        kube.kubectl("delete", "pv", f"{namespace}-{vllm.CLAIM}", "--ignore-not-found", "--wait=false")
+    kube.apply(the_service(), namespace)
+    await asyncio.to_thread(kube.wait_until, "vLLM is ready", lambda: ready(namespace) == 1, 1200)
+    url = service_url(NAME, namespace)
+    await answers(url)
+    async with running_load(url, BODY, concurrency=12) as up:
+        await asyncio.to_thread(kube.wait_until, "two ready pods", lambda: ready(namespace) == 2, 1200)
+        await asyncio.sleep(5)
+    async with running_load(url, BODY, concurrency=2) as down:
+        await asyncio.to_thread(kube.wait_until, "one pod", lambda: pods(namespace) == 1, 300)
+    async with running_load(url, BODY, concurrency=2) as rolled:
+        before = names_of(namespace)
+        kube.apply(the_service(args=["--enforce-eager", "--seed=1"]), namespace)
+        await asyncio.to_thread(
+            kube.wait_until, "the pods are new", lambda: not names_of(namespace) & before and ready(namespace), 1200
+        )
+    for load in (up, down, rolled):
+        assert_whole(load)
 
 
 async def answers(url: str) -> None:

@@ -49,6 +49,11 @@ def prune(used: set[str]) -> None:
         _buildah("rmi", *unused)  # newest first, as they are listed: none stands on one that goes before it
 
 
+def remove(name: str) -> None:
+    """Removes an image with the layers that no other one has."""
+    programs.run_quietly("buildah", *_STORE, "rmi", name)
+
+
 def export(name: str, layout: Path) -> None:
     """Writes an image into an OCI layout, uncompressed; a layer that is there already is neither read nor written."""
     store = f"overlay@{CACHE / 'images'}+{CACHE / 'images-run'}"

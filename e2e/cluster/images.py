@@ -69,10 +69,13 @@ def build_all(docker: bool) -> None:
     programs.require(*(("docker",) if docker else programs.IMAGES))
     if docker:
         for image in IMAGES.values():
-            with announced(f"images: building {image.name}"):
-                build = ("build", "--tag", image.name, "--file", image.dockerfile, REPOSITORY)
-                programs.run("docker", *build, check=True)
+            build_with_docker(image.name, image.dockerfile)
     else:
         buildah.prune(set().union(*(buildah.build(image.name, image.dockerfile) for image in IMAGES.values())))
     BUILT_FROM.parent.mkdir(parents=True, exist_ok=True)
     shutil.copy(REPOSITORY / "uv.lock", BUILT_FROM)
+
+
+def build_with_docker(name: str, dockerfile: Path) -> None:
+    with announced(f"images: building {name}"):
+        programs.run("docker", "build", "--tag", name, "--file", dockerfile, REPOSITORY, check=True)

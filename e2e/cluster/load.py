@@ -2,6 +2,7 @@
 
 Called by `python -m e2e.cluster load`. The tag that an image gets on a node is taken from its digest. kind's nodes do
 not get an image with that tag again; locally the digest itself is compared, and layers that are there are not copied.
+What one story alone runs is brought by its name, which changes with what it is made from, and kept nowhere else.
 """
 
 import json
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from e2e.cluster import buildah, kind, local, programs
 from e2e.cluster.containerd import BLOBS, Containerd
-from e2e.cluster.images import IMAGES, image_id, loaded_tag
+from e2e.cluster.images import IMAGES, build_with_docker, image_id, loaded_tag
 from e2e.cluster.paths import CACHE
 from e2e.cluster.progress import announced
 
@@ -42,6 +43,25 @@ def load_into_local() -> None:
                 if runtime.image_id(target) != digest:
                     raise RuntimeError(f"{target} on the node is not the one that was built")
         runtime.tag_image(target, image.loaded_last)
+
+
+def bring_to_kind(name: str, dockerfile: Path) -> None:
+    node = kind.NODES["engine"]
+    if not Containerd("docker", "exec", node, "ctr").has_image(name):
+        build_with_docker(name, dockerfile)
+        with announced(f"images: bringing {name} to the node"):
+            _stream(name, name, node)
+
+
+def bring_to_local(name: str, dockerfile: Path) -> None:
+    runtime = Containerd("ctr", "--address", local.CONTAINERD_SOCKET)
+    if not runtime.has_image(name):
+        buildah.build(name, dockerfile)
+        try:
+            with announced(f"images: bringing {name} to the node"):
+                _copy(name, name, runtime)
+        finally:
+            buildah.remove(name)
 
 
 def _stream(name: str, target: str, node: str) -> None:

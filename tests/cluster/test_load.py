@@ -58,6 +58,21 @@ def test_an_image_that_a_node_has_is_not_sent_again(log: Path, capsys: pytest.Ca
     assert "docker.io/conveyor/control:dev-0123456789ab is loaded already" in capsys.readouterr().out
 
 
+def test_an_image_of_one_story_is_built_on_the_way_and_kept_on_the_engines_node_alone(log: Path) -> None:
+    stand_in(log)
+    load.bring_to_kind("example/vllm:1", Path("e2e/vllm/Dockerfile"))
+    said = [line for line in log.read_text().splitlines() if not line.startswith("docker exec")]
+    assert said[0].startswith("docker build --tag example/vllm:1 --file e2e/vllm/Dockerfile ")
+    assert f"--nodes {kind.NODES['engine']} < the archive of example/vllm:1" in said[-2]
+    assert said[-1] == "docker rmi example/vllm:1"
+
+
+def test_an_image_of_one_story_that_the_node_has_is_not_built_again(log: Path) -> None:
+    stand_in(log, loaded="docker.io/conveyor/control:dev-0123456789ab")
+    load.bring_to_kind("docker.io/conveyor/control:dev-0123456789ab", Path("Dockerfile"))
+    assert "docker build" not in log.read_text()
+
+
 @pytest.mark.parametrize(("broken", "command"), [("save", "docker save"), ("load", "kind load")])
 def test_what_breaks_on_the_way_is_named_and_the_name_is_gone(log: Path, broken: str, command: str) -> None:
     stand_in(log, **{broken: "1"})

@@ -14,9 +14,10 @@ import conveyor_engine
 import conveyor_gateway
 from e2e.cluster.images import IMAGES
 from e2e.cluster.paths import REPOSITORY
+from e2e.vllm import DOCKERFILE
 
 MAKEFILE = (REPOSITORY / "Makefile").read_text()
-DOCKERFILES = {name: image.dockerfile for name, image in IMAGES.items()}
+DOCKERFILES = {name: image.dockerfile for name, image in IMAGES.items()} | {"vllm": DOCKERFILE}
 
 
 def recipe(target: str) -> list[str]:

@@ -1,0 +1,15 @@
+"""`python -m e2e.vllm`: vLLM's image on the node of KUBECONFIG's cluster; called by `make vllm`."""
+
+from e2e import kube, vllm
+from e2e.cluster import load, local, provider
+from e2e.cluster.lock import exclusive
+
+
+def main() -> None:
+    bring = load.bring_to_local if provider.of_kubeconfig() is local else load.bring_to_kind
+    with kube.errors_in_words(), exclusive():
+        bring(vllm.IMAGE, vllm.DOCKERFILE)
+
+
+if __name__ == "__main__":
+    main()
