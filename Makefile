@@ -17,7 +17,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export KUBECACHEDIR := $(CACHE)/kubectl
 KUBECONFIG_FILE = $$($(PY) -m e2e.cluster kubeconfig)
 
-.PHONY: help venv tools cluster-tools generate check check-generated test test-oldest set-up e2e demo demo-url demo-down demo-model images cluster cluster-down deploy fresh clients vllm keda bench soak release-dry-run clean
+.PHONY: help venv tools cluster-tools generate check check-generated test test-oldest set-up e2e demo demo-url demo-down demo-model images cluster cluster-down deploy fresh clients vllm oci keda bench soak release-dry-run clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16

@@ -117,6 +117,8 @@ class Node:
         folder, cri = self._folder, '[plugins."io.containerd.grpc.v1.cri"'
         return f"""\
 version = 2
+# It would leave a socket in /var/run. Debian's containerd has no such plugin, and does not mind.
+disabled_plugins = ["io.containerd.nri.v1.nri"]
 root = "{IMAGE_STORE}"
 state = "{folder}/containerd"
 [grpc]

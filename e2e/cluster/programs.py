@@ -76,7 +76,7 @@ def run_quietly(program: str, *arguments: str | Path) -> str:
     return str(done.stdout)
 
 
-def start(program: str, *arguments: str | Path, **options: Any) -> "subprocess.Popen[Any]":
+def start(program: str | Path, *arguments: str | Path, **options: Any) -> "subprocess.Popen[Any]":
     """`subprocess.Popen` of a program that is known here."""
     return subprocess.Popen(command(program, *arguments), **options)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from conveyor_api.conditions import Reason
 from conveyor_api.status import clip
 from conveyor_operator.inferenceservice.pods import ContainerState, PodState, parse_message
-from conveyor_operator.inferenceservice.wording import to_field_names
+from conveyor_operator.inferenceservice.wording import explain_start, to_field_names
 from conveyor_process.failure_reasons import FailureReason
 
 _IMAGE_REASONS = frozenset(
@@ -25,6 +25,8 @@ _START_REASONS = frozenset(
 )
 # Between two tries the kubelet says this, and then what the last one said: nothing new.
 _BACK_OFF = re.compile(r'^Back-off pulling image "[^"]*"(?:: \w+: |$)')
+# Left out by containerd where a digest follows.
+_TAG = re.compile(r":[^:/@]+(?=@)")
 _MOST_OF_A_LOG = 500  # characters, of the 2 KiB that the kubelet takes
 _GPU = re.compile(r"Insufficient \S*gpu", re.IGNORECASE)
 _NO_CLAIM = re.compile(r'persistentvolumeclaim "([^"]*)" not found', re.IGNORECASE)
@@ -84,13 +86,13 @@ def _container_failure(pod: PodState, container: ContainerState, also_past: bool
     said = container.waiting_message
     if container.waiting_reason in _IMAGE_REASONS:
         cause = _BACK_OFF.sub("", said)
-        image = pod.model_image if pod.model_image and pod.model_image in said else container.image
+        image = pod.model_image if _names(said, pod.model_image) else container.image
         message = f"image {image} cannot be pulled" + (f": {cause}" if cause else "")
         return PodFailure(Reason.IMAGE_PULL_FAILED, _tidy(message), pod.name, pod.created_at)
     if container.waiting_reason in _START_REASONS:
         reason = Reason.SECRET_NOT_FOUND if _NO_SECRET.search(said) else Reason.CONTAINER_CONFIG_INVALID
         where = f" in namespace {pod.namespace}" if said.endswith("not found") else ""
-        message = f"container {container.name} cannot start: {said}{where}"
+        message = f"container {container.name} cannot start: {explain_start(said, pod.model_image)}{where}"
         return PodFailure(reason, _tidy(message), pod.name, pod.created_at)
     recovered = container.ready and not also_past
     done = container.initial and container.exit_code == 0
@@ -98,6 +100,10 @@ def _container_failure(pod: PodState, container: ContainerState, also_past: bool
         return None
     reason, message = _judge_ending(container)
     return PodFailure(reason, _tidy(message), pod.name, container.ended_at, container.exit_code)
+
+
+def _names(said: str, image: str) -> bool:
+    return bool(image) and (image in said or _TAG.sub("", image) in said)
 
 
 def _judge_ending(container: ContainerState) -> tuple[Reason, str]:

@@ -24,12 +24,22 @@ _VARIABLES: Final = {name.lower(): f"{names.ENGINE_ENV_PREFIX}{name} in pod.env"
 # Of a volume's `image`, by an API server that drops the field and by one that does not know it.
 _NO_IMAGE_VOLUMES: Final = ("must specify a volume type", ".image: field not declared in schema")
 
+# By containerd 1, of a mount whose image it does not know to be one.
+_NO_IMAGE_MOUNTS: Final = 'failed to mkdir ""'
+
 
 def explain_refusal(message: str, source: ModelSource) -> str:
     """`message`, and what it comes from where that is the model's address."""
     if isinstance(source, ImageModel) and any(said in message for said in _NO_IMAGE_VOLUMES):
         return f"{message}. This cluster has no image volumes, which model.uri: oci:// needs (Kubernetes 1.35 has them)"
     return message
+
+
+def explain_start(said: str, model_image: str) -> str:
+    """Why a container cannot start: `said`, unless that comes from a runtime without image volumes."""
+    if model_image and _NO_IMAGE_MOUNTS in said:
+        return "the node's runtime has no image volumes, which model.uri: oci:// needs (containerd 2.1 has them)"
+    return said
 
 
 def to_field_names(message: str) -> str:

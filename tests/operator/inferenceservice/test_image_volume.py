@@ -69,17 +69,34 @@ def test_a_cluster_without_image_volumes_is_told(said: str) -> None:
     assert other.message == said
 
 
-def test_an_image_that_cannot_be_pulled_is_the_one_that_is_named() -> None:
+def tell(waiting: str, message: str) -> str:
+    """What is told of a pod with the model in an image, whose first container waits."""
     template = build_one("Deployment", model=MODEL)["spec"]["template"]
     pod = observe_pod({"metadata": {"name": "a", "creationTimestamp": ""}, "spec": template["spec"]})
-    assert pod.model_image == REFERENCE
+    container = ContainerState("fetch", "example/engine:1", waiting_reason=waiting, waiting_message=message)
+    failure = find_failure(replace(pod, containers=(container,)))
+    assert failure is not None
+    return failure.message
 
-    def told(message: str) -> str:
-        waiting = ContainerState("fetch", "example/engine:1", waiting_reason="ErrImagePull", waiting_message=message)
-        failure = find_failure(replace(pod, containers=(waiting,)))
-        assert failure is not None
-        return failure.message
 
-    assert told(f"failed to pull {REFERENCE}: no such host").startswith(f"image {REFERENCE} cannot be pulled: ")
-    assert told("failed to pull example/engine:1: no").startswith("image example/engine:1 cannot be pulled: ")
+def test_an_image_that_cannot_be_pulled_is_the_one_that_is_named() -> None:
+    without_tag = REFERENCE.replace(":1@", "@")  # as containerd has it
+    cause = f'rpc error: code = NotFound desc = failed to pull and unpack image "{without_tag}": not found'
+    told = f"image {REFERENCE} cannot be pulled: {cause}"
+    assert tell("ErrImagePull", cause) == told
+    assert tell("ImagePullBackOff", f'Back-off pulling image "{REFERENCE}": ErrImagePull: {cause}') == told
+    assert tell("ErrImagePull", "failed to pull example/engine:1: no").startswith("image example/engine:1 cannot")
     assert make_pod().model_image == ""
+
+
+def test_a_node_whose_runtime_mounts_no_images_is_told() -> None:
+    """In the words of containerd 1.6."""
+    said = (
+        'failed to generate container "3e71" spec: failed to generate spec: failed to mkdir "": '
+        "mkdir : no such file or directory"
+    )
+    assert tell("CreateContainerError", said) == (
+        "container fetch cannot start: the node's runtime has no image volumes, which model.uri: oci:// "
+        "needs (containerd 2.1 has them)"
+    )
+    assert tell("CreateContainerError", "other") == "container fetch cannot start: other"

@@ -1,0 +1,84 @@
+"""containerd 2, which mounts images as volumes, and a registry to pull them from: programs of their Go modules.
+
+Made once, by `make oci`, which puts them before Debian's on the PATH: its containerd 1.6 mounts no image.
+"""
+
+import contextlib
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from e2e import go_module, kube
+from e2e.cluster import programs
+from e2e.cluster.paths import CACHE
+from e2e.cluster.progress import announced
+
+VERSION = "2.4.2"
+FOLDER = CACHE / f"containerd-{VERSION}"
+_CONTAINERD = "github.com/containerd/containerd/v2/cmd/"
+_REGISTRY = "github.com/google/go-containerregistry/cmd/registry@v0.22.1"
+# Those of one command are of one module.
+_PACKAGES = (
+    [f"{_CONTAINERD}{name}@v{VERSION}" for name in ("containerd", "containerd-shim-runc-v2", "ctr")],
+    [_REGISTRY],
+)
+_PARTIAL = FOLDER / "partial"
+_COMPLETE = FOLDER / ".complete"
+_DOCKERFILE = "FROM scratch\nCOPY model/ /models/\n"  # as docs/models.md has it
+
+
+def build() -> None:
+    if _COMPLETE.exists():
+        return
+    environment = go_module.build_environment(_PARTIAL / "modules")
+    environment |= {"GOBIN": str(FOLDER), "GOCACHE": str(_PARTIAL / "build"), "CGO_ENABLED": "0"}
+    with announced(f"containerd {VERSION}: building it, which takes a core 5 minutes"):
+        for packages in _PACKAGES:
+            programs.run("go", "install", "-trimpath", "-ldflags=-s -w", *packages, env=environment, check=True)
+    shutil.rmtree(_PARTIAL)
+    _COMPLETE.touch()
+
+
+@dataclass(frozen=True, slots=True)
+class Registry:
+    """A registry that runs. On localhost, where containerd pulls by plain HTTP without being told to."""
+
+    address: str
+    log: Path
+    folder: Path
+
+    def push(self, model: Path, name: str) -> str:
+        """Packs the folder of a model as the documentation says, and pushes it; the image's digest."""
+        shutil.copytree(model, self.folder / "model")
+        (self.folder / "Dockerfile").write_text(_DOCKERFILE)
+        store = ("--storage-driver", "vfs", "--root", self.folder / "store", "--runroot", self.folder / "run")
+        digest = self.folder / "digest"
+        programs.run_quietly("buildah", *store, "build", "--isolation", "chroot", "--tag", "model", self.folder)
+        target = f"docker://{self.address}/{name}"
+        programs.run_quietly("buildah", *store, "push", "--tls-verify=false", "--digestfile", digest, "model", target)
+        return digest.read_text()
+
+    def num_requests(self) -> int:
+        return len(re.findall(r" [A-Z]+ /v2/", self.log.read_text()))
+
+
+@contextlib.contextmanager
+def running_registry(folder: Path) -> Iterator[Registry]:
+    log = folder / "registry.log"
+    with log.open("w") as stderr:
+        process = programs.start(FOLDER / "registry", "-port", "0", stderr=stderr)
+    try:
+        port = kube.wait_until("the registry", lambda: re.search(r"serving on port (\d+)", log.read_text()))[1]
+        yield Registry(f"localhost:{port}", log, folder)
+    finally:
+        process.terminate()
+        process.wait()
+
+
+if __name__ == "__main__":
+    with contextlib.redirect_stdout(sys.stderr):
+        build()
+    print(FOLDER)

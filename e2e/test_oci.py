@@ -1,0 +1,89 @@
+"""`oci://` models: an image that the node pulls from a registry and mounts, and what is told where it cannot."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+
+from e2e import kube, oci
+from e2e.demo_model import demo_model_directory
+from e2e.services import service
+from e2e.test_modes import ask
+
+pytestmark = pytest.mark.mounts_images
+
+NAME = "packed"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _node_mounts_images() -> None:
+    (node,) = kube.list_("nodes", "default")
+    runtime = node["status"]["nodeInfo"]["containerRuntimeVersion"]
+    assert runtime.startswith(f"containerd://{oci.VERSION}"), f"{runtime}: run `make cluster-down`, then `make oci`"
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[oci.Registry]:
+    with oci.running_registry(tmp_path_factory.mktemp("registry")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def image(registry: oci.Registry) -> str:
+    digest = registry.push(demo_model_directory(), "models/demo:1")
+    return f"{registry.address}/models/demo:1@{digest}"
+
+
+def apply(uri: str, namespace: str, **spec: Any) -> None:
+    kube.apply(service(NAME, model={"uri": uri}, **spec), namespace)
+
+
+def test_the_image_is_pulled_once_and_mounted_in_each_pod(image: str, registry: oci.Registry, namespace: str) -> None:
+    uri = f"oci://{image}//models"
+    pushed = registry.num_requests()
+    apply(uri, namespace)
+    kube.wait_ready(NAME, namespace)
+    assert ask(NAME, namespace)
+    pulled = registry.num_requests()
+    assert pulled > pushed
+    apply(uri, namespace, replicas=2)
+    kube.wait_until("two engines", lambda: num_ready(namespace) == 2)
+    assert registry.num_requests() == pulled
+
+
+@pytest.mark.parametrize("version", [":1", f":1@sha256:{'a' * 64}"], ids=["tag", "digest"])
+def test_an_image_that_is_not_there_is_told_by_its_reference(
+    version: str, registry: oci.Registry, namespace: str
+) -> None:
+    reference = f"{registry.address}/models/nowhere{version}"
+    apply(f"oci://{reference}", namespace)
+    for reason in ("ErrImagePull", "ImagePullBackOff"):
+        kube.wait_until(reason, partial(kubelet_says, reason, namespace))
+    told = f"image {reference} cannot be pulled: "
+    kube.wait_until(told, lambda: is_told("ImagePullFailed", told, namespace))
+    events = [each["message"] for each in kube.list_("events", namespace) if each["reason"] == "ImagePullFailed"]
+    assert events
+    assert all(told in message for message in events), events
+
+
+def test_a_folder_that_is_not_in_the_image_is_told_and_can_be_mended(image: str, namespace: str) -> None:
+    apply(f"oci://{image}//nowhere", namespace)
+    kube.wait_until("ModelNotFound", lambda: is_told("ModelNotFound", "/models/oci/nowhere", namespace))
+    apply(f"oci://{image}//models", namespace)
+    kube.wait_ready(NAME, namespace)
+
+
+def num_ready(namespace: str) -> int:
+    return int(((kube.get("infsvc", NAME, namespace) or {}).get("status") or {}).get("readyReplicas", 0))
+
+
+def is_told(reason: str, words: str, namespace: str) -> bool:
+    ready = kube.condition(kube.get("infsvc", NAME, namespace), "Ready")
+    return ready.get("reason") == reason and words in ready["message"]
+
+
+def kubelet_says(reason: str, namespace: str) -> bool:
+    pods = kube.list_("pods", namespace)
+    states = [status["state"] for pod in pods for status in pod["status"].get("initContainerStatuses", [])]
+    return reason in [state.get("waiting", {}).get("reason") for state in states]
