@@ -13,7 +13,7 @@ from conveyor_api import names
 from conveyor_api.crd import build_crd
 from conveyor_api.quantities import parse_quantity
 from conveyor_kubectl.cluster import Cluster, Object, Refused
-from conveyor_operator.kinds import API_SERVICE, CLUSTER_ROLE, DEPLOYMENT, Kind
+from conveyor_operator.kinds import API_SERVICE, CLUSTER_ROLE, DEPLOYMENT, SCALED_OBJECT, Kind
 
 OLDEST_KUBERNETES: Final = (1, 34)
 _CRD: Final = Kind(
@@ -53,6 +53,7 @@ def check(cluster: Cluster) -> Iterator[Finding]:
         "rights": _check_rights,
         "GPUs": _check_gpus,
         names.METRICS_GROUP: _check_metrics_api,
+        "KEDA": _check_keda,
         "StorageClass": _check_storage,
         "CRD": _check_crd,
     }
@@ -116,6 +117,12 @@ def _check_metrics_api(cluster: Cluster) -> Answer:
 def _owner(body: Object) -> str:
     service = body["spec"].get("service") or {}
     return f"{service.get('namespace', '')}/{service.get('name', 'the API server')}"
+
+
+def _check_keda(cluster: Cluster) -> Answer:
+    if cluster.find(f"/apis/{SCALED_OBJECT.api_version}") is None:
+        return Verdict.GOOD, "not there; services with provider: KEDA need it"
+    return Verdict.GOOD, "there, for services with provider: KEDA"
 
 
 def _check_storage(cluster: Cluster) -> Answer:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.operator import scaled_objects
 from tests.operator.stage import install_crd
 
 from conveyor_api import names
@@ -37,6 +38,7 @@ def test_what_a_cluster_has_is_told(plane: ControlPlane, capsys: pytest.CaptureF
     assert bare["rights"][0] is Verdict.GOOD
     assert bare["GPUs"] == (Verdict.LOOK, "none of 0 nodes offers nvidia.com/*: is there a device plugin?")
     assert bare["custom.metrics.k8s.io"] == (Verdict.GOOD, "nobody has it")
+    assert bare["KEDA"] == (Verdict.GOOD, "not there; services with provider: KEDA need it")
     assert bare["StorageClass"][0] is Verdict.LOOK
     assert bare["CRD"] == (Verdict.GOOD, "not there yet: the chart brings it")
     provide(Api(plane.kubeconfig))
@@ -46,6 +48,7 @@ def test_what_a_cluster_has_is_told(plane: ControlPlane, capsys: pytest.CaptureF
         Verdict.LOOK,
         "it belongs to monitoring/adapter, which is not displaced: services need provider: KEDA or External",
     )
+    assert found["KEDA"] == (Verdict.GOOD, "there, for services with provider: KEDA")
     assert found["StorageClass"] == (Verdict.GOOD, "fast is the default")
     assert found["CRD"] == (Verdict.GOOD, "that of this release")
     assert main(["check", f"--kubeconfig={plane.kubeconfig}"]) == 0
@@ -53,7 +56,7 @@ def test_what_a_cluster_has_is_told(plane: ControlPlane, capsys: pytest.CaptureF
 
 
 def provide(api: Api) -> None:
-    """Two nodes, another adapter, storage, and this release's CRD."""
+    """Two nodes, another adapter, KEDA's definition, storage, and this release's CRD."""
     for name, capacity in (("with-gpus", {"nvidia.com/gpu": "8"}), ("without", {"cpu": "4"})):
         api.create("/api/v1/nodes", {"metadata": {"name": name}})
         status = {"status": {"capacity": capacity, "allocatable": capacity}}
@@ -63,6 +66,7 @@ def provide(api: Api) -> None:
     more = {"service": service, "insecureSkipTLSVerify": True}
     api_service = {"metadata": {"name": f"v1beta1.{names.METRICS_GROUP}"}, "spec": spec | more}
     api.create("/apis/apiregistration.k8s.io/v1/apiservices", api_service)
+    scaled_objects.install(api)
     is_default = {"storageclass.kubernetes.io/is-default-class": "true"}
     for one in (build_class("slow"), build_class("fast", **is_default)):
         api.create("/apis/storage.k8s.io/v1/storageclasses", one)
