@@ -11,6 +11,8 @@ from e2e.load import running_load, stream_chat
 from e2e.services import quickstart
 
 BODY = {"model": "zero", "max_tokens": 40, "temperature": 0.8}
+SELECTOR = "conveyor.dev/inference-service=zero"
+PARTS = ("total", "schedule", "image", "model", "load", "warmUp")
 CHAT = {**BODY, "messages": [{"role": "user", "content": "What is a list?"}]}
 
 
@@ -34,6 +36,9 @@ async def test_a_service_goes_to_zero_and_answers_the_first_requests_after_it(na
     assert first.error is None
     assert first.first_token_seconds is not None
     print(f"from zero to the first token: {first.first_token_seconds:.1f} s")  # for docs/benchmarks.md
+    start = await asyncio.to_thread(kube.wait_until, "the start's parts", lambda: woken_start(namespace), 60)
+    total, *parts = [int(start[part].removesuffix("s")) for part in PARTS]
+    assert sum(parts) == total, start
     await asyncio.to_thread(kube.wait_until, "no engine again", lambda: is_asleep(namespace), 120)
     async with running_load(service_url("zero", namespace), BODY, concurrency=8) as load:
         await asyncio.to_thread(kube.wait_until, "answers", lambda: len(load.answers) > 16, 120)
@@ -44,8 +49,15 @@ async def test_a_service_goes_to_zero_and_answers_the_first_requests_after_it(na
 def is_asleep(namespace: str) -> bool:
     """No pod is left, and the service says that it answers all the same."""
     ready = kube.condition(kube.get("infsvc", "zero", namespace), "Ready")
-    pods = kube.list_("pods", namespace, "conveyor.dev/inference-service=zero")
+    pods = kube.list_("pods", namespace, SELECTOR)
     return (ready.get("status"), ready.get("reason")) == ("True", "ScaledToZero") and not pods
+
+
+def woken_start(namespace: str) -> dict[str, str] | None:
+    """That of the pod that the first request started, once its warm-up is told."""
+    start: dict[str, str] = kube.get("infsvc", "zero", namespace)["status"].get("lastStart", {})
+    pods = [pod["metadata"]["name"] for pod in kube.list_("pods", namespace, SELECTOR)]
+    return start if "warmUp" in start and start["podName"] in pods else None
 
 
 def decisions(namespace: str) -> list[Any]:

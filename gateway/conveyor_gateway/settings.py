@@ -21,7 +21,9 @@ class Settings:
 
     host: str = setting("", "address to listen on; empty for every address", TEXT)
     port: int = setting(GATEWAY_PORT, "port of the API that clients use; 0: any free one", PORT)
-    admin_port: int = setting(GATEWAY_ADMIN_PORT, "port of /demand, /activity, /metrics, /healthz and /readyz", PORT)
+    admin_port: int = setting(
+        GATEWAY_ADMIN_PORT, "port of /demand, /activity, /start, /metrics, /healthz and /readyz", PORT
+    )
     kubeconfig: str = setting("", KUBECONFIG_MEANING, TEXT)
     watch_namespaces: tuple[str, ...] = setting(
         (), "namespaces whose InferenceServices are served; empty for all", NAMESPACES

@@ -49,6 +49,7 @@ GATEWAY_HEALTH_PATH: Final = "/healthz"
 PROMETHEUS_PATH: Final = "/metrics"
 DEMAND_PATH: Final = "/demand"
 ACTIVITY_PATH: Final = "/activity"
+START_PATH: Final = "/start"
 
 # Labels and annotations.
 INFERENCE_SERVICE_LABEL: Final = f"{GROUP}/inference-service"

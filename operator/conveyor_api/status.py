@@ -134,7 +134,9 @@ class LastStart(_StatusModel):
     model: Duration | None = None
     """The model was fetched, or found in the volume."""
     load: Duration | None = None
-    """The engine read the weights and warmed up."""
+    """The engine read the weights and was found ready; with its warm-up, where `warmUp` does not tell that."""
+    warm_up: Duration | None = None
+    """The engine warmed up, as it says itself a moment after it is ready. With `runtime: VLLM` it does not say."""
 
 
 class LastFailure(_StatusModel):

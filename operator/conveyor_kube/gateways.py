@@ -1,7 +1,8 @@
 """The gateways of an installation: which there are, by their EndpointSlices, and how a page of one of them is read.
 
-Used by the metrics server (`/demand`) and the operator (`/activity`), who ask all of them at once. A gateway that
-cannot hold a request is left out; any other that says nothing makes what all of them say unknown.
+Used by the metrics server (`/demand`) and the operator (`/activity`), who ask all of them at once, and by the operator
+for what any one of them can say (`/start`). Where all are asked, a gateway that cannot hold a request is left out; any
+other that says nothing makes what all of them say unknown.
 """
 
 import errno

@@ -61,7 +61,7 @@ def _read_moment(sample: Object) -> Moment:
 
 def build_hpa(service: InferenceService) -> Object:
     """The HPA that the operator would make of it. Raises ValueError where it would make none."""
-    period_seconds = PodStarts(service.status.effective).choose_period(service.spec.queue.timeout_seconds)
+    period_seconds = PodStarts(service.status).choose_period(service.spec.queue.timeout_seconds)
     owner = build_owner(service.namespace, service.name, "")
     if (hpa := build_autoscaler(owner, service.spec, period_seconds)) is None:
         raise ValueError(f"{service.name} has no autoscaling by Conveyor")

@@ -60,7 +60,7 @@ class Metrics:
         )
         self.pod_start_seconds = Histogram(
             "conveyor_operator_pod_start_seconds",
-            "What engine pods took from their creation until they were ready, and the parts of it.",
+            "What engine pods took from their creation until they were ready, and the parts of it that are told.",
             ["part"],
             buckets=_START_BUCKETS_SECONDS,
             registry=self.registry,

@@ -16,6 +16,7 @@ import kopf
 from conveyor_kube.kubeconfig import load_configuration
 from conveyor_operator.activity.answer import Activity
 from conveyor_operator.activity.follower import ActivityFollower
+from conveyor_operator.activity.warm_ups import Tell, WarmUps
 from conveyor_operator.cluster import Cluster, wait_for
 from conveyor_operator.election import Election
 from conveyor_operator.health import Health, HealthServer
@@ -45,10 +46,11 @@ def build_resources(
     metrics: Metrics,
     metrics_api: Callable[[], MetricsApi],
     activity: Callable[[str], Activity],
+    ask_warm_up: Callable[[str, str, Tell], None],
     serves: Callable[[Kind], bool | None],
 ) -> tuple[Resource, ...]:
     """Every kind of resource that the operator reconciles."""
-    return (InferenceServices(settings, metrics, metrics_api, activity, serves),)
+    return (InferenceServices(settings, metrics, metrics_api, activity, ask_warm_up, serves),)
 
 
 class Operator:
@@ -62,12 +64,14 @@ class Operator:
         self.keeper = MetricsApiKeeper(
             cluster, metrics, settings.system_namespace, settings.cluster_domain, self._mark_all
         )
-        self.activity = ActivityFollower(cluster.client, settings.system_namespace, metrics, self._mark_active)
+        self.activity = ActivityFollower(cluster.client, settings.system_namespace, metrics, self._mark_service)
+        self.warm_ups = WarmUps(lambda: self.activity.gateways, self._mark_service)
         self.resources: Sequence[Resource] = build_resources(
             settings,
             metrics,
             lambda: self.keeper.metrics_api,
             self.activity.__getitem__,
+            self.warm_ups.ask,
             lambda kind: self.optional.serves(kind),
         )
         self.workers = Workers(Reconciler(self.resources, cluster, self.store).reconcile, metrics, settings.workers)
@@ -80,7 +84,7 @@ class Operator:
             for key in self.store.resources(resource.kind):
                 self.workers.mark(key)
 
-    def _mark_active(self, service: str) -> None:
+    def _mark_service(self, service: str) -> None:
         """The gateways may serve more namespaces than this operator does."""
         namespace, _, name = service.partition("/")
         key = Key(INFERENCE_SERVICE, namespace, name)
@@ -128,7 +132,7 @@ class Operator:
         configure(kopf_settings, self.resources)
         session = KopfSession(settings.kubeconfig, self.resources, settings.watch_namespaces, self.watches)
         async with contextlib.aclosing(session), asyncio.TaskGroup() as tasks:
-            running = [self._tell_ready(ready), self.activity.run(), self.optional.run()]
+            running = [self._tell_ready(ready), self.activity.run(), self.warm_ups.run(), self.optional.run()]
             if settings.metrics_api:
                 running.append(self.keeper.run())
             beside = [tasks.create_task(each) for each in running]

@@ -6,7 +6,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -15,13 +14,8 @@ from aiohttp import web
 from tests.gateway.cluster import Cluster, own_address, publish_gateway
 from tests.gateway.engine_servers import answering, running_engine
 from tests.gateway.process import GatewayProcess
-from tests.operator.api_proxy import ApiProxy
 from tests.operator.kubelet import Kubelet, ready
-from tests.operator.stage import Space, Stage, install_crd, wait_until
-
-from conveyor_operator.settings import Settings
-from e2e.cluster.api import Api
-from e2e.cluster.control_plane import ControlPlane
+from tests.operator.stage import Space, Stage, wait_until
 
 SLEEPY = {"minReplicas": 0, "maxReplicas": 2, "idleTimeout": "5s"}
 STARTING = (200, {"status": "starting"})
@@ -29,37 +23,9 @@ NO_TIMEOUT = aiohttp.ClientTimeout(total=120)
 
 
 @pytest.fixture
-def space(control_plane: ControlPlane, namespace: str) -> Space:
-    api = Api(control_plane.kubeconfig)
-    install_crd(api)
-    return Space(api, namespace)
-
-
-@pytest.fixture
-def gateway(control_plane: ControlPlane, space: Space) -> Iterator[GatewayProcess]:
-    """Found by the operator as in an installation, whose namespace is here that of the services."""
-    flags = ("--host", "", "--watch-namespaces", space.namespace, "--drain-delay-seconds", "0")
-    with GatewayProcess(control_plane.kubeconfig, *flags) as gateway:
-        publish_gateway(space.api, space.namespace, "one", gateway.admin_port)
-        yield gateway
-
-
-@pytest.fixture
-def stage(control_plane: ControlPlane, space: Space, gateway: GatewayProcess, tmp_path: Path) -> Iterator[Stage]:
-    with ApiProxy(control_plane.kubeconfig).running() as proxy:
-        settings = Settings(
-            engine_image="example/engine:1",
-            watch_namespaces=(space.namespace,),
-            system_namespace=space.namespace,
-            kubeconfig=str(proxy.write_kubeconfig(tmp_path / "kubeconfig")),
-            host="127.0.0.1",
-            admin_port=0,
-            metrics_api=False,
-        )
-        stage = Stage(space, proxy, settings)
-        with stage.operator(), Kubelet(space, ready, addresses=False):
-            yield stage
-        stage.close()
+def stage(stage: Stage) -> Iterator[Stage]:
+    with stage.operator(), Kubelet(stage.space, ready, addresses=False):
+        yield stage
 
 
 @pytest.fixture

@@ -6,12 +6,16 @@ from typing import Any
 
 from conveyor_api import names
 from conveyor_api.resource import InferenceService
+from conveyor_operator.activity.answer import Activity
 from conveyor_operator.inferenceservice.desired import Desired, build_desired, build_owner
 from conveyor_operator.inferenceservice.observed import DeploymentState, Observed
 from conveyor_operator.inferenceservice.pods import ContainerState, PodState
+from conveyor_operator.inferenceservice.resource import InferenceServices
 from conveyor_operator.inferenceservice.starts import PodStarts
 from conveyor_operator.loop.child import Child
 from conveyor_operator.loop.owner import Object
+from conveyor_operator.metrics import Metrics
+from conveyor_operator.metrics_api.answer import MetricsApi
 from conveyor_operator.settings import Settings
 
 ROLLED_OUT = {"Progressing": ("True", "NewReplicaSetAvailable", "")}
@@ -19,6 +23,18 @@ ROLLING_OUT = {"Progressing": ("True", "ReplicaSetUpdated", "")}
 NOW = datetime(2026, 11, 22, 8, 0, tzinfo=UTC)
 OWNER = build_owner("default", "qwen", "uid-1")
 SETTINGS = Settings(engine_image="example/engine:1", prometheus_namespaces=("monitoring",))
+
+
+def make_services(**asked: Any) -> InferenceServices:
+    """What the loop asks; `asked` in place of what tells nothing new."""
+    nothing: dict[str, Any] = {
+        "metrics": Metrics(),
+        "metrics_api": MetricsApi,
+        "activity": lambda service: Activity.STEADY,
+        "ask_warm_up": lambda service, pod, tell: None,
+        "serves": lambda kind: False,
+    }
+    return InferenceServices(SETTINGS, **nothing | asked)
 
 
 def make_resource(generation: int = 1, status: Object | None = None, **spec: Any) -> InferenceService:

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 from tests.operator.api_proxy import ApiProxy
-from tests.operator.stage import Space, Stage, install_crd
+from tests.operator.stage import Space, Stage, build_settings, install_crd
 
-from conveyor_operator.settings import Settings
 from e2e.cluster.api import Api
 from e2e.cluster.control_plane import ControlPlane
 
@@ -39,14 +38,6 @@ def proxy(control_plane: ControlPlane) -> Iterator[ApiProxy]:
 
 @pytest.fixture
 def stage(space: Space, proxy: ApiProxy, tmp_path: Path) -> Iterator[Stage]:
-    settings = Settings(
-        engine_image="example/engine:1",
-        watch_namespaces=(space.namespace,),
-        kubeconfig=str(proxy.write_kubeconfig(tmp_path / "kubeconfig")),
-        host="127.0.0.1",
-        admin_port=0,
-        metrics_api=False,
-    )
-    stage = Stage(space, proxy, settings)
+    stage = Stage(space, proxy, build_settings(space, proxy, tmp_path))
     yield stage
     stage.close()

@@ -185,6 +185,18 @@ class RunningOperator:
             self.error = error
 
 
+def build_settings(space: Space, proxy: ApiProxy, folder: Path) -> Settings:
+    """Of an operator of this namespace alone, which reaches the API server through the proxy."""
+    return Settings(
+        engine_image="example/engine:1",
+        watch_namespaces=(space.namespace,),
+        kubeconfig=str(proxy.write_kubeconfig(folder / "kubeconfig")),
+        host="127.0.0.1",
+        admin_port=0,
+        metrics_api=False,
+    )
+
+
 class Stage:
     """What a test of the operator has: its namespace, the proxy, and operators that it may start, stop and kill."""
 

@@ -1,8 +1,8 @@
 """Small pages of engines, fetched beside their requests and without a place in their queues.
 
-Used in `answering`: by `demand` (`/load`: what waits inside an engine, and what it carries), by `status` (`/health`
-and its like) and by `document` (`/openapi.json`). Engines are tenants' images: a page has a time and a size, and one
-that cannot be had is None.
+Used in `answering`: by `demand` (`/load`: what waits inside an engine, and what it carries), by `start` (`/load`: how
+it started), by `status` (`/health` and its like) and by `document` (`/openapi.json`). Engines are tenants' images: a
+page has a time and a size, and one that cannot be had is None.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from yarl import URL
 
 from conveyor_kube.answers import AnswerTooLong, read_answer
 
+LOAD_PATH: Final = "/load"
 MAX_BYTES: Final = 64 << 10
 _MAX_AT_ONCE: Final = 100
 _NUM_ASKED: Final = 3  # engines, one after the other, until one can answer
@@ -37,15 +38,16 @@ class Load(msgspec.Struct, frozen=True):
 
     waiting: Annotated[int, msgspec.Meta(ge=0)] | None = None  # requests without a place in its batch
     carried: Annotated[int, msgspec.Meta(ge=1)] | None = None  # requests at once, where its KV cache was short lately
+    warm_up_seconds: Annotated[float, msgspec.Meta(ge=0)] | None = None  # of its start
 
 
 async def fetch_loads(addresses: Collection[str], timeout_seconds: float) -> dict[str, Load]:
     """What each engine (`host:port`) says."""
-    pages = await fetch(addresses, "/load", timeout_seconds)
-    return {address: _parse_load(page) for address, page in pages.items()}
+    pages = await fetch(addresses, LOAD_PATH, timeout_seconds)
+    return {address: parse_load(page) for address, page in pages.items()}
 
 
-def _parse_load(page: Page | None) -> Load:
+def parse_load(page: Page | None) -> Load:
     try:
         return Load() if page is None else msgspec.json.decode(page.body, type=Load)
     except (msgspec.DecodeError, RecursionError):

@@ -1,13 +1,21 @@
-"""The admin port: probes, metrics, demand, activity. A plain function from a request to an answer, for `listener`."""
+"""The admin port: probes, metrics, demand, activity, starts. A function from a request to an answer, for `listener`."""
 
 from collections.abc import Awaitable, Callable, Mapping
 
 from aiohttp.web import BaseRequest, Response, StreamResponse
 
-from conveyor_api.names import ACTIVITY_PATH, DEMAND_PATH, GATEWAY_HEALTH_PATH, PROMETHEUS_PATH, READINESS_PATH
+from conveyor_api.names import (
+    ACTIVITY_PATH,
+    DEMAND_PATH,
+    GATEWAY_HEALTH_PATH,
+    PROMETHEUS_PATH,
+    READINESS_PATH,
+    START_PATH,
+)
 from conveyor_gateway.admission.queues import Queues
 from conveyor_gateway.answering.activity import read_activity
 from conveyor_gateway.answering.demand import read_demand
+from conveyor_gateway.answering.start import read_start
 from conveyor_gateway.answering.status import build_probe
 from conveyor_gateway.answers import build_error, build_json, find_request_id
 from conveyor_gateway.errors import Code, GatewayError, MethodNotAllowed, NotFound, Unavailable
@@ -28,6 +36,11 @@ def build_admin_handler(
         check_synced()
         return build_json(read_activity(queues), find_request_id(request))
 
+    async def start(request: BaseRequest) -> Response:
+        check_synced()
+        service, pod = (request.query.get(key, "") for key in ("service", "pod"))
+        return build_json(await read_start(queues, service, pod), find_request_id(request))
+
     def check_synced() -> None:
         if not readiness.synced:
             raise Unavailable("; ".join(readiness.problems()), Code.NOT_SYNCED)
@@ -41,6 +54,7 @@ def build_admin_handler(
     pages: Mapping[str, Callable[[BaseRequest], Awaitable[Response]]] = {
         DEMAND_PATH: demand,
         ACTIVITY_PATH: activity,
+        START_PATH: start,
         PROMETHEUS_PATH: render_metrics,
         GATEWAY_HEALTH_PATH: probe,
         READINESS_PATH: probe,

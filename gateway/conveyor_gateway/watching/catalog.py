@@ -146,7 +146,11 @@ class Catalog:
 
     def engines(self, service: str) -> tuple[str, ...]:
         """Addresses (`host:port`) of the ready engines, one per pod."""
-        return self.slices.engines(service)
+        return tuple(self.slices.engines(service).values())
+
+    def find_engine(self, service: str, pod: str) -> str | None:
+        """The address of the ready engine in the pod with this uid."""
+        return self.slices.engines(service).get(pod)
 
 
 class ServiceTable(Table[Service]):

@@ -14,7 +14,6 @@ from conveyor_kube.unreadable import Unreadable
 from conveyor_kube.wanted_json import Json
 
 MAX_ENGINES: Final = 5_000  # of one namespace; more than anybody runs, but a tenant may write far more
-_NO_ENGINES: Final[tuple[str, ...]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +55,13 @@ class SliceTable(Table[Slice]):
         self._on_change = on_change
         self._by_service: dict[str, set[str]] = {}
 
-    def engines(self, service: str) -> tuple[str, ...]:
-        names = self._by_service.get(service)
-        if not names:
-            return _NO_ENGINES
+    def engines(self, service: str) -> Mapping[str, str]:
+        """The address of each, by its pod's uid; by the address where no pod is named."""
         by_pod: dict[str, str] = {}
-        for name in sorted(names):
+        for name in sorted(self._by_service.get(service, ())):
             for pod, address in self._slices[name].engines:
                 by_pod.setdefault(pod, address)
-        return tuple(by_pod.values())
+        return by_pod
 
     def _parse(self, body: Json) -> Slice:
         return parse_slice(body)

@@ -1,4 +1,4 @@
-"""What the gateways say of services that may go to zero: who has to be woken, and who may go to sleep.
+"""What the gateways say: who of those that may go to zero has to be woken or may go to sleep, and how engines started.
 
-Told to `inferenceservice`, which decides (docs/adr/0031).
+Told to `inferenceservice`, which decides (docs/adr/0031, docs/adr/0045).
 """

@@ -52,7 +52,7 @@ class ActivityFollower:
         self._watch = WatchState(self._slices.name)
         self._metrics = metrics
         self._mark = mark
-        self._gateways: tuple[Gateway, ...] = ()
+        self.gateways: tuple[Gateway, ...] = ()
         self._unreadable_slices = Unreadable("slice", "it is left out")
         self._unreadable: frozenset[Gateway] = frozenset()
         self._activity: Mapping[str, Activity] = {}
@@ -76,11 +76,11 @@ class ActivityFollower:
                 await asyncio.sleep(_SELDOM_SECONDS if none_sleeps else _PERIOD_SECONDS)
 
     def _take_slices(self, slices: list[Json]) -> None:
-        self._gateways = parse_gateways(slices, self._unreadable_slices)
+        self.gateways = parse_gateways(slices, self._unreadable_slices)
 
     async def _read(self, session: aiohttp.ClientSession) -> list[Page | None]:
         """Of every gateway that can hold a request; None: it does not say, or there may be more of them."""
-        gateways = self._gateways
+        gateways = self.gateways
         answers = await asyncio.gather(*(_read_one(session, each) for each in gateways), return_exceptions=True)
         is_stale = time.monotonic() - self._watch.heard_at > MAX_SILENCE_SECONDS
         pages: list[Page | None] = [None] * is_stale

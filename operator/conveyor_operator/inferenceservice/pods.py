@@ -42,6 +42,7 @@ class PodState:
     """One engine pod."""
 
     name: str
+    uid: str = ""
     namespace: str = ""
     config_hash: str = ""
     model_image: str = ""
@@ -95,6 +96,7 @@ def observe_pod(body: Object) -> PodState:
     containers += [_observe_container(c, prewarms) for c in status.get("containerStatuses") or ()]
     return PodState(
         name=str(metadata["name"]),
+        uid=str(metadata.get("uid", "")),
         namespace=str(metadata.get("namespace", "")),
         config_hash=str((metadata.get("annotations") or {}).get(names.CONFIG_HASH_ANNOTATION, "")),
         model_image=_find_model_image(body.get("spec") or {}),

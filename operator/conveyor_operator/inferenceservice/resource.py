@@ -5,6 +5,7 @@ Registered by `process`.
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from conveyor_api import names
@@ -12,14 +13,16 @@ from conveyor_api.conditions import Reason
 from conveyor_api.resource import InferenceService
 from conveyor_api.status import InferenceServiceStatus
 from conveyor_operator.activity.answer import Activity
+from conveyor_operator.activity.warm_ups import Tell
 from conveyor_operator.inferenceservice import events
 from conveyor_operator.inferenceservice.case import ServiceCase, Told
 from conveyor_operator.inferenceservice.desired import build_desired
 from conveyor_operator.inferenceservice.kinds import CHILDREN, GRANDCHILDREN, INFERENCE_SERVICE, OPTIONAL
 from conveyor_operator.inferenceservice.memory import ServiceMemory
 from conveyor_operator.inferenceservice.observed import observe, project
+from conveyor_operator.inferenceservice.pods import PodState
 from conveyor_operator.inferenceservice.profiles import read_profiles
-from conveyor_operator.inferenceservice.starts import PodStarts
+from conveyor_operator.inferenceservice.starts import PodStarts, Start
 from conveyor_operator.inferenceservice.status import build_invalid_status
 from conveyor_operator.kinds import SCALED_OBJECT, Key, Kind
 from conveyor_operator.loop.child import ChildId
@@ -33,7 +36,8 @@ from conveyor_operator.settings import Settings
 
 class InferenceServices:
     """A `loop.resource.Resource`; `metrics_api` tells who serves custom.metrics.k8s.io, `activity` what requests there
-    are for `namespace/name`, `serves` whether the cluster has an optional kind."""
+    are for `namespace/name`, `serves` whether the cluster has an optional kind; `ask_warm_up` asks for that of the
+    engine in a pod of `namespace/name`."""
 
     kind = INFERENCE_SERVICE
     label = names.INFERENCE_SERVICE_LABEL
@@ -47,6 +51,7 @@ class InferenceServices:
         metrics: Metrics,
         metrics_api: Callable[[], MetricsApi],
         activity: Callable[[str], Activity],
+        ask_warm_up: Callable[[str, str, Tell], None],
         serves: Callable[[Kind], bool | None],
     ) -> None:
         self._settings = settings
@@ -54,6 +59,7 @@ class InferenceServices:
         self._metrics = metrics
         self._metrics_api = metrics_api
         self._activity = activity
+        self._ask_warm_up = ask_warm_up
         self._serves = serves
 
     def project(self, kind: Kind, key: Key, body: Mapping[str, Any]) -> Any:
@@ -72,18 +78,33 @@ class InferenceServices:
         memory.former_replicas = former if isinstance(former, int) else 0
         seen = (observed.autoscaler, observed.scaled_object)
         memory.had_autoscaler = any(each is not None for each in seen) or _was_left_to_others(service.status)
-        if memory.pod_starts is None:
-            memory.pod_starts = PodStarts(service.status.effective, observed.pods)
-        for start in memory.pod_starts.see(observed.pods):
-            for part, seconds in start.seconds.items():
-                self._metrics.pod_start_seconds.labels(part).observe(seconds)
+        starts = self._see_starts(service, memory, observed.pods)
         told = Told(self._metrics_api(), self._activity(service.key), self._serves(SCALED_OBJECT))
         now = datetime.now(UTC)
-        desired = build_desired(
-            service, self._settings, observed, memory.pod_starts, now, from_profile, told.serves_keda
-        )
+        desired = build_desired(service, self._settings, observed, starts, now, from_profile, told.serves_keda)
         url = self._settings.service_url(service.namespace, service.name)
         return ServiceCase(service, desired, observed, memory, told, url, previous)
+
+    def _see_starts(self, service: InferenceService, memory: ServiceMemory, pods: Sequence[PodState]) -> PodStarts:
+        starts = memory.pod_starts
+        if starts is None:
+            starts = memory.pod_starts = PodStarts(service.status, pods)
+            if starts.last is not None:  # the former operator has counted it
+                self._find_warm_up(service, starts.last, partial(starts.tell_warm_up, starts.last))
+        for start in starts.see(pods):
+            self._find_warm_up(service, start, partial(self._count, starts, start))
+        return starts
+
+    def _find_warm_up(self, service: InferenceService, start: Start, tell: Tell) -> None:
+        """Of engines that tell it."""
+        if service.spec.runtime == "Conveyor" and "load" in start.seconds:
+            self._ask_warm_up(service.key, start.uid, tell)
+        else:
+            tell(None)
+
+    def _count(self, starts: PodStarts, start: Start, warm_up_seconds: float | None) -> None:
+        for part, seconds in starts.tell_warm_up(start, warm_up_seconds).seconds.items():
+            self._metrics.pod_start_seconds.labels(part).observe(seconds)
 
     def build_invalid_status(self, body: Object, message: str, now: datetime) -> Object:
         return build_invalid_status(message, int(body["metadata"]["generation"]), body.get("status") or {}, now)

@@ -5,13 +5,13 @@ Kept in `memory` and told in `status.effective`, from which an operator that res
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
 from conveyor_api.autoscaling import LONGEST_PERIOD_SECONDS
 from conveyor_api.quantities import parse_duration_seconds
-from conveyor_api.status import NUM_POD_STARTS, EffectiveStatus
+from conveyor_api.status import NUM_POD_STARTS, EffectiveStatus, InferenceServiceStatus, LastStart
 from conveyor_operator.inferenceservice.pods import PodState
 
 UNKNOWN_START_SECONDS: Final = 300
@@ -26,21 +26,31 @@ class Start:
     """One start of a pod."""
 
     pod: str
+    uid: str
     seconds: Mapping[str, int]
-    """`total`, from its creation to Ready, and the parts of it that the pod tells, as `status.lastStart` has them."""
+    """`total`, from its creation to Ready, and the parts of it that are told, as `status.lastStart` has them."""
+
+    def with_warm_up(self, told_seconds: float | None) -> "Start":
+        """The same, with what the engine says of it told apart: no more than Kubernetes saw of it and the load."""
+        load = self.seconds.get("load")
+        if told_seconds is None or load is None:
+            return self
+        warm_up = round(min(told_seconds, load))
+        return replace(self, seconds={**self.seconds, "load": load - warm_up, "warm_up": warm_up})
 
 
 class PodStarts:
     """The last starts, from a pod's creation to Ready. A pod is measured once: one that is Ready again is not new."""
 
-    def __init__(self, told: EffectiveStatus | None = None, pods: Iterable[PodState] = ()) -> None:
+    def __init__(self, told: InferenceServiceStatus | None = None, pods: Iterable[PodState] = ()) -> None:
         """`told`: what the status has. Where it has starts, those of the `pods` that are Ready now are among them."""
-        told = told or EffectiveStatus()
-        self.seconds = [round(parse_duration_seconds(start)) for start in told.pod_starts or ()]
-        self._period_seconds = round(parse_duration_seconds(told.scale_up_period or "0s"))
-        self._measured = {pod.name for pod in pods if pod.ready} if self.seconds else set()
-        self.last: Start | None = None
-        """None: none was measured since this operator began."""
+        told = told or InferenceServiceStatus()
+        effective, ready = told.effective or EffectiveStatus(), [pod for pod in pods if pod.ready]
+        self.seconds = [round(parse_duration_seconds(start)) for start in effective.pod_starts or ()]
+        self._period_seconds = round(parse_duration_seconds(effective.scale_up_period or "0s"))
+        self._measured = {pod.name for pod in ready} if self.seconds else set()
+        self.last = _find_untold(told.last_start, ready)
+        """None: none was measured since this operator began, and the status lacks no warm-up of a pod that is Ready."""
 
     def see(self, pods: Iterable[PodState]) -> list[Start]:
         """Takes in those that have become Ready, and returns them."""
@@ -52,6 +62,13 @@ class PodStarts:
             self.add(start.seconds["total"])
         self._measured = self._measured & {pod.name for pod in pods} | ready.keys()
         return starts
+
+    def tell_warm_up(self, start: Start, told_seconds: float | None) -> Start:
+        """`start` as it is known now."""
+        whole = start.with_warm_up(told_seconds)
+        if self.last is start:
+            self.last = whole
+        return whole
 
     def add(self, seconds: int) -> None:
         self.seconds = [*self.seconds, seconds][-NUM_POD_STARTS:]
@@ -70,6 +87,15 @@ class PodStarts:
         return self._period_seconds
 
 
+def _find_untold(told: LastStart | None, ready: Iterable[PodState]) -> Start | None:
+    """The start that the status has without its warm-up, if the engine is there to be asked."""
+    pod = next((pod for pod in ready if told is not None and pod.name == told.pod_name), None)
+    if told is None or pod is None or told.warm_up is not None:
+        return None
+    parts = told.model_dump(exclude={"pod_name"}, exclude_none=True)
+    return Start(pod.name, pod.uid, {part: round(parse_duration_seconds(taken)) for part, taken in parts.items()})
+
+
 def _measure(pod: PodState) -> Start | None:
     """None where a clock was wrong."""
     fetch = next((container for container in pod.containers if container.initial), None)
@@ -82,7 +108,7 @@ def _measure(pod: PodState) -> Start | None:
         "load": _seconds(fetched, pod.ready_at),
     }
     seconds = {part: value for part, value in parts.items() if value is not None}
-    return Start(pod.name, seconds) if "total" in seconds else None
+    return Start(pod.name, pod.uid, seconds) if "total" in seconds else None
 
 
 def _seconds(begin: str, end: str) -> int | None:

@@ -129,6 +129,9 @@ def test_a_pod_with_an_address_per_family_is_one_engine() -> None:
         make_slice("v6", "default", "qwen", 8000, make_endpoint("fd00::1") | pod, addressType="IPv6")
     )
     assert changes.catalog.engines("default/qwen") == ("10.1.2.3:8000",)
+    assert changes.catalog.find_engine("default/qwen", "pod-1") == "10.1.2.3:8000"
+    assert changes.catalog.find_engine("default/qwen", "pod-2") is None
+    assert changes.catalog.find_engine("other/qwen", "pod-1") is None
 
 
 def test_the_slices_of_a_service_add_up_and_each_change_is_told_once() -> None:

@@ -1,5 +1,6 @@
 """The period of scaling up follows what the service's own pods took to start, and changes rarely."""
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -8,7 +9,7 @@ from tests.operator import kubelet
 from tests.operator.kubelet import Kubelet
 from tests.operator.stage import Stage, wait_until
 
-from conveyor_api.status import EffectiveStatus
+from conveyor_api.status import EffectiveStatus, InferenceServiceStatus, LastStart
 from conveyor_operator.inferenceservice.pods import ContainerState, PodState
 from conveyor_operator.inferenceservice.starts import PodStarts, Start
 
@@ -19,8 +20,8 @@ CREATED = "2026-11-22T08:00:00Z"
 def pod(name: str, seconds: int | None) -> PodState:
     """One that took so long, or is not ready."""
     if seconds is None:
-        return PodState(name, created_at=CREATED)
-    return PodState(name, ready=True, created_at=CREATED, ready_at=after(CREATED, seconds))
+        return PodState(name, f"uid-{name}", created_at=CREATED)
+    return PodState(name, f"uid-{name}", ready=True, created_at=CREATED, ready_at=after(CREATED, seconds))
 
 
 def after(moment: str, seconds: int) -> str:
@@ -47,7 +48,7 @@ def test_a_clock_that_is_wrong_measures_nothing() -> None:
 
 
 def test_who_restarts_goes_on_from_the_status_and_measures_no_pod_that_was_ready_before() -> None:
-    told = EffectiveStatus(pod_starts=["20s", "25s"], scale_up_period="160s")
+    told = InferenceServiceStatus(effective=EffectiveStatus(pod_starts=["20s", "25s"], scale_up_period="160s"))
     starts = PodStarts(told, [pod("a", 900), pod("b", None)])
     starts.see([pod("a", 900), pod("b", 40)])
     assert starts.seconds == [20, 25, 40]
@@ -59,13 +60,58 @@ def test_a_start_is_told_part_by_part() -> None:
         return after(CREATED, seconds)
 
     fetch = ContainerState("fetch", initial=True, ended=True, started_at=at(12), ended_at=at(40))
-    whole = PodState("a", ready=True, created_at=CREATED, scheduled_at=at(2), ready_at=at(100), containers=(fetch,))
+    whole = replace(pod("a", 100), scheduled_at=at(2), containers=(fetch,))
     starts = PodStarts()
-    assert starts.see([whole]) == [
-        Start("a", {"total": 100, "schedule": 2, "image": 10, "model": 28, "load": 60}),
-    ]
-    assert starts.last == Start("a", {"total": 100, "schedule": 2, "image": 10, "model": 28, "load": 60})
-    assert starts.see([whole, pod("b", 7)]) == [Start("b", {"total": 7})], "what it does not say is left out"
+    told = Start("a", "uid-a", {"total": 100, "schedule": 2, "image": 10, "model": 28, "load": 60})
+    assert starts.see([whole]) == [told]
+    assert starts.last == told
+    assert starts.see([whole, pod("b", 7)]) == [Start("b", "uid-b", {"total": 7})], "what it does not say is left out"
+
+
+@pytest.mark.parametrize(
+    ("told_seconds", "load", "warm_up"),
+    [(12.4, 48, 12), (0, 60, 0), (60.4, 0, 60), (1e300, 0, 60)],
+    ids=["part of it", "none of it", "all of it", "a lie"],
+)
+def test_the_warm_up_is_told_apart_and_the_parts_stay_as_long_as_kubernetes_saw_them(
+    told_seconds: float, load: int, warm_up: int
+) -> None:
+    start = Start("a", "uid-a", {"total": 100, "model": 28, "load": 60})
+    parts = {"total": 100, "model": 28, "load": load, "warm_up": warm_up}
+    assert start.with_warm_up(told_seconds).seconds == parts
+
+
+def test_a_warm_up_that_is_not_told_or_of_a_load_that_is_not_known_changes_nothing() -> None:
+    start, short = Start("a", "uid-a", {"total": 100, "load": 60}), Start("a", "uid-a", {"total": 100})
+    assert start.with_warm_up(None) == start
+    assert short.with_warm_up(5) == short
+
+
+def test_a_warm_up_that_comes_after_the_next_start_is_no_part_of_that() -> None:
+    fetch = ContainerState("fetch", initial=True, ended=True, started_at=CREATED, ended_at=CREATED)
+    starts = PodStarts()
+    (first,) = starts.see([replace(pod("a", 20), containers=(fetch,))])
+    (second,) = starts.see([replace(pod("a", 20), containers=(fetch,)), replace(pod("b", 30), containers=(fetch,))])
+    assert starts.tell_warm_up(first, 5).seconds["load"] == 15
+    assert starts.last == second
+    assert starts.tell_warm_up(second, 8) == starts.last
+    assert starts.last.seconds == {"total": 30, "model": 0, "load": 22, "warm_up": 8}
+
+
+@pytest.mark.parametrize(
+    ("last_start", "found"),
+    [
+        (LastStart(pod_name="a", total="20s", load="15s"), Start("a", "uid-a", {"total": 20, "load": 15})),
+        (LastStart(pod_name="a", total="20s", load="9s", warm_up="6s"), None),
+        (LastStart(pod_name="b", total="20s", load="15s"), None),
+        (LastStart(pod_name="gone", total="20s", load="15s"), None),
+        (None, None),
+    ],
+    ids=["untold", "told", "not ready", "gone", "none"],
+)
+def test_who_restarts_finds_the_start_that_lacks_its_warm_up(last_start: LastStart | None, found: Start | None) -> None:
+    told = InferenceServiceStatus(last_start=last_start)
+    assert PodStarts(told, [pod("a", 900), pod("b", None)]).last == found
 
 
 @pytest.mark.parametrize(

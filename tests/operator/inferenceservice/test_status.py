@@ -118,10 +118,13 @@ def test_a_spec_that_cannot_be_read_leaves_the_rest_of_the_status_as_it_was() ->
 
 
 def test_the_last_start_is_told_and_stays_until_the_next_one() -> None:
-    start = Start("qwen-engine-1", {"total": 20, "model": 4, "load": 15})
+    start = Start("qwen-engine-1", "uid-1", {"total": 20, "model": 4, "load": 15})
     service = make_resource()
     situation, now = Situation(service.spec, make_observed()), LATE
     told = build_status(service, situation, replace(WRITTEN, last_start=start), {}, now)
     assert told["lastStart"] == {"podName": "qwen-engine-1", "total": "20s", "model": "4s", "load": "15s"}
     assert build_status(service, situation, WRITTEN, told, now)["lastStart"] == told["lastStart"]
     assert "lastStart" not in build_status(service, situation, WRITTEN, {}, now)
+    whole = replace(WRITTEN, last_start=start.with_warm_up(6.0))
+    split = {**told["lastStart"], "load": "9s", "warmUp": "6s"}
+    assert build_status(service, situation, whole, told, now)["lastStart"] == split

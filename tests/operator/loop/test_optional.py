@@ -5,18 +5,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.operator.builders import make_services
 
-from conveyor_operator.activity.answer import Activity
 from conveyor_operator.errors import Unavailable
-from conveyor_operator.inferenceservice.resource import InferenceServices
 from conveyor_operator.kinds import SCALED_OBJECT, Key, Kind
 from conveyor_operator.loop import optional
 from conveyor_operator.loop.optional import OptionalKinds
 from conveyor_operator.loop.store import Store
 from conveyor_operator.loop.watches import Watches
 from conveyor_operator.metrics import Metrics
-from conveyor_operator.metrics_api.answer import MetricsApi
-from conveyor_operator.settings import Settings
 
 
 class Discovery:
@@ -38,7 +35,7 @@ class Discovery:
 async def follow(monkeypatch: pytest.MonkeyPatch, *answers: bool | None) -> list[tuple[bool | None, int]]:
     """What is told, with the number of ScaledObjects that are known then; each watch finds one."""
     store, told = Store(), []
-    services = InferenceServices(Settings(), Metrics(), MetricsApi, lambda _: Activity.STEADY, lambda _: None)
+    services = make_services()
     watches = Watches([services], store, Metrics(), lambda key: None)
     key = Key(services.kind, "a", "qwen")
 

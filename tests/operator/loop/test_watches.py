@@ -13,18 +13,15 @@ from unittest.mock import Mock
 import aiohttp
 import pytest
 from tests.operator.api_proxy import Call
+from tests.operator.builders import make_services
 from tests.operator.stage import Stage, wait_until
 
 from conveyor_api import names
-from conveyor_operator.activity.answer import Activity
 from conveyor_operator.inferenceservice.kinds import CHILDREN, GRANDCHILDREN, INFERENCE_SERVICE, OPTIONAL
-from conveyor_operator.inferenceservice.resource import InferenceServices
 from conveyor_operator.kinds import AUTOSCALER, POD, Kind
 from conveyor_operator.loop.store import Store
 from conveyor_operator.loop.watches import Watches
 from conveyor_operator.metrics import Metrics
-from conveyor_operator.metrics_api.answer import MetricsApi
-from conveyor_operator.settings import Settings
 from e2e.cluster.control_plane import ControlPlane
 from e2e.cluster.tools import binary
 
@@ -106,7 +103,7 @@ def test_a_watch_that_breaks_off_before_it_told_of_everything_begins_anew(stage:
 
 async def test_a_beginning_that_kopf_gave_up_is_not_resumed() -> None:
     """It cancels one that is silent for long, and would go on after the last object that it saw."""
-    services = InferenceServices(Settings(), Metrics(), MetricsApi, lambda _: Activity.STEADY, lambda _: None)
+    services = make_services()
     watches = Watches([services], Store(), Metrics(), lambda key: None)
     bookmark = b'{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"1"}}}\n'
 

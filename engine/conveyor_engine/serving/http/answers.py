@@ -53,8 +53,8 @@ class Version(msgspec.Struct):
 
 
 class Load(msgspec.Struct):
-    """How many requests run and wait, how many the KV cache carried at once if it was short lately, and whether the
-    engine drains."""
+    """How many requests run and wait, how many the KV cache carried at once if it was short lately, whether the engine
+    drains, and how long it warmed up when it started."""
 
     running: int
     waiting: int
@@ -62,3 +62,4 @@ class Load(msgspec.Struct):
     kv_cache_usage: float
     carried: int | None
     draining: bool
+    warm_up_seconds: float | None

@@ -51,7 +51,7 @@ async def get_version(_: Request) -> Response:
 
 
 async def get_load(request: Request) -> Response:
-    """GET /load: how many requests run and wait, how many could run, and whether new ones are taken."""
+    """GET /load: how many requests run and wait, how many could run, whether new ones are taken; how it started."""
     state = app_state(request)
     engine = state.engine
     load = Load(
@@ -61,6 +61,7 @@ async def get_load(request: Request) -> Response:
         kv_cache_usage=round(engine.stats.kv_cache_usage, 4),
         carried=engine.stats.num_carried,
         draining=engine.state is State.DRAINING,
+        warm_up_seconds=engine.start_seconds.get("warm_up"),
     )
     return _json(load)
 

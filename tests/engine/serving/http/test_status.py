@@ -40,7 +40,8 @@ def test_the_model_is_listed(server: EngineServer) -> None:
 
 def test_the_load_of_an_idle_engine_is_nothing(server: EngineServer) -> None:
     server.wait_load(running=0, waiting=0, draining=False, max_num_seqs=2, carried=None)
-    assert set(server.load()) == {"running", "waiting", "max_num_seqs", "kv_cache_usage", "carried", "draining"}
+    numbers = {"running", "waiting", "max_num_seqs", "kv_cache_usage", "carried", "warm_up_seconds"}
+    assert set(server.load()) == numbers | {"draining"}
     assert samples(server)["conveyor_engine_capacity"] == 2
 
 
@@ -72,6 +73,7 @@ def test_what_the_start_took_is_told_part_by_part(server: EngineServer) -> None:
     parts = {sample.labels["part"]: sample.value for sample in start.samples}
     assert parts.keys() == {"load", "warm_up"}
     assert 0 < parts["warm_up"] < parts["load"]
+    assert server.load()["warm_up_seconds"] == parts["warm_up"]
 
 
 def test_the_request_id_comes_back(server: EngineServer) -> None:

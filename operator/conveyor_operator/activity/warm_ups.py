@@ -1,0 +1,85 @@
+"""Asks a gateway how long an engine warmed up, once its pod is Ready: Kubernetes does not tell, and the engine does.
+
+Runs beside Kopf as one task, started by `process`; asked by `inferenceservice`. Any gateway will do, another one after
+a pause. The engine is a tenant's: what it says is a number or nothing, of no more weight than a line of the status.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+import aiohttp
+from pydantic import BaseModel, Field, ValidationError
+
+from conveyor_api.names import START_PATH
+from conveyor_kube.gateways import Gateway, GatewayUnreadable, read_page
+
+_PAUSES_SECONDS: Final = (0, 1, 2, 4, 8, 16)
+"""Before each time that a gateway is asked, until one says. They hear of a Ready pod when the operator does."""
+_TIMEOUT_SECONDS: Final = 1.0
+
+Tell = Callable[[float | None], object]
+
+
+class Page(BaseModel):
+    """A gateway's answer."""
+
+    warm_up_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    service: str
+    pod: str
+    tell: Tell
+
+
+class WarmUps:
+    """`mark` is called with `namespace/name` of each service of which a warm-up was told."""
+
+    def __init__(self, gateways: Callable[[], Sequence[Gateway]], mark: Callable[[str], None]) -> None:
+        self._gateways = gateways
+        self._mark = mark
+        self._questions: asyncio.Queue[_Question] = asyncio.Queue()
+
+    def ask(self, service: str, pod: str, tell: Tell) -> None:
+        """`tell` hears, once, how many seconds the engine in the pod with this uid warmed up; None: nobody says."""
+        self._questions.put_nowait(_Question(service, pod, tell))
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with (
+            aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session,
+            asyncio.TaskGroup() as tasks,
+        ):
+            while True:
+                question = await self._questions.get()
+                tasks.create_task(self._answer(session, question), name=f"ask for the warm-up in {question.pod}")
+
+    async def _answer(self, session: aiohttp.ClientSession, question: _Question) -> None:
+        page = await self._find(session, question)
+        seconds = page.warm_up_seconds if page is not None else None
+        question.tell(seconds)
+        if seconds is not None:
+            self._mark(question.service)
+
+    async def _find(self, session: aiohttp.ClientSession, question: _Question) -> Page | None:
+        for pause_seconds in _PAUSES_SECONDS:
+            await asyncio.sleep(pause_seconds)
+            if gateways := self._gateways():
+                page = await _read(session, random.choice(gateways), question)
+                if page is not None:
+                    return page
+        return None
+
+
+async def _read(session: aiohttp.ClientSession, gateway: Gateway, question: _Question) -> Page | None:
+    """None: not now. Why, `follower` logs where it is the gateway's fault."""
+    asked = {"service": question.service, "pod": question.pod}
+    try:
+        page = await read_page(session, gateway, START_PATH, _TIMEOUT_SECONDS, asked)
+        return None if page is None else Page.model_validate_json(page)
+    except (GatewayUnreadable, ValidationError):
+        return None

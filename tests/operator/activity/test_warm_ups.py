@@ -1,0 +1,118 @@
+"""How the operator asks gateways for the warm-up of an engine, and gateways that say something else."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+from aiohttp import web
+from tests.gateway.cluster import own_address
+from tests.gateway.engine_servers import Engine, answering, running_engine
+
+from conveyor_kube.gateways import Gateway
+from conveyor_operator.activity import warm_ups
+from conveyor_operator.activity.warm_ups import WarmUps
+
+QWEN = "default/qwen"
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm_ups, "_PAUSES_SECONDS", (0, 0.01, 0.01))
+
+
+class Asking:
+    """`gateways` may be changed on the way; `events` has what was told, and each service that was marked."""
+
+    def __init__(self) -> None:
+        self.gateways: list[Gateway] = []
+        self.events: list[float | str | None] = []
+        self.warm_ups = WarmUps(lambda: self.gateways, self.events.append)
+
+    async def ask(self, *pods: str, events: int) -> list[float | str | None]:
+        """All that happens, until there are so many events."""
+        for pod in pods:
+            self.warm_ups.ask(QWEN, pod, self.events.append)
+        async with asyncio.timeout(30):
+            while len(self.events) < events:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        return self.events
+
+
+@pytest.fixture
+async def asking() -> AsyncIterator[Asking]:
+    asking = Asking()
+    running = asyncio.create_task(asking.warm_ups.run())
+    yield asking
+    assert not running.done()
+    running.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
+
+
+def at(server: Engine) -> Gateway:
+    return Gateway(own_address(), server.port, serving=True)
+
+
+async def test_a_gateway_is_asked_for_that_pod_and_its_service_is_marked_then(asking: Asking) -> None:
+    async with running_engine(answering(web.json_response, data={"warm_up_seconds": 12.5})) as gateway:
+        asking.gateways = [at(gateway)]
+        assert await asking.ask("uid-1", events=2) == [12.5, QWEN]
+    ((request, _),) = gateway.requests
+    assert (request.path, dict(request.query)) == ("/start", {"service": QWEN, "pod": "uid-1"})
+
+
+async def test_an_engine_that_does_not_say_is_asked_once_and_nothing_is_to_be_done(asking: Asking) -> None:
+    async with running_engine(answering(web.json_response, data={"warm_up_seconds": None})) as gateway:
+        asking.gateways = [at(gateway)]
+        assert await asking.ask("uid-1", "uid-2", events=2) == [None, None]
+    assert len(gateway.requests) == 2
+
+
+async def test_a_gateway_that_does_not_know_the_engine_yet_is_asked_again(asking: Asking) -> None:
+    async def hear_of_it_late(request: web.Request) -> web.StreamResponse:
+        if len(gateway.requests) < 3:
+            return web.json_response({"error": {"code": "no_engine"}}, status=503)
+        return web.json_response({"warm_up_seconds": 3})
+
+    async with running_engine(hear_of_it_late) as gateway:
+        asking.gateways = [at(gateway)]
+        assert await asking.ask("uid-1", events=2) == [3.0, QWEN]
+
+
+async def test_what_one_gateway_does_not_say_another_one_may(asking: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with (
+        running_engine(answering(web.Response, status=500)) as bad,
+        running_engine(answering(web.json_response, data={"warm_up_seconds": 3})) as good,
+    ):
+        turns = iter([at(bad), at(good)])
+        monkeypatch.setattr("random.choice", lambda gateways: next(turns))
+        asking.gateways = [at(bad), at(good)]
+        assert await asking.ask("uid-1", events=2) == [3.0, QWEN]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        answering(web.json_response, data={"warm_up_seconds": -1}),
+        answering(web.json_response, data={"warm_up_seconds": "long"}),
+        answering(web.Response, text='{"warm_up_seconds": 1e400}'),
+        answering(web.Response, text='{"warm_up_seconds": NaN}'),
+        answering(web.json_response, data={}),
+        answering(web.Response, text="[" * 200_000),
+        answering(web.Response, text="x", status=404),
+    ],
+    ids=["negative", "word", "endless", "no number", "nothing", "nested", "no such page"],
+)
+async def test_a_page_that_is_none_tells_nothing_and_ends_nothing(
+    asking: Asking, answer: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> None:
+    """An address may have gone to another pod, and an older gateway has no such page."""
+    async with running_engine(answer) as gateway:
+        asking.gateways = [at(gateway)]
+        assert await asking.ask("uid-1", events=1) == [None]
+    assert len(gateway.requests) == 3
+
+
+async def test_without_a_gateway_nothing_is_told(asking: Asking) -> None:
+    assert await asking.ask("uid-1", events=1) == [None]

@@ -1,0 +1,107 @@
+"""Whose warm-up is asked for when a pod has become Ready, and what is counted of its start."""
+
+from dataclasses import replace
+from typing import Any
+
+from tests.operator.builders import OWNER, make_pod, make_services
+
+from conveyor_api import names
+from conveyor_operator.activity.warm_ups import Tell
+from conveyor_operator.inferenceservice.kinds import INFERENCE_SERVICE
+from conveyor_operator.inferenceservice.memory import ServiceMemory
+from conveyor_operator.inferenceservice.pods import ContainerState, PodState
+from conveyor_operator.kinds import POD, Key
+from conveyor_operator.loop.store import Store
+from conveyor_operator.metrics import Metrics
+
+FETCH = ContainerState(
+    "fetch", initial=True, ended=True, started_at="2026-11-22T08:00:01Z", ended_at="2026-11-22T08:00:05Z"
+)
+READY_POD = replace(
+    make_pod("a", FETCH),
+    uid="uid-a",
+    ready=True,
+    created_at="2026-11-22T08:00:00Z",
+    ready_at="2026-11-22T08:00:25Z",
+)
+
+
+class Reconciles:
+    """Those of one service, without a cluster. `asked` are the questions to the gateways."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str, Tell]] = []
+        self.memory = ServiceMemory(OWNER.uid)
+        self._metrics = Metrics()
+        self._services = make_services(metrics=self._metrics, ask_warm_up=lambda *question: self.asked.append(question))
+
+    def see(self, *pods: PodState, last_start: dict[str, str] | None = None, **spec: Any) -> None:
+        store, key = Store(), Key(INFERENCE_SERVICE, OWNER.namespace, OWNER.name)
+        for pod in pods:
+            store.put(POD, pod.uid, key, pod)
+        metadata = {"name": OWNER.name, "namespace": OWNER.namespace, "uid": OWNER.uid, "generation": 1}
+        status = {"effective": {"podStarts": ["25s"]}, "lastStart": last_start} if last_start else {}
+        body = {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": metadata, "status": status}
+        self._services.begin(body | {"spec": {"model": {"uri": "hf://example/model"}, **spec}}, store, self.memory)
+
+    @property
+    def counted(self) -> dict[str, float]:
+        (family,) = [each for each in self._metrics.registry.collect() if each.name.endswith("pod_start_seconds")]
+        return {sample.labels["part"]: sample.value for sample in family.samples if sample.name.endswith("_sum")}
+
+    @property
+    def told(self) -> dict[str, int]:
+        assert self.memory.pod_starts is not None
+        return dict(self.memory.pod_starts.last.seconds) if self.memory.pod_starts.last else {}
+
+
+def test_a_pod_that_has_become_ready_is_asked_for_once_and_counted_when_its_warm_up_is_known() -> None:
+    service = Reconciles()
+    service.see(replace(READY_POD, ready=False))
+    assert service.asked == []
+    for _ in range(2):
+        service.see(READY_POD)
+    ((key, pod, tell),) = service.asked
+    assert (key, pod) == (f"{OWNER.namespace}/{OWNER.name}", "uid-a")
+    assert service.told == {"total": 25, "model": 4, "load": 20}
+    assert service.counted == {}
+    tell(6.3)
+    assert service.told == service.counted == {"total": 25, "model": 4, "load": 14, "warm_up": 6}
+
+
+def test_a_start_of_which_no_warm_up_is_told_is_counted_whole() -> None:
+    service = Reconciles()
+    service.see(READY_POD)
+    ((_, _, tell),) = service.asked
+    tell(None)
+    assert service.told == service.counted == {"total": 25, "model": 4, "load": 20}
+
+
+def test_engines_that_do_not_tell_it_are_not_asked() -> None:
+    service = Reconciles()
+    service.see(READY_POD, runtime="VLLM", engine={"image": "example/vllm:1"})
+    assert service.asked == []
+    assert service.told == service.counted == {"total": 25, "model": 4, "load": 20}
+
+
+def test_a_start_without_a_load_is_not_asked_for() -> None:
+    service = Reconciles()
+    service.see(replace(READY_POD, containers=()))
+    assert service.asked == []
+    assert service.counted == {"total": 25}
+
+
+def test_the_next_operator_asks_for_what_the_status_lacks_and_counts_it_no_more() -> None:
+    service = Reconciles()
+    service.see(READY_POD, last_start={"podName": "a", "total": "25s", "load": "20s"})
+    ((_, pod, tell),) = service.asked
+    tell(6)
+    assert pod == "uid-a"
+    assert service.told == {"total": 25, "load": 14, "warm_up": 6}
+    assert service.counted == {}
+
+
+def test_the_next_operator_asks_for_nothing_that_the_status_has() -> None:
+    service = Reconciles()
+    service.see(READY_POD, last_start={"podName": "a", "total": "25s", "load": "14s", "warmUp": "6s"})
+    assert service.asked == []
