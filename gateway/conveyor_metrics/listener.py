@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from conveyor_kube.http_connection import Connection
-from conveyor_kube.http_server import AppRunner
+from conveyor_kube.http_server import AppRunner, close_port
 from conveyor_metrics.app import refuse_outside
 from conveyor_metrics.auth import Trust
 from conveyor_metrics.certificates import Serving
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 # A value takes at most the gateways' time-out; what takes longer is no answer of ours.
 _SHUTDOWN_SECONDS = 5.0
-# For what was accepted last to become a connection of its server.
+# For what was accepted last to shake hands.
 _ACCEPTED_SECONDS = 0.1
 # Before it a connection counts as none of the port's; the event loop's own limit is a minute.
 _HANDSHAKE_SECONDS = 5.0
@@ -51,16 +51,8 @@ class _Port:
     runner: AppRunner
 
     async def close(self) -> None:
-        """Returns after every accepted request was answered.
-
-        A server of Python 3.11's asyncio forgets a connection that it accepts in the turn of the loop in which it is
-        closed: its caller would wait for ever. So the old one first stops accepting, and then is closed.
-        """
-        loop = asyncio.get_running_loop()
-        for listening in self.accepting.sockets:
-            loop.remove_reader(listening.fileno())
-        await asyncio.sleep(_ACCEPTED_SECONDS)
-        self.accepting.close()
+        """Returns after every accepted request was answered."""
+        await close_port(self.accepting, _ACCEPTED_SECONDS)
         await self.runner.cleanup()
 
 

@@ -12,7 +12,7 @@ import aiohttp
 from kubernetes.aio.client import ApiClient
 
 from conveyor_kube.gateways import gateway_slices
-from conveyor_kube.http_server import AppRunner, open_port
+from conveyor_kube.http_server import AppRunner, close_port, open_port
 from conveyor_kube.wanted_json import Json
 from conveyor_kube.watch import Collection, WatchState, connect, watch_collection
 from conveyor_kube.watched_list import WatchedList
@@ -51,10 +51,11 @@ class MetricsServer:
             self._listener = Listener(settings.host, settings.https_port, lambda trust: build_api_app(source, trust))
             admin = AppRunner(build_admin_app(source, self._missing), _MAX_ADMIN_CONNECTIONS)
             await admin.setup()
+            accepting = await open_port(admin, settings.host, settings.admin_port)
             try:
-                await open_port(admin, settings.host, settings.admin_port)
                 await self._work(client, stop)
             finally:
+                await close_port(accepting)
                 await admin.cleanup()
 
     async def _work(self, client: ApiClient, stop: asyncio.Event) -> None:

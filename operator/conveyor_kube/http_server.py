@@ -4,6 +4,7 @@ A new connection is always taken: when all are in use, the client address that h
 their client loses those that have been silent for longest. Only if none waits for its client is the new one refused.
 """
 
+import asyncio
 import heapq
 import logging
 from collections import Counter
@@ -83,8 +84,26 @@ class AppRunner(web.AppRunner):
         )
 
 
-async def open_port(runner: web.BaseRunner, host: str, port: int) -> web.TCPSite:
+async def open_port(runner: web.BaseRunner, host: str, port: int) -> asyncio.Server:
     """Listens for a runner that is set up. An empty `host` is every address; port 0 takes any free one."""
-    site = web.TCPSite(runner, host or None, port, backlog=BACKLOG)
-    await site.start()
-    return site
+    assert runner.server is not None, "the runner is set up"
+    return await asyncio.get_running_loop().create_server(runner.server, host or None, port, backlog=BACKLOG)
+
+
+def port_number(accepting: asyncio.Server) -> int:
+    """The real one, also if 0 was asked for."""
+    number: int = accepting.sockets[0].getsockname()[1]
+    return number
+
+
+async def close_port(accepting: asyncio.Server, settle_seconds: float = 0.01) -> None:
+    """Every connection that was accepted is its server's then.
+
+    A server of Python 3.11's asyncio forgets a connection that it accepts in the turn of the loop in which it is
+    closed: its client would wait for ever. So it first stops accepting, and is closed `settle_seconds` later.
+    """
+    loop = asyncio.get_running_loop()
+    for listening in accepting.sockets:
+        loop.remove_reader(listening.fileno())
+    await asyncio.sleep(settle_seconds)
+    accepting.close()

@@ -12,7 +12,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from conveyor_api import names
-from conveyor_kube.http_server import AppRunner, open_port
+from conveyor_kube.http_server import AppRunner, close_port, open_port, port_number
 from conveyor_operator.metrics import Metrics
 
 logger = logging.getLogger(__name__)
@@ -54,11 +54,12 @@ class HealthServer:
 
     async def start(self) -> None:
         await self._runner.setup()
-        await open_port(self._runner, self._host, self.port)
-        self.port = self._runner.addresses[0][1]
+        self._accepting = await open_port(self._runner, self._host, self.port)
+        self.port = port_number(self._accepting)
         logger.info("event=serving admin_port=%d", self.port)
 
     async def stop(self) -> None:
+        await close_port(self._accepting)
         await self._runner.cleanup()
 
     async def _live(self, request: web.Request) -> web.Response:

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from conveyor_engine.serving.server import _listen
 from conveyor_gateway.listening.listener import Listener as GatewayListener
-from conveyor_kube.http_server import AppRunner, open_port
+from conveyor_kube.http_server import AppRunner, close_port, open_port
 from conveyor_metrics.auth import Trust
 from conveyor_metrics.certificates import Serving
 from conveyor_metrics.listener import Listener as MetricsListener
@@ -45,7 +45,7 @@ async def test_the_gateways(backlogs: list[int]) -> None:
 async def test_the_admin_ports_of_operator_and_metrics_server(backlogs: list[int]) -> None:
     runner = AppRunner(web.Application(), 10)
     await runner.setup()
-    await open_port(runner, "127.0.0.1", 0)
+    await close_port(await open_port(runner, "127.0.0.1", 0))
     await runner.cleanup()
     assert backlogs == [BACKLOG]
 

@@ -10,6 +10,8 @@ from typing import Any
 from aiohttp import web
 from tests.gateway.cluster import own_address
 
+from conveyor_kube.http_server import close_port, open_port, port_number
+
 Handle = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 EVENT_STREAM = {"Content-Type": "text/event-stream"}
@@ -37,12 +39,12 @@ async def running_engine(handle: Handle) -> AsyncIterator[Engine]:
     app.router.add_route("*", "/{path:.*}", record)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1, auto_decompress=False)
     await runner.setup()
-    site = web.TCPSite(runner, own_address(), 0)
-    await site.start()
-    engine.port = runner.addresses[0][1]
+    accepting = await open_port(runner, own_address(), 0)
+    engine.port = port_number(accepting)
     try:
         yield engine
     finally:
+        await close_port(accepting)
         await runner.cleanup()
 
 
@@ -65,9 +67,9 @@ async def running_raw_engine(talk: Talk) -> AsyncIterator[int]:
 
     server = await asyncio.start_server(serve, own_address(), 0)
     try:
-        yield server.sockets[0].getsockname()[1]
+        yield port_number(server)
     finally:
-        server.close()
+        await close_port(server)
 
 
 def answering(kind: Callable[..., web.StreamResponse], **arguments: Any) -> Handle:

@@ -10,6 +10,7 @@ import aiohttp
 from aiohttp import web
 from tests.connector import ApiServerConnector
 
+from conveyor_kube.http_server import close_port, open_port, port_number
 from e2e.cluster.api import read_kubeconfig
 
 
@@ -42,10 +43,11 @@ class ApiProxy:
         async with aiohttp.ClientSession(connector=connector) as self._session:
             runner = web.ServerRunner(web.Server(self._pass_on), shutdown_timeout=0.1)
             await runner.setup()
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            accepting = await open_port(runner, "127.0.0.1", 0)
             try:
-                yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+                yield f"http://127.0.0.1:{port_number(accepting)}"
             finally:
+                await close_port(accepting)
                 await runner.cleanup()
         await connector.wait_closed()
 

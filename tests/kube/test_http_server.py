@@ -2,13 +2,14 @@
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 from aiohttp import web
 
 from conveyor_kube import http_connection
-from conveyor_kube.http_server import Server
+from conveyor_kube.http_server import Server, close_port, open_port, port_number
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 POST = b"POST / HTTP/1.1\r\nHost: x\r\n"
@@ -33,10 +34,11 @@ class Port:
         self.server = Server(self.handle, 4, handler_cancellation=True)
         runner = web.ServerRunner(self.server, shutdown_timeout=0.1)
         await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        self.number = runner.addresses[0][1]
+        self.accepting = await open_port(runner, "127.0.0.1", 0)
+        self.number = port_number(self.accepting)
         async with contextlib.AsyncExitStack() as self.clients:
             yield self
+        await close_port(self.accepting)
         await runner.cleanup()
 
     async def connect(self, sent: bytes = b"", address: str = "127.0.0.1") -> Client:
@@ -224,3 +226,13 @@ async def test_a_client_of_http_1_0_that_sends_no_more_has_left() -> None:
         await until(lambda: port.bodies)
         writer.write_eof()
         assert await asyncio.wait_for(reader.read(), 20) == b""
+
+
+async def test_what_was_accepted_in_the_turn_in_which_the_port_is_closed_is_answered() -> None:
+    async with Port().open() as port:
+        with socket.create_connection(("127.0.0.1", port.number), timeout=20) as client:
+            client.sendall(GET)
+            for _ in range(2):  # it is accepted in the second turn from here
+                await asyncio.sleep(0)
+            await close_port(port.accepting)
+            assert (await asyncio.to_thread(client.recv, 100)).startswith(b"HTTP/1.1 200 OK")

@@ -15,7 +15,7 @@ from aiohttp import web
 from tests.metrics.aggregation import Aggregated
 from tests.metrics.test_server import read_health
 
-from conveyor_kube.http_server import AppRunner
+from conveyor_kube.http_server import AppRunner, close_port, open_port, port_number
 from conveyor_metrics import listener
 from conveyor_metrics.auth import Trust
 from conveyor_metrics.certificates import Serving
@@ -83,11 +83,12 @@ async def test_a_bug_is_answered_with_a_status_that_does_not_tell_it(caplog: pyt
     runner = AppRunner(app, 10, ApiConnection)
     await runner.setup()
     try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        reader, writer = await asyncio.open_connection(*runner.addresses[0])
+        accepting = await open_port(runner, "127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port_number(accepting))
         writer.write(HEADERS + b"\r\n")
         received = await asyncio.wait_for(reader.read(), 10)
         writer.close()
+        await close_port(accepting)
     finally:
         await runner.cleanup()
     code, status = parse(received)

@@ -14,6 +14,7 @@ from aiohttp import web
 from tests.gateway.engine_servers import refusing_address, silent_address
 
 from conveyor_kube.gateways import Gateway
+from conveyor_kube.http_server import close_port, open_port, port_number
 from conveyor_kube.watch import MAX_SILENCE_SECONDS, WatchState
 from conveyor_metrics.errors import NotFound, NotKnown
 from conveyor_metrics.source import GatewaySource
@@ -38,7 +39,7 @@ def asked() -> list[str]:
 
 @pytest.fixture
 async def start(asked: list[str]) -> AsyncIterator[Start]:
-    runners = []
+    runners, accepting = [], []
 
     async def begin(answer: Callable[[], web.StreamResponse]) -> Gateway:
         async def handle(request: web.Request) -> web.StreamResponse:
@@ -49,13 +50,13 @@ async def start(asked: list[str]) -> AsyncIterator[Start]:
         app.router.add_get("/demand", handle)
         runner = web.AppRunner(app)
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
+        accepting.append(await open_port(runner, "127.0.0.1", 0))
         runners.append(runner)
-        return Gateway("127.0.0.1", site.port, serving=True)
+        return Gateway("127.0.0.1", port_number(accepting[-1]), serving=True)
 
     yield begin
-    for runner in runners:
+    for port, runner in zip(accepting, runners, strict=True):
+        await close_port(port)
         await runner.cleanup()
 
 

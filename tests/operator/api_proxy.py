@@ -7,7 +7,6 @@ included, in the words of RBAC.
 
 import asyncio
 import re
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ import yaml
 from aiohttp import ClientSession, ClientTimeout, web
 from tests.connector import ApiServerConnector
 
+from conveyor_kube.http_server import close_port, open_port, port_number
 from e2e.cluster.api import read_kubeconfig
 
 _HOP_HEADERS = {"connection", "keep-alive", "transfer-encoding", "content-length", "content-encoding", "host"}
@@ -143,14 +143,11 @@ class ApiProxy:
             app.router.add_route("*", "/{path:.*}", self._pass)
             runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
             await runner.setup()
-            listening = socket.create_server(("127.0.0.1", 0))
-            self.port = listening.getsockname()[1]
-            await web.SockSite(runner, listening).start()
+            accepting = await open_port(runner, "127.0.0.1", 0)
+            self.port = port_number(accepting)
             self._ready.set()
             await self._stop.wait()
-            # A server of asyncio that is closed forgets the connections that it accepts in the same turn of the loop.
-            self._loop.remove_reader(listening)
-            await asyncio.sleep(0.01)
+            await close_port(accepting)
             await runner.cleanup()
         await connector.wait_closed()
         await asyncio.sleep(0.01)  # what was aborted last needs a turn of the loop to be gone

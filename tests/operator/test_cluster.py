@@ -9,6 +9,7 @@ from aiohttp import web
 from kubernetes.aio import client
 from kubernetes.aio.client.exceptions import ApiException
 
+from conveyor_kube.http_server import close_port, open_port, port_number
 from conveyor_operator.cluster import Cluster, translate
 from conveyor_operator.errors import ApiError, Conflict, Refused, Unavailable
 from conveyor_operator.kinds import DEPLOYMENT
@@ -62,13 +63,14 @@ async def connected(answer: Callable[[web.Request], Awaitable[web.StreamResponse
     app.router.add_get("/{path:.*}", answer)
     runner = web.AppRunner(app)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    accepting = await open_port(runner, "127.0.0.1", 0)
     configuration = client.Configuration()
-    configuration.host = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    configuration.host = f"http://127.0.0.1:{port_number(accepting)}"
     try:
         async with Cluster(configuration, Metrics()) as cluster:
             yield cluster
     finally:
+        await close_port(accepting)
         await runner.cleanup()
 
 

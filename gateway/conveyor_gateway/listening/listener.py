@@ -14,7 +14,7 @@ from aiohttp.http_exceptions import LineTooLong
 from conveyor_gateway.answers import build_error, find_request_id
 from conveyor_gateway.errors import Code, GatewayError, HeadersTooLarge, InternalError, InvalidRequest, Unavailable
 from conveyor_kube.http_connection import MAX_HEAD_BYTES, MAX_LINE_BYTES, Connection
-from conveyor_kube.http_server import Server, open_port
+from conveyor_kube.http_server import Server, close_port, open_port, port_number
 
 logger = logging.getLogger(__name__)
 
@@ -69,12 +69,13 @@ class Listener:
         server = Server(self._handler, self._max_connections, _Connection, handler_cancellation=True)
         self._runner = web.ServerRunner(server, shutdown_timeout=1.0)
         await self._runner.setup()
-        self._site = await open_port(self._runner, self._host, self._asked_port)
-        self.port = self._runner.addresses[0][1]
+        self._accepting = await open_port(self._runner, self._host, self._asked_port)
+        self.port = port_number(self._accepting)
 
     async def stop_accepting(self) -> None:
         """Closes the port. Open connections go on: one may be in the middle of a request."""
-        await self._site.stop()
+        await close_port(self._accepting)
 
     async def close(self) -> None:
+        await self.stop_accepting()
         await self._runner.cleanup()
