@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from conveyor_kube.http_connection import Connection
-from conveyor_kube.http_server import AppRunner, close_port
+from conveyor_kube.http_server import AppRunner
 from conveyor_metrics.app import refuse_outside
 from conveyor_metrics.auth import Trust
 from conveyor_metrics.certificates import Serving
-from conveyor_process.listening import BACKLOG
+from conveyor_process.listening import BACKLOG, close_port
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ import aiohttp
 from kubernetes.aio.client import ApiClient
 
 from conveyor_kube.gateways import gateway_slices
-from conveyor_kube.http_server import AppRunner, close_port, open_port
+from conveyor_kube.http_server import AppRunner, open_port
 from conveyor_kube.wanted_json import Json
 from conveyor_kube.watch import Collection, WatchState, connect, watch_collection
 from conveyor_kube.watched_list import WatchedList
@@ -23,7 +23,7 @@ from conveyor_metrics.errors import InvalidTrust
 from conveyor_metrics.listener import Listener
 from conveyor_metrics.settings import Settings
 from conveyor_metrics.source import GatewaySource
-from conveyor_process.listening import allow_open_files
+from conveyor_process.listening import allow_open_files, close_port
 
 logger = logging.getLogger(__name__)
 

@@ -88,22 +88,3 @@ async def open_port(runner: web.BaseRunner, host: str, port: int) -> asyncio.Ser
     """Listens for a runner that is set up. An empty `host` is every address; port 0 takes any free one."""
     assert runner.server is not None, "the runner is set up"
     return await asyncio.get_running_loop().create_server(runner.server, host or None, port, backlog=BACKLOG)
-
-
-def port_number(accepting: asyncio.Server) -> int:
-    """The real one, also if 0 was asked for."""
-    number: int = accepting.sockets[0].getsockname()[1]
-    return number
-
-
-async def close_port(accepting: asyncio.Server, settle_seconds: float = 0.01) -> None:
-    """Every connection that was accepted is its server's then.
-
-    A server of Python 3.11's asyncio forgets a connection that it accepts in the turn of the loop in which it is
-    closed: its client would wait for ever. So it first stops accepting, and is closed `settle_seconds` later.
-    """
-    loop = asyncio.get_running_loop()
-    for listening in accepting.sockets:
-        loop.remove_reader(listening.fileno())
-    await asyncio.sleep(settle_seconds)
-    accepting.close()

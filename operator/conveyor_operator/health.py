@@ -12,8 +12,9 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from conveyor_api import names
-from conveyor_kube.http_server import AppRunner, close_port, open_port, port_number
+from conveyor_kube.http_server import AppRunner, open_port
 from conveyor_operator.metrics import Metrics
+from conveyor_process.listening import close_port, port_number
 
 logger = logging.getLogger(__name__)
 

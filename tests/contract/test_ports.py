@@ -10,11 +10,11 @@ from aiohttp import web
 
 from conveyor_engine.serving.server import _listen
 from conveyor_gateway.listening.listener import Listener as GatewayListener
-from conveyor_kube.http_server import AppRunner, close_port, open_port
+from conveyor_kube.http_server import AppRunner, open_port
 from conveyor_metrics.auth import Trust
 from conveyor_metrics.certificates import Serving
 from conveyor_metrics.listener import Listener as MetricsListener
-from conveyor_process.listening import BACKLOG
+from conveyor_process.listening import BACKLOG, close_port
 
 
 @pytest.fixture

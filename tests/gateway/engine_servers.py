@@ -10,7 +10,8 @@ from typing import Any
 from aiohttp import web
 from tests.gateway.cluster import own_address
 
-from conveyor_kube.http_server import close_port, open_port, port_number
+from conveyor_kube.http_server import open_port
+from conveyor_process.listening import close_port, port_number
 
 Handle = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

@@ -10,7 +10,8 @@ import aiohttp
 from aiohttp import web
 from tests.connector import ApiServerConnector
 
-from conveyor_kube.http_server import close_port, open_port, port_number
+from conveyor_kube.http_server import open_port
+from conveyor_process.listening import close_port, port_number
 from e2e.cluster.api import read_kubeconfig
 
 

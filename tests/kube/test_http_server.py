@@ -9,7 +9,8 @@ import pytest
 from aiohttp import web
 
 from conveyor_kube import http_connection
-from conveyor_kube.http_server import Server, close_port, open_port, port_number
+from conveyor_kube.http_server import Server, open_port
+from conveyor_process.listening import close_port, port_number
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 POST = b"POST / HTTP/1.1\r\nHost: x\r\n"

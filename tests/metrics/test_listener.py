@@ -15,11 +15,12 @@ from aiohttp import web
 from tests.metrics.aggregation import Aggregated
 from tests.metrics.test_server import read_health
 
-from conveyor_kube.http_server import AppRunner, close_port, open_port, port_number
+from conveyor_kube.http_server import AppRunner, open_port
 from conveyor_metrics import listener
 from conveyor_metrics.auth import Trust
 from conveyor_metrics.certificates import Serving
 from conveyor_metrics.listener import ApiConnection, Listener
+from conveyor_process.listening import close_port, port_number
 from e2e.cluster.certificates import Authority
 
 HEADERS = b"GET /apis HTTP/1.1\r\nHost: localhost\r\n"

@@ -14,10 +14,11 @@ from aiohttp import web
 from tests.gateway.engine_servers import refusing_address, silent_address
 
 from conveyor_kube.gateways import Gateway
-from conveyor_kube.http_server import close_port, open_port, port_number
+from conveyor_kube.http_server import open_port
 from conveyor_kube.watch import MAX_SILENCE_SECONDS, WatchState
 from conveyor_metrics.errors import NotFound, NotKnown
 from conveyor_metrics.source import GatewaySource
+from conveyor_process.listening import close_port, port_number
 
 Json = dict[str, Any]
 Start = Callable[[Callable[[], web.StreamResponse]], Awaitable[Gateway]]

@@ -18,7 +18,8 @@ import yaml
 from aiohttp import ClientSession, ClientTimeout, web
 from tests.connector import ApiServerConnector
 
-from conveyor_kube.http_server import close_port, open_port, port_number
+from conveyor_kube.http_server import open_port
+from conveyor_process.listening import close_port, port_number
 from e2e.cluster.api import read_kubeconfig
 
 _HOP_HEADERS = {"connection", "keep-alive", "transfer-encoding", "content-length", "content-encoding", "host"}

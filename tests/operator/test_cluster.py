@@ -9,11 +9,12 @@ from aiohttp import web
 from kubernetes.aio import client
 from kubernetes.aio.client.exceptions import ApiException
 
-from conveyor_kube.http_server import close_port, open_port, port_number
+from conveyor_kube.http_server import open_port
 from conveyor_operator.cluster import Cluster, translate
 from conveyor_operator.errors import ApiError, Conflict, Refused, Unavailable
 from conveyor_operator.kinds import DEPLOYMENT
 from conveyor_operator.metrics import Metrics
+from conveyor_process.listening import close_port, port_number
 
 
 def failure(status: int, body: str = "", **headers: str) -> ApiException:

@@ -14,7 +14,8 @@ from aiohttp.http_exceptions import LineTooLong
 from conveyor_gateway.answers import build_error, find_request_id
 from conveyor_gateway.errors import Code, GatewayError, HeadersTooLarge, InternalError, InvalidRequest, Unavailable
 from conveyor_kube.http_connection import MAX_HEAD_BYTES, MAX_LINE_BYTES, Connection
-from conveyor_kube.http_server import Server, close_port, open_port, port_number
+from conveyor_kube.http_server import Server, open_port
+from conveyor_process.listening import close_port, port_number
 
 logger = logging.getLogger(__name__)
 
