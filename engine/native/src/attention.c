@@ -13,6 +13,7 @@ enum { ROWS = 4, BLOCKS = 1, VECS = 2 };
 #else
 enum { ROWS = 2, BLOCKS = 1, VECS = 2 };
 #endif
+enum { WIDE = 2 * VECS }; /* vectors of half as many rows, as one token has */
 enum {
     LANES = CV_BLOCK / VL,         /* vectors per block of keys */
     CHUNK = 8 * CV_BLOCK,          /* keys per step of the softmax */
@@ -25,6 +26,12 @@ typedef struct {
     int64_t group, rows, first_position; /* position of the first query token in its sequence */
 } unit;
 
+/* Where the keys and values of a step of the softmax lie: of `count` blocks, and from there on of the last one. */
+typedef struct {
+    const void *k[CHUNK / CV_BLOCK], *v[CHUNK / CV_BLOCK];
+    int count;
+} chunk;
+
 /* A thread's memory: rows x (query, scores, output, maximum, sum). */
 typedef struct {
     void *q;
@@ -34,14 +41,15 @@ typedef struct {
 INLINE int64_t even_dim(int64_t d) { return (d + 1) & ~(int64_t)1; }
 INLINE int64_t padded_width(int64_t d) { return (d + 15) & ~(int64_t)15; }
 
-/* scores[m rows, n blocks x 16] = q k^T for blocks[0..n). */
-INLINE void score_span(const int bf16, const int m, const int n, const void *q, const void *const *blocks, int64_t dim,
-                       float *scores) {
+/* scores[m rows, n blocks x 16] = q k^T for blocks[0..n). `ahead` are read soon: a processor foresees no other page. */
+INLINE void score_span(const int bf16, const int m, const int n, const void *q, const void *const *blocks,
+                       const void *const *ahead, int64_t dim, float *scores) {
     vf acc[ROWS][BLOCKS * LANES];
     const int64_t steps = bf16 ? dim / 2 : dim;
     for (int i = 0; i < m; i++)
         for (int v = 0; v < n * LANES; v++) acc[i][v] = (vf){0};
     for (int64_t s = 0; s < steps; s++) {
+        for (int b = 0; ahead && b < n; b++) __builtin_prefetch((const float *)ahead[b] + s * CV_BLOCK);
         for (int v = 0; v < n * LANES; v++) {
             const float *k = (const float *)blocks[v / LANES] + s * CV_BLOCK + v % LANES * VL;
             if (bf16) {
@@ -59,7 +67,7 @@ INLINE void score_span(const int bf16, const int m, const int n, const void *q, 
 
 /* A step of value_span for bfloat16; `which` keys of the pair count. */
 INLINE void value_step(const int m, const int n, const float *weights, int64_t step, const uint32_t *row,
-                       const uint32_t which, vf (*acc)[VECS]) {
+                       const uint32_t which, vf (*acc)[WIDE]) {
     for (int v = 0; v < n; v++) {
         const vu words = vu_load(row + v * VL) & which;
         for (int i = 0; i < m; i++)
@@ -70,15 +78,17 @@ INLINE void value_step(const int m, const int n, const float *weights, int64_t s
 /* out[m rows, n vectors] += weights[m rows, keys] v[keys, n vectors], at one column offset. For bfloat16 two keys are a
  * step, and a row's weights are pairs. */
 INLINE void value_span(const int bf16, const int m, const int n, const float *weights, const void *const *blocks,
-                       int64_t keys, int64_t width, int64_t column, float *out) {
+                       const void *const *ahead, int64_t keys, int64_t width, int64_t column, float *out) {
     enum { STEP = 2, STEPS = CV_BLOCK / STEP, FIRST = 0xffff };
-    vf acc[ROWS][VECS];
+    vf acc[ROWS][WIDE];
     for (int i = 0; i < m; i++)
         for (int v = 0; v < n; v++) acc[i][v] = vf_load(out + i * width + column + v * VL);
     if (bf16) {
         for (int64_t s = 0; s < keys / STEP; s++) {
-            const uint32_t *row = (const uint32_t *)blocks[s / STEPS] + s % STEPS * width + column;
-            value_step(m, n, weights, s, row, ~0u, acc);
+            const int64_t place = s % STEPS * width + column;
+            for (int v = 0; ahead && v < n * VL; v += CV_BLOCK)
+                __builtin_prefetch((const uint32_t *)ahead[s / STEPS] + place + v);
+            value_step(m, n, weights, s, (const uint32_t *)blocks[s / STEPS] + place, ~0u, acc);
         }
         if (keys % STEP) {
             const int64_t s = keys / STEP;
@@ -98,20 +108,22 @@ INLINE void value_span(const int bf16, const int m, const int n, const float *we
         for (int v = 0; v < n; v++) vf_store(out + i * width + column + v * VL, acc[i][v]);
 }
 
-INLINE void scores_of(const int bf16, const int m, const void *q, const void *const *blocks, int count, int64_t dim,
-                      float *scores) {
+INLINE void scores_of(const int bf16, const int m, const void *q, const void *const *blocks, const void *const *ahead,
+                      int count, int64_t dim, float *scores) {
     int b = 0;
     for (; b + BLOCKS <= count; b += BLOCKS)
-        score_span(bf16, m, BLOCKS, q, blocks + b, dim, scores + b * CV_BLOCK);
-    for (; b < count; b++) score_span(bf16, m, 1, q, blocks + b, dim, scores + b * CV_BLOCK);
+        score_span(bf16, m, BLOCKS, q, blocks + b, ahead ? ahead + b : NULL, dim, scores + b * CV_BLOCK);
+    for (; b < count; b++) score_span(bf16, m, 1, q, blocks + b, ahead ? ahead + b : NULL, dim, scores + b * CV_BLOCK);
 }
 
-INLINE void values_of(const int bf16, const int m, const float *weights, const void *const *blocks, int64_t keys,
-                      int64_t width, float *out) {
+INLINE void values_of(const int bf16, const int m, const float *weights, const void *const *blocks,
+                      const void *const *ahead, int64_t keys, int64_t width, float *out) {
     int64_t column = 0;
+    for (; 2 * m <= ROWS && column + WIDE * VL <= width; column += WIDE * VL)
+        value_span(bf16, m, WIDE, weights, blocks, ahead, keys, width, column, out);
     for (; column + VECS * VL <= width; column += VECS * VL)
-        value_span(bf16, m, VECS, weights, blocks, keys, width, column, out);
-    for (; column < width; column += VL) value_span(bf16, m, 1, weights, blocks, keys, width, column, out);
+        value_span(bf16, m, VECS, weights, blocks, ahead, keys, width, column, out);
+    for (; column < width; column += VL) value_span(bf16, m, 1, weights, blocks, ahead, keys, width, column, out);
 }
 
 /* Masks, scales and exponentiates one row of scores in place (for bfloat16 they become pairs); rescales what the row
@@ -182,14 +194,26 @@ INLINE void store_outputs(const int bf16, const cv_attention *c, const unit *u, 
     }
 }
 
-/* One chunk of keys for all rows of the unit, ROWS at a time. */
+INLINE chunk chunk_at(const int bf16, const cv_attention *c, const unit *u, int64_t first, int64_t last) {
+    const int32_t *table = c->block_tables + u->seq * c->table_stride;
+    const int64_t rest = last - first + 1;
+    chunk found = {.count = rest < 0 ? 0 : rest < CHUNK / CV_BLOCK ? (int)rest : CHUNK / CV_BLOCK};
+    for (int i = 0; i < CHUNK / CV_BLOCK; i++) {
+        const int64_t page = table[i < found.count ? first + i : last] * c->num_kv_heads + u->kv_head;
+        found.k[i] = at(bf16, c->k_cache, page * even_dim(c->head_dim) * CV_BLOCK);
+        found.v[i] = at(bf16, c->v_cache, page * padded_width(c->value_dim) * CV_BLOCK);
+    }
+    return found;
+}
+
+/* One chunk of keys for m rows of the unit. The first ones to read it bring what is read after it. */
 INLINE void attend_rows(const int bf16, const int m, const cv_attention *c, const unit *u, tile *w, int64_t row,
-                        int64_t first_key, int count, const void *const *k, const void *const *v) {
+                        int64_t first_key, const chunk *here, const chunk *next) {
     const int64_t dim = even_dim(c->head_dim), width = padded_width(c->value_dim);
-    const int64_t keys = (int64_t)count * CV_BLOCK;
+    const int64_t keys = (int64_t)here->count * CV_BLOCK;
     const char *q = (const char *)w->q + row * dim * (bf16 ? (int64_t)sizeof(pair) / 2 : (int64_t)sizeof(float));
     float *scores = w->scores;
-    scores_of(bf16, m, q, k, count, dim, scores);
+    scores_of(bf16, m, q, here->k, row ? NULL : here->v, here->count, dim, scores);
     for (int i = 0; i < m; i++) {
         const int64_t position = u->first_position + (row + i) / u->group;
         const int64_t oldest = c->window > 0 ? position - c->window + 1 : 0;
@@ -199,30 +223,26 @@ INLINE void attend_rows(const int bf16, const int m, const cv_attention *c, cons
     }
     /* Never multiply by what lies past the sequence's end: 0 x NaN is NaN. */
     const int64_t length = c->seq_lens[u->seq] - first_key;
-    values_of(bf16, m, scores, v, keys < length ? keys : length, width, w->out + row * width);
+    values_of(bf16, m, scores, here->v, row ? NULL : next->k, keys < length ? keys : length, width,
+              w->out + row * width);
 }
 
 INLINE void attend(const int bf16, const cv_attention *c, const unit *u, tile *w) {
-    const int64_t dim = even_dim(c->head_dim), width = padded_width(c->value_dim);
-    const int32_t *table = c->block_tables + u->seq * c->table_stride;
+    const int64_t width = padded_width(c->value_dim);
     const int64_t last_key = (c->causal ? u->first_position + u->tokens : c->seq_lens[u->seq]) - 1;
+    const int64_t last = last_key / CV_BLOCK;
     int64_t oldest = c->window > 0 ? u->first_position - c->window + 1 : 0;
     if (oldest < 0) oldest = 0;
     load_queries(bf16, c, u, w);
     memset(w->out, 0, (size_t)(u->rows * width) * sizeof(float));
     for (int64_t r = 0; r < u->rows; r++) w->highest[r] = -__builtin_inff(), w->sum[r] = 0;
-    for (int64_t b = oldest / CV_BLOCK; b <= last_key / CV_BLOCK; b += CHUNK / CV_BLOCK) {
-        const void *k[CHUNK / CV_BLOCK], *v[CHUNK / CV_BLOCK];
-        int count = 0;
-        for (; count < CHUNK / CV_BLOCK && b + count <= last_key / CV_BLOCK; count++) {
-            const int64_t page = table[b + count] * c->num_kv_heads + u->kv_head;
-            k[count] = at(bf16, c->k_cache, page * dim * CV_BLOCK);
-            v[count] = at(bf16, c->v_cache, page * width * CV_BLOCK);
-        }
+    chunk here = chunk_at(bf16, c, u, oldest / CV_BLOCK, last);
+    for (int64_t b = oldest / CV_BLOCK; b <= last; b += CHUNK / CV_BLOCK) {
+        const chunk next = chunk_at(bf16, c, u, b + CHUNK / CV_BLOCK, last);
         for (int64_t row = 0; row < u->rows; row += ROWS) {
             const int m = (int)(u->rows - row < ROWS ? u->rows - row : ROWS);
             switch (m) {
-#define CV_CASE(n) case n: attend_rows(bf16, n, c, u, w, row, b * CV_BLOCK, count, k, v); break;
+#define CV_CASE(n) case n: attend_rows(bf16, n, c, u, w, row, b * CV_BLOCK, &here, &next); break;
                 CV_CASE(1) CV_CASE(2)
 #if defined(__AVX__)
                 CV_CASE(3) CV_CASE(4)
@@ -232,6 +252,7 @@ INLINE void attend(const int bf16, const cv_attention *c, const unit *u, tile *w
 #endif
             }
         }
+        here = next;
     }
     store_outputs(bf16, c, u, w);
 }
