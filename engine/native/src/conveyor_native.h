@@ -12,7 +12,7 @@
 #define CONVEYOR_NATIVE_H
 #include <stdint.h>
 
-#define CV_ABI_VERSION 4
+#define CV_ABI_VERSION 5
 #define CV_EXPORT __attribute__((visibility("default")))
 
 enum { CV_FLOAT32 = 0, CV_BFLOAT16 = 1 };
@@ -128,6 +128,25 @@ typedef struct {
     cv_linear down;
 } cv_after_attention;
 
+/* A step's tokens in the paged cache: slots [tokens] as for cv_kv_write, the rest as for cv_attention. */
+typedef struct {
+    const int64_t *slots;
+    const int32_t *query_start, *seq_lens, *block_tables;
+    int64_t tokens, num_seqs, table_stride;
+} cv_step;
+
+/* y[tokens, hidden] = the layer of x, with keys and values in the cache. Of the parts, the caller sets what stays the
+ * same from step to step, the caches and the rotation among it; the kernels set what they hand to each other. */
+typedef struct {
+    cv_before_attention before;
+    cv_kv_write write;
+    cv_attention attention;
+    cv_after_attention after;
+    const cv_step *step;
+    const void *x;
+    void *y;
+} cv_layer;
+
 CV_EXPORT int32_t cv_abi_version(void);
 /* Name of the instruction set in use: generic, avx2, avx512 or avx512bf16. */
 CV_EXPORT const char *cv_isa(void);
@@ -145,8 +164,10 @@ CV_EXPORT void cv_run_sample(const cv_sample *);
 CV_EXPORT void cv_run_silu_mul(const cv_silu_mul *);
 CV_EXPORT void cv_run_before_attention(const cv_before_attention *);
 CV_EXPORT void cv_run_after_attention(const cv_after_attention *);
-/* Seconds of products, norms, heads and activation in the two calls above, since this was last called. */
-CV_EXPORT void cv_take_layer_seconds(double seconds[4]);
+CV_EXPORT void cv_run_layer(cv_layer *);
+/* Seconds of products, norms, heads, activation, cache write and attention in the three calls above, since this was
+ * last called. */
+CV_EXPORT void cv_take_layer_seconds(double seconds[6]);
 
 /* Packs W[n, k] (row stride in elements) into ceil(n / 32) panels of 32 columns, zero padded:
  * bfloat16 [panel, ceil(k / 2), 32, 2], float32 [panel, k, 32]. */

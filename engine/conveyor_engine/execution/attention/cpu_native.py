@@ -44,6 +44,20 @@ class CpuNative:
             self._caches.append(native.kv_cache(num_blocks, layer.num_kv_heads, layer.head_dim, layer.value_dim, dtype))
             self._value_dims.append(layer.value_dim)
 
+    def caches(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of one layer, for who writes them without `write_kv`."""
+        return self._caches[layer]
+
+    def step(self, metadata: AttentionMetadata) -> native.CacheStep:
+        """The step for who attends without `attend`."""
+        step = metadata.kept.get(native.CacheStep)
+        if not isinstance(step, native.CacheStep):
+            step = native.CacheStep(
+                metadata.slot_mapping, metadata.query_start_loc, metadata.seq_lens, metadata.block_tables
+            )
+            metadata.kept[native.CacheStep] = step
+        return step
+
     def write_kv(self, layer: int, key: torch.Tensor, value: torch.Tensor, metadata: AttentionMetadata) -> None:
         native.kv_write(key, value, metadata.slot_mapping, self._caches[layer])
 

@@ -1,4 +1,4 @@
-"""The engine's own decoder layer on a CPU that has the compiled kernels: two calls, and attention between them.
+"""The engine's own decoder layer on a CPU that has the compiled kernels: one call, where the cache is theirs too.
 
 Made by `recognise` where `find_parts` finds all that it needs, in place of the class that it extends; it computes the
 same. Residuals are added by the products before them.
@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from conveyor_engine.execution import native
-from conveyor_engine.execution.attention.interface import Paged
+from conveyor_engine.execution.attention.cpu_native import CpuNative
+from conveyor_engine.execution.attention.interface import Paged, PagedStep
 from conveyor_engine.execution.models.layers import Attention, DecoderLayer, GatedMlp, LayerNorms, RmsNorm, Rotation
 from conveyor_engine.execution.models.packed_linear import NativeLinear
 
@@ -19,14 +20,20 @@ class NativeDecoderLayer(DecoderLayer):
 
     def __init__(self, norms: LayerNorms, attention: Attention, mlp: GatedMlp, parts: native.LayerParts) -> None:
         super().__init__(norms, attention, mlp)
-        shape = attention.shape
+        shape, spec = attention.shape, attention.spec
         self._heads = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
-        self._layer = native.Layer(parts, shape.num_heads, shape.num_kv_heads, shape.head_dim)
+        heads = native.Heads(
+            *(shape.num_heads, shape.num_kv_heads, shape.head_dim), spec.scaling, spec.sliding_window, spec.softcap
+        )
+        self._layer = native.Layer(parts, heads)
 
     def forward(
         self, hidden_states: torch.Tensor, position_embeddings: Rotation, paged: Paged, **_: Any
     ) -> torch.Tensor:
         """The call and the result of transformers' decoder layers."""
+        if isinstance(paged, PagedStep) and isinstance(paged.backend, CpuNative):
+            step, caches = paged.backend.step(paged.metadata), paged.backend.caches(self.self_attn.spec.layer)
+            return self._layer.forward(hidden_states, *position_embeddings, step, caches)
         qkv = self._layer.before_attention(hidden_states, *position_embeddings)
         query, key, value = torch.split(qkv, self._heads, dim=1)
         attended = paged.attend(self.self_attn.spec, query, key, value)

@@ -6,7 +6,7 @@ not checked: a wrong one is a bug of the caller.
 """
 
 from conveyor_engine.execution.native.elementwise import rms_norm, rope, silu_mul
-from conveyor_engine.execution.native.layer import Layer, LayerParts, Norm, Product, take_layer_seconds
+from conveyor_engine.execution.native.layer import Heads, Layer, LayerParts, Norm, Product, take_layer_seconds
 from conveyor_engine.execution.native.library import (
     NativeMissingError,
     has_amx_bf16,
@@ -16,12 +16,21 @@ from conveyor_engine.execution.native.library import (
     why_missing,
 )
 from conveyor_engine.execution.native.packed import PANEL, PackedWeight, linear, pack_linear, unpack_linear
-from conveyor_engine.execution.native.paged import BLOCK_SIZE, kv_cache, kv_values_per_block, kv_write, paged_attention
+from conveyor_engine.execution.native.paged import (
+    BLOCK_SIZE,
+    CacheStep,
+    kv_cache,
+    kv_values_per_block,
+    kv_write,
+    paged_attention,
+)
 from conveyor_engine.execution.native.sample import sample
 
 __all__ = [
     "BLOCK_SIZE",
     "PANEL",
+    "CacheStep",
+    "Heads",
     "Layer",
     "LayerParts",
     "NativeMissingError",

@@ -1,4 +1,4 @@
-"""A decoder layer in two calls of the compiled kernels, before and after attention.
+"""A decoder layer in one call of the compiled kernels, or in two, before and after an attention of the caller's.
 
 What stays the same is told once, by the structures that the calls take; a step tells only where its tensors are.
 """
@@ -10,8 +10,9 @@ import torch
 
 from conveyor_engine.execution.native import library
 from conveyor_engine.execution.native.packed import PackedWeight
+from conveyor_engine.execution.native.paged import CacheStep
 
-SECONDS = ("linears", "norms", "rope", "activation")
+SECONDS = ("linears", "norms", "rope", "activation", "kv_write", "attention")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,29 +45,57 @@ class LayerParts:
     down: Product
 
 
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """A layer's attention, as `paged_attention` has it; values are as wide as keys."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scaling: float
+    sliding_window: int | None = None
+    softcap: float | None = None
+
+
 class Layer:
     """One layer's calls. x is (1, T, hidden), of one type with the weights. For one thread at a time."""
 
-    def __init__(self, parts: LayerParts, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    def __init__(self, parts: LayerParts, of: Heads) -> None:
         self._parts = parts  # whose memory the structures point to
         self._dtype = library.DTYPES[parts.before_attention.weight.dtype]
-        self._heads = (num_heads + 2 * num_kv_heads, head_dim)
+        self._heads = (of.num_heads + 2 * of.num_kv_heads, of.head_dim)
         query, key = parts.heads or (None, None)
         heads = library.Heads(
             q_weight=query and query.weight.data_ptr(), k_weight=key and key.weight.data_ptr(),
-            heads=num_heads, kv_heads=num_kv_heads, head_dim=head_dim, dtype=self._dtype,
+            heads=of.num_heads, kv_heads=of.num_kv_heads, head_dim=of.head_dim, dtype=self._dtype,
             eps=query.eps if query else 0.0, offset=query.offset if query else 0.0,
         )  # fmt: skip
-        self._before = library.BeforeAttention(self._norm(parts.before_attention), self._product(parts.qkv), heads)
         size = parts.down.weight.in_features
-        self._after = library.AfterAttention(
-            self._product(parts.out),
-            self._norm(parts.before_mlp),
-            self._product(parts.gate_up),
-            library.SiluMul(size=size, x_stride=2 * size, dtype=self._dtype),
-            self._product(parts.down),
+        self._call = library.Layer(
+            before=library.BeforeAttention(self._norm(parts.before_attention), self._product(parts.qkv), heads),
+            write=self._write(of),
+            attention=self._attention(of),
+            after=library.AfterAttention(
+                self._product(parts.out),
+                self._norm(parts.before_mlp),
+                self._product(parts.gate_up),
+                library.SiluMul(size=size, x_stride=2 * size, dtype=self._dtype),
+                self._product(parts.down),
+            ),
         )
+        self._before, self._after = self._call.before, self._call.after
         self._library = library.load()
+
+    def _write(self, of: Heads) -> library.KvWrite:
+        return library.KvWrite(
+            num_kv_heads=of.num_kv_heads, head_dim=of.head_dim, value_dim=of.head_dim, dtype=self._dtype
+        )
+
+    def _attention(self, of: Heads) -> library.Attention:
+        return library.Attention(
+            num_heads=of.num_heads, num_kv_heads=of.num_kv_heads, head_dim=of.head_dim, value_dim=of.head_dim,
+            dtype=self._dtype, causal=True, window=of.sliding_window or 0, scale=of.scaling, softcap=of.softcap or 0.0,
+        )  # fmt: skip
 
     def _norm(self, norm: Norm) -> library.RmsNorm:
         size = norm.weight.shape[0]
@@ -81,6 +110,29 @@ class Layer:
             weight=product.weight.data.data_ptr(), bias=None if product.bias is None else product.bias.data_ptr(),
             n=out, k=width, x_stride=width, y_stride=out, dtype=self._dtype,
         )  # fmt: skip
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        step: CacheStep,
+        caches: tuple[torch.Tensor, torch.Tensor],
+    ) -> torch.Tensor:
+        """What the layer gives, (1, T, hidden), with cos, sin (1, T, R), its keys and values in the caches."""
+        assert x.is_contiguous()
+        assert cos.is_contiguous()
+        assert sin.is_contiguous()
+        assert cos.shape == sin.shape == (1, step.tokens, cos.shape[2])
+        assert x.shape[1] == step.tokens
+        assert x.dtype == cos.dtype == sin.dtype == caches[0].dtype
+        y, call, heads = torch.empty_like(x), self._call, self._before.heads
+        heads.cos, heads.sin, heads.rotary = cos.data_ptr(), sin.data_ptr(), cos.shape[2]
+        call.write.k_cache = call.attention.k_cache = caches[0].data_ptr()
+        call.write.v_cache = call.attention.v_cache = caches[1].data_ptr()
+        call.step, call.x, call.y = step.pointer, x.data_ptr(), y.data_ptr()
+        self._library.cv_run_layer(call)
+        return y
 
     def before_attention(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """Queries, keys and values (T, H + 2 Hkv, D), normed and rotated by cos, sin (1, T, R)."""

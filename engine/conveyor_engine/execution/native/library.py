@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 _LIBRARY = Path(__file__).with_name("libconveyor.so")
-_ABI_VERSION = 4
+_ABI_VERSION = 5
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 _P, _I64, _I32, _F32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
@@ -86,6 +86,20 @@ class AfterAttention(ctypes.Structure):
     _fields_ = (("out", Linear), ("norm", RmsNorm), ("gate_up", Linear), ("activation", SiluMul), ("down", Linear))
 
 
+class Step(ctypes.Structure):
+    _fields_ = (
+        *((name, _P) for name in ("slots", "query_start", "seq_lens", "block_tables")),
+        *((name, _I64) for name in ("tokens", "num_seqs", "table_stride")),
+    )
+
+
+class Layer(ctypes.Structure):
+    _fields_ = (
+        *(("before", BeforeAttention), ("write", KvWrite), ("attention", Attention), ("after", AfterAttention)),
+        *(("step", ctypes.POINTER(Step)), ("x", _P), ("y", _P)),
+    )
+
+
 class NativeMissingError(RuntimeError):
     """The kernels were not compiled, or not for this version of the package; the message says what to do."""
 
@@ -120,6 +134,7 @@ def load() -> ctypes.CDLL:
         ("silu_mul", SiluMul),
         ("before_attention", BeforeAttention),
         ("after_attention", AfterAttention),
+        ("layer", Layer),
     ):
         function = getattr(library, f"cv_run_{name}")
         function.argtypes = (ctypes.POINTER(structure),)

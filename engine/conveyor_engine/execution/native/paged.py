@@ -1,5 +1,7 @@
 """Writes to and attends over a paged KV cache in the kernels' own layout."""
 
+import ctypes
+
 import torch
 
 from conveyor_engine.execution.native import library, memory
@@ -28,6 +30,27 @@ def kv_cache(
     pair = 1 if dtype == torch.float32 else 2
     keys = memory.zeros((num_blocks, num_kv_heads, even // pair, BLOCK_SIZE, pair), dtype)
     return keys, memory.zeros((num_blocks, num_kv_heads, BLOCK_SIZE // pair, width, pair), dtype)
+
+
+class CacheStep:
+    """A step's tokens in paged caches, told once for all layers: slots as in `kv_write`, the rest as in
+    `paged_attention`."""
+
+    def __init__(
+        self, slots: torch.Tensor, query_start: torch.Tensor, seq_lens: torch.Tensor, block_tables: torch.Tensor
+    ) -> None:
+        assert slots.dtype == torch.int64
+        assert query_start.dtype == seq_lens.dtype == block_tables.dtype == torch.int32
+        assert slots.is_contiguous()
+        assert query_start.is_contiguous()
+        assert seq_lens.is_contiguous()
+        assert block_tables.stride(1) == 1
+        self.tokens = slots.shape[0]
+        self._tensors = (slots, query_start, seq_lens, block_tables)  # whose memory the structure points to
+        step = library.Step(
+            *(each.data_ptr() for each in self._tensors), self.tokens, seq_lens.shape[0], block_tables.stride(0)
+        )
+        self.pointer = ctypes.pointer(step)
 
 
 def kv_write(

@@ -1,41 +1,13 @@
 """The compiled CPU kernels against torch in float64, on every instruction set this CPU has."""
 
-import itertools
-from collections.abc import Iterator
-
 import pytest
 import torch
+from tests.engine.execution.native.checks import DTYPES, RUNS, Sequences, assert_close, random
 from torch.nn import functional
 
 from conveyor_engine.execution import native
 
-pytestmark = pytest.mark.skipif(
-    native.why_missing() is not None, reason=f"needs the compiled kernels: {native.why_missing()}"
-)
-
-# Largest error next to the largest value of the exact result: one rounding of the result, and float32 sums.
-TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 6e-3}
-DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-
-
-@pytest.fixture(params=["generic", "avx2", "avx512", "avx512bf16"], autouse=True)
-def _isa(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = native.isa()
-    if not native.use_isa(request.param):
-        pytest.skip(f"this CPU or this build has no {request.param}")
-    yield
-    native.use_isa(before)
-
-
-def assert_close(actual: torch.Tensor, exact: torch.Tensor, tolerance: float | None = None) -> None:
-    """NaN and infinity fail: they compare false."""
-    assert actual.shape == exact.shape
-    error = (actual.double() - exact).abs().max() / exact.abs().max()
-    assert error <= (TOLERANCE[actual.dtype] if tolerance is None else tolerance), f"relative error {error:.1e}"
-
-
-def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+pytestmark = RUNS
 
 
 @DTYPES
@@ -125,117 +97,6 @@ def test_rope_rotates_the_first_dimensions_and_copies_the_rest(dtype: torch.dtyp
     first, second = rotated.chunk(2, dim=-1)
     exact = rotated * cos[0, :, None].double() + torch.cat([-second, first], -1) * sin[0, :, None].double()
     assert_close(native.rope(x, cos, sin), torch.cat([exact, rest], -1))
-
-
-def norm(x: torch.Tensor, by: native.Norm) -> torch.Tensor:
-    return x * (x.pow(2).mean(-1, keepdim=True) + by.eps).rsqrt() * (by.weight.double() + by.offset)
-
-
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """x (T, heads, D) by cos, sin (1, T, R)."""
-    part, rest = x.split([cos.shape[2], x.shape[2] - cos.shape[2]], dim=-1)
-    first, second = part.chunk(2, dim=-1)
-    turned = part * cos[0, :, None].double() + torch.cat([-second, first], -1) * sin[0, :, None].double()
-    return torch.cat([turned, rest], -1)
-
-
-@DTYPES
-@pytest.mark.parametrize(("rotary", "with_norms", "with_biases"), [(24, True, False), (10, False, True)])
-@pytest.mark.parametrize("tokens", [1, 37])
-def test_a_layer_equals_its_definition(
-    dtype: torch.dtype, tokens: int, rotary: int, with_norms: bool, with_biases: bool
-) -> None:
-    hidden, heads, kv_heads, dim, size = 40, 4, 2, 24, 56
-    weights = {"qkv": (192, hidden), "out": (hidden, 96), "gate_up": (2 * size, hidden), "down": (hidden, size)}
-    plain = {name: random(*shape, dtype=dtype, seed=n) / 6 for n, (name, shape) in enumerate(weights.items())}
-    biases = {name: random(w.shape[0], dtype=dtype) if with_biases else None for name, w in plain.items()}
-    first, second, *both = (native.Norm(random(n, dtype=dtype, seed=n), 1e-5, 1.0) for n in (hidden, hidden, dim, dim))
-    products = {name: native.Product(native.pack_linear(weight), biases[name]) for name, weight in plain.items()}
-    of_heads = (both[0], both[1]) if with_norms else None
-    layer = native.Layer(
-        native.LayerParts(before_attention=first, before_mlp=second, heads=of_heads, **products), heads, kv_heads, dim
-    )
-    x, attended = random(1, tokens, hidden, dtype=dtype), random(tokens, heads, dim, dtype=dtype)
-    cos, sin = (random(1, tokens, rotary, dtype=dtype, seed=n) for n in (5, 6))
-
-    def linear(name: str, x: torch.Tensor) -> torch.Tensor:
-        bias = biases[name]
-        return functional.linear(x, plain[name].double(), None if bias is None else bias.double())
-
-    qkv = linear("qkv", norm(x[0].double(), first)).view(tokens, -1, dim)
-    query, key, value = qkv.split([heads, kv_heads, kv_heads], dim=1)
-    if with_norms:
-        query, key = norm(query, both[0]), norm(key, both[1])
-    expected = torch.cat([rotate(query, cos, sin), rotate(key, cos, sin), value], dim=1)
-    assert_close(layer.before_attention(x, cos, sin), expected, tolerance=3 * TOLERANCE[dtype])
-
-    added = x[0].double() + linear("out", attended.double().flatten(1))
-    gate, up = linear("gate_up", norm(added, second)).chunk(2, dim=-1)
-    before = x.clone()
-    actual = layer.after_attention(x, attended)[0]
-    assert_close(actual, added + linear("down", functional.silu(gate) * up), tolerance=3 * TOLERANCE[dtype])
-    assert torch.equal(x, before)
-
-
-def test_a_layer_tells_where_its_time_went() -> None:
-    native.take_layer_seconds()
-    test_a_layer_equals_its_definition(torch.float32, 37, 24, True, False)
-    assert all(seconds > 0 for seconds in native.take_layer_seconds().values())
-    assert not any(native.take_layer_seconds().values())
-
-
-class Sequences:
-    """Random sequences in a shuffled paged cache, poisoned with NaN wherever nothing was written."""
-
-    def __init__(
-        self, lengths: list[tuple[int, int]], heads: int, kv_heads: int, dim: int, value_dim: int, dtype: torch.dtype
-    ) -> None:
-        """lengths: (query tokens, tokens in the cache with them) of each sequence."""
-        self.lengths, self.value_dim = lengths, value_dim
-        blocks = [-(-total // 16) for _, total in lengths]
-        order = torch.randperm(sum(blocks), generator=torch.Generator().manual_seed(3)).to(torch.int32)
-        self.tables = torch.zeros(len(lengths), max(blocks), dtype=torch.int32)
-        self.caches = native.kv_cache(sum(blocks), kv_heads, dim, value_dim, dtype)
-        for cache in self.caches:
-            cache.fill_(torch.nan)
-        self.keys = [random(total, kv_heads, dim, dtype=dtype, seed=i) for i, (_, total) in enumerate(lengths)]
-        self.values = [
-            random(k.shape[0], kv_heads, value_dim, dtype=dtype, seed=99 + i) for i, k in enumerate(self.keys)
-        ]
-        for row, table in enumerate(order.split(blocks)):
-            self.tables[row, : len(table)] = table
-            positions = torch.arange(lengths[row][1])
-            slots = table[positions // 16].long() * 16 + positions % 16
-            native.kv_write(self.keys[row], self.values[row], slots, self.caches)
-        self.starts = torch.tensor([0, *itertools.accumulate(n for n, _ in lengths)], dtype=torch.int32)
-        self.totals = torch.tensor([total for _, total in lengths], dtype=torch.int32)
-        self.query = random(int(self.starts[-1]), heads, dim, dtype=dtype, seed=7)
-
-    def attend(
-        self, window: int | None = None, softcap: float | None = None, scaling: float = 0.3, *, causal: bool = True
-    ) -> torch.Tensor:
-        return native.paged_attention(
-            self.query, self.caches, self.starts, self.totals, self.tables,
-            value_dim=self.value_dim, scaling=scaling, causal=causal, sliding_window=window, softcap=softcap,
-        )  # fmt: skip
-
-    def exact(
-        self, window: int | None = None, softcap: float | None = None, scaling: float = 0.3, *, causal: bool = True
-    ) -> torch.Tensor:
-        outputs = []
-        for (queries, total), query, key, value in zip(
-            self.lengths, self.query.split([n for n, _ in self.lengths]), self.keys, self.values, strict=True
-        ):
-            group = query.shape[1] // key.shape[1]
-            key, value = (x.double().repeat_interleave(group, dim=1) for x in (key, value))
-            scores = torch.einsum("qhd,khd->hqk", query.double(), key) * scaling
-            if softcap is not None:
-                scores = softcap * torch.tanh(scores / softcap)
-            distance = torch.arange(total - queries, total)[:, None] - torch.arange(total)[None]
-            hidden = (distance < 0) & causal | (distance >= (window or total))
-            scores = scores.masked_fill(hidden, -torch.inf)
-            outputs.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1), value))
-        return torch.cat(outputs)
 
 
 MIXED = [(1, 1), (1, 16), (1, 17), (1, 130), (1, 64), (1, 65), (5, 5), (70, 70), (33, 100), (16, 16)]

@@ -1,0 +1,16 @@
+"""Every instruction set of the compiled kernels that this CPU has."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from conveyor_engine.execution import native
+
+
+@pytest.fixture(params=["generic", "avx2", "avx512", "avx512bf16"])
+def isa(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = native.isa()
+    if not native.use_isa(request.param):
+        pytest.skip(f"this CPU or this build has no {request.param}")
+    yield
+    native.use_isa(before)
