@@ -38,7 +38,7 @@ void cv_run_after_attention(const cv_after_attention *c) {
     k->linear(&c->down), charge(PRODUCTS, t);
 }
 
-/* Hands the projections of `tokens` tokens to the cache and to attention, in whose layout they lie. */
+/* Hands the projections to the cache and to attention, in whose layout they lie. */
 static void wire_attention(cv_layer *c, char *qkv, void *attended, int64_t value_bytes) {
     const cv_step *s = c->step;
     cv_kv_write *w = &c->write;

@@ -178,7 +178,7 @@ INLINE void *scratch_grow(void **memory, size_t *held, size_t wanted) {
         free(*memory);
         *held = (wanted + 4095) & ~(size_t)4095;
         *memory = aligned_alloc(4096, *held);
-        if (!*memory) abort(); /* a few hundred KiB: nothing sensible is left to do */
+        if (!*memory) abort(); /* a few hundred KiB, in a layer tens of MiB: nothing sensible is left to do */
     }
     return *memory;
 }
