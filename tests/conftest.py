@@ -1,6 +1,7 @@
 """Fixtures every test may ask for: a real control plane, started once per session or xdist worker, and a namespace."""
 
 import gc
+import logging
 import os
 import shutil
 import sys
@@ -75,6 +76,16 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
 # An example takes as long as the machine lets it.
 settings.register_profile("any-machine", settings(), deadline=None)
 settings.load_profile("any-machine")
+
+
+@pytest.fixture(autouse=True)
+def log_stays_as_it_was() -> Iterator[None]:
+    """What a test calls may set up the log of the whole process, on a standard error that ends with the test."""
+    handlers, level = logging.root.handlers[:], logging.root.level
+    yield
+    logging.root.handlers[:] = [handler for handler in logging.root.handlers if handler in handlers]
+    logging.root.setLevel(level)
+    logging.captureWarnings(False)
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 import json
 import logging
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,15 +21,6 @@ FORMATTERS: dict[LogFormat, tuple[logging.Formatter, Any]] = {
 @pytest.fixture(params=FORMATTERS)
 def log_format(request: pytest.FixtureRequest) -> LogFormat:
     return request.param  # type: ignore[no-any-return]
-
-
-@pytest.fixture
-def kept_logging() -> Iterator[None]:
-    handlers, level = logging.root.handlers[:], logging.root.level
-    yield
-    logging.captureWarnings(False)
-    logging.root.handlers[:] = handlers
-    logging.root.setLevel(level)
 
 
 def write(log_format: LogFormat, message: object, *arguments: object, name: str = "x", error: Any = None) -> str:
@@ -89,9 +79,7 @@ def test_a_traceback_is_one_value_without_secrets(log_format: LogFormat) -> None
     assert line["traceback"].endswith("ValueError: a\nb, see https://storage/file")
 
 
-def test_the_whole_process_writes_so(
-    capsys: pytest.CaptureFixture[str], log_format: LogFormat, kept_logging: None
-) -> None:
+def test_the_whole_process_writes_so(capsys: pytest.CaptureFixture[str], log_format: LogFormat) -> None:
     set_up_log("INFO", log_format, quiet=("uvicorn.error",))
     logging.getLogger("uvicorn.error").info("Started server process")
     logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")
