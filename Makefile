@@ -17,7 +17,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export KUBECACHEDIR := $(CACHE)/kubectl
 KUBECONFIG_FILE = $$($(PY) -m e2e.cluster kubeconfig)
 
-.PHONY: help venv tools cluster-tools generate check check-generated test test-oldest set-up e2e demo demo-url demo-down demo-model images cluster cluster-down deploy fresh clients vllm oci keda bench soak release-dry-run clean
+.PHONY: help venv tools cluster-tools generate check check-generated test test-all test-oldest set-up e2e demo demo-url demo-down demo-model images cluster cluster-down deploy fresh clients vllm oci keda bench soak release-dry-run clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -60,10 +60,14 @@ check-generated: venv ## Whether the CRD, the generated pages and uv.lock are wh
 
 # What needs no program of Kubernetes.
 PYTHON_ALONE := tests/engine tests/demo_model tests/clients
-# One worker more than cores: every second one begins with the tests that mostly wait, see tests/conftest.py.
+SELECT := not slow and not brings_keda
+# Two workers more than cores: every second one begins with the tests that mostly wait, see tests/conftest.py.
 # In the order of the folders: by default the files of few tests are left to the end, which are the slow ones.
-test: venv $(if $(filter-out $(addsuffix %,$(PYTHON_ALONE)),$(TESTS)),tools) ## Every test that needs no pods; `make test-engine` and so on for one part
-	.venv/bin/pytest -n $$(($$(nproc) + 1)) --dist loadfile --no-loadscope-reorder --durations=25 $(TESTS)
+test: venv $(if $(filter-out $(addsuffix %,$(PYTHON_ALONE)),$(TESTS)),tools) ## The tests that need no pods, but the slow ones; `make test-engine` and so on for one part
+	.venv/bin/pytest -n $$(($$(nproc) + 2)) --dist loadfile --no-loadscope-reorder --durations=25 -m '$(SELECT)' $(TESTS)
+
+test-all: SELECT := not brings_keda
+test-all: test ## Every test that needs no pods, as CI runs them
 
 $(patsubst tests/%/,test-%,$(wildcard tests/*/)): test-%:
 	@$(MAKE) --no-print-directory test TESTS=tests/$*

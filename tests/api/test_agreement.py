@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.api.builders import Json, build_full_body
@@ -45,6 +46,7 @@ def accepted_by_parser(body: Json) -> bool:
     return True
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from(list(paths(build_full_body()["spec"]))), st.sampled_from(VALUES))
 def test_parser_and_api_server_agree(services_in_default: Services, path: Path, value: Any) -> None:

@@ -38,6 +38,7 @@ def test_the_pod_is_a_test_of_helm_with_flags_that_the_program_has(rendered: lis
     assert build_parser().parse_args(without).metrics_api == "false"
 
 
+@pytest.mark.slow
 def test_the_pod_is_restricted_and_its_account_has_no_rights(api: Api, rendered: list[Json]) -> None:
     pod = find(rendered, "Pod", "conveyor-test")
     create_pod(api, "conveyor-test", pod["spec"])

@@ -12,6 +12,8 @@ from conveyor_api.names import CRD_NAME, SYSTEM_NAMESPACE
 from e2e.cluster.api import wait_until
 from e2e.cluster.paths import REPOSITORY
 
+pytestmark = pytest.mark.slow
+
 DEPLOYMENT = f"/apis/apps/v1/namespaces/{SYSTEM_NAMESPACE}/deployments/conveyor-gateway"
 CRD_BY_HAND = (
     "kubectl apply --server-side --field-manager=helm --force-conflicts -f crds/inferenceservices.conveyor.dev.yaml"

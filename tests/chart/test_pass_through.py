@@ -157,6 +157,7 @@ def is_there(passed: Passed, deployment: Json) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_the_api_server_takes_all_of_it_at_once(api: Api) -> None:
     everything = {name: passed.value for name, passed in PASSED.items()}
     values = {process: {**everything, **OWN[process]} for process in PROCESSES}

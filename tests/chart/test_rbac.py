@@ -36,6 +36,8 @@ from tests.operator.stage import Space, wait_until
 from conveyor_api.names import METRICS_API_ROLE, METRICS_TLS_SECRET, SYSTEM_NAMESPACE
 from e2e.cluster.api import Api
 
+pytestmark = pytest.mark.slow
+
 Right = tuple[str, str, str]
 """API group, resource (with its subresource) and verb."""
 
@@ -200,7 +202,6 @@ def is_too_new(call: Json) -> bool:
     return "cannot find RESTMapping" in call["responseStatus"].get("message", "")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("process", PROCESSES)
 @pytest.mark.parametrize("where", ["used", "used_in_one"])
 def test_nothing_is_missing(where: str, process: str, request: pytest.FixtureRequest) -> None:
@@ -210,14 +211,12 @@ def test_nothing_is_missing(where: str, process: str, request: pytest.FixtureReq
     assert calls
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("process", PROCESSES)
 def test_nothing_is_too_much(used: dict[str, list[Json]], rendered: list[Json], process: str) -> None:
     unused = granted_rights(rendered, process) - used_rights(used[process]) - UNSEEN.get(process, {}).keys()
     assert unused == set()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("process", PROCESSES)
 def test_what_is_used_comes_from_the_chart_and_from_nowhere_else(
     used: dict[str, list[Json]], rendered: list[Json], process: str

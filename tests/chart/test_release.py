@@ -22,6 +22,8 @@ from tests.chart.installation import (
 from conveyor_api.names import CRD_NAME, METRICS_TLS_SECRET
 from e2e.cluster.api import Api, ApiError, wait_until
 
+pytestmark = pytest.mark.slow
+
 CRD = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{CRD_NAME}"
 SERVICES = "/apis/conveyor.dev/v1alpha1/namespaces/default/inferenceservices"
 

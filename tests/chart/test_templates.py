@@ -45,11 +45,13 @@ VALUES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
 def test_the_api_server_takes_every_object(api: Api, values: tuple[str, ...]) -> None:
     dry_run(api, render(*values))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
 def test_every_pod_fits_the_restricted_level(api: Api, values: tuple[str, ...]) -> None:
     pods = pods_of(render(*values))

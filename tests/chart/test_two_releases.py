@@ -13,6 +13,8 @@ from conveyor_api.names import OPERATOR_LEASE
 from e2e.cluster.api import wait_until
 from e2e.cluster.paths import REPOSITORY
 
+pytestmark = pytest.mark.slow
+
 SECOND = "conveyor-b"
 
 
@@ -45,7 +47,6 @@ def gateway_of(space: Space, service: str) -> str:
     return str((space.get("Service", service) or {}).get("spec", {}).get("externalName"))
 
 
-@pytest.mark.slow
 def test_each_serves_its_own_namespaces_and_survives_the_other(
     release: Release, second: list[Json], tmp_path: Path
 ) -> None:

@@ -7,12 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from e2e.cluster.api import Api, wait_until
 from e2e.cluster.control_plane import ControlPlane
 from e2e.cluster.paths import REPOSITORY
 from e2e.cluster.tools import binary
 
 
+@pytest.mark.slow
 def test_its_processes_and_its_folder_are_gone_afterwards() -> None:
     with ControlPlane() as control_plane:
         processes = control_plane.processes.recorded()
@@ -21,6 +24,7 @@ def test_its_processes_and_its_folder_are_gone_afterwards() -> None:
     assert not control_plane.folder.exists()
 
 
+@pytest.mark.slow
 def test_two_at_a_time_do_not_share_anything(control_plane: ControlPlane, namespace: str) -> None:
     with ControlPlane() as second:
         path = f"/api/v1/namespaces/{namespace}"

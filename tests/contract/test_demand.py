@@ -57,6 +57,7 @@ async def source(gateways: list[GatewayProcess]) -> AsyncIterator[GatewaySource]
         yield source
 
 
+@pytest.mark.slow
 async def test_waiting_requests_of_all_gateways_are_summed_also_while_one_drains(
     gateways: list[GatewayProcess], source: GatewaySource, namespace: str
 ) -> None:
@@ -73,6 +74,7 @@ async def test_waiting_requests_of_all_gateways_are_summed_also_while_one_drains
         await asyncio.gather(*asked, return_exceptions=True)
 
 
+@pytest.mark.slow
 async def test_a_gateway_is_asked_for_one_service_and_says_nothing_of_the_others(
     gateways: list[GatewayProcess], source: GatewaySource, namespace: str, api: Api
 ) -> None:

@@ -15,6 +15,8 @@ from tests.gateway.process import GatewayProcess
 
 from e2e.cluster.api import Api
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[EngineServer]]:

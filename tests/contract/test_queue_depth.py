@@ -18,6 +18,8 @@ from conveyor_kube.watch import WatchState
 from conveyor_metrics.source import GatewaySource
 from e2e.cluster.api import Api
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:

@@ -67,6 +67,7 @@ def is_whole(start: Json) -> bool:
     return "warmUp" in start and sum(parts) == 25
 
 
+@pytest.mark.slow
 def test_the_status_is_completed_when_the_gateways_have_heard_of_the_engine(
     stage: Stage, gateway: GatewayProcess, engine: EngineServer
 ) -> None:
@@ -83,6 +84,7 @@ def test_the_status_is_completed_when_the_gateways_have_heard_of_the_engine(
     assert last_start(space)["warmUp"] == f"{seconds:.0f}s"
 
 
+@pytest.mark.slow
 def test_an_operator_that_restarts_completes_what_the_former_one_could_not(stage: Stage, engine: EngineServer) -> None:
     space = stage.space
     with stage.operator():

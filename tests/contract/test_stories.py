@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 from e2e.cluster.paths import REPOSITORY
 
 
@@ -13,6 +15,7 @@ def collect(*options: str) -> list[str]:
     return [line.rpartition("::")[2] for line in done.stdout.splitlines() if "::" in line]
 
 
+@pytest.mark.slow
 def test_the_story_that_uninstalls_is_the_last_one_and_none_takes_the_cluster_away() -> None:
     stories = collect()
     assert len(stories) > 20
@@ -20,5 +23,6 @@ def test_the_story_that_uninstalls_is_the_last_one_and_none_takes_the_cluster_aw
     assert "test_after_a_crash_down_leaves_nothing" not in stories
 
 
+@pytest.mark.slow
 def test_the_crash_of_the_cluster_runs_by_itself() -> None:
     assert collect("-m", "takes_the_cluster_away") == ["test_after_a_crash_down_leaves_nothing"]

@@ -70,6 +70,7 @@ async def complete(gateway: GatewayProcess, space: Space) -> tuple[int, Any]:
         return answer.status, await answer.json()
 
 
+@pytest.mark.slow
 async def test_a_service_without_requests_goes_to_zero_and_the_first_request_is_answered(
     stage: Stage, gateway: GatewayProcess, cluster: Cluster, engine: int
 ) -> None:
@@ -91,6 +92,7 @@ async def test_a_service_without_requests_goes_to_zero_and_the_first_request_is_
     assert events == ["scaled 0 -> 1: requests wait"]
 
 
+@pytest.mark.slow
 async def test_at_zero_a_service_says_that_it_answers_and_a_probe_does_not_wake_it(
     stage: Stage, gateway: GatewayProcess, cluster: Cluster, engine: int
 ) -> None:
@@ -102,6 +104,7 @@ async def test_at_zero_a_service_says_that_it_answers_and_a_probe_does_not_wake_
     assert replicas(stage.space) == 0
 
 
+@pytest.mark.slow
 async def test_an_edit_at_zero_wakes_nobody_and_is_told_to_be_untried_until_an_engine_runs_it(
     stage: Stage, gateway: GatewayProcess, cluster: Cluster, engine: int
 ) -> None:
@@ -126,6 +129,7 @@ async def test_an_edit_at_zero_wakes_nobody_and_is_told_to_be_untried_until_an_e
     assert not is_untried()
 
 
+@pytest.mark.slow
 async def test_while_a_gateway_cannot_be_read_no_engine_goes(
     stage: Stage, gateway: GatewayProcess, cluster: Cluster, engine: int
 ) -> None:

@@ -65,6 +65,7 @@ async def ask(http: aiohttp.ClientSession, url: str) -> tuple[int, bytes]:
         return answer.status, await answer.read()
 
 
+@pytest.mark.slow
 async def test_sigterm_ends_readiness_at_once_and_the_process_after_the_last_request(
     ending: Stack, http: aiohttp.ClientSession
 ) -> None:

@@ -83,6 +83,7 @@ def deep(depth: int) -> str:
     return '{"a":' * depth + "1" + "}" * depth
 
 
+@pytest.mark.slow
 async def test_deep_objects_are_listed_and_followed_like_all_others(
     create: Callable[[str, str], None],
     follow: Callable[[], Following],
@@ -102,6 +103,7 @@ async def test_deep_objects_are_listed_and_followed_like_all_others(
     assert "watch_failed" not in caplog.text, "they are followed, not listed again"
 
 
+@pytest.mark.slow
 async def test_wide_objects_cost_the_memory_of_a_page(
     create: Callable[[str, str], None], follow: Callable[[], Following], monkeypatch: pytest.MonkeyPatch
 ) -> None:

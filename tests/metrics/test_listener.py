@@ -173,6 +173,7 @@ async def test_a_connection_that_begins_no_handshake_is_closed_in_time(
     await asyncio.wait({serving})
 
 
+@pytest.mark.slow
 async def test_no_connection_is_lost_when_certificates_change(tmp_path: Path) -> None:
     pair = Authority(tmp_path, "serving-authority").issue("tls", "localhost", names=["localhost"])
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Iterator
 
+import pytest
 from tests.operator.kubelet import Kubelet, ready
 from tests.operator.stage import Json, Stage, wait_until
 from tests.operator.test_process import Process, process
@@ -37,6 +38,7 @@ def acted(running: Process) -> bool:
     return any("event=apply" in line for line in running.log)
 
 
+@pytest.mark.slow
 def test_one_acts_and_the_other_takes_over_after_a_crash(stage: Stage) -> None:
     with Kubelet(stage.space, ready), two(stage) as (leader, other):
         stage.space.make_service("before")
@@ -57,6 +59,7 @@ def test_one_acts_and_the_other_takes_over_after_a_crash(stage: Stage) -> None:
         assert holder(stage)["holderIdentity"] == ""
 
 
+@pytest.mark.slow
 def test_one_that_is_stopped_hands_over_at_once(stage: Stage) -> None:
     with two(stage) as (leader, other):
         assert leader.end(signal.SIGTERM) == 0
@@ -65,6 +68,7 @@ def test_one_that_is_stopped_hands_over_at_once(stage: Stage) -> None:
         assert other.end(signal.SIGTERM) == 0
 
 
+@pytest.mark.slow
 def test_one_that_stands_by_ends_on_sigterm_and_leaves_the_lease(stage: Stage) -> None:
     with two(stage) as (leader, other):
         assert other.end(signal.SIGTERM) == 0
@@ -72,6 +76,7 @@ def test_one_that_stands_by_ends_on_sigterm_and_leaves_the_lease(stage: Stage) -
         assert leader.end(signal.SIGTERM) == 0
 
 
+@pytest.mark.slow
 def test_a_restarted_container_goes_on_under_its_pod_s_name(stage: Stage) -> None:
     with candidate(stage, "pod") as first:
         wait_until("it acts", lambda: first.get("/readyz") == (200, "ready\n"), 60, lambda: first.log)

@@ -107,6 +107,7 @@ def test_the_process_works_tells_the_truth_and_ends_on_sigterm(stage: Stage) -> 
         assert re.fullmatch(r"time=\S+ level=INFO event=apply key=\S+ kind=\S+ name=\S+ reason=\S+\n", line)
 
 
+@pytest.mark.slow
 def test_a_killed_process_leaves_work_that_the_next_one_finishes(stage: Stage) -> None:
     with Kubelet(stage.space, ready):
         with process(stage) as first:
@@ -118,6 +119,7 @@ def test_a_killed_process_leaves_work_that_the_next_one_finishes(stage: Stage) -
             stage.space.wait_condition("qwen", "Ready", "True", "Ready", 60)
 
 
+@pytest.mark.slow
 def test_before_the_crd_is_there_the_process_lives_is_not_ready_says_why_and_ends_on_sigterm(stage: Stage) -> None:
     with crd_removed(stage), process(stage) as running:
         wait_until("it says so", lambda: "is not installed" in running.get("/livez")[1], 60)

@@ -2,6 +2,7 @@
 
 import copy
 
+import pytest
 from tests.operator.api_proxy import Call
 from tests.operator.killer import live_write_by_write
 from tests.operator.kubelet import Kubelet, ready
@@ -41,6 +42,7 @@ def conditions(stage: Stage) -> dict[str, tuple[str, str]]:
     return {c["type"]: (c["status"], c["reason"]) for c in status.get("conditions", ()) if c["type"] != "ScalingReady"}
 
 
+@pytest.mark.slow
 def test_every_write_may_be_the_last_one_of_its_operator(stage: Stage) -> None:
     """Created by operators that each live for one write, then edited in the same way."""
     with Kubelet(stage.space, ready):
@@ -125,6 +127,7 @@ def test_an_upgrade_with_another_default_image_restarts_no_pod(stage: Stage) -> 
             assert container["image"] == "example/engine:2"
 
 
+@pytest.mark.slow
 def test_an_operator_whose_status_was_not_taken_stays_with_the_new_image(stage: Stage) -> None:
     """What the status says is then the image before that: it must not come back, nor must any pod be rolled again."""
 

@@ -32,6 +32,7 @@ def build_class(name: str, **annotations: str) -> dict[str, object]:
     return {"metadata": {"name": name, "annotations": annotations}, "provisioner": "example.com/disks"}
 
 
+@pytest.mark.slow
 def test_what_a_cluster_has_is_told(plane: ControlPlane, capsys: pytest.CaptureFixture[str]) -> None:
     bare = find(plane.kubeconfig)
     assert re.fullmatch(r"v1\.\d+\.\d+; 1\.34 or newer is needed", bare["Kubernetes"][1])

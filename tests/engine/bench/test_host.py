@@ -10,6 +10,7 @@ from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.wire.request import EngineRequest, SamplingParams
 
 
+@pytest.mark.slow
 def test_the_last_line_is_one_json_object_with_the_parts_and_their_sum(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["host", "--rows", "3", "--steps", "4", "--streamed-tokens", "20"]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])

@@ -32,6 +32,7 @@ def measure(capsys: pytest.CaptureFixture[str]) -> Any:
     return run
 
 
+@pytest.mark.slow
 def test_requests_of_many_lengths_run_beside_batches_of_transformers(
     measure: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -44,6 +45,7 @@ def test_requests_of_many_lengths_run_beside_batches_of_transformers(
     assert (result["workload"]["name"], result["workload"]["requests"], result["rounds"]) == ("B", 5, 1)
 
 
+@pytest.mark.slow
 def test_prompts_that_begin_alike_have_their_first_tokens_in_fewer_steps(
     measure: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -59,6 +61,7 @@ def test_prompts_that_begin_alike_have_their_first_tokens_in_fewer_steps(
     assert result["limit_fraction"] == pytest.approx(limit_share, rel=0.05)
 
 
+@pytest.mark.slow
 def test_a_long_prompt_is_cut_beside_decodes_and_whole_in_the_peer(
     measure: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -92,6 +92,7 @@ def capture(monkeypatch: pytest.MonkeyPatch) -> Callable[[Work], Work]:
     return record
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
 @pytest.mark.parametrize("kind", ["llama", "gemma2"])
 def test_a_recorded_step_replayed_over_other_numbers_gives_the_tokens_of_generate(

@@ -159,6 +159,7 @@ def test_a_request_is_taken_whole_or_not_at_all(server: EngineServer) -> None:
     assert server.post("/v1/completions", LONG | {"n": 5}).status_code == 400  # it could never be taken
 
 
+@pytest.mark.slow
 def test_sigterm_lets_open_requests_finish_and_refuses_new_ones(start: Start) -> None:
     server = start(REAL)
     body = LONG | {"max_tokens": 300}
@@ -180,6 +181,7 @@ def test_sigterm_lets_open_requests_finish_and_refuses_new_ones(start: Start) ->
     assert not server.termination_path.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["timeout", "second signal"])
 def test_at_the_end_of_the_drain_requests_are_ended_in_words(start: Start, by: str) -> None:
     server = start(drain_timeout_seconds=0.5 if by == "timeout" else 100)
@@ -212,6 +214,7 @@ async def test_a_server_that_fails_ends_the_process(
         await module.serve(config, fork_server)
 
 
+@pytest.mark.slow
 def test_when_the_engine_is_killed_every_request_is_answered_and_the_server_exits(start: Start) -> None:
     server = start(max_num_seqs=2)
     stream, whole, waiting = Call(server, LONG | {"stream": True}), Call(server, LONG), None
@@ -253,6 +256,7 @@ def test_probes_answer_while_the_engine_loads(chat_model: Path, tmp_path: Path) 
         assert server.wait_exit() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fields", "reason", "words", "code"),
     [

@@ -1,5 +1,6 @@
 """From an InferenceService to its children on a real API server: made and changed."""
 
+import pytest
 import yaml
 from tests.operator.kubelet import Kubelet, ready
 from tests.operator.stage import Stage, make_service, wait_until
@@ -77,6 +78,7 @@ def test_an_edit_rolls_the_pods_with_a_new_configuration_and_collects_the_old_on
         wait_until("only the new ConfigMap", lambda: stage.space.config_maps() == {new})
 
 
+@pytest.mark.slow
 def test_one_operator_serves_many_services_in_its_namespace(stage: Stage) -> None:
     with stage.operator():
         for number in range(6):

@@ -8,6 +8,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
 from tests.operator.killer import live_write_by_write
 from tests.operator.kubelet import Kubelet, ready
 from tests.operator.stage import Json, Stage, wait_until
@@ -110,6 +111,7 @@ def uid_of_deployment(stage: Stage) -> str:
     return str(((stage.space.get("Deployment", "qwen-engine") or {}).get("metadata") or {}).get("uid", ""))
 
 
+@pytest.mark.slow
 def test_operators_that_die_in_between_drop_no_pod_either(stage: Stage) -> None:
     """Each lives for one write, there and back; a cache goes on the way back."""
     cache = {"uri": "hf://example/model", "cache": {"strategy": "PVC", "size": "10Gi"}}
@@ -182,6 +184,7 @@ def test_an_autoscaler_starts_from_one_when_there_were_none(stage: Stage) -> Non
         wait_until("one replica", lambda: replicas(stage) == 1)
 
 
+@pytest.mark.slow
 def test_the_hpas_number_is_never_touched(stage: Stage) -> None:
     with stage.operator(), Kubelet(stage.space, ready):
         stage.space.make_service(autoscaling=AUTOSCALING)

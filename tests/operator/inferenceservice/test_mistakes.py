@@ -26,6 +26,7 @@ def test_what_can_be_known_at_once_is_refused_with_a_sentence(mistake: Refused, 
     assert mistake.says in str(caught.value).replace('\\"', '"')
 
 
+@pytest.mark.slow
 def test_what_turns_out_later_is_told_by_get_and_describe(stage: Stage, kubeconfig: Path) -> None:
     mistakes = {name_for(mistake): mistake for mistake in TOLD if not mistake.quota}
 

@@ -107,6 +107,7 @@ def test_where_one_node_has_the_claim_the_job_runs_there() -> None:
     assert "qwen" in expression["values"]
 
 
+@pytest.mark.slow
 def test_pods_come_when_the_job_has_brought_the_model(stage: Stage) -> None:
     space = stage.space
     with stage.operator(), Kubelet(space, play(prewarming)) as kubelet:
@@ -150,6 +151,7 @@ def test_a_job_that_fails_is_told_with_its_reason_and_another_spec_is_another_jo
         assert space.need("InferenceService", "qwen")["status"]["lastFailure"]["reason"] == "ModelNotFound"
 
 
+@pytest.mark.slow
 def test_while_another_model_is_fetched_the_pods_stay_as_they_are(stage: Stage) -> None:
     space = stage.space
     with stage.operator(), Kubelet(space, play(prewarmed)) as kubelet:

@@ -98,6 +98,7 @@ def test_an_autoscaler_without_metrics_is_told_in_the_hpas_words(stage: Stage) -
     assert "inference_in_flight" in condition["message"]
 
 
+@pytest.mark.slow
 def test_a_rollout_is_told_from_beginning_to_end_by_a_service_that_stays_ready(stage: Stage) -> None:
     with stage.operator(), Kubelet(stage.space, kubelet.ready) as node:
         stage.space.make_service(replicas=2, rollout={"maxUnavailable": 0, "maxSurge": 1})

@@ -99,6 +99,7 @@ def test_a_scaled_object_that_somebody_edits_or_deletes_is_restored(stage: Stage
         assert again["metadata"]["uid"] != first["metadata"]["uid"]
 
 
+@pytest.mark.slow
 def test_there_is_never_an_autoscaler_of_both_and_the_replicas_stay(stage: Stage, installed: Api) -> None:
     """Though KEDA never ends its ScaledObject: its operator is not there."""
     space = stage.space

@@ -8,6 +8,7 @@ import re
 import subprocess
 from pathlib import Path
 
+import pytest
 from tests.operator import kubelet
 from tests.operator.kubelet import Json, Kubelet
 from tests.operator.stage import Space, Stage, wait_until
@@ -27,6 +28,7 @@ def play(pod: Json) -> Json:
     return {"phase": "Succeeded"}
 
 
+@pytest.mark.slow
 def test_the_page_s_commands_are_taken_by_a_real_cluster(stage: Stage, kubeconfig: Path) -> None:
     blocks = re.findall(r"```sh\n(.*?)```", PAGE.read_text(), re.DOTALL)
     space = Space(stage.space.api, NAMESPACE)

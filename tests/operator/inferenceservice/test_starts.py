@@ -172,6 +172,7 @@ def effective(stage: Stage) -> tuple[list[str] | None, str | None]:
     return told.get("podStarts"), told.get("scaleUpPeriod")
 
 
+@pytest.mark.slow
 def test_the_autoscaler_gets_the_period_that_its_own_pods_ask_for_and_keeps_it_over_a_restart(stage: Stage) -> None:
     with Kubelet(stage.space, lambda pod: None) as node:
         with stage.operator():

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from tests.kubectl import kubectl
 from tests.operator import kubelet
 from tests.operator.kubelet import Json, Kubelet
@@ -87,6 +88,7 @@ def play_decision(stage: Stage, now: int, wanted: int) -> None:
     stage.space.patch("HorizontalPodAutoscaler", "qwen-engine", {"status": status}, "status")
 
 
+@pytest.mark.slow
 def test_kubectl_describe_tells_the_events_in_the_order_in_which_they_happened(stage: Stage, kubeconfig: Path) -> None:
     with stage.operator(), Kubelet(stage.space, kubelet.oom_killed) as node:
         stage.space.make_service()

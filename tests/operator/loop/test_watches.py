@@ -62,6 +62,7 @@ def test_a_child_comes_back_whose_watch_alone_expired(stage: Stage) -> None:
         wait_until("the HPA again", lambda: stage.space.get("HorizontalPodAutoscaler", "qwen-engine"))
 
 
+@pytest.mark.slow
 def test_a_service_made_again_while_watches_expired_keeps_its_children(stage: Stage) -> None:
     with stage.operator():
         stage.space.make_service()

@@ -37,6 +37,7 @@ def test_a_step_does_not_run_away_while_pods_start(start_seconds: int, most: int
     assert now.failed <= before.failed
 
 
+@pytest.mark.slow
 def test_a_large_step_fails_fewer_where_pods_start_fast() -> None:
     slow, fast = (Run(replace(CASES["large-step"], start_seconds=seconds), 0).go() for seconds in (300, 20))
     assert fast.failed < slow.failed / 4

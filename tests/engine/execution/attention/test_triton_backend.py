@@ -136,6 +136,7 @@ class Compilations:
 OURS = ["_prepare_heads", "_rms_norm", "_rms_norm", "_silu_mul"]  # the norm with a residual and without
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
 @pytest.mark.parametrize(("backend", "others"), [("torch", ["_store"]), ("auto", OURS)], ids=["attention", "layers"])
 def test_warm_up_compiles_all_that_serving_needs(

@@ -57,6 +57,7 @@ def test_a_row_that_is_much_longer_than_the_others_is_read_by_many_programs() ->
     assert len(shares[20]) > 20
 
 
+@pytest.mark.slow
 def test_rows_that_fill_the_gpu_are_not_split_and_a_lone_one_is_down_to_the_least_share() -> None:
     assert {len(row) for row in shares_of(plan([4096] * 64, processors=132, kv_heads=8), [4096] * 64)} == {1}
     (shares,) = shares_of(plan([1024], processors=132, kv_heads=8), [1024])

@@ -100,6 +100,7 @@ def test_a_product_is_added_to_the_residual(bias: bool) -> None:
         torch.testing.assert_close(_add_product(residual.clone(), linear, x), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("triton_runs_here")
 @pytest.mark.parametrize("family", ["Llama", "Qwen3", "Gemma2", "Phi3"])
 def test_a_model_on_these_layers_gives_the_logits_of_transformers(family: str) -> None:
@@ -111,6 +112,7 @@ def test_a_model_on_these_layers_gives_the_logits_of_transformers(family: str) -
     assert relative_error(logits_of(model), expected) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("triton_runs_here")
 def test_an_engine_on_these_layers_and_caches_gives_the_tokens_of_generate(
     reference: Callable[[str], Reference], monkeypatch: pytest.MonkeyPatch

@@ -24,6 +24,7 @@ native.linear(torch.ones(64, 64), native.pack_linear(torch.ones(64, 64)))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(native.why_missing() is not None, reason=f"needs the compiled kernels: {native.why_missing()}")
 def test_openmp_is_found_where_torch_keeps_it_to_itself() -> None:
     ran = subprocess.run([sys.executable, "-c", _KEPT_TO_ITSELF], capture_output=True, text=True, check=False)

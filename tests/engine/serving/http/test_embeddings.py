@@ -211,6 +211,7 @@ def test_clients_that_leave_run_out_of_time_or_are_too_many_cost_nothing(chat_mo
         assert (many.status_code, many.json()["error"]["param"]) == (400, "input")
 
 
+@pytest.mark.slow
 def test_a_drain_answers_those_who_wait_for_their_batch(tmp_path: Path) -> None:
     waiting, answers = Served("bert", tmp_path, **WAITING), []
     with waiting.server as server:

@@ -54,6 +54,7 @@ def test_a_hostile_template_is_refused_with_a_reason_and_the_next_chat_goes_on(
     assert hostile.post(CHAT, say("hello")).status_code == 200
 
 
+@pytest.mark.slow
 def test_looping_templates_leave_completions_and_probes_alone(hostile: EngineServer) -> None:
     with ThreadPoolExecutor(6) as threads:
         looping = [threads.submit(hostile.post, CHAT, say("loop")) for _ in range(6)]
@@ -63,6 +64,7 @@ def test_looping_templates_leave_completions_and_probes_alone(hostile: EngineSer
         assert {future.result().status_code for future in looping} == {400}
 
 
+@pytest.mark.slow
 def test_a_request_waits_for_a_worker_no_longer_than_its_own_time(hostile: EngineServer) -> None:
     with ThreadPoolExecutor(6) as threads:
         looping = [threads.submit(hostile.post, CHAT, say("loop")) for _ in range(6)]
