@@ -60,16 +60,17 @@ check-generated: venv ## Whether the CRD, the generated pages and uv.lock are wh
 
 # What needs no program of Kubernetes.
 PYTHON_ALONE := tests/engine tests/demo_model tests/clients
+NEEDS_TOOLS = $(filter-out $(addsuffix %,$(PYTHON_ALONE)),$(TESTS))
 SELECT := not slow and not brings_keda
-# Two workers more than cores: every second one begins with the tests that mostly wait, see tests/conftest.py.
+# Beside Kubernetes two workers more than cores: every second one begins with tests that mostly wait, see tests/conftest.py.
 # In the order of the folders: by default the files of few tests are left to the end, which are the slow ones.
-test: venv $(if $(filter-out $(addsuffix %,$(PYTHON_ALONE)),$(TESTS)),tools) ## The tests that need no pods, but the slow ones; `make test-engine` and so on for one part
-	.venv/bin/pytest -n $$(($$(nproc) + 2)) --dist loadfile --no-loadscope-reorder --durations=25 -m '$(SELECT)' $(TESTS)
+test: venv $(if $(NEEDS_TOOLS),tools) ## The tests that need no pods, but the slow ones; `make test-engine` and so on for one part
+	.venv/bin/pytest -n $$(($$(nproc) + $(if $(NEEDS_TOOLS),2,0))) --dist loadfile --no-loadscope-reorder --durations=25 -m '$(SELECT)' $(TESTS)
 
 test-all: SELECT := not brings_keda
 test-all: test ## Every test that needs no pods, as CI runs them
 
-$(patsubst tests/%/,test-%,$(wildcard tests/*/)): test-%:
+$(patsubst tests/%/,test-%,$(filter-out tests/keda/ %/__pycache__/,$(wildcard tests/*/))): test-%:
 	@$(MAKE) --no-print-directory test TESTS=tests/$*
 
 test-oldest: venv ## The tests of the models' answers, with the oldest transformers that is allowed, and sentence-transformers
