@@ -1,5 +1,6 @@
 """Fixtures every test may ask for: a real control plane, started once per session or xdist worker, and a namespace."""
 
+import atexit
 import gc
 import logging
 import os
@@ -57,9 +58,8 @@ def pytest_collection() -> Generator[None, object, object]:
     return collected
 
 
-def pytest_unconfigure() -> None:
-    """So that all of it goes at the end: Triton's binding prints what it would leave behind."""
-    gc.unfreeze()
+# All of it goes at the end: Triton's binding prints what it would leave behind.
+atexit.register(gc.unfreeze)
 
 
 @pytest.hookimpl(optionalhook=True)
