@@ -1,5 +1,7 @@
 """A tiny model on disk with transformers' answers to some prompts, and the engine run on the same prompts."""
 
+import copy
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,19 @@ class Reference:
         self.prompts = [torch.randint(1, VOCAB_SIZE, (n,), generator=generator).tolist() for n in lengths]
         self.prompts[5][:SHARED_PREFIX] = self.prompts[4][:SHARED_PREFIX]
         self.answers = [greedy(self.model, prompt, MAX_TOKENS) for prompt in self.prompts]
+
+    @cached_property
+    def first_log_probs(self) -> dict[torch.dtype, list[torch.Tensor]]:
+        """Of the token after each prompt, [vocabulary] in float32: as the model computes them in either type."""
+        models = {torch.float32: self.model, torch.bfloat16: copy.deepcopy(self.model).bfloat16()}
+        with torch.inference_mode():
+            return {
+                dtype: [
+                    model(input_ids=torch.tensor([prompt])).logits[0, -1].float().log_softmax(-1)
+                    for prompt in self.prompts
+                ]
+                for dtype, model in models.items()
+            }
 
     def make_core(self, *, overlap: bool = False, capture: Capture | None = None, **changes: Any) -> EngineCore:
         config = self.make_config(**changes)

@@ -22,10 +22,10 @@ from conveyor_engine.execution.rows import Rows
 from conveyor_engine.wire.request import FinishReason
 
 GetReference = Callable[[str], Reference]
-MODES = ("none", "static", "dynamic", "continuous")
+CLOSED_MODES = ("none", "static", "dynamic")
 # (kind, backend), and the same with modes: each kind once, every mode, and what runs where nothing is said.
 BACKENDS = [*((kind, "torch") for kind in KINDS), ("llama", "auto"), ("gemma2", "auto")]
-SITUATIONS = [*(("llama", "torch", mode) for mode in MODES[:-1]), *((*both, "continuous") for both in BACKENDS)]
+SITUATIONS = [*(("llama", "torch", mode) for mode in CLOSED_MODES), *((*both, "continuous") for both in BACKENDS)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -34,9 +34,9 @@ def test_the_references_say_many_different_things(reference: GetReference, kind:
     assert all(len(set(answer)) > 5 for answer in reference(kind).answers)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", CLOSED_MODES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_mode_gives_the_tokens_of_generate(reference: GetReference, kind: str, mode: str) -> None:
+def test_every_other_mode_gives_the_tokens_of_generate(reference: GetReference, kind: str, mode: str) -> None:
     ref = reference(kind)
     assert answers(ref.make_core(batching_mode=mode), ref.prompts) == ref.answers
 

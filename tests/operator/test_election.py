@@ -94,6 +94,7 @@ def test_one_whose_lease_another_has_ends_at_once(stage: Stage) -> None:
         assert holder(stage)["holderIdentity"] == "somebody"
 
 
+@pytest.mark.slow
 def test_one_that_cannot_renew_ends_before_another_may_begin(stage: Stage) -> None:
     with candidate(stage, "first") as leader:
         wait_until("it acts", lambda: leader.get("/readyz") == (200, "ready\n"), 60, lambda: leader.log)

@@ -146,6 +146,7 @@ def test_without_an_api_server_the_operator_lives_and_begins_when_it_comes(stage
     life.stop()
 
 
+@pytest.mark.slow
 def test_a_crd_that_goes_away_ends_the_operator_so_that_it_is_restarted(stage: Stage) -> None:
     life = stage.start()
     stage.space.make_service()

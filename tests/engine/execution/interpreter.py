@@ -19,7 +19,7 @@ DTYPES = pytest.mark.parametrize(
     "dtype",
     [
         torch.float32,
-        torch.float16,
+        pytest.param(torch.float16, marks=pytest.mark.slow),
         pytest.param(
             torch.bfloat16,
             marks=[

@@ -3,9 +3,11 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.engine.processes import EngineServer
 
 
+@pytest.mark.slow
 def test_a_stop_string_ends_the_work_on_a_row_and_not_only_its_text(chat_model: Path, tmp_path: Path) -> None:
     body: dict[str, Any] = {"prompt": "the quick", "temperature": 0, "ignore_eos": True, "max_tokens": 24}
     with EngineServer(tmp_path, chat_model, batching_mode="static", batching_window_seconds=0) as server:

@@ -1,10 +1,12 @@
 """A service that is deleted, made again under its name, or leaves orphans."""
 
+import pytest
 from tests.operator.stage import CHILD_KINDS, Stage, wait_until
 
 AUTOSCALING = {"minReplicas": 1, "maxReplicas": 4}
 
 
+@pytest.mark.slow
 def test_deleting_a_service_leaves_nothing(stage: Stage) -> None:
     model = {"uri": "hf://example/model", "cache": {"strategy": "PVC", "size": "10Gi"}}
     with stage.operator():

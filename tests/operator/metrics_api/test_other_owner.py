@@ -119,6 +119,7 @@ async def test_its_own_withdrawal_is_no_loss_even_if_the_watch_tells_of_it_first
         await until("registered in the end", lambda: registered(installed) == OURS)
 
 
+@pytest.mark.slow
 def test_services_are_told_who_owns_the_metrics_api(stage: Stage, installed: Space, other: OtherAdapter) -> None:
     with stage.operator(metrics_api=True, system_namespace=installed.namespace):
         installed.make_service(autoscaling={"maxReplicas": 3})

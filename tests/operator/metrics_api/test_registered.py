@@ -34,6 +34,7 @@ from conveyor_operator.metrics_api.answer import MetricsApi
 from conveyor_operator.metrics_api.registration import API_SERVICES, PATIENCE
 
 
+@pytest.mark.slow
 async def test_it_is_registered_once_it_answers_with_its_certificate(
     stage: Stage, installed: Space, server: MetricsServer
 ) -> None:
@@ -129,6 +130,7 @@ async def test_an_uninstall_leaves_none(
     await until_namespace_ends(installed)
 
 
+@pytest.mark.slow
 async def test_the_deletion_of_its_own_namespace_does_not_hang(
     stage: Stage, space: Space, server: MetricsServer, role: str
 ) -> None:

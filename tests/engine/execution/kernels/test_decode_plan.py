@@ -38,7 +38,11 @@ def shares_of(made: DecodePlan, lengths: list[int]) -> list[list[Share]]:
 
 
 @pytest.mark.parametrize("window", [None, 7, 700])
-@pytest.mark.parametrize("lengths", [[1], [30_000], ROWS_OF_ALL_LENGTHS, [*range(1, 67)]], ids=len)
+@pytest.mark.parametrize(
+    "lengths",
+    [[1], [30_000], ROWS_OF_ALL_LENGTHS, pytest.param([*range(1, 67)], marks=pytest.mark.slow)],
+    ids=len,
+)
 def test_each_key_that_a_row_sees_is_in_one_share(
     lengths: list[int], window: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
