@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[4]
 KERNELS = {"_rms_norm", "_prepare_heads", "_store", "_plan_decodes", "_attend", "_silu_mul", "_weigh_slices", "_choose"}
 SHARED_KIB = {80: 163, 90: 227, 100: 227}  # the most that one block may have
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first time; Triton keeps what it has compiled
+pytestmark = pytest.mark.timeout(900)  # the first time; Triton keeps what it has compiled
 
 
 @pytest.fixture(scope="module")
