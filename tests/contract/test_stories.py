@@ -1,5 +1,6 @@
 """In which order the stories of e2e/ run, as pytest collects them: some take away what others need."""
 
+import os
 import subprocess
 import sys
 
@@ -11,7 +12,8 @@ from e2e.cluster.paths import REPOSITORY
 def collect(*options: str) -> list[str]:
     """The names of the tests that `make e2e` runs with these options."""
     command = [sys.executable, "-m", "pytest", "-c", "e2e/pytest.ini", "--collect-only", "-q", *options, "e2e"]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    done = subprocess.run(command, env=environment, cwd=REPOSITORY, capture_output=True, text=True, check=True)
     return [line.rpartition("::")[2] for line in done.stdout.splitlines() if "::" in line]
 
 
@@ -26,3 +28,9 @@ def test_the_story_that_uninstalls_is_the_last_one_and_none_takes_the_cluster_aw
 @pytest.mark.slow
 def test_the_crash_of_the_cluster_runs_by_itself() -> None:
     assert collect("-m", "takes_the_cluster_away") == ["test_after_a_crash_down_leaves_nothing"]
+
+
+@pytest.mark.slow
+def test_the_options_of_the_pytest_around_it_are_not_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-v -k no_such_story")
+    assert collect("-m", "takes_the_cluster_away")
