@@ -5,6 +5,7 @@ import gc
 import logging
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -86,6 +87,14 @@ def log_stays_as_it_was() -> Iterator[None]:
     logging.root.handlers[:] = [handler for handler in logging.root.handlers if handler in handlers]
     logging.root.setLevel(level)
     logging.captureWarnings(False)
+
+
+@pytest.fixture(autouse=True)
+def signals_are_handled_as_before() -> Iterator[None]:
+    """A handler that a test leaves would be that of all tests after it, and of their children."""
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    yield
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
 @pytest.fixture(scope="session")

@@ -56,8 +56,6 @@ def build_parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str]) -> int:
     """The exit code: 0, 1 for an engine that died or cannot start, 2 for a wrong configuration."""
     configure_logging()
-    # The first process of a container gets no signal that it has no handler for; the server has a better one later.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     if arguments[:1] == ["bench"]:
         return _bench(list(arguments[1:]))
     try:
@@ -115,4 +113,6 @@ def _serve(flags: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
+    # The first process of a container gets no signal that it has no handler for; the server has a better one later.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     sys.exit(main(sys.argv[1:]))
