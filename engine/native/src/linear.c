@@ -22,12 +22,17 @@ enum { SPAN = VECS * VL }; /* columns computed at once; a panel is a whole numbe
 /* Rows of x that a thread keeps packed: about half of a 1 MiB second-level cache. */
 enum { PACKED_BYTES = 512 * 1024 };
 
+/* What is read after this: `rate` bytes of it are brought into the second-level cache in every step. */
+typedef struct { const char *from; int64_t rate; } ahead;
+
 /* sums[m, SPAN] = a[k, m] b[k, SPAN], one span of a panel. Steps: pairs of k for bfloat16. */
-INLINE void span_sums(const int bf16, const int m, const void *a, const void *b, int64_t steps, float *sums) {
+INLINE void span_sums(const int bf16, const int m, const void *a, const void *b, int64_t steps, const ahead *next,
+                      float *sums) {
     vf acc[ROWS][VECS];
     for (int i = 0; i < m; i++)
         for (int v = 0; v < VECS; v++) acc[i][v] = (vf){0};
     for (int64_t s = 0; s < steps; s++) {
+        __builtin_prefetch(next->from + s * next->rate, 0, 2);
         if (bf16) {
             vu words[VECS];
             for (int v = 0; v < VECS; v++) words[v] = vu_load((const uint32_t *)b + s * CV_PANEL + v * VL);
@@ -45,11 +50,12 @@ INLINE void span_sums(const int bf16, const int m, const void *a, const void *b,
 }
 
 /* The number of rows must be a constant for the accumulators to live in registers. */
-INLINE void tile_sums(const int bf16, int m, const void *a, const void *b, int64_t steps, float *sums) {
+INLINE void tile_sums(const int bf16, int m, const void *a, const void *b, int64_t steps, const ahead *next,
+                      float *sums) {
     for (int c = 0; c < CV_PANEL; c += SPAN) {
         const void *cols = (const uint32_t *)b + c; /* a pair and a float both take 4 bytes */
         switch (m) {
-#define CV_CASE(n) case n: span_sums(bf16, n, a, cols, steps, sums + c); break;
+#define CV_CASE(n) case n: span_sums(bf16, n, a, cols, steps, next, sums + c); break;
             CV_CASE(1) CV_CASE(2) CV_CASE(3) CV_CASE(4)
 #if defined(__AVX__)
             CV_CASE(5) CV_CASE(6)
@@ -61,18 +67,28 @@ INLINE void tile_sums(const int bf16, int m, const void *a, const void *b, int64
     }
 }
 
-/* a[step, m] from m rows of x, the last pair padded with zero. */
+/* a[step, m] from m <= VL rows of x, the last pair padded with zero. Writes up to VL - m values behind the last ones. */
 INLINE void pack_rows(const int bf16, const void *x, int64_t stride, int m, int64_t k, void *a) {
+    const int64_t steps = bf16 ? k / 2 : k, whole = steps - steps % VL;
+    for (int64_t s = 0; s < whole; s += VL) {
+        vu words[VL]; /* a pair and a float both take 4 bytes */
+        for (int i = 0; i < VL; i++) words[i] = i < m ? vu_load(at(bf16, x, i * stride) + s * 4) : (vu){0};
+        vu_transpose(words);
+        for (int i = 0; i < VL; i++) {
+            if (bf16) pairs_spread((pair *)a + (s + i) * m, words[i]);
+            else vf_store((float *)a + (s + i) * m, (vf)words[i]);
+        }
+    }
     for (int i = 0; i < m; i++) {
         if (bf16) {
             const uint16_t *row = (const uint16_t *)x + i * stride;
             pair *to = (pair *)a + i;
-            for (int64_t s = 0; s < k / 2; s++) to[s * m] = pair_make(row[2 * s], row[2 * s + 1]);
-            if (k % 2) to[k / 2 * m] = pair_make(row[k - 1], 0);
+            for (int64_t s = whole; s < steps; s++) to[s * m] = pair_make(row[2 * s], row[2 * s + 1]);
+            if (k % 2) to[steps * m] = pair_make(row[k - 1], 0);
         } else {
             const float *row = (const float *)x + i * stride;
             float *to = (float *)a + i;
-            for (int64_t s = 0; s < k; s++) to[s * m] = row[s];
+            for (int64_t s = whole; s < steps; s++) to[s * m] = row[s];
         }
     }
 }
@@ -115,43 +131,46 @@ INLINE plan plan_rows(const int bf16, const cv_linear *c) {
     return p;
 }
 
-INLINE void linear(const int bf16, const cv_linear *c) {
+/* One thread's part of the product. Panels are shared out in chunks, enough to balance threads, few enough to reuse
+ * packed rows. */
+INLINE void share(const int bf16, const cv_linear *c) {
+    static __thread void *memory;
+    static __thread size_t held;
     const plan p = plan_rows(bf16, c);
-    const int64_t block_rows = (c->rows + p.blocks - 1) / p.blocks;
-    const int64_t panels = (c->n + CV_PANEL - 1) / CV_PANEL;
-    const int64_t panel_bytes = p.steps * CV_PANEL * 4;
-    /* Panels per unit of work: enough units to balance threads, few enough to reuse packed rows. */
-    int64_t chunk = panels * p.blocks / (16 * omp_get_max_threads());
+    const int64_t block_rows = (c->rows + p.blocks - 1) / p.blocks, row_bytes = p.steps * p.step_bytes;
+    const int64_t panels = (c->n + CV_PANEL - 1) / CV_PANEL, panel_bytes = p.steps * CV_PANEL * 4;
+    const int64_t threads = omp_get_num_threads();
+    int64_t chunk = panels * p.blocks / (16 * threads);
     chunk = chunk < 1 ? 1 : chunk > panels ? panels : chunk;
     const int64_t chunks = (panels + chunk - 1) / chunk;
-#pragma omp parallel
-    {
-        static __thread void *memory;
-        static __thread size_t held;
-        char *a = scratch_grow(&memory, &held, (size_t)(block_rows * p.steps * p.step_bytes));
-        int64_t packed = -1;
-        float sums[ROWS * CV_PANEL];
+    char *a = scratch_grow(&memory, &held, (size_t)(block_rows * row_bytes + VL * p.step_bytes));
+    int64_t packed = -1;
+    float sums[ROWS * CV_PANEL];
 #pragma omp for schedule(dynamic, 1) nowait
-        for (int64_t unit = 0; unit < p.blocks * chunks; unit++) {
-            const int64_t block = unit / chunks, first = block * block_rows;
-            const int64_t end = first + block_rows < c->rows ? first + block_rows : c->rows;
-            if (block != packed) {
-                for (int64_t r = first; r < end; r += p.tile) {
-                    const int m = (int)(end - r < p.tile ? end - r : p.tile);
-                    pack_rows(bf16, at(bf16, c->x, r * c->x_stride), c->x_stride, m, c->k,
-                              a + (r - first) * p.steps * p.step_bytes);
-                }
-                packed = block;
+    for (int64_t unit = 0; unit < p.blocks * chunks; unit++) {
+        const int64_t block = unit / chunks, first = block * block_rows;
+        const int64_t end = first + block_rows < c->rows ? first + block_rows : c->rows;
+        if (block != packed) {
+            for (int64_t r = first; r < end; r += p.tile) {
+                const int m = (int)(end - r < p.tile ? end - r : p.tile);
+                pack_rows(bf16, at(bf16, c->x, r * c->x_stride), c->x_stride, m, c->k, a + (r - first) * row_bytes);
             }
-            int64_t last = (unit % chunks + 1) * chunk;
-            if (last > panels) last = panels;
-            for (int64_t j = unit % chunks * chunk; j < last; j++) {
-                const char *b = (const char *)c->weight + j * panel_bytes;
-                for (int64_t r = first; r < end; r += p.tile) {
-                    const int m = (int)(end - r < p.tile ? end - r : p.tile);
-                    tile_sums(bf16, m, a + (r - first) * p.steps * p.step_bytes, b, p.steps, sums);
-                    store_tile(bf16, c, sums, r, m, j * CV_PANEL);
-                }
+            packed = block;
+        }
+        int64_t last = (unit % chunks + 1) * chunk;
+        if (last > panels) last = panels;
+        for (int64_t j = unit % chunks * chunk; j < last; j++) {
+            const char *b = (const char *)c->weight + j * panel_bytes;
+            /* After this panel comes the next one or, past a chunk for each other thread, the first of another. */
+            int64_t then = j + 1 < last ? j + 1 : j + 1 + (threads - 1) * chunk;
+            if (then >= panels) then = panels - 1;
+            const int64_t tiles = (end - first + p.tile - 1) / p.tile;
+            ahead next = {(const char *)c->weight + then * panel_bytes, (CV_PANEL * 4 + tiles - 1) / tiles};
+            for (int64_t r = first; r < end; r += p.tile) {
+                const int m = (int)(end - r < p.tile ? end - r : p.tile);
+                tile_sums(bf16, m, a + (r - first) * row_bytes, b, p.steps, &next, sums);
+                next.from += p.steps * next.rate;
+                store_tile(bf16, c, sums, r, m, j * CV_PANEL);
             }
         }
     }
@@ -159,6 +178,9 @@ INLINE void linear(const int bf16, const cv_linear *c) {
 
 void CV_NAME(cv_linear)(const cv_linear *c) {
     if (c->rows == 0) return; /* a step that samples nothing has no rows for the output layer */
-    if (c->dtype == CV_BFLOAT16) linear(1, c);
-    else linear(0, c);
+#pragma omp parallel
+    { /* the compiler must know the type within: it sees the region as a function of its own */
+        if (c->dtype == CV_BFLOAT16) share(1, c);
+        else share(0, c);
+    }
 }

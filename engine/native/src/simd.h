@@ -72,6 +72,30 @@ INLINE float vf_highest(vf v) {
     return v[0];
 }
 
+/* Lanes of a and b: those of b are numbered from VL on. */
+INLINE vu vu_pick(vu a, vu b, vi lanes) {
+#if defined(__clang__)
+    vu picked;
+    for (int i = 0; i < VL; i++) picked[i] = lanes[i] < VL ? a[lanes[i]] : b[lanes[i] - VL];
+    return picked;
+#else
+    return __builtin_shuffle(a, b, lanes);
+#endif
+}
+/* rows[i][j] becomes rows[j][i]: in each pass blocks of `step` trade places across the diagonal. */
+INLINE void vu_transpose(vu rows[VL]) {
+#pragma GCC unroll 4
+    for (int step = 1; step < VL; step *= 2)
+#pragma GCC unroll 16
+        for (int i = 0; i < VL; i++) {
+            if (i & step) continue;
+            const vi right = (vi_lanes() & step) != 0;
+            const vu a = rows[i], b = rows[i + step];
+            rows[i] = vu_pick(a, b, vi_lanes() + (right & (VL - step)));
+            rows[i + step] = vu_pick(a, b, vi_lanes() + (right & VL) + (~right & step));
+        }
+}
+
 /* bfloat16 is the upper half of a float. Rounding is to nearest even; NaN stays NaN. */
 INLINE float bf16_to_f32(uint16_t h) {
     uint32_t bits = (uint32_t)h << 16;
@@ -91,11 +115,15 @@ INLINE vf vf_from_bf16(const uint16_t *p) {
     return (vf)(__builtin_convertvector(h, vu) << 16);
 }
 INLINE void vf_to_bf16(uint16_t *p, vf v) {
+#if defined(__AVX512BF16__)
+    const __m256bh h = _mm512_cvtneps_pbh((__m512)v); /* makes what is smaller than 1.2e-38 zero, as its products do */
+#else
     vu bits = (vu)v;
     vu rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
     vu nan = (bits >> 16) | 0x40;
     vi is_nan = v != v;
     vh h = __builtin_convertvector(((vu)is_nan & nan) | (~(vu)is_nan & rounded), vh);
+#endif
     memcpy(p, &h, sizeof h);
 }
 
@@ -126,11 +154,9 @@ INLINE vf vf_dot2(vf acc, pair a, vu b) {
     return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)((vu){0} + a), (__m512bh)b);
 }
 INLINE void pairs_of(const uint16_t *row, int64_t pairs, pair *to) { memcpy(to, row, (size_t)pairs * sizeof *to); }
+INLINE void pairs_spread(pair *to, vu words) { memcpy(to, &words, sizeof words); }
 /* Stores v as pairs, i values behind p: may be where v was read as floats, or before it. */
-INLINE void pairs_put(void *p, int64_t i, vf v) {
-    const __m256bh h = _mm512_cvtneps_pbh((__m512)v);
-    memcpy((uint16_t *)p + i, &h, sizeof h);
-}
+INLINE void pairs_put(void *p, int64_t i, vf v) { vf_to_bf16((uint16_t *)p + i, v); }
 #else
 typedef struct { float lo, hi; } pair;
 INLINE pair pair_make(uint16_t lo, uint16_t hi) { return (pair){bf16_to_f32(lo), bf16_to_f32(hi)}; }
@@ -140,6 +166,14 @@ INLINE vf vf_dot2(vf acc, pair a, vu b) {
 }
 INLINE void pairs_of(const uint16_t *row, int64_t pairs, pair *to) {
     for (int64_t i = 0; i < pairs; i++) to[i] = pair_make(row[2 * i], row[2 * i + 1]);
+}
+/* A pair of each word. */
+INLINE void pairs_spread(pair *to, vu words) {
+    const vu lo = words << 16, hi = words & 0xffff0000u;
+    const vi half = vi_lanes() / 2, side = vi_lanes() % 2 * VL;
+    const vu first = vu_pick(lo, hi, half + side), second = vu_pick(lo, hi, half + side + VL / 2);
+    memcpy(to, &first, sizeof first);
+    memcpy(to + VL / 2, &second, sizeof second);
 }
 INLINE void pairs_put(void *p, int64_t i, vf v) { vf_store((float *)p + i, v); }
 #endif
