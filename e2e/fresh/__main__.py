@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -21,6 +22,8 @@ _LENDABLE = {
     "images": (CACHE / "images", ".cache/conveyor/images"),
     "uv": (Path.home() / ".cache" / "uv", ".cache/uv"),
 }
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_STOP_SECONDS = 90  # more than `enter.sh` and the cluster's `down` wait for together
 _PASSED_ON = re.compile(r"(?i).*_proxy|GOPROXY|GOSUMDB|PIP_(CERT|INDEX_URL)|UV_INDEX.*|SSL_CERT_.*|TERM")
 
 
@@ -50,13 +53,37 @@ def _run(root: Path, lendable: list[tuple[Path, str]], command: list[str]) -> in
     namespaces = ("--mount", "--propagation", "private", "--pid", "--fork", "--kill-child")
     inside = programs.start("unshare", *namespaces, "bash", _ENTER, *command, env=environment, start_new_session=True)
 
-    def interrupt(*_: object) -> None:
-        print("fresh: stopping what runs in the bare root ...", flush=True)
-        os.killpg(inside.pid, signal.SIGINT)
+    try:
+        return int(inside.wait())
+    except SystemExit:
+        _stop(inside)
+        raise
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, interrupt)
-    return int(inside.wait())
+
+def _stop(inside: "subprocess.Popen[bytes]") -> None:
+    """As at a normal end: `enter.sh` ends the command, takes the cluster away and ends itself."""
+    print("fresh: stopping what runs in the bare root ...", flush=True)
+    os.killpg(inside.pid, signal.SIGTERM)
+    try:
+        inside.wait(_STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        inside.kill()
+        inside.wait()
+
+
+def end_on_signals() -> None:
+    """The first SIGINT or SIGTERM ends this process in order; the others are ignored, so that they cannot disturb it.
+
+    Called before a child is started: they are heard there again too, where a shell's `&` has SIGINT ignored.
+    """
+
+    def end(number: int, _: object) -> None:
+        for each in _SIGNALS:
+            signal.signal(each, signal.SIG_IGN)
+        sys.exit(128 + number)
+
+    for number in _SIGNALS:
+        signal.signal(number, end)
 
 
 def _names() -> list[str]:
@@ -67,6 +94,7 @@ def _names() -> list[str]:
 
 
 if __name__ == "__main__":
+    end_on_signals()
     try:
         sys.exit(main(sys.argv[1:]))
     except ProgramMissing as error:
