@@ -94,8 +94,9 @@ deploy: cluster-tools images ## Load the images and install the chart on the clu
 	$(PY) -m e2e.cluster load
 	$(PY) -m e2e.deploy
 
+SET_UP_FOR := demo
 set-up: ## What the demo and e2e need, side by side as far as it goes: cluster, images, model
-	@python3 -m e2e.cluster.preflight demo
+	@python3 -m e2e.cluster.preflight $(SET_UP_FOR)
 	@$(MAKE) --no-print-directory -j cluster images demo-model
 
 e2e: set-up ## Run the stories of e2e/ on a whole local cluster
@@ -111,6 +112,7 @@ clients: ## Try real clients, each as its users install it, on the local cluster
 	@$(MAKE) --no-print-directory set-up
 	@export KUBECONFIG=$(KUBECONFIG_FILE) && $(PY) -m e2e.cluster load && $(PY) -m e2e.deploy && $(PY) -m e2e.clients
 
+vllm: SET_UP_FOR := vllm
 vllm: set-up ## Try vLLM itself as a runtime, on the local cluster, in an image of its own that stays nowhere else
 	@export KUBECONFIG=$(KUBECONFIG_FILE) && $(PY) -m e2e.cluster load && $(PY) -m e2e.deploy && $(PY) -m e2e.vllm && \
 		.venv/bin/pytest -c e2e/pytest.ini -m brings_vllm e2e/test_vllm.py

@@ -1,4 +1,4 @@
-"""`python3 -m e2e.cluster.preflight demo|cluster|clients`: whether this machine can do it, and how long it takes.
+"""`python3 -m e2e.cluster.preflight demo|vllm|cluster|clients`: whether this machine can do it, and how long it takes.
 
 Called by make before anything long begins. Everything that is missing is named here at once, a line each; Debian's
 packages are installed here, so that the steps that then run side by side need none. Standard library only.
@@ -14,7 +14,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from e2e import vllm
 from e2e.cluster import kind, programs, tools
+from e2e.cluster.containerd import Containerd
 from e2e.cluster.images import BUILT_FROM
 from e2e.cluster.paths import CACHE, REPOSITORY
 
@@ -39,19 +41,20 @@ IMAGES = Step("the images", 3, 7, passing=17)
 LOADING = Step("bringing them to the node", 2, 12, passing=6)
 MODEL = Step("the demo's model", 2, 0.1)
 DEMO = Step("the cluster and the demo itself", 2, 1)
+VLLM = Step("vLLM's image", 17, 13, passing=11)
 
 
-def check(with_images: bool) -> None:
+def check(todo: Iterable[Step], with_images: bool) -> None:
     """Raises `ProgramMissing` with a line for each missing thing; installs Debian's packages."""
-    lacking = [*_lacking_for_python(), *(_lacking_for_kind() if kind.wanted() else _lacking_for_local())]
+    lacking = [*_lacking_for_python(todo), *(_lacking_for_kind() if kind.wanted() else _lacking_for_local())]
     if lacking:
         raise programs.ProgramMissing("\n".join(lacking))
     if not kind.wanted():
         programs.require(*programs.CLUSTER, *(programs.IMAGES if with_images else ()))
 
 
-def steps() -> Iterator[Step]:
-    """What `make demo` has to do on this machine, as far as can be seen."""
+def steps(with_vllm: bool = False) -> Iterator[Step]:
+    """What `make demo` or `make vllm` has to do on this machine, as far as can be seen."""
     if not (REPOSITORY / ".venv" / ".complete").exists():
         yield PACKAGES
     if not kind.wanted() and not all(tools.tool_named(name).path.exists() for name in tools.CLUSTER):
@@ -63,6 +66,8 @@ def steps() -> Iterator[Step]:
     if not (CACHE / "models" / "demo").exists():
         yield MODEL
     yield DEMO
+    if with_vllm and not _node_has_vllm():
+        yield VLLM
 
 
 def estimate(todo: list[Step], cores: int) -> str:
@@ -81,14 +86,14 @@ def most_gigabytes(todo: Iterable[Step]) -> float:
     return worst
 
 
-def _lacking_for_python() -> Iterator[str]:
+def _lacking_for_python(todo: Iterable[Step]) -> Iterator[str]:
     if sys.version_info < _PYTHON_OLDEST:
         yield f"Python 3.11 or newer is needed; python3 is {sys.version.split()[0]}"
     if importlib.util.find_spec("ensurepip") is None:
         yield "Python's venv is needed; on Debian, as root: apt-get install python3-venv"
     if not any(map(programs.found, ("cc", "gcc", "clang"))):
         yield "a C compiler is needed; on Debian, as root: apt-get install gcc libc6-dev"
-    free, needed = shutil.disk_usage(_existing(CACHE)).free / 1e9, most_gigabytes(steps())
+    free, needed = shutil.disk_usage(_existing(CACHE)).free / 1e9, most_gigabytes(todo)
     if free < needed:
         yield f"{needed:.0f} GB of disk are needed below {CACHE} (CONVEYOR_CACHE moves it); {free:.0f} are free"
 
@@ -121,6 +126,13 @@ def _images_are_of_today() -> bool:
     return BUILT_FROM.exists() and filecmp.cmp(BUILT_FROM, REPOSITORY / "uv.lock", shallow=False)
 
 
+def _node_has_vllm() -> bool:
+    """Whether the local cluster that is up has the image; the next one begins without it."""
+    socket = CACHE / "local" / "containerd.sock"
+    node = Containerd("ctr", "--address", socket)
+    return socket.exists() and node.ready() and node.has_image(vllm.IMAGE)
+
+
 def _existing(folder: Path) -> Path:
     return folder if folder.exists() else _existing(folder.parent)
 
@@ -129,9 +141,10 @@ def main(target: str) -> None:
     if target == "clients":
         programs.require(*programs.CLIENTS)
         return
-    if target == "demo":
-        print(estimate(list(steps()), os.cpu_count() or 1), flush=True)
-    check(with_images=target != "cluster")
+    todo = list(steps(with_vllm=target == "vllm"))
+    if target != "cluster":
+        print(estimate(todo, os.cpu_count() or 1), flush=True)
+    check(todo, with_images=target != "cluster")
 
 
 if __name__ == "__main__":

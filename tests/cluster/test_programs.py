@@ -3,11 +3,13 @@
 import ast
 import os
 import shutil
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from e2e import vllm
 from e2e.cluster import kind, preflight, programs, tools
 from e2e.cluster.paths import REPOSITORY
 
@@ -99,7 +101,7 @@ def nothing_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("nothing_there")
 def test_all_that_lacks_is_said_at_once_and_first() -> None:
     with pytest.raises(programs.ProgramMissing) as caught:
-        preflight.check(with_images=True)
+        preflight.check([], with_images=True)
     assert [line.split(" need")[0] for line in str(caught.value).splitlines()] == [
         "a C compiler is", "the local cluster", "Go is",
     ]  # fmt: skip
@@ -116,7 +118,7 @@ def test_what_people_install_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CLUSTER", "kind")
     assert kind.wanted()
     with pytest.raises(programs.ProgramMissing, match=r"Docker is needed(.|\n)*kind is needed"):
-        preflight.check(with_images=True)
+        preflight.check([], with_images=True)
 
 
 @pytest.mark.usefixtures("nothing_there")
@@ -146,6 +148,34 @@ def test_the_disk_counts_what_is_given_back_again() -> None:
     assert preflight.most_gigabytes([first, second]) == 25
     assert preflight.most_gigabytes([second, first]) == 35
     assert preflight.most_gigabytes([]) == 0
+
+
+@pytest.mark.usefixtures("nothing_there")
+@pytest.mark.parametrize(("target", "refused"), [("set-up", False), ("vllm", True)])
+def test_make_vllm_is_not_begun_without_the_disk_of_its_image(
+    monkeypatch: pytest.MonkeyPatch, target: str, refused: bool
+) -> None:
+    free = (preflight.most_gigabytes(preflight.steps()) + 1) * 1e9
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    command = ["make", "--no-print-directory", "--dry-run", target]
+    begun = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
+    first = begun.splitlines()[0].split()
+    assert first[:-1] == ["python3", "-m", "e2e.cluster.preflight"]
+    with pytest.raises(programs.ProgramMissing) as caught:
+        preflight.main(first[-1])
+    assert ("GB of disk are needed" in str(caught.value)) == refused
+
+
+def test_a_node_that_has_vllms_image_gets_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "local").mkdir()
+    (tmp_path / "local" / "containerd.sock").touch()
+    (tmp_path / "ctr").write_text(f"#!/bin/sh\necho {vllm.IMAGE}")
+    (tmp_path / "ctr").chmod(0o755)
+    monkeypatch.setattr(programs, "search_path", lambda: f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(preflight, "CACHE", tmp_path)
+    assert preflight.VLLM not in preflight.steps(with_vllm=True)
+    (tmp_path / "local" / "containerd.sock").unlink()
+    assert preflight.VLLM in preflight.steps(with_vllm=True)
 
 
 def test_images_of_other_packages_count_as_images_to_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
