@@ -9,7 +9,7 @@ no engine reaches 1.
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,6 +24,7 @@ from conveyor_engine.bench.turns import processor_ticks, stolen_share
 from conveyor_engine.execution import native
 from conveyor_engine.execution.embedding_runner import EmbeddingRunner
 from conveyor_engine.execution.model_runner import ModelRunner
+from conveyor_engine.execution.models.layers import DecoderLayer
 from conveyor_engine.execution.models.packed_linear import NativeLinear, OneDnnLinear, PackedLinear
 from conveyor_engine.loop.executor import Executor
 from conveyor_engine.wire.step import StepPlan
@@ -38,7 +39,7 @@ class Step:
     """What the engine computes in one step."""
 
     tokens: int  # rows of the layers' products
-    outputs: int  # rows of the head's product
+    outputs: int  # rows of the head's product, and of the last layer's after its attention
     kv_tokens: int  # in the cache before it, of all rows
 
 
@@ -49,18 +50,20 @@ class Limit:
         assert isinstance(runner, ModelRunner | EmbeddingRunner), "both have a model"
         self.kv_seconds = self.kv_bytes = 0.0
         self._steps = note_steps(runner)
-        self._layers = [Products(group) for group in group_by_shape(runner.model)]
-        head = runner.model.get_output_embeddings()
-        self._head = None if head is None else Products([head])
+        head, few = runner.model.get_output_embeddings(), after_last_attention(runner)
+        others = [linear for linear in linears_of(runner.model) if linear is not head and linear not in few]
+        self._layers = [Products(group) for group in group_by_shape(others)]
+        self._outputs = [Products(group) for group in (*group_by_shape(few), *([] if head is None else [[head]]))]
         self._token_bytes = 0 if head is None else kv_token_bytes(runner.model)
         self._memory = Memory()
 
     def describe(self) -> dict[str, Any]:
         """How memory was read, and the fastest kernels by "rows x in x out"."""
-        products = [*self._layers, *([self._head] if self._head else [])]
         return {
             "read_gb_per_second": round(self.kv_bytes / self.kv_seconds / 1e9, 1) if self.kv_bytes else None,
-            "kernels": {shape: name for product in products for shape, name in product.chosen.items()},
+            "kernels": {
+                shape: name for products in (*self._layers, *self._outputs) for shape, name in products.chosen.items()
+            },
         }
 
     @torch.inference_mode()
@@ -77,23 +80,24 @@ class Limit:
 
     def _prepare(self, steps: Sequence[Step]) -> None:
         """Does once what would else be done within the time: kernels are chosen, memory is there."""
-        for rows in {step.tokens for step in steps}:
-            for products in self._layers:
+        for step in steps:
+            for products, rows in self._products(step):
                 products.prepare(rows)
-        for rows in {step.outputs for step in steps}:
-            if self._head and rows:
-                self._head.prepare(rows)
         self._memory.hold(max((step.kv_tokens for step in steps), default=0) * self._token_bytes)
 
     def _run(self, step: Step) -> None:
-        for products in self._layers:
-            products.run(step.tokens)
-        if self._head and step.outputs:
-            self._head.run(step.outputs)
+        for products, rows in self._products(step):
+            products.run(rows)
         started, num_bytes = time.perf_counter(), step.kv_tokens * self._token_bytes
         self._memory.read(num_bytes)
         self.kv_seconds += time.perf_counter() - started
         self.kv_bytes += num_bytes
+
+    def _products(self, step: Step) -> Iterator[tuple["Products", int]]:
+        """With their rows."""
+        yield from ((products, step.tokens) for products in self._layers)
+        if step.outputs:
+            yield from ((products, step.outputs) for products in self._outputs)
 
 
 def note_steps(executor: Executor) -> list[Step]:
@@ -198,11 +202,20 @@ def _each(linears: Sequence[Linear], x: torch.Tensor) -> None:
         linear(x)
 
 
-def group_by_shape(model: PreTrainedModel) -> list[list[Any]]:
-    """The layers' linears; the head is none of them."""
-    head = model.get_output_embeddings()
+def linears_of(module: nn.Module) -> list[Any]:
+    """All linear layers in it."""
+    return [part for part in module.modules() if isinstance(part, PackedLinear | nn.Linear)]
+
+
+def after_last_attention(runner: ModelRunner | EmbeddingRunner) -> list[Any]:
+    """The last layer's linears that compute no more than the tokens that get logits."""
+    last = runner.last_layer if isinstance(runner, ModelRunner) else None
+    layers = [m for m in runner.model.modules() if isinstance(m, DecoderLayer) and m.self_attn.spec.layer == last]
+    return [linear for layer in layers for linear in linears_of(layer) if linear is not layer.self_attn.qkv_proj]
+
+
+def group_by_shape(linears: Sequence[Any]) -> list[list[Any]]:
     groups: dict[tuple[int, int], list[Any]] = defaultdict(list)
-    for module in model.modules():
-        if isinstance(module, PackedLinear | nn.Linear) and module is not head:
-            groups[module.in_features, module.out_features].append(module)
+    for linear in linears:
+        groups[linear.in_features, linear.out_features].append(linear)
     return list(groups.values())

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from conveyor_engine.execution.attention.backend import AttentionMetadata
+from conveyor_engine.execution.attention.backend import AttentionMetadata, LastLayer
 from conveyor_engine.execution.rows import Rows
 from conveyor_engine.execution.sampling.processor import Samples
 from conveyor_engine.execution.transfer import to_device
@@ -62,6 +62,30 @@ def build_batch(plan: StepPlan, rows: Rows, block_size: int) -> Batch:
             num_tokens=num_tokens,
             query_start_loc_host=starts,
             seq_lens_host=seq_lens,
+        ),
+    )
+
+
+def only_sampled(layer: int, batch: Batch, rows: Rows) -> LastLayer | None:
+    """What the last layer attends for, if those are not all tokens of the batch."""
+    samples, device = batch.samples, rows.token_ids.device
+    number = len(samples.rows)
+    if number == batch.metadata.num_tokens:
+        return None
+    starts = np.arange(number + 1, dtype=np.int32)
+    return LastLayer(
+        layer,
+        batch.logit_indices,
+        AttentionMetadata(
+            query_start_loc=to_device(starts, device),
+            seq_lens=samples.device_positions.int(),
+            block_tables=rows.block_tables[samples.device_rows, : batch.metadata.block_tables.shape[1]],
+            slot_mapping=batch.metadata.slot_mapping[batch.logit_indices],
+            num_seqs=number,
+            num_decodes=number,
+            num_tokens=number,
+            query_start_loc_host=starts,
+            seq_lens_host=samples.positions.astype(np.int32),
         ),
     )
 

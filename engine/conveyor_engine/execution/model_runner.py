@@ -16,7 +16,7 @@ from conveyor_engine.execution import machine
 from conveyor_engine.execution.attention.backend import LayerShape
 from conveyor_engine.execution.attention.interface import Paged, PagedStep, Probe
 from conveyor_engine.execution.attention.select import select_backend
-from conveyor_engine.execution.batch import build_batch
+from conveyor_engine.execution.batch import build_batch, only_sampled
 from conveyor_engine.execution.cuda_graph import Capture, choose_capture
 from conveyor_engine.execution.decode_graphs import DecodeGraphs, is_decode_only
 from conveyor_engine.execution.kv_budget import plan_num_blocks
@@ -30,6 +30,7 @@ from conveyor_engine.execution.limits import (
     open_device,
 )
 from conveyor_engine.execution.models.fuse import fuse_model
+from conveyor_engine.execution.models.last_layer import find_last_layer
 from conveyor_engine.execution.models.loader import load_config, load_model
 from conveyor_engine.execution.models.probe import probe_layers
 from conveyor_engine.execution.rows import Rows
@@ -72,6 +73,7 @@ class ModelRunner:
         if not self.backend.decodes_without_host:
             capture = None
         spare = int(capture is not None)  # a row and a block, for padding
+        self.last_layer = find_last_layer(self.model, layers)
         self._rows = Rows(max_num_seqs + spare, max_model_len, config.block_size, self.device)
         block_bytes = self.backend.block_bytes(layers, config.block_size, dtype)
         vocab_size = self.model.get_input_embeddings().num_embeddings
@@ -155,8 +157,10 @@ class ModelRunner:
 
     def _launch(self, plan: StepPlan) -> tuple[torch.Tensor, Samples]:
         batch = build_batch(plan, self._rows, self.facts.block_size)
-        paged = PagedStep(self.backend, batch.metadata)
-        return self._forward(batch.input_ids, batch.position_ids, batch.logit_indices, paged), batch.samples
+        last = None if self.last_layer is None else only_sampled(self.last_layer, batch, self._rows)
+        paged = PagedStep(self.backend, batch.metadata, last)
+        sample_rows = batch.logit_indices if last is None else 0
+        return self._forward(batch.input_ids, batch.position_ids, sample_rows, paged), batch.samples
 
     def free_memory(self) -> None:
         """Returns cached memory to the device after a failed step. Raises if the device is broken."""

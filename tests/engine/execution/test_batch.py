@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from conveyor_engine.execution.batch import Batch, build_batch
+from conveyor_engine.execution.batch import Batch, build_batch, only_sampled
 from conveyor_engine.execution.rows import Rows
 from conveyor_engine.wire.request import SamplingParams
 from conveyor_engine.wire.step import AdmittedRow, RowSampling, StepPlan
@@ -29,14 +29,14 @@ def build(
     return build_batch(plan, rows, BLOCK_SIZE)
 
 
-def mixed() -> Batch:
+def mixed(rows: Rows | None = None) -> Batch:
     """A decode at position 5, a chunk at 2..4 that ends its prompt, one at 0..1 that does not."""
     admitted = [
         AdmittedRow(2, [10, 11, 12, 13, 14, 15], [7, 3], SAMPLING),
         AdmittedRow(0, [20, 21, 22, 23, 24], [1, 5], SAMPLING),
         AdmittedRow(1, [30, 31, 32, 33], [2], SAMPLING),
     ]
-    return build(make_rows(), (2, 5, 1, 1), (0, 2, 3, 1), (1, 0, 2, 0), admitted=admitted)
+    return build(rows or make_rows(), (2, 5, 1, 1), (0, 2, 3, 1), (1, 0, 2, 0), admitted=admitted)
 
 
 def test_tokens_and_positions_are_packed_decodes_first() -> None:
@@ -76,9 +76,32 @@ def test_a_row_may_have_several_logits_and_they_follow_its_last_tokens() -> None
     assert (batch.samples.rows.tolist(), batch.samples.positions.tolist()) == ([1, 1, 3], [3, 4, 2])
 
 
+def test_the_last_layer_attends_for_sampled_tokens_each_with_all_before_it() -> None:
+    rows = make_rows()
+    last = only_sampled(5, mixed(rows), rows)
+    assert last is not None
+    assert (last.layer, last.tokens.tolist()) == (5, [0, 3])
+    metadata = last.metadata
+    assert metadata.query_start_loc.tolist() == metadata.query_start_loc_host.tolist() == [0, 1, 2]
+    assert metadata.seq_lens.tolist() == metadata.seq_lens_host.tolist() == [6, 5]
+    assert metadata.block_tables.tolist() == [[7, 3], [1, 5]]
+    assert metadata.slot_mapping.tolist() == [3 * 4 + 1, 5 * 4]
+    assert (metadata.num_seqs, metadata.num_decodes, metadata.num_tokens) == (2, 2, 2)
+    assert metadata.query_start_loc.dtype == metadata.seq_lens.dtype == metadata.block_tables.dtype == torch.int32
+
+
+def test_where_every_token_is_sampled_the_last_layer_is_like_the_others() -> None:
+    rows = make_rows()
+    assert only_sampled(5, build(rows, (0, 0, 1, 1), admitted=[AdmittedRow(0, [1], [4], SAMPLING)]), rows) is None
+
+
 def test_a_step_that_samples_nothing_has_no_logits() -> None:
-    batch = build(make_rows(), (0, 0, 2, 0), admitted=[AdmittedRow(0, [1, 2, 3], [4], SAMPLING)])
+    rows = make_rows()
+    batch = build(rows, (0, 0, 2, 0), admitted=[AdmittedRow(0, [1, 2, 3], [4], SAMPLING)])
     assert batch.logit_indices.tolist() == batch.samples.rows.tolist() == []
+    last = only_sampled(5, batch, rows)
+    assert last is not None
+    assert last.metadata.num_seqs == 0
 
 
 def test_a_block_that_comes_later_is_seen() -> None:

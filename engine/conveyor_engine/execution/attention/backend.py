@@ -59,6 +59,15 @@ class AttentionMetadata:
     kept: dict[Hashable, object] = field(default_factory=dict)  # what a backend computes once for several layers
 
 
+@dataclass(slots=True)
+class LastLayer:
+    """What the last layer attends for: the tokens that get logits. Of the others it needs keys and values alone."""
+
+    layer: int
+    tokens: torch.Tensor  # int64 (R,), indices into the packed tokens
+    metadata: AttentionMetadata  # each of them a row of one query
+
+
 class AttentionBackend(Protocol):
     """Paged KV caches of all layers, and attention over them."""
 

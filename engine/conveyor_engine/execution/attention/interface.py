@@ -14,7 +14,13 @@ import torch
 from transformers import AttentionInterface
 
 from conveyor_engine.errors import ModelError
-from conveyor_engine.execution.attention.backend import AttentionBackend, AttentionMetadata, AttentionSpec, LayerShape
+from conveyor_engine.execution.attention.backend import (
+    AttentionBackend,
+    AttentionMetadata,
+    AttentionSpec,
+    LastLayer,
+    LayerShape,
+)
 from conveyor_engine.execution.attention.slot_caches import SlotCaches
 
 IMPLEMENTATION = "conveyor_paged"
@@ -41,11 +47,18 @@ class PagedStep:
 
     backend: AttentionBackend
     metadata: AttentionMetadata
+    last: LastLayer | None = None  # if it attends for fewer tokens than the others
     runs_bidirectional: ClassVar[bool] = False
 
     def attend(self, spec: AttentionSpec, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         self.backend.write_kv(spec.layer, key, value, self.metadata)
-        return self.backend.attend(spec, query, self.metadata)
+        return self.attend_written(spec, query)
+
+    def attend_written(self, spec: AttentionSpec, query: torch.Tensor) -> torch.Tensor:
+        """`attend` for a layer that has written its keys and values."""
+        if self.last is None or spec.layer != self.last.layer:
+            return self.backend.attend(spec, query, self.metadata)
+        return self.backend.attend(spec, query[self.last.tokens], self.last.metadata)
 
 
 @dataclass(slots=True)
@@ -66,6 +79,12 @@ class Probe:
         return query.new_zeros((*query.shape[:2], value.shape[-1]))
 
 
+def residual_of(paged: Paged, spec: AttentionSpec, hidden_states: torch.Tensor) -> torch.Tensor:
+    """The hidden states (1, T, hidden) of the tokens for which the layer attends."""
+    last = paged.last if isinstance(paged, PagedStep) else None
+    return hidden_states if last is None or spec.layer != last.layer else hidden_states[:, last.tokens]
+
+
 Caches = tuple[torch.Tensor, torch.Tensor]  # keys (slots, Hkv, D), values (slots, Hkv, Dv)
 
 
@@ -82,8 +101,7 @@ def attend_stored(
     none with a row for each slot, new ones of the type of `like` (T, ...), which attention is told like any others.
     """
     if isinstance(paged, PagedStep) and isinstance(paged.backend, SlotCaches):
-        query = store(paged.backend.caches(spec.layer), paged.metadata.slot_mapping)
-        return paged.backend.attend(spec, query, paged.metadata)
+        return paged.attend_written(spec, store(paged.backend.caches(spec.layer), paged.metadata.slot_mapping))
     tokens = like.shape[0]
     keys = like.new_empty((tokens, shape.num_kv_heads, shape.head_dim))
     values = like.new_empty((tokens, shape.num_kv_heads, shape.value_dim))

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from conveyor_engine.execution.attention.backend import AttentionSpec, LayerShape
-from conveyor_engine.execution.attention.interface import Paged
+from conveyor_engine.execution.attention.interface import Paged, residual_of
 from conveyor_engine.execution.models.elementwise import choose_elementwise
 from conveyor_engine.execution.models.linear import Linear
 
@@ -116,7 +116,8 @@ class DecoderLayer(nn.Module):
         self, hidden_states: torch.Tensor, position_embeddings: Rotation, paged: Paged, **_: Any
     ) -> torch.Tensor:
         """The call and the result of transformers' decoder layers."""
-        hidden_states = hidden_states + self._attend(hidden_states, position_embeddings, paged)
+        residual = residual_of(paged, self.self_attn.spec, hidden_states)
+        hidden_states = residual + self._attend(hidden_states, position_embeddings, paged)
         computed: torch.Tensor = self.mlp(self.before_mlp(hidden_states))
         if self.after_mlp is not None:
             computed = self.after_mlp(computed)

@@ -10,7 +10,7 @@ import torch
 
 from conveyor_engine.execution import native
 from conveyor_engine.execution.attention.cpu_native import CpuNative
-from conveyor_engine.execution.attention.interface import Paged, PagedStep
+from conveyor_engine.execution.attention.interface import Paged, PagedStep, residual_of
 from conveyor_engine.execution.models.layers import Attention, DecoderLayer, GatedMlp, LayerNorms, RmsNorm, Rotation
 from conveyor_engine.execution.models.packed_linear import NativeLinear
 
@@ -31,13 +31,14 @@ class NativeDecoderLayer(DecoderLayer):
         self, hidden_states: torch.Tensor, position_embeddings: Rotation, paged: Paged, **_: Any
     ) -> torch.Tensor:
         """The call and the result of transformers' decoder layers."""
-        if isinstance(paged, PagedStep) and isinstance(paged.backend, CpuNative):
-            step, caches = paged.backend.step(paged.metadata), paged.backend.caches(self.self_attn.spec.layer)
+        spec = self.self_attn.spec
+        residual = residual_of(paged, spec, hidden_states)
+        if residual is hidden_states and isinstance(paged, PagedStep) and isinstance(paged.backend, CpuNative):
+            step, caches = paged.backend.step(paged.metadata), paged.backend.caches(spec.layer)
             return self._layer.forward(hidden_states, *position_embeddings, step, caches)
         qkv = self._layer.before_attention(hidden_states, *position_embeddings)
         query, key, value = torch.split(qkv, self._heads, dim=1)
-        attended = paged.attend(self.self_attn.spec, query, key, value)
-        return self._layer.after_attention(hidden_states, attended)
+        return self._layer.after_attention(residual, paged.attend(spec, query, key, value))
 
 
 def find_parts(norms: LayerNorms, attention: Attention, mlp: GatedMlp) -> native.LayerParts | None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from conveyor_engine.execution.attention.interface import Caches, Paged, attend_stored
+from conveyor_engine.execution.attention.interface import Caches, Paged, attend_stored, residual_of
 from conveyor_engine.execution.kernels import elementwise
 from conveyor_engine.execution.kernels.heads import HeadNorms, prepare_heads
 from conveyor_engine.execution.models.elementwise import TorchElementwise
@@ -57,9 +57,10 @@ class TritonDecoderLayer(DecoderLayer):
     ) -> torch.Tensor:
         """The call of transformers' layers."""
         attended = self._attend(hidden_states, position_embeddings, paged)
+        residual = residual_of(paged, self.self_attn.spec, hidden_states)
         norm = self.before_mlp
         assert isinstance(norm, RmsNorm)
-        hidden_states, normed = elementwise.add_rms_norm(hidden_states, attended, norm.weight, norm.eps, norm.offset)
+        hidden_states, normed = elementwise.add_rms_norm(residual, attended, norm.weight, norm.eps, norm.offset)
         if self.after_mlp is None:
             return _add_product(hidden_states, self.mlp.down_proj, self.mlp.activate(normed))
         computed: torch.Tensor = self.after_mlp(self.mlp(normed))

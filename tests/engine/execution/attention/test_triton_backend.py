@@ -144,7 +144,7 @@ def test_warm_up_compiles_all_that_serving_needs(
 ) -> None:
     monkeypatch.setattr(execution.kernels, "why_missing", lambda device: None)
     monkeypatch.setattr(native, "why_missing", lambda: "not wanted")
-    save_tiny_model("llama", tmp_path, num_hidden_layers=1, hidden_size=64)
+    save_tiny_model("llama", tmp_path, num_hidden_layers=2, hidden_size=64)
     monkeypatch.setattr(model_runner, "select_backend", lambda *_: TritonPaged(num_processors=16))
     compilations = Compilations(monkeypatch)
     config = EngineConfig(
