@@ -69,7 +69,7 @@ class Operator:
         self.resources: Sequence[Resource] = build_resources(
             settings,
             metrics,
-            lambda: self.keeper.metrics_api,
+            lambda: self.keeper.metrics_api if settings.metrics_api else MetricsApi(left_out=True),
             self.activity.__getitem__,
             self.warm_ups.ask,
             lambda kind: self.optional.serves(kind),

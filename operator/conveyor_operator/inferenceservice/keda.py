@@ -11,6 +11,7 @@ _NOT_TAKEN_UP = (
     "KEDA has not taken up the ScaledObject yet; where that lasts, is the Deployment keda-operator running, and does "
     "it watch this namespace?"
 )
+_UNREADABLE = "TriggerError"  # the reason of Ready where KEDA could read no metric
 
 
 def judge_keda(observed: Observed, served: bool | None) -> tuple[str, Reason, str] | None:
@@ -26,7 +27,8 @@ def judge_keda(observed: Observed, served: bool | None) -> tuple[str, Reason, st
         told = "the ScaledObject is paused; take its annotations autoscaling.keda.sh/paused* away to resume"
         return "False", Reason.AUTOSCALER_FAILED, told
     if ready[0] == "False":
-        return "False", Reason.AUTOSCALER_FAILED, f"{ready[1]}: {ready[2]}"
+        reason = Reason.METRICS_UNAVAILABLE if ready[1] == _UNREADABLE else Reason.AUTOSCALER_FAILED
+        return "False", reason, f"{ready[1]}: {ready[2]}"
     if ready[0] == "Unknown" and observed.autoscaler is None:
         return "Unknown", Reason.WAITING_FOR_AUTOSCALER, _NOT_TAKEN_UP
     return None

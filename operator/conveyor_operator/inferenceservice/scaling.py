@@ -32,6 +32,10 @@ SCALED: Final = "scaled"
 # What the HPA's controller reports for up to 30 s after an installation, because it caches API discovery so long.
 _NO_KIND_YET: Final = f'no matches for kind "{names.KIND}"'
 _NOT_LOOKED: Final = "the HorizontalPodAutoscaler has not looked yet"
+_LEFT_OUT: Final = (
+    "this installation has no metrics server (metrics.enabled of the chart is false). The replicas stay as they are. "
+    "Set metrics.enabled: true, or autoscaling.provider: External."
+)
 _NO_API_YET: Final = f"no custom metrics API ({names.METRICS_GROUP}) registered"
 
 
@@ -63,7 +67,10 @@ def judge_scaling(
     if spec.autoscaling.is_external:
         return "True", Reason.EXTERNAL_AUTOSCALER, "the replicas are left to an autoscaler that is not Conveyor's"
     found = judge_keda(observed, serves_keda) if spec.autoscaling.uses_keda else _judge_metrics_api(metrics_api)
-    return found or _judge_autoscaler(spec, observed, metrics_api)
+    judged = found or _judge_autoscaler(spec, observed, metrics_api)
+    if metrics_api.left_out and judged[1] == Reason.METRICS_UNAVAILABLE:
+        return "False", Reason.METRICS_UNAVAILABLE, _LEFT_OUT
+    return judged
 
 
 def _judge_metrics_api(metrics_api: MetricsApi) -> tuple[str, Reason, str] | None:

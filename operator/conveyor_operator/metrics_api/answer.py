@@ -13,3 +13,5 @@ class MetricsApi:
     missing: str = ""
     registered: bool = False
     """Both versions are ours."""
+    left_out: bool = False
+    """The installation has no metrics server; whether somebody else serves the group is not looked at."""

@@ -90,12 +90,12 @@ def test_a_quota_that_forbids_pods_is_told(stage: Stage) -> None:
     assert "exceeded quota" in condition["message"]
 
 
-def test_an_autoscaler_without_metrics_is_told_in_the_hpas_words(stage: Stage) -> None:
+def test_an_hpa_without_a_metrics_server_is_told_what_to_do(stage: Stage) -> None:
     with stage.operator(), Kubelet(stage.space, kubelet.ready):
         stage.space.make_service(autoscaling=AUTOSCALING)
         condition = stage.space.wait_condition("qwen", "ScalingReady", "False", "MetricsUnavailable")
         stage.space.wait_condition("qwen", "Ready", "True", "Ready")
-    assert "inference_in_flight" in condition["message"]
+    assert "Set metrics.enabled: true, or autoscaling.provider: External." in condition["message"]
 
 
 @pytest.mark.slow

@@ -66,7 +66,7 @@ def test_a_cluster_without_keda_is_told_and_one_that_gets_it_is_noticed(stage: S
 
 def test_what_keda_says_is_judged(stage: Stage, installed: Api) -> None:
     space = stage.space
-    with stage.operator():
+    with stage.operator(metrics_api=True, system_namespace=space.namespace):
         space.make_service(autoscaling=KEDA)
         wait_until("the ScaledObject", lambda: space.get(SCALED_OBJECT, "qwen-engine"))
         scaled_objects.judge(space, Ready=("False", "ScaledObjectCheckFailed", "no such trigger"))
@@ -79,6 +79,20 @@ def test_what_keda_says_is_judged(stage: Stage, installed: Api) -> None:
         assert "external metric" in told  # of the real HPA controller: there is no external.metrics.k8s.io here
         stage.proxy.wait_quiet()
         assert space.need("InferenceService", "qwen")["status"]["autoscaling"]["reason"] == "NoMetrics"
+
+
+def test_without_a_metrics_server_what_to_do_is_told_in_the_place_of_kedas_error(stage: Stage, installed: Api) -> None:
+    """First by the HPA, which has no metric, then by KEDA."""
+    space = stage.space
+    with stage.operator(metrics_api=False):
+        space.make_service(autoscaling=KEDA)
+        wait_until("the ScaledObject", lambda: space.get(SCALED_OBJECT, "qwen-engine"))
+        scaled_objects.take_up(space)
+        told = space.wait_condition("qwen", "ScalingReady", "False", "MetricsUnavailable")["message"]
+        assert "Set metrics.enabled: true, or autoscaling.provider: External." in told
+        scaled_objects.judge(space, Ready=("False", "TriggerError", "Triggers are not working correctly"))
+        stage.proxy.wait_quiet()
+        assert space.condition("qwen", "ScalingReady")["message"] == told
 
 
 def test_a_scaled_object_that_somebody_edits_or_deletes_is_restored(stage: Stage, installed: Api) -> None:

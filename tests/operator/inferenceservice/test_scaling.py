@@ -278,6 +278,12 @@ KEDA_READY = {"Ready": ("True", "ScaledObjectReady", "")}
             make_autoscaler(),
             ("False", "AutoscalerFailed", "Check: wrong"),
         ),
+        (
+            True,
+            {"Ready": ("False", "TriggerError", "")},
+            make_autoscaler(),
+            ("False", "MetricsUnavailable", "TriggerE"),
+        ),
         (True, {"Ready": ("Unknown", "PartialTriggerError", "")}, make_autoscaler(), ("True", "ScalingActive", "")),
         (True, KEDA_READY | {"Paused": ("True", "", "")}, None, ("False", "AutoscalerFailed", "is paused")),
     ],
