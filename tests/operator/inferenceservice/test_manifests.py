@@ -255,6 +255,21 @@ def test_the_users_environment_comes_with_ours() -> None:
     )["env"]
 
 
+def test_what_says_where_vllms_image_has_its_programs_is_kept_from_the_fetch() -> None:
+    """Its Python is that of another image."""
+    of_the_image = ["PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LD_PRELOAD"]
+    of_both = ["HF_TOKEN", "HTTPS_PROXY", "AWS_ENDPOINT_URL", "SSL_CERT_FILE"]
+    env = [{"name": name, "value": "/vllm"} for name in (*of_the_image, *of_both)]
+    vllm = {"runtime": "VLLM", "engine": {"image": "vllm/vllm-openai:v0.11.0", "maxModelLen": 512}}
+    cache = {"uri": "hf://example/model", "cache": {"strategy": "PVC", "size": "1Gi", "prewarm": True}}
+    spec = vllm | {"model": cache, "pod": {"env": env}}
+    (job,) = build_one("Job", **spec)["spec"]["template"]["spec"]["containers"]
+    for fetch in (container("fetch", **spec), job):
+        assert [variable["name"] for variable in fetch["env"] if variable["value"] == "/vllm"] == of_both
+    assert all(variable in container("engine", **spec)["env"] for variable in env)
+    assert all(variable in container("fetch", pod={"env": env})["env"] for variable in env)
+
+
 def test_scheduling_and_pull_secrets_reach_the_pods() -> None:
     scheduling = {"nodeSelector": {"gpu": "a100"}, "priorityClassName": "high", "runtimeClassName": "nvidia"}
     pod = template(pod=scheduling | {"imagePullSecrets": [{"name": "registry"}]})["spec"]

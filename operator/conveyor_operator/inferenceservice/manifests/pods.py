@@ -5,10 +5,12 @@ standard. No label or annotation of ours names a version: an upgrade of the oper
 For the same reason a test holds the rendered template, so that only a deliberate change alters it.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from math import ceil
 
 from conveyor_api import names
+from conveyor_api.env import EnvVar
 from conveyor_api.model import Mounted
 from conveyor_api.spec import InferenceServiceSpec
 from conveyor_operator.inferenceservice.manifests.config import EngineConfig
@@ -38,6 +40,7 @@ _AS_GIVEN = (
     "resourceClaims",
 )
 _HOME = {"HOME": "/tmp"}  # caches of compilers; their user has no home in most images
+_OF_ONE_IMAGE = re.compile("PATH|PYTHON.*|LD_.*")
 _SCRATCH_MOUNT = {"name": names.SCRATCH_VOLUME, "mountPath": "/tmp"}
 
 
@@ -73,7 +76,7 @@ def _fetch_container(spec: InferenceServiceSpec) -> Object:
         "image": "" if spec.runtime == "VLLM" else spec.engine.image or "",  # the fetch is Conveyor's own
         "imagePullPolicy": "IfNotPresent",
         "command": command,
-        "env": _env(spec, build_credentials(spec), {}),
+        "env": _env(_env_of_fetch(spec), build_credentials(spec), {}),
         "resources": without_devices(complete_resources(spec.resources)),
         "volumeMounts": [build_model_mount(spec), _SCRATCH_MOUNT, *_mounts(spec)],
         **_container_rules(),
@@ -93,7 +96,7 @@ def _engine_container(spec: InferenceServiceSpec) -> Object:
         "image": spec.engine.image or "",
         "imagePullPolicy": "IfNotPresent",
         "command": list(program.command),
-        "env": _env(spec, [], program.variables),
+        "env": _env(spec.pod.env, [], program.variables),
         "ports": [port],
         "resources": complete_resources(spec.resources) | _claims(spec),
         "volumeMounts": [
@@ -139,11 +142,18 @@ def _pod_security(spec: InferenceServiceSpec, user_id: int) -> Object:
     return rules | given
 
 
-def _env(spec: InferenceServiceSpec, more: list[Object], defaults: Mapping[str, str]) -> list[Object]:
+def _env_of_fetch(spec: InferenceServiceSpec) -> list[EnvVar]:
+    """The user's, but for those that say where vLLM's image has its programs: the fetch runs in another image."""
+    if spec.runtime != "VLLM":
+        return spec.pod.env
+    return [variable for variable in spec.pod.env if not _OF_ONE_IMAGE.fullmatch(variable.name)]
+
+
+def _env(given: Sequence[EnvVar], more: list[Object], defaults: Mapping[str, str]) -> list[Object]:
     """The user's variables, then ours, which win, then the defaults: a name may stand in the list once."""
     ours = [{"name": names.TERMINATION_LOG_ENV, "value": names.TERMINATION_LOG_PATH}, *more]
     taken = {variable["name"] for variable in ours}
-    theirs = [variable.to_manifest() for variable in spec.pod.env]
+    theirs = [variable.to_manifest() for variable in given]
     result = [variable for variable in theirs if variable["name"] not in taken] + ours
     told = {variable["name"] for variable in result}
     return result + [
