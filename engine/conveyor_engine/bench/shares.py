@@ -120,6 +120,15 @@ def measure_shares(conveyor: Conveyor, rounds: Sequence[Prompts], output_tokens:
     return found
 
 
+def measure_run(conveyor: Conveyor, run: Iterator[object]) -> Shares:
+    """Seconds by part of a whole run."""
+    clock = attach(conveyor)
+    _with_layers({})
+    for _ in run:
+        pass
+    return _with_layers(clock.take())
+
+
 def _with_layers(parts: Mapping[str, float]) -> Shares:
     """With what the kernels' own layers spent inside of the forward, which no clock here sees."""
     inside = {} if native.why_missing() else native.take_layer_seconds()
@@ -140,6 +149,11 @@ def summarise_shares(
         for phase, all_ in found.items()
         if all_
     }
+
+
+def summarise_run(parts: Shares, limit_seconds: float) -> dict[str, Any]:
+    """As `summarise_shares` tells a phase, of one whole run."""
+    return {"limit_milliseconds": round(1000 * limit_seconds, 3), **_summarise([parts])}
 
 
 def _summarise(all_: Sequence[Shares]) -> dict[str, Any]:

@@ -25,8 +25,8 @@ def _a_host_that_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def measure(capsys: pytest.CaptureFixture[str]) -> Any:
-    def run(workload: str) -> Any:
-        assert bench.main(["--workload", workload, *TINY]) == 0
+    def run(workload: str, *flags: str) -> Any:
+        assert bench.main(["--workload", workload, *TINY, *flags]) == 0
         return json.loads(capsys.readouterr().out.splitlines()[-1])
 
     return run
@@ -38,11 +38,14 @@ def test_requests_of_many_lengths_run_beside_batches_of_transformers(
 ) -> None:
     for name, value in (("REQUESTS", 5), ("BATCH", 3), ("INPUT_TOKENS", (2, 9)), ("OUTPUT_TOKENS", (2, 7))):
         monkeypatch.setattr(mixed, name, value)
-    result = measure("B")
+    result = measure("B", "--profile")
     assert result["peers"]["hf-static"]["ratio"]["seconds_per_token"] > 0
     assert result["output_tokens_per_second"] == pytest.approx(1 / result["figures"]["seconds_per_token"], rel=0.2)
     assert result["limit_fraction"] > 0
     assert (result["workload"]["name"], result["workload"]["requests"], result["rounds"]) == ("B", 5, 1)
+    told = result["profile"]
+    assert sum(told["shares"].values()) == pytest.approx(1, abs=0.01)
+    assert 0 < told["limit_milliseconds"] < told["milliseconds"], "of a tiny model, whose step is mostly overhead"
 
 
 @pytest.mark.slow
@@ -85,6 +88,7 @@ def test_a_long_prompt_is_cut_beside_decodes_and_whole_in_the_peer(
     ("flags", "message"),
     [
         (["--workload", "B", "--compare", "hf-static"], "has its own peer"),
+        (["--workload", "D", "--profile"], "--profile is for the workloads A, B and C"),
         (["--workload", "embed", "--model-shape", "qwen3-8b"], "needs --model-shape bert-base or tiny"),
         (["--model-shape", "bert-base"], "needs --model-shape qwen3-0.6b"),
     ],

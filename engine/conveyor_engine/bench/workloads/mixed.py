@@ -14,6 +14,7 @@ from typing import Any
 from conveyor_engine.bench import slices
 from conveyor_engine.bench.held import in_steps
 from conveyor_engine.bench.limit import Limit
+from conveyor_engine.bench.shares import measure_run, summarise_run
 from conveyor_engine.bench.slices import LIMIT, Slice
 from conveyor_engine.bench.systems import Conveyor, HfStatic, Workload
 from conveyor_engine.bench.turns import OURS, Beside, Progress
@@ -36,9 +37,9 @@ Start = Callable[[Sequence[Request]], Run]
 
 
 def measure_mixed(
-    model: Path, dtype: str, vocab_size: int, limits: Limits, say: Callable[[str], None]
+    model: Path, dtype: str, vocab_size: int, limits: Limits, say: Callable[[str], None], *, profile: bool = False
 ) -> dict[str, Any]:
-    """Useful tokens per second of both, and the ratio."""
+    """Useful tokens per second of both, and the ratio. `profile`: then where the time of one more run went."""
     sizes = Workload(BATCH, INPUT_TOKENS[1], OUTPUT_TOKENS[1])
     conveyor = Conveyor(model, dtype, sizes, say, max_num_queued_requests=REQUESTS)
     peer = HfStatic(model, dtype)
@@ -52,6 +53,9 @@ def measure_mixed(
     orders = cycle([list(systems), list(systems)[::-1]])
     limit = Limit(conveyor.runner).slice
     told = measure_rounds(lambda n: one_round(systems, limit, random_requests(vocab_size, n), orders), limits, say)
+    if profile:
+        run = run_continuous(conveyor, random_requests(vocab_size, -1))
+        told["profile"] = summarise_run(measure_run(conveyor, run), limit(0).seconds)
     return {
         "output_tokens_per_second": _rate(told["figures"]),
         **told,
