@@ -11,11 +11,11 @@
 #include "simd.h"
 
 #if defined(__AVX512F__)
-enum { ROWS = 12, VECS = 2 }; /* 24 of 32 registers accumulate */
+enum { ROWS = 12, BF16_ROWS = 12, VECS = 2 }; /* 24 of 32 registers accumulate */
 #elif defined(__AVX__)
-enum { ROWS = 6, VECS = 2 };
+enum { ROWS = 6, BF16_ROWS = 4, VECS = 2 }; /* 12 or 8 of 16: both halves of widened weights take registers too */
 #else
-enum { ROWS = 4, VECS = 2 };
+enum { ROWS = 4, BF16_ROWS = 4, VECS = 2 };
 #endif
 enum { SPAN = VECS * VL }; /* columns computed at once; a panel is a whole number of spans */
 
@@ -115,18 +115,19 @@ INLINE void store_tile(const int bf16, const cv_linear *c, const float *sums, in
     }
 }
 
-/* How the rows are cut: `blocks` of about equal height, each cut into tiles of about equal height <= ROWS. */
+/* How the rows are cut: `blocks` of about equal height, each cut into tiles of about equal height. */
 typedef struct { int64_t blocks, tile, step_bytes, steps; } plan;
 
 INLINE plan plan_rows(const int bf16, const cv_linear *c) {
     plan p;
     p.steps = bf16 ? (c->k + 1) / 2 : c->k;
     p.step_bytes = bf16 ? (int64_t)sizeof(pair) : (int64_t)sizeof(float);
-    int64_t height = PACKED_BYTES / (p.steps * p.step_bytes) / ROWS * ROWS;
-    if (height < ROWS) height = ROWS;
+    const int64_t most = bf16 ? BF16_ROWS : ROWS;
+    int64_t height = PACKED_BYTES / (p.steps * p.step_bytes) / most * most;
+    if (height < most) height = most;
     p.blocks = (c->rows + height - 1) / height;
     height = (c->rows + p.blocks - 1) / p.blocks;
-    const int64_t tiles = (height + ROWS - 1) / ROWS;
+    const int64_t tiles = (height + most - 1) / most;
     p.tile = (height + tiles - 1) / tiles;
     return p;
 }
