@@ -1,6 +1,7 @@
 """What the repository promises about itself: its entry points, its checks, its images."""
 
 import re
+import signal
 import subprocess
 import sys
 import tomllib
@@ -118,3 +119,13 @@ def test_an_image_takes_its_base_as_an_argument_and_runs_as_a_numbered_user(imag
     assert bases - stages == {"${BASE}"}
     *_, user = [line for line in lines if line.startswith(("FROM", "USER"))]
     assert re.fullmatch(r"USER [1-9]\d*:[1-9]\d*", user)
+
+
+@pytest.mark.parametrize("turn", ["first", "second"])
+def test_a_tests_handler_of_a_signal_is_gone_before_the_next_one(turn: str) -> None:
+    assert signal.getsignal(signal.SIGTERM) is not leave
+    signal.signal(signal.SIGTERM, leave)
+
+
+def leave(*_: object) -> None:
+    """A handler."""
