@@ -17,6 +17,7 @@ enum { ROWS = 6, BF16_ROWS = 4, VECS = 2 }; /* 12 or 8 of 16: both halves of wid
 #else
 enum { ROWS = 4, BF16_ROWS = 4, VECS = 2 };
 #endif
+_Static_assert((int)ROWS <= (int)VL, "a tile's rows are packed through vectors, a lane for each");
 enum { SPAN = VECS * VL }; /* columns computed at once; a panel is a whole number of spans */
 
 /* Rows of x that a thread keeps packed: about half of a 1 MiB second-level cache. */

@@ -13,9 +13,10 @@ from tests.engine.execution import interpreter  # noqa: F401  before the kernels
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from conveyor_engine.execution import batch, decode_graphs, pooling, rows
-from conveyor_engine.execution.attention.interface import Paged, PagedStep
+from conveyor_engine.execution.attention.backend import AttentionSpec
+from conveyor_engine.execution.attention.interface import Paged, PagedStep, residual_of
 from conveyor_engine.execution.attention.torch_paged import TorchPaged
-from conveyor_engine.execution.batch import build_batch
+from conveyor_engine.execution.batch import build_batch, only_sampled
 from conveyor_engine.execution.cuda_graph import run_again
 from conveyor_engine.execution.decode_graphs import DecodeGraphs
 from conveyor_engine.execution.kernels import sample
@@ -68,6 +69,9 @@ def run_step(*asked: dict[str, Any]) -> None:
     for row in admitted:
         chooser.admit(row.row, row.output)  # type: ignore[arg-type]
     built = build_batch(plan, state, BLOCK_SIZE)
+    paged = PagedStep(TorchPaged(), built.metadata, only_sampled(2, built, state))
+    hidden_states = torch.empty((1, built.metadata.num_tokens, 8), device=CUDA)
+    assert residual_of(paged, AttentionSpec(2, 1.0, None, None), hidden_states).shape == (1, count, 8)
     sampled = chooser.sample(torch.empty((count, VOCAB_SIZE), device=CUDA), built.samples)
     state.append(built.samples.device_rows, built.samples.device_positions, sampled.token_ids)
 
