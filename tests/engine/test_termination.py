@@ -1,6 +1,7 @@
 """What a container leaves behind: how it ended, and what a fetch found."""
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,12 @@ def test_a_fetch_says_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert json.loads(told.read_text()) == {"contextLength": 1024}
     assert main(["fetch", "--uri", "pvc://models/demo", "--target", str(tmp_path / "none")]) == 1
     assert json.loads(told.read_text())["reason"] == "ModelNotFound"
+
+
+def test_who_calls_main_keeps_its_own_handlers_of_signals() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    assert main(["version"]) == 0
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
 def test_the_kernel_s_count_is_read_with_both_versions_of_cgroups(tmp_path: Path) -> None:

@@ -1,5 +1,8 @@
 """The engine's own decoder layer on a CPU that has the compiled kernels: one call, where the cache is theirs too.
 
+It is two calls and attention between them where the cache is another's, and in the last layer of a step that does not
+sample from every token.
+
 Made by `recognise` where `find_parts` finds all that it needs, in place of the class that it extends; it computes the
 same. Residuals are added by the products before them.
 """
