@@ -1,5 +1,6 @@
 """A program from its first line to its last: settings, log, work, exit code. Called by each `__main__`."""
 
+import gc
 import logging
 import os
 import sys
@@ -31,6 +32,7 @@ def run_program(program: Program[S], run: Callable[[S], None]) -> int:
     try:
         settings = program.parse(sys.argv[1:], os.environ)
         set_up_log(settings.log_level, settings.log_format)
+        gc.freeze()  # what is imported stays, and need not be looked at again and again
         run(settings)
     except SettingsError as error:
         print(f"python -m {program.module}: {error}", file=sys.stderr)

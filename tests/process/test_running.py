@@ -1,5 +1,6 @@
 """How a program begins and ends."""
 
+import gc
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -56,3 +57,12 @@ def test_settings_that_cannot_be_used_are_one_sentence_and_code_2(
     monkeypatch.setattr("sys.argv", ["conveyor_example", "--log-level=loud"])
     assert run_program(PROGRAM, fail) == 2
     assert capsys.readouterr().err.startswith("python -m conveyor_example: flag --log-level: ")
+
+
+def test_what_was_there_before_the_work_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a full collection holds every request for as long as it takes to look at all modules."""
+    monkeypatch.setattr("sys.argv", ["conveyor_example"])
+    before: list[object] = [[]]
+    watched: list[bool] = []
+    assert run_program(PROGRAM, lambda _: watched.append(any(known is before for known in gc.get_objects()))) == 0
+    assert watched == [False]

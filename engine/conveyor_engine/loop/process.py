@@ -197,6 +197,7 @@ def run(channel: Channel, load: Load) -> int:
         assert isinstance(start, Start)
         pulse = Pulse(channel)
         core = load(start.config, channel)
+        gc.freeze()  # what is loaded stays: to look at all of it would hold a step for a fifth of a second
         channel.send(Ready(core.facts, core.longest_warmup_step_seconds, core.warmup_seconds))
         EngineLoop(core, channel, pulse).run()
     except Disconnected:

@@ -7,6 +7,7 @@ code is 1.
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -60,6 +61,7 @@ async def serve(config: EngineConfig, fork_server: ForkServer, engine_program: s
     stopping = _catch_signals()
     await workers.start()
     await engine.start()
+    gc.freeze()  # what is loaded stays: to look at all of it would hold every stream for a tenth of a second
     serving = asyncio.create_task(server.serve([listener]))
     served = asyncio.Event()
     serving.add_done_callback(lambda _: served.set())

@@ -142,6 +142,34 @@ def test_a_message_that_cannot_be_read_ends_the_loop_after_those_before_it() -> 
     assert core.history == ["abort a"]
 
 
+FROZEN = """
+import gc
+from conveyor_engine.bench import idle
+from conveyor_engine.loop import process
+loaded = []
+def load(config, channel):
+    loaded.append(idle.load(config, channel))
+    return loaded[0]
+def run(loop):
+    print(any(known is loaded[0] for known in gc.get_objects()))
+    raise process.Disconnected
+process.EngineLoop.run = run
+process.main(load)
+"""
+
+
+def test_what_was_loaded_is_not_looked_at_again() -> None:
+    """Else a full collection holds a step for as long as it takes to look at torch and the model."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(encode_frame(Start(EngineConfig(model="none", max_model_len=64))))
+        ended = subprocess.run(
+            [sys.executable, "-c", FROZEN, "--fd", str(theirs.fileno())], pass_fds=[theirs.fileno()],
+            env=environment(), capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+    assert ended.stdout == "False\n", ended.stderr
+
+
 BROKEN = """
 import runpy, sys, types, warnings
 def broken(*_, **__):
