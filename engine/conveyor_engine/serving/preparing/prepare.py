@@ -45,7 +45,7 @@ class Job(msgspec.Struct, array_like=True):
     body: bytes
 
 
-class PreparedChoice(msgspec.Struct, frozen=True, kw_only=True):
+class PreparedChoice(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """What the API process needs of an engine request to show its answer."""
 
     request_id: str
@@ -56,7 +56,7 @@ class PreparedChoice(msgspec.Struct, frozen=True, kw_only=True):
     min_tokens: int
 
 
-class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag=True, array_like=True):
     """An admissible request. `choices` holds prompt 0's, then prompt 1's, and so on."""
 
     id: str

@@ -15,7 +15,7 @@ VECTOR_BYTES_MAX = 64 << 20  # of one request, float32: half of what the API pro
 _PARAM = "input"
 
 
-class PreparedEmbeddings(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class PreparedEmbeddings(msgspec.Struct, frozen=True, kw_only=True, tag=True, array_like=True):
     """An admissible request, in the inputs' order."""
 
     id: str

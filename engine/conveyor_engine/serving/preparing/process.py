@@ -36,7 +36,7 @@ _ERRORS: dict[str, type[ConveyorEngineError]] = {
 }
 
 
-class Failure(msgspec.Struct, tag=True):
+class Failure(msgspec.Struct, tag=True, array_like=True):
     """An error of `errors`, as a message between processes."""
 
     kind: str
@@ -57,7 +57,7 @@ class Failure(msgspec.Struct, tag=True):
         return kind(self.message)
 
 
-class Bug(msgspec.Struct, tag=True):
+class Bug(msgspec.Struct, tag=True, array_like=True):
     """An unexpected exception."""
 
     what: str
