@@ -58,7 +58,7 @@ class Generation:
         self._outputs: deque[RequestOutput] = deque()
         self.on_held: Callable[[int], None] = lambda _: None  # called with the change of the bytes that wait
         self._error: Exception | None = None
-        self._news = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None  # that waits for news
         self._timer = asyncio.get_running_loop().call_later(max(0.0, timeout_seconds), self._expire)
 
     async def __aenter__(self) -> Self:
@@ -72,7 +72,9 @@ class Generation:
     async def batches(self) -> AsyncIterator[list[RequestOutput]]:
         """The outputs, a few tokens at a time, until every request has had its last one.
 
-        Raises what `fail` was given (Overloaded, InvalidRequest, Unavailable, EngineDead), after the outputs before it.
+        What a reader that is behind finds of one request it gets as one output, so that it catches up; a failure comes
+        alone, so that what was there before it is shown. Raises what `fail` was given (Overloaded, InvalidRequest,
+        Unavailable, EngineDead), after the outputs before it.
         """
         while self._open or self._outputs or self._error:
             if self._outputs:
@@ -82,18 +84,26 @@ class Generation:
             elif self._error is not None:
                 raise self._error
             else:
-                await self._news.wait()
-                self._news.clear()
+                self._reader = asyncio.get_running_loop().create_future()
+                await self._reader
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
     def _next_batch(self) -> list[RequestOutput]:
-        batch, num_tokens, num_bytes = [], 0, 0
+        batch: dict[str, RequestOutput] = {}
+        num_tokens = num_bytes = 0
         while self._outputs and num_tokens < _BATCH_TOKENS:
+            if batch and self._outputs[0].has_failed:
+                break
             output = self._outputs.popleft()
-            batch.append(output)
             num_tokens += max(1, len(output.new_token_ids)) * _weight(output)
             num_bytes += _held_bytes(output)
+            if (first := batch.setdefault(output.request_id, output)) is not output:
+                first.extend(output)
         self.on_held(-num_bytes)
-        return batch
+        return list(batch.values())
 
     def put(self, output: RequestOutput) -> None:
         """Queues an output. Ignores those after a request's last one."""
@@ -101,17 +111,22 @@ class Generation:
             return
         if output.finish_reason is not None:
             self._open.discard(output.request_id)
-        for part in _split(output):
+        for part in _split(output) if len(output.new_token_ids) > 1 else (output,):
             self._outputs.append(part)
             self.on_held(_held_bytes(part))
-        self._news.set()
+        self._wake()
+
+    def end(self, request_ids: list[str]) -> None:
+        """Nothing more is wanted of these; what is queued for them is still read."""
+        self._open.difference_update(request_ids)
+        self._abort(request_ids)
 
     def fail(self, error: Exception) -> None:
         """Ends all open requests with this error."""
         if self._open:
             self._open.clear()
             self._error = error
-            self._news.set()
+            self._wake()
 
     def _expire(self) -> None:
         for request_id in list(self._open):

@@ -5,7 +5,7 @@ Used by `serving.http`, one per choice. Pure but for the tokenizer's decode stre
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from conveyor_engine.text.stop_strings import StopMatcher, StopStrings
 from conveyor_engine.text.tokenizer import Tokenizer
@@ -13,8 +13,7 @@ from conveyor_engine.text.tokenizer import Tokenizer
 _NO_STOP_STRINGS = StopStrings(())
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """What may be shown after a push: new text, and where each token begins (in characters of the answer) that now
     lies wholly within the text shown so far."""
 

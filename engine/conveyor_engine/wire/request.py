@@ -68,7 +68,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt_hashes: list[bytes] = msgspec.field(default_factory=list)  # of its full blocks so far; choices share it too
 
 
-class TokenLogprobs(msgspec.Struct, frozen=True):
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """Log probability of the chosen token, and the top alternatives, best first.
 
     Many wait for a slow reader, or for the end of an answer: so they are packed, and unpacked when they are shown.
@@ -95,7 +95,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True):
         return array("f", self.packed_logprobs).tolist()
 
 
-class RequestOutput(msgspec.Struct, kw_only=True):
+class RequestOutput(msgspec.Struct, kw_only=True, array_like=True, omit_defaults=True):
     """What one step gave one request. The last one of a request carries `finish_reason`."""
 
     request_id: str
@@ -106,8 +106,21 @@ class RequestOutput(msgspec.Struct, kw_only=True):
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache
     vector: bytes | None = None  # the prompt's, float32 each
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether it ends the request without a whole answer."""
+        return self.finish_reason in (FinishReason.ABORT, FinishReason.DEADLINE, FinishReason.ERROR)
 
-class EmbeddingFacts(msgspec.Struct, frozen=True, kw_only=True):
+    def extend(self, later: "RequestOutput") -> None:
+        """Becomes what both say, as if one step had given it."""
+        self.new_token_ids += later.new_token_ids
+        if later.logprobs is not None:
+            self.logprobs = [*(self.logprobs or ()), *later.logprobs]
+        self.finish_reason, self.message, self.vector = later.finish_reason, later.message, later.vector
+        self.num_cached_tokens = max(self.num_cached_tokens, later.num_cached_tokens)
+
+
+class EmbeddingFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """What is particular of a model that embeds."""
 
     size: int  # dimensions of its vectors
@@ -122,7 +135,7 @@ class EmbeddingFacts(msgspec.Struct, frozen=True, kw_only=True):
         return self.is_matryoshka and (dimensions in named if named else 1 <= dimensions < self.size)
 
 
-class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
+class ModelFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """What was found out while the model was loaded; the API process validates requests against it."""
 
     max_model_len: int  # tokens, prompt + output
@@ -143,7 +156,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
         return Task.GENERATE if self.embedding is None else Task.EMBED
 
 
-class EngineStats(msgspec.Struct, kw_only=True):
+class EngineStats(msgspec.Struct, kw_only=True, array_like=True):
     """A snapshot of the engine: gauges, and counters since its start."""
 
     num_running: int = 0

@@ -18,8 +18,49 @@ async def test_outputs_that_come_together_are_read_together() -> None:
         generation.put(token("b", FinishReason.STOP))
         generation.put(token("a", FinishReason.LENGTH))
         batches = [[(o.request_id, o.finish_reason) for o in batch] async for batch in generation.batches()]
-    assert batches == [[("a", None), ("b", FinishReason.STOP), ("a", FinishReason.LENGTH)]]
+    assert batches == [[("a", FinishReason.LENGTH), ("b", FinishReason.STOP)]]
     assert aborted == ["a", "b"]
+
+
+async def test_a_reader_that_is_behind_gets_a_request_s_outputs_as_one() -> None:
+    parts = [
+        RequestOutput(
+            request_id="a", new_token_ids=[i], logprobs=[TokenLogprobs.of(i, -0.5, [i], [-0.5])], num_cached_tokens=16
+        )
+        for i in range(3)
+    ]
+    last = RequestOutput(request_id="a", new_token_ids=[3, 4], finish_reason=FinishReason.STOP)
+    held: list[int] = []
+    async with Generation(["a"], 60, lambda _: None, Turns()) as generation:
+        generation.on_held = held.append
+        for output in (*parts, last):
+            generation.put(output)
+        (output,) = [output async for batch in generation.batches() for output in batch]
+    assert (output.new_token_ids, output.finish_reason) == ([0, 1, 2, 3, 4], FinishReason.STOP)
+    assert [entry.token_id for entry in output.logprobs or ()] == [0, 1, 2]
+    assert output.num_cached_tokens == 16
+    assert sum(held) == 0
+
+
+@pytest.mark.parametrize("reason", [FinishReason.DEADLINE, FinishReason.ERROR, FinishReason.ABORT])
+async def test_a_failure_is_read_after_what_came_before_it(reason: FinishReason) -> None:
+    async with Generation(["a", "b"], 60, lambda _: None, Turns()) as generation:
+        generation.put(token("a"))
+        generation.put(token("b", FinishReason.STOP))
+        generation.put(RequestOutput(request_id="a", finish_reason=reason))
+        batches = [[(o.request_id, o.finish_reason) for o in batch] async for batch in generation.batches()]
+    assert batches == [[("a", None), ("b", FinishReason.STOP)], [("a", reason)]]
+
+
+async def test_what_a_reader_wants_no_more_of_does_not_keep_it_waiting() -> None:
+    aborted: list[str] = []
+    async with Generation(["a", "b"], 60, aborted.extend, Turns()) as generation:
+        generation.put(token("a"))
+        generation.put(token("b", FinishReason.STOP))
+        generation.end(["a"])
+        assert aborted == ["a"]
+        generation.put(token("a"))
+        assert [o.request_id async for batch in generation.batches() for o in batch] == ["a", "b"]
 
 
 async def test_nothing_follows_a_last_output() -> None:

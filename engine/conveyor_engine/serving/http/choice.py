@@ -5,6 +5,7 @@ Used by `generated`, one per engine request. Knows neither HTTP nor the JSON it 
 
 import time
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from conveyor_engine.serving.http.failures import find_failure
 from conveyor_engine.serving.metrics import EngineMetrics
@@ -15,16 +16,14 @@ from conveyor_engine.text.tokenizer import Tokenizer
 from conveyor_engine.wire.request import FinishReason, RequestOutput, TokenLogprobs
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
+class Token(NamedTuple):
     """A shown token's log probabilities, and where in the choice's text it begins (characters)."""
 
     logprobs: TokenLogprobs
     start: int
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(NamedTuple):
     """The new part of one choice. `finish_reason` is OpenAI's word, in the last delta only."""
 
     choice: int
@@ -110,9 +109,10 @@ class _Clock:
             return
         now = time.monotonic()
         if not self.first:
-            self.first = now
+            self.first = self.last = now
             self.metrics.observe_first_token(now - self.arrival)
-        else:
+            num_tokens -= 1
+        if num_tokens:
             self.metrics.observe_next_tokens(now - self.last, num_tokens)
         self.last = now
 

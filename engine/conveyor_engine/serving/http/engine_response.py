@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from conveyor_engine.errors import ConveyorEngineError, DeadlineExceeded, ErrorCode, InvalidRequest, Overloaded
 from conveyor_engine.serving.generation import Generation
@@ -81,15 +81,10 @@ class EngineResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Errors before the first byte are raised, for the app's handlers to answer."""
-
-        async def send_and_see(message: Message) -> None:
-            self._started = True
-            await send(message)
-
         try:
             async with self._generation, self._held:
                 self._generation.on_held = self._held.grow
-                await self._answer_or_leave(receive, send_and_see)
+                await self._answer_or_leave(receive, send)
         except (Overloaded, DeadlineExceeded) as error:
             if not self._started:
                 raise
@@ -120,6 +115,11 @@ class EngineResponse(Response):
                 with contextlib.suppress(asyncio.CancelledError, ConveyorEngineError):
                     await task
 
+    async def _start(self, headers: list[tuple[bytes, bytes]], send: Send) -> None:
+        """Sends the status and the headers: from here on an error can only cut the answer short."""
+        self._started = True
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+
     async def _send_json(self, pieces: Iterator[bytes], send: Send) -> None:
         """Sends a short body with its length. A long one is made while it is sent, so it is never in memory whole."""
         body, headers = b"", [(b"content-type", b"application/json")]
@@ -127,13 +127,13 @@ class EngineResponse(Response):
             body += piece
             if len(body) >= _PIECE_BYTES:
                 if not self._started:
-                    await send({"type": "http.response.start", "status": 200, "headers": headers})
+                    await self._start(headers, send)
                 await send({"type": "http.response.body", "body": body, "more_body": True})
                 body = b""
                 await self._generation.turns.take()
         if not self._started:
             headers.append((b"content-length", b"%d" % len(body)))
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await self._start(headers, send)
         await send({"type": "http.response.body", "body": body})
 
 

@@ -69,10 +69,9 @@ def failure_response(error: ConveyorEngineError) -> Response:
 
 def find_failure(output: RequestOutput) -> DeadlineExceeded | GenerationFailed | None:
     """The error that a request's last output stands for; None if it ends an answer."""
-    reason = output.finish_reason
-    if reason in (FinishReason.STOP, FinishReason.STOP_STRING, FinishReason.LENGTH):
+    if not output.has_failed:
         return None
-    if reason is FinishReason.DEADLINE:
+    if output.finish_reason is FinishReason.DEADLINE:
         return DeadlineExceeded("the request's time ran out before its answer was complete")
     return GenerationFailed(output.message or "the engine could not go on with this request")
 

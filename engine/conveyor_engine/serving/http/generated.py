@@ -5,7 +5,7 @@ a stream that closes with [DONE], an error status, or an error event in a stream
 """
 
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 
 from starlette.types import Send
 
@@ -41,6 +41,7 @@ class GeneratedResponse(EngineResponse):
         self._choices = [
             Choice(index, choice, stop, state.tokenizer, state.metrics) for index, choice in enumerate(prepared.choices)
         ]
+        self._choice_of = {choice.request_id: choice for choice in self._choices}
 
     def _leave(self) -> None:
         for choice in self._choices:
@@ -49,37 +50,31 @@ class GeneratedResponse(EngineResponse):
     async def _answer(self, send: Send) -> None:
         for choice in self._prepared.choices:
             self._state.metrics.observe_prompt(choice.num_prompt_tokens, choice.max_tokens)
-        deltas = self._deltas(self._generation.batches())
         if self._prepared.stream:
-            await self._send_stream(deltas, send)
+            await self._send_stream(send)
         else:
-            await self._send_whole(deltas, send)
+            await self._send_whole(send)
 
-    async def _deltas(self, batches: AsyncIterator[list[RequestOutput]]) -> AsyncIterator[list[Delta]]:
-        """The deltas of all choices, batch by batch, until every choice is finished."""
-        by_id = {choice.request_id: choice for choice in self._choices}
-        async for outputs in batches:
-            deltas: list[Delta] = []
-            stopped: list[str] = []
-            for output in outputs:
-                choice = by_id[output.request_id]
-                if choice.finish_reason is not None:
-                    continue  # a stop string ended it; the engine did not know yet
-                if (delta := choice.take(output)) is not None:
-                    deltas.append(delta)
-                if choice.finish_reason is not None and output.finish_reason is None:
-                    stopped.append(choice.request_id)
-            if stopped:
-                self._state.engine.abort(stopped)
-            if deltas:
-                yield deltas
-            if all(choice.finish_reason is not None for choice in self._choices):
-                return
+    def _take(self, outputs: list[RequestOutput]) -> list[Delta]:
+        """What they add to the choices. Raises DeadlineExceeded or GenerationFailed."""
+        deltas: list[Delta] = []
+        stopped: list[str] = []
+        for output in outputs:
+            choice = self._choice_of[output.request_id]
+            if choice.finish_reason is not None:
+                continue  # a stop string ended it; the engine did not know yet
+            if (delta := choice.take(output)) is not None:
+                deltas.append(delta)
+            if choice.finish_reason is not None and output.finish_reason is None:
+                stopped.append(choice.request_id)
+        if stopped:
+            self._generation.end(stopped)
+        return deltas
 
-    async def _send_whole(self, batches: AsyncIterator[list[Delta]], send: Send) -> None:
+    async def _send_whole(self, send: Send) -> None:
         answers = [Answer(choice.index) for choice in self._choices]
-        async for deltas in batches:
-            self._held.grow(sum(answers[delta.choice].add(delta) for delta in deltas))
+        async for outputs in self._generation.batches():
+            self._held.grow(sum(answers[delta.choice].add(delta) for delta in self._take(outputs)))
         await self._send_json(self._whole(answers), send)
 
     def _whole(self, answers: list[Answer]) -> Iterator[bytes]:
@@ -91,18 +86,20 @@ class GeneratedResponse(EngineResponse):
             yield from self._format.choice(answer)
         yield b"]" + end
 
-    async def _send_stream(self, batches: AsyncIterator[list[Delta]], send: Send) -> None:
+    async def _send_stream(self, send: Send) -> None:
         """Sends the status with the first tokens, so that a failure before them is an error status."""
-        first = await anext(batches)
-        await send({"type": "http.response.start", "status": 200, "headers": _SSE_HEADERS})
         try:
-            await self._send_events(first, send)
-            async for deltas in batches:
-                await self._send_events(deltas, send)
+            async for outputs in self._generation.batches():
+                if deltas := self._take(outputs):
+                    if not self._started:
+                        await self._start(_SSE_HEADERS, send)
+                    await self._send_events(deltas, send)
             last = b"data: [DONE]\n\n"
             if self._prepared.include_usage:
                 last = event(encode(self._format.usage_chunk(self._usage()))) + last
         except ConveyorEngineError as error:
+            if not self._started:
+                raise
             _log.info("event=stream_failed id=%s error=%s", self._prepared.id, type(error).__name__)
             last = event(failure_body(error))
         await send({"type": "http.response.body", "body": last})

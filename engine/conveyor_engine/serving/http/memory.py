@@ -58,10 +58,10 @@ class Held:
 
     def grow(self, num_bytes: int) -> None:
         """Counts so many bytes more, or fewer if negative."""
-        before = self.num_counted
+        before = self._num_bytes
         self._num_bytes += num_bytes
-        if not self._gave_way and self.num_counted != before:
-            self._memory._add(self, self.num_counted - before)
+        if max(before, self._num_bytes) > _FREE_BYTES and not self._gave_way:
+            self._memory._add(self, self.num_counted - max(0, before - _FREE_BYTES))
 
     def evict(self) -> None:
         """Cancels what its task is doing."""
