@@ -58,6 +58,7 @@ class IdleExecutor:
 
 def load(config: EngineConfig, _: Channel) -> EngineCore:
     """Builds a core around the executor, in place of loading a model."""
+    torch.set_num_threads(1)  # what a GPU would do is small here, and threads would wait for each other
     return EngineCore(config, IdleExecutor(config))
 
 
