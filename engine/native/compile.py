@@ -28,9 +28,12 @@ COMMON_FLAGS = (
 )
 _AVX2 = ("-mavx2", "-mfma")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mprefer-vector-width=512")
-_X86_FLAGS = {"avx2": _AVX2, "avx512": _AVX512, "avx512bf16": (*_AVX512, "-mavx512bf16")}
-_OPTIONAL = ("avx512bf16",)  # compilers older than GCC 10 do not know it
+_AVX512BF16 = (*_AVX512, "-mavx512bf16")
+_AMX = (*_AVX512BF16, "-mamx-tile", "-mamx-bf16")
+_X86_FLAGS = {"avx2": _AVX2, "avx512": _AVX512, "avx512bf16": _AVX512BF16, "amx": _AMX}
+_OPTIONAL = ("avx512bf16", "amx")  # compilers older than GCC 10 and 11 do not know them
 _KERNELS = ("attention", "elementwise", "linear", "sample")
+_OWN_KERNELS = {"amx": ("linear",)}  # the others are those of avx512bf16
 _ONCE = ("dispatch", "layer")  # for all instruction sets
 
 
@@ -45,7 +48,9 @@ def compile_library(output: Path = LIBRARY) -> Path:
     sets = {isa: flags for isa, flags in sets.items() if isa not in _OPTIONAL or _knows(compiler, flags)}
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".native-", dir=output.parent) as folder:
-        objects = [(Path(folder) / f"{name}.{isa}.o", name, isa) for name in _KERNELS for isa in sets]
+        objects = [
+            (Path(folder) / f"{name}.{isa}.o", name, isa) for isa in sets for name in _OWN_KERNELS.get(isa, _KERNELS)
+        ]
         commands = [
             [compiler, *COMMON_FLAGS, *sets[isa], f"-DCV_ISA={isa}", "-c", str(SOURCES / f"{name}.c"), "-o", str(path)]
             for path, name, isa in objects

@@ -12,7 +12,7 @@
 #define CONVEYOR_NATIVE_H
 #include <stdint.h>
 
-#define CV_ABI_VERSION 5
+#define CV_ABI_VERSION 6
 #define CV_EXPORT __attribute__((visibility("default")))
 
 enum { CV_FLOAT32 = 0, CV_BFLOAT16 = 1 };
@@ -148,12 +148,10 @@ typedef struct {
 } cv_layer;
 
 CV_EXPORT int32_t cv_abi_version(void);
-/* Name of the instruction set in use: generic, avx2, avx512 or avx512bf16. */
+/* Name of the instruction set in use: generic, avx2, avx512, avx512bf16 or amx. */
 CV_EXPORT const char *cv_isa(void);
 /* Uses another instruction set (for tests); -1 when it was not compiled or the CPU lacks it. */
 CV_EXPORT int32_t cv_use_isa(const char *name);
-/* 1 when the CPU has AMX bfloat16 tiles and the operating system saves them. */
-CV_EXPORT int32_t cv_has_amx_bf16(void);
 
 CV_EXPORT void cv_run_attention(const cv_attention *);
 CV_EXPORT void cv_run_kv_write(const cv_kv_write *);

@@ -6,10 +6,15 @@
 CV_DECLARE_KERNELS(generic)
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 CV_DECLARE_KERNELS(avx2)
 CV_DECLARE_KERNELS(avx512)
 #if defined(CV_HAVE_AVX512BF16)
 CV_DECLARE_KERNELS(avx512bf16)
+#endif
+#if defined(CV_HAVE_AMX)
+void cv_linear_amx(const cv_linear *);
 #endif
 
 static uint64_t enabled_states(void) { /* what the operating system saves on a context switch (XCR0) */
@@ -35,9 +40,20 @@ static int has_avx512(void) { /* F, DQ, BW, VL */
     return has_avx2() && has_state(0xe6) && (leaf7(0, 1) & wanted) == wanted;
 }
 static int has_avx512bf16(void) { return has_avx512() && (leaf7(1, 0) & 1u << 5); }
-int32_t cv_has_amx_bf16(void) { return has_state(0x60000) && (leaf7(0, 3) & (1u << 22 | 1u << 24)) == (1u << 22 | 1u << 24); }
+
+/* Linux gives a process tiles when it asks for them, and a sandbox may not. */
+static int may_use_tiles(void) {
+#if defined(SYS_arch_prctl)
+    enum { ARCH_REQ_XCOMP_PERM = 0x1023, TILE_DATA = 18 };
+    return !syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA);
 #else
-int32_t cv_has_amx_bf16(void) { return 0; }
+    return 0;
+#endif
+}
+static int has_amx(void) { /* TILE, BF16 */
+    const uint32_t wanted = 1u << 24 | 1u << 22;
+    return has_avx512bf16() && has_state(0x60000) && (leaf7(0, 3) & wanted) == wanted && may_use_tiles();
+}
 #endif
 
 static int always(void) { return 1; }
@@ -45,6 +61,9 @@ static int always(void) { return 1; }
 /* Best first. */
 static const struct { const char *name; int (*supported)(void); cv_kernels kernels; } TABLE[] = {
 #if defined(__x86_64__)
+#if defined(CV_HAVE_AMX)
+    {"amx", has_amx, CV_KERNEL_TABLE_WITH(avx512bf16, cv_linear_amx)},
+#endif
 #if defined(CV_HAVE_AVX512BF16)
     {"avx512bf16", has_avx512bf16, CV_KERNEL_TABLE(avx512bf16)},
 #endif

@@ -32,7 +32,8 @@ const cv_kernels *cv_kernels_in_use(void);
     void cv_sample_##isa(const cv_sample *);        \
     void cv_silu_mul_##isa(const cv_silu_mul *);
 
-#define CV_KERNEL_TABLE(isa) \
-    {cv_attention_##isa, cv_heads_##isa, cv_kv_write_##isa, cv_linear_##isa, cv_rms_norm_##isa, cv_rope_##isa, \
+#define CV_KERNEL_TABLE(isa) CV_KERNEL_TABLE_WITH(isa, cv_linear_##isa)
+#define CV_KERNEL_TABLE_WITH(isa, linear) \
+    {cv_attention_##isa, cv_heads_##isa, cv_kv_write_##isa, linear, cv_rms_norm_##isa, cv_rope_##isa, \
      cv_sample_##isa, cv_silu_mul_##isa}
 #endif

@@ -4,11 +4,16 @@
  *
  * bfloat16 weights stay bfloat16 in memory. A CPU without bfloat16 instructions widens them
  * in registers (a shift or a mask) and multiplies in float, which is several times faster
- * than the emulation in oneDNN there; with AVX512-BF16 two products are added at a time.
+ * than the emulation in oneDNN there; with AVX512-BF16 two products are added at a time, with
+ * AMX a tile of them (tiles.h).
  */
 #include <omp.h>
 #include "kernels.h"
 #include "simd.h"
+#include "tiles.h"
+
+/* How a product is computed: of floats, of pairs of bfloat16, of tiles of them. */
+enum { FLOATS, PAIRS, TILES };
 
 #if defined(__AVX512F__)
 enum { ROWS = 12, BF16_ROWS = 12, VECS = 2 }; /* 24 of 32 registers accumulate */
@@ -18,10 +23,15 @@ enum { ROWS = 6, BF16_ROWS = 4, VECS = 2 }; /* 12 or 8 of 16: both halves of wid
 enum { ROWS = 4, BF16_ROWS = 4, VECS = 2 };
 #endif
 _Static_assert((int)ROWS <= (int)VL, "a tile's rows are packed through vectors, a lane for each");
+_Static_assert((int)ROWS <= (int)ROWS_BY_TILES, "a buffer of sums serves all");
 enum { SPAN = VECS * VL }; /* columns computed at once; a panel is a whole number of spans */
 
-/* Rows of x that a thread keeps packed: about half of a 1 MiB second-level cache. */
+/* Rows of x that a thread keeps packed: about half of its second-level cache, which is 2 MiB where there is AMX. */
+#if defined(__AMX_BF16__)
+enum { PACKED_BYTES = 1024 * 1024 };
+#else
 enum { PACKED_BYTES = 512 * 1024 };
+#endif
 
 /* What is read after this: `rate` bytes of it are brought into the second-level cache in every step. */
 typedef struct { const char *from; int64_t rate; } ahead;
@@ -116,46 +126,52 @@ INLINE void store_tile(const int bf16, const cv_linear *c, const float *sums, in
     }
 }
 
-/* How the rows are cut: `blocks` of about equal height, each cut into tiles of about equal height. */
-typedef struct { int64_t blocks, tile, step_bytes, steps; } plan;
+/* How the rows are cut: `blocks` of about equal height, each cut into tiles of about equal height, or AMX's. */
+typedef struct { int64_t blocks, block_rows, tile, step_bytes, steps; } plan;
 
-INLINE plan plan_rows(const int bf16, const cv_linear *c) {
+INLINE plan plan_rows(const int how, const cv_linear *c) {
     plan p;
-    p.steps = bf16 ? (c->k + 1) / 2 : c->k;
-    p.step_bytes = bf16 ? (int64_t)sizeof(pair) : (int64_t)sizeof(float);
-    const int64_t most = bf16 ? BF16_ROWS : ROWS;
+    p.steps = how == FLOATS ? c->k : (c->k + 1) / 2;
+    p.step_bytes = how == PAIRS ? (int64_t)sizeof(pair) : 4; /* in tiles a pair takes as much as a float */
+    const int64_t most = how == FLOATS ? ROWS : how == PAIRS ? BF16_ROWS : ROWS_BY_TILES;
     int64_t height = PACKED_BYTES / (p.steps * p.step_bytes) / most * most;
     if (height < most) height = most;
     p.blocks = (c->rows + height - 1) / height;
-    height = (c->rows + p.blocks - 1) / p.blocks;
-    const int64_t tiles = (height + most - 1) / most;
-    p.tile = (height + tiles - 1) / tiles;
+    p.block_rows = (c->rows + p.blocks - 1) / p.blocks;
+    const int64_t tiles = (p.block_rows + most - 1) / most;
+    p.tile = how == TILES ? most : (p.block_rows + tiles - 1) / tiles;
+    if (how == TILES) p.block_rows = tiles * most; /* whole tiles but for the last rows of all */
     return p;
 }
 
 /* One thread's part of the product. Panels are shared out in chunks, enough to balance threads, few enough to reuse
  * packed rows. */
-INLINE void share(const int bf16, const cv_linear *c) {
+INLINE void share(const int how, const cv_linear *c) {
     static __thread void *memory;
     static __thread size_t held;
-    const plan p = plan_rows(bf16, c);
-    const int64_t block_rows = (c->rows + p.blocks - 1) / p.blocks, row_bytes = p.steps * p.step_bytes;
+    const int bf16 = how != FLOATS;
+    const plan p = plan_rows(how, c);
+    const int64_t row_bytes = p.steps * p.step_bytes;
     const int64_t panels = (c->n + CV_PANEL - 1) / CV_PANEL, panel_bytes = p.steps * CV_PANEL * 4;
     const int64_t threads = omp_get_num_threads();
     int64_t chunk = panels * p.blocks / (16 * threads);
     chunk = chunk < 1 ? 1 : chunk > panels ? panels : chunk;
     const int64_t chunks = (panels + chunk - 1) / chunk;
-    char *a = scratch_grow(&memory, &held, (size_t)(block_rows * row_bytes + VL * p.step_bytes));
+    char *a = scratch_grow(&memory, &held, (size_t)(p.block_rows * row_bytes + VL * p.step_bytes));
     int64_t packed = -1;
-    float sums[ROWS * CV_PANEL];
+    float sums[ROWS_BY_TILES * CV_PANEL] __attribute__((aligned(64)));
+    if (how == TILES) tiles_begin();
 #pragma omp for schedule(dynamic, 1) nowait
     for (int64_t unit = 0; unit < p.blocks * chunks; unit++) {
-        const int64_t block = unit / chunks, first = block * block_rows;
-        const int64_t end = first + block_rows < c->rows ? first + block_rows : c->rows;
+        const int64_t block = unit / chunks, first = block * p.block_rows;
+        const int64_t end = first + p.block_rows < c->rows ? first + p.block_rows : c->rows;
         if (block != packed) {
             for (int64_t r = first; r < end; r += p.tile) {
                 const int m = (int)(end - r < p.tile ? end - r : p.tile);
-                pack_rows(bf16, at(bf16, c->x, r * c->x_stride), c->x_stride, m, c->k, a + (r - first) * row_bytes);
+                const void *x = at(bf16, c->x, r * c->x_stride);
+                char *to = a + (r - first) * row_bytes;
+                if (how == TILES) tiles_pack(x, c->x_stride, m, c->k, to);
+                else pack_rows(bf16, x, c->x_stride, m, c->k, to);
             }
             packed = block;
         }
@@ -170,19 +186,23 @@ INLINE void share(const int bf16, const cv_linear *c) {
             ahead next = {(const char *)c->weight + then * panel_bytes, (CV_PANEL * 4 + tiles - 1) / tiles};
             for (int64_t r = first; r < end; r += p.tile) {
                 const int m = (int)(end - r < p.tile ? end - r : p.tile);
-                tile_sums(bf16, m, a + (r - first) * row_bytes, b, p.steps, &next, sums);
+                const char *rows = a + (r - first) * row_bytes;
+                if (how == TILES) tiles_sums(m, rows, b, c->k, next.from, next.rate * TILE_K / 2, sums);
+                else tile_sums(bf16, m, rows, b, p.steps, &next, sums);
                 next.from += p.steps * next.rate;
                 store_tile(bf16, c, sums, r, m, j * CV_PANEL);
             }
         }
     }
+    if (how == TILES) tiles_end();
 }
 
 void CV_NAME(cv_linear)(const cv_linear *c) {
     if (c->rows == 0) return; /* a step that samples nothing has no rows for the output layer */
 #pragma omp parallel
-    { /* the compiler must know the type within: it sees the region as a function of its own */
-        if (c->dtype == CV_BFLOAT16) share(1, c);
-        else share(0, c);
+    { /* the compiler must know how within: it sees the region as a function of its own */
+        if (tiles_fit(c)) share(TILES, c);
+        else if (c->dtype == CV_BFLOAT16) share(PAIRS, c);
+        else share(FLOATS, c);
     }
 }

@@ -31,8 +31,7 @@ def linear_kind(spec: LinearSpec) -> Kind:
     """The kernel for weights of this kind on this machine."""
     if spec.device != "cpu" or spec.dtype not in (torch.float32, torch.bfloat16):
         return "torch"
-    has_vectors = native.why_missing() is None and native.isa() != "generic"
-    if has_vectors and not (spec.dtype == torch.bfloat16 and native.has_amx_bf16()):
+    if native.why_missing() is None and native.isa() != "generic":
         return "native"
     if spec.dtype == torch.bfloat16 and torch._C._has_mkldnn and torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return "onednn"

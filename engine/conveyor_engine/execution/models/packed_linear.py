@@ -1,7 +1,8 @@
 """Linear layers whose weights lie in the order their kernel reads them. Made by `linear`, for CPUs.
 
-There are two kernels. oneDNN's uses AMX. Our own takes bfloat16 weights where the CPU has no bfloat16 instructions,
-which oneDNN emulates several times slower, and reads them once for one row.
+There are two kernels. Our own reads weights once, in order, for one row too, by tiles where there is AMX, and makes a
+layer one call; it takes bfloat16 where the CPU has no instructions for it, which oneDNN emulates several times slower.
+oneDNN's stands in for bfloat16 where ours has no vectors.
 """
 
 from abc import ABC, abstractmethod
@@ -44,7 +45,7 @@ class NativeLinear(PackedLinear):
 
 
 class OneDnnLinear(PackedLinear):
-    """By oneDNN, for bfloat16 with AMX."""
+    """By oneDNN, for bfloat16 where the compiled kernels are missing or have no vectors."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__(weight, bias)

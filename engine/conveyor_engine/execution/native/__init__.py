@@ -9,7 +9,6 @@ from conveyor_engine.execution.native.elementwise import rms_norm, rope, silu_mu
 from conveyor_engine.execution.native.layer import Heads, Layer, LayerParts, Norm, Product, take_layer_seconds
 from conveyor_engine.execution.native.library import (
     NativeMissingError,
-    has_amx_bf16,
     isa,
     supports,
     use_isa,
@@ -37,7 +36,6 @@ __all__ = [
     "Norm",
     "PackedWeight",
     "Product",
-    "has_amx_bf16",
     "isa",
     "kv_cache",
     "kv_values_per_block",

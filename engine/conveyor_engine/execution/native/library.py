@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 _LIBRARY = Path(__file__).with_name("libconveyor.so")
-_ABI_VERSION = 5
+_ABI_VERSION = 6
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 _P, _I64, _I32, _F32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
@@ -152,7 +152,7 @@ def why_missing() -> str | None:
 
 
 def isa() -> str:
-    """The instruction set in use: generic, avx2, avx512 or avx512bf16."""
+    """The instruction set in use: generic, avx2, avx512, avx512bf16 or amx."""
     name: bytes = load().cv_isa()
     return name.decode()
 
@@ -160,11 +160,6 @@ def isa() -> str:
 def use_isa(name: str) -> bool:
     """Switches to another instruction set; False if this CPU or this build lacks it. For tests and measurements."""
     return bool(load().cv_use_isa(name.encode()) == 0)
-
-
-def has_amx_bf16() -> bool:
-    """Whether the CPU multiplies bfloat16 tiles (AMX), which oneDNN uses and these kernels do not."""
-    return bool(load().cv_has_amx_bf16())
 
 
 def supports(dtype: torch.dtype) -> bool:

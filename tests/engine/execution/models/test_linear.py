@@ -69,24 +69,25 @@ def test_projections_of_other_inputs_or_with_and_without_bias_are_not_stacked() 
 
 
 @pytest.mark.parametrize(
-    ("kernels", "amx", "dtype", "kind"),
+    ("kernels", "dtype", "kind"),
     [
-        (True, False, torch.float32, "native"),
-        (True, False, torch.bfloat16, "native"),
-        (True, True, torch.float32, "native"),
-        (True, True, torch.bfloat16, "onednn"),
-        (True, True, torch.float16, "torch"),
-        (False, True, torch.float32, "torch"),
-        (False, True, torch.bfloat16, "onednn"),
+        ("avx512", torch.float32, "native"),
+        ("avx512", torch.bfloat16, "native"),
+        ("amx", torch.float32, "native"),
+        ("amx", torch.bfloat16, "native"),
+        ("amx", torch.float16, "torch"),
+        ("generic", torch.float32, "torch"),
+        ("generic", torch.bfloat16, "onednn"),
+        (None, torch.float32, "torch"),
+        (None, torch.bfloat16, "onednn"),
     ],
 )
 def test_the_kernel_follows_from_type_and_machine(
-    monkeypatch: pytest.MonkeyPatch, kernels: bool, amx: bool, dtype: torch.dtype, kind: str
+    monkeypatch: pytest.MonkeyPatch, kernels: str | None, dtype: torch.dtype, kind: str
 ) -> None:
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         pytest.skip("oneDNN has no bfloat16 on this CPU")
     monkeypatch.setattr(native, "why_missing", lambda: None if kernels else "no compiler")
-    monkeypatch.setattr(native, "isa", lambda: "avx512")
-    monkeypatch.setattr(native, "has_amx_bf16", lambda: amx)
+    monkeypatch.setattr(native, "isa", lambda: kernels)
     assert linear_kind(LinearSpec("cpu", dtype)) == kind
     assert linear_kind(LinearSpec("cuda", dtype)) == "torch"

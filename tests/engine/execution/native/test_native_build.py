@@ -1,5 +1,6 @@
 """Compiling the CPU kernels: what is compiled, and what a missing or failing compiler says."""
 
+import platform
 import runpy
 from pathlib import Path
 
@@ -25,6 +26,24 @@ def test_a_failing_compiler_is_quoted(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(CompileError, match="the disk is full"):
         compile_library(tmp_path / "out" / "libconveyor.so")
     assert not list((tmp_path / "out").iterdir())
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="these instruction sets are x86's")
+def test_an_instruction_set_that_the_compiler_does_not_know_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler, calls = tmp_path / "cc", tmp_path / "calls"
+    compiler.write_text(
+        f"""#!/bin/sh
+        echo "$@" >> {calls}
+        case "$*" in *-mamx-tile*) exit 1 ;; esac
+        while [ $# -gt 0 ]; do [ "$1" = -o ] && : > "$2"; shift; done; true\n"""
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    compile_library(tmp_path / "out" / "libconveyor.so")
+    assert {"-DCV_ISA=avx512bf16", "-DCV_HAVE_AVX512BF16"} <= {*calls.read_text().split()}
+    assert not {"-DCV_ISA=amx", "-DCV_HAVE_AMX"} & {*calls.read_text().split()}
 
 
 def test_no_flag_ties_the_library_to_this_machine_or_changes_what_nan_means() -> None:

@@ -44,7 +44,7 @@ TRITON = Kernel(sample_by_triton, DEVICE, (torch.float32, torch.float16, *([torc
 NATIVE = Kernel(native.sample, torch.device("cpu"), (torch.float32, torch.bfloat16, torch.float16))
 
 
-@pytest.fixture(params=["triton", "generic", "avx2", "avx512", "avx512bf16"])
+@pytest.fixture(params=["triton", "generic", "avx2", "avx512", "avx512bf16", "amx"])
 def kernel(request: pytest.FixtureRequest) -> Iterator[Kernel]:
     if request.param == "triton":
         yield TRITON
