@@ -55,18 +55,19 @@ class BlockTables:
     def grow(self, request: RequestState, num_tokens: int) -> bool:
         """Room for its first `num_tokens` tokens. False, and nothing is taken, if there are not enough free blocks."""
         missing = self._num_blocks(num_tokens) - len(request.block_table)
+        if missing <= 0:
+            return True
         if missing > self._blocks.num_free:
             return False
-        if missing > 0:
-            request.block_table.extend(self._blocks.allocate(missing))
+        request.block_table.extend(self._blocks.allocate(missing))
         return True
 
     def register(self, request: RequestState, num_tokens: int) -> None:
         """Makes findable the full blocks of its first `num_tokens` tokens, which are scheduled; of known ones only."""
+        if not self._prefix_caching or num_tokens // self._block_size <= request.num_registered_blocks:
+            return
         num_tokens = min(num_tokens, len(request.token_ids))
         num_full = num_tokens // self._block_size
-        if not self._prefix_caching or num_full <= request.num_registered_blocks:
-            return
         hashes = request.hashes_of_full_blocks(self._block_size, num_tokens)
         for index in range(request.num_registered_blocks, num_full):
             self._blocks.register(request.block_table[index], hashes[index])

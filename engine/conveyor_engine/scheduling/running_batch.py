@@ -109,11 +109,11 @@ class RunningBatch:
         if self._whole_prompts:
             return self._whole_chunk(request, step)
         num_tokens = request.num_pending_tokens - (request.padded_from is not None)
-        is_long = num_tokens > self._long_prompt_tokens
-        num_tokens = min(num_tokens, self._max_tokens - step.num_tokens)
-        if is_long:
-            num_tokens = min(num_tokens, self._long_prompt_budget)
-            self._long_prompt_budget -= num_tokens
+        budget = self._max_tokens - step.num_tokens
+        if num_tokens <= self._long_prompt_tokens:
+            return min(num_tokens, budget)
+        num_tokens = min(num_tokens, budget, self._long_prompt_budget)
+        self._long_prompt_budget -= num_tokens
         return num_tokens
 
     def _whole_chunk(self, request: RequestState, step: Step) -> int:
