@@ -31,7 +31,8 @@ _AVX512 = (*_AVX2, "-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mpre
 _AVX512BF16 = (*_AVX512, "-mavx512bf16")
 _AMX = (*_AVX512BF16, "-mamx-tile", "-mamx-bf16")
 _X86_FLAGS = {"avx2": _AVX2, "avx512": _AVX512, "avx512bf16": _AVX512BF16, "amx": _AMX}
-_OPTIONAL = ("avx512bf16", "amx")  # compilers older than GCC 10 and 11 do not know them
+# By one of its instructions: compilers older than GCC 10 and 11, or their assemblers, do not know them.
+_OPTIONAL = {"avx512bf16": "vdpbf16ps %zmm0, %zmm1, %zmm2", "amx": "tilerelease"}
 _KERNELS = ("attention", "elementwise", "linear", "sample")
 _OWN_KERNELS = {"amx": ("linear",)}  # the others are those of avx512bf16
 _ONCE = ("dispatch", "layer")  # for all instruction sets
@@ -45,9 +46,11 @@ def compile_library(output: Path = LIBRARY) -> Path:
     """Compiles and links into `output`, replacing it in one step. Raises CompileError."""
     compiler = os.environ.get("CC", "cc")
     sets = {"generic": ()} | (_X86_FLAGS if platform.machine() in ("x86_64", "AMD64") else {})
-    sets = {isa: flags for isa, flags in sets.items() if isa not in _OPTIONAL or _knows(compiler, flags)}
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".native-", dir=output.parent) as folder:
+        for isa in sets.keys() & _OPTIONAL:
+            if not _knows([compiler, *sets[isa]], _OPTIONAL[isa], Path(folder)):
+                del sets[isa]
         objects = [
             (Path(folder) / f"{name}.{isa}.o", name, isa) for isa in sets for name in _OWN_KERNELS.get(isa, _KERNELS)
         ]
@@ -68,9 +71,11 @@ def compile_library(output: Path = LIBRARY) -> Path:
     return output
 
 
-def _knows(compiler: str, flags: Sequence[str]) -> bool:
+def _knows(compiler: Sequence[str], instruction: str, folder: Path) -> bool:
+    program = folder / "known.c"
+    program.write_text(f'void known(void) {{ __asm__("{instruction}"); }}\n')
     try:
-        _run([compiler, *flags, "-E", "-x", "c", os.devnull])
+        _run([*compiler, "-c", str(program), "-o", str(folder / "known.o")])
     except CompileError:
         return False
     return True

@@ -75,8 +75,11 @@ static const struct { const char *name; int (*supported)(void); cv_kernels kerne
 static int chosen = -1;
 
 static int choice(void) {
-    if (chosen < 0)
-        for (chosen = 0; !TABLE[chosen].supported(); chosen++) {}
+    if (chosen < 0) {
+        int best = 0; /* nobody else may see one that is not supported */
+        while (!TABLE[best].supported()) best++;
+        chosen = best;
+    }
     return chosen;
 }
 

@@ -29,14 +29,21 @@ def test_a_failing_compiler_is_quoted(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="these instruction sets are x86's")
-def test_an_instruction_set_that_the_compiler_does_not_know_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "refuses",
+    [
+        pytest.param('case "$*" in *-mamx-tile*) exit 1 ;; esac', id="compiler"),
+        pytest.param('for i; do case $i in *.c) ! grep tilerelease "$i" || exit 1 ;; esac; done', id="assembler"),
+    ],
+)
+def test_an_instruction_set_that_is_not_known_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refuses: str
 ) -> None:
     compiler, calls = tmp_path / "cc", tmp_path / "calls"
     compiler.write_text(
         f"""#!/bin/sh
         echo "$@" >> {calls}
-        case "$*" in *-mamx-tile*) exit 1 ;; esac
+        {refuses}
         while [ $# -gt 0 ]; do [ "$1" = -o ] && : > "$2"; shift; done; true\n"""
     )
     compiler.chmod(0o755)
