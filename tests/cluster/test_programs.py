@@ -94,7 +94,8 @@ def nothing_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "search_path", lambda: str(tmp_path))
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10**12))
-    monkeypatch.setattr(tools, "CACHE", tmp_path)
+    for module in (tools, preflight):
+        monkeypatch.setattr(module, "CACHE", tmp_path)
     monkeypatch.setenv("CLUSTER", "local")
 
 
