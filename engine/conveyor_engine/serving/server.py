@@ -50,7 +50,8 @@ async def serve(config: EngineConfig, fork_server: ForkServer, engine_program: s
     metrics.num_waiting = lambda: engine.num_waiting
     metrics.facts = lambda: engine.facts
     metrics.start_seconds = lambda: engine.start_seconds
-    workers = WorkerPool(fork_server)
+    stopping = _catch_signals()
+    workers = WorkerPool(fork_server, stopping.begun.set)
     state = AppState(config, model.name, engine, model.tokenizer, metrics, workers, Memory(), int(time.time()))
     server = _Server(
         uvicorn.Config(
@@ -58,7 +59,6 @@ async def serve(config: EngineConfig, fork_server: ForkServer, engine_program: s
             server_header=False, timeout_keep_alive=75, backlog=BACKLOG,
         )
     )  # fmt: skip
-    stopping = _catch_signals()
     await workers.start()
     await engine.start()
     gc.freeze()  # what is loaded stays: to look at all of it would hold every stream for a tenth of a second

@@ -181,6 +181,21 @@ def test_sigterm_lets_open_requests_finish_and_refuses_new_ones(start: Start) ->
     assert not server.termination_path.exists()
 
 
+@pytest.mark.parametrize("with_server", [True, False], ids=["a signal to all", "its workers' end"])
+def test_without_its_workers_a_server_drains(start: Start, with_server: bool) -> None:
+    """A signal to a process group reaches them too, and is one signal."""
+    server = start(REAL)
+    fork_server = next(pid for pid in children(server.process.pid) if pid != server.engine_pid)
+    stream = Call(server, LONG | {"max_tokens": 300, "stream": True})
+    wait_until(lambda: stream.lines, "a first token", server)
+    with stopped(server.engine_pid):
+        for pid in (fork_server, *children(fork_server), *[server.process.pid][: int(with_server)]):
+            os.kill(pid, signal.SIGTERM)
+        wait_until(lambda: server.load()["draining"], "draining", server)
+    assert stream.finish().last == "[DONE]"
+    assert server.wait_exit() == 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("by", ["timeout", "second signal"])
 def test_at_the_end_of_the_drain_requests_are_ended_in_words(start: Start, by: str) -> None:

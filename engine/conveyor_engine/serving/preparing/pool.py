@@ -10,8 +10,6 @@ milliseconds, and requests come in bursts.
 import asyncio
 import itertools
 import logging
-import os
-import signal
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,11 +33,13 @@ from conveyor_engine.wire.messages import FrameReader
 NUM_WORKERS = 3
 _NUM_CHAT_WORKERS = 2
 _LONG_BYTES = 256 * 2**10
+_LONG = "long"
+_AFTER_DEATH_SECONDS = 0.1  # until a worker that died is replaced, so that no loop of deaths takes a core
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Task:
+class _Order:
     number: int  # in the order of arrival
     job: Job
     reply: asyncio.Future[Reply | None]  # None: the worker died
@@ -56,9 +56,9 @@ class _Task:
 class _Worker(asyncio.Protocol):
     """The socket of one process, which does one job at a time."""
 
-    def __init__(self, on_reply: Callable[["_Worker", Reply | None], None]) -> None:
-        """`on_reply` gets each reply, and None when the process has ended."""
+    def __init__(self, on_reply: Callable[["_Worker", Reply], None], on_end: Callable[["_Worker"], None]) -> None:
         self._on_reply = on_reply
+        self._on_end = on_end
         self._frames = FrameReader()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -76,20 +76,21 @@ class _Worker(asyncio.Protocol):
             self._on_reply(self, reply_decoder.decode(payload))
 
     def connection_lost(self, _: Exception | None) -> None:
-        self._on_reply(self, None)
+        self._on_end(self)
 
 
 class WorkerPool:
     """The workers and the lines for them, which `EngineClient.hold_place` bounds."""
 
-    def __init__(self, fork_server: ForkServer) -> None:
+    def __init__(self, fork_server: ForkServer, on_broken: Callable[[], None]) -> None:
+        """`on_broken` is called when there can be no new workers any more."""
         self._fork_server = fork_server
+        self._on_broken = on_broken
         self._numbers = itertools.count()
-        self._lines: dict[tuple[bool, bool], deque[_Task]] = {}  # by whether a task is long, and a chat
+        self._lines: dict[str, deque[_Order]] = {}  # of long bodies, and of short ones by their kind
         self._idle: set[_Worker] = set()
-        self._running: dict[_Worker, _Task] = {}
+        self._running: dict[_Worker, _Order] = {}
         self._starting: set[asyncio.Task[None]] = set()
-        self._stopped = False
 
     async def start(self) -> None:
         for _ in range(NUM_WORKERS):
@@ -97,24 +98,27 @@ class WorkerPool:
 
     async def stop(self) -> None:
         """Ends the workers and the fork server."""
-        self._stopped = True
         self._fork_server.close()
         for starting in self._starting:
             starting.cancel()
-        for worker in (*self._idle, *self._running):
+        workers = (*self._idle, *self._running)
+        self._idle.clear()
+        self._running.clear()  # so that nobody replaces them
+        for worker in workers:
             worker.close()
 
     async def prepare(self, job: Job) -> AnyPrepared:
         """Raises what the job failed with. If this call is cancelled, a worker that has begun goes on to the end."""
-        task = _Task(next(self._numbers), job, asyncio.get_running_loop().create_future())
-        line = self._lines.setdefault((task.is_long, task.is_chat), deque())
-        line.append(task)
+        order = _Order(next(self._numbers), job, asyncio.get_running_loop().create_future())
+        line = self._lines.setdefault(_LONG if order.is_long else job.kind, deque())
+        line.append(order)
         self._run_next()
         try:
-            reply = await task.reply
-        finally:
-            if task in line:
-                line.remove(task)
+            reply = await order.reply
+        except asyncio.CancelledError:
+            if order in line:
+                line.remove(order)
+            raise
         match reply:
             case None:
                 raise too_costly()
@@ -127,45 +131,55 @@ class WorkerPool:
         raise AssertionError(reply)
 
     def _run_next(self) -> None:
-        """Gives idle workers those tasks that may run, first come, first served."""
+        """Gives idle workers those that may run, of the heads of lines the one that came first."""
         while self._idle and (lines := [line for line in self._lines.values() if line and self._may_run(line[0])]):
-            task = min(lines, key=lambda line: line[0].number).popleft()
+            order = min(lines, key=lambda line: line[0].number).popleft()
             worker = self._idle.pop()
-            self._running[worker] = task
-            worker.run(task.job)
+            self._running[worker] = order
+            worker.run(order.job)
 
-    def _may_run(self, task: _Task) -> bool:
+    def _may_run(self, order: _Order) -> bool:
         running = self._running.values()
-        if task.is_long and any(other.is_long for other in running):
+        if order.is_long and any(other.is_long for other in running):
             return False
-        return not task.is_chat or sum(other.is_chat for other in running) < _NUM_CHAT_WORKERS
+        return not order.is_chat or sum(other.is_chat for other in running) < _NUM_CHAT_WORKERS
 
-    def _on_reply(self, worker: _Worker, reply: Reply | None) -> None:
-        was_idle, task = worker in self._idle, self._running.pop(worker, None)
-        if task is not None and not task.reply.done():
-            task.reply.set_result(reply)
-        if reply is not None and not reply.retires:
-            self._idle.add(worker)
-        elif was_idle or task is not None:  # else it ends as it was told to
-            self._idle.discard(worker)
+    def _on_reply(self, worker: _Worker, reply: Reply) -> None:
+        self._conclude(worker, reply)
+        if reply.retires:
             worker.close()
             self._replace()
+        else:
+            self._idle.add(worker)
         self._run_next()
 
-    def _replace(self) -> None:
-        if not self._stopped:
-            starting = asyncio.create_task(self._add_worker())
-            self._starting.add(starting)
-            starting.add_done_callback(self._starting.discard)
+    def _on_end(self, worker: _Worker) -> None:
+        """It was told to end, and is in no list any more, or it has died."""
+        if worker in self._idle or worker in self._running:
+            self._idle.discard(worker)
+            self._conclude(worker, None)
+            self._replace(_AFTER_DEATH_SECONDS)
+            self._run_next()
 
-    async def _add_worker(self) -> None:
+    def _conclude(self, worker: _Worker, reply: Reply | None) -> None:
+        order = self._running.pop(worker, None)
+        if order is not None and not order.reply.done():
+            order.reply.set_result(reply)
+
+    def _replace(self, wait_seconds: float = 0.0) -> None:
+        starting = asyncio.create_task(self._add_worker(wait_seconds))
+        self._starting.add(starting)
+        starting.add_done_callback(self._starting.discard)
+
+    async def _add_worker(self, wait_seconds: float = 0.0) -> None:
+        await asyncio.sleep(wait_seconds)
         try:
             connection = self._fork_server.start_worker()
         except OSError:
             _log.critical('event=fork_server_ended message="this server drains, ends and must be started anew"')
-            os.kill(os.getpid(), signal.SIGTERM)
+            self._on_broken()
             return
         loop = asyncio.get_running_loop()
-        _, worker = await loop.create_connection(lambda: _Worker(self._on_reply), sock=connection)
+        _, worker = await loop.create_connection(lambda: _Worker(self._on_reply, self._on_end), sock=connection)
         self._idle.add(worker)
         self._run_next()

@@ -89,10 +89,3 @@ def test_idle_workers_that_are_killed_are_replaced_and_no_request_is_refused(hos
     wait_until(lambda: len(set(children(fork_server)) - set(workers)) == len(workers), "new workers", hostile)
     answers = [hostile.post(CHAT, say("hello")).status_code for _ in range(2 * len(workers))]
     assert set(answers) == {200}
-
-
-def test_a_burst_finds_each_worker_again_and_again(hostile: EngineServer) -> None:
-    with ThreadPoolExecutor(16) as threads:
-        bodies = [say(f"{number}") if number % 2 else {"prompt": f"{number}", "max_tokens": 1} for number in range(64)]
-        sent = [threads.submit(hostile.post, CHAT if "messages" in body else COMPLETION, body) for body in bodies]
-        assert {future.result().status_code for future in sent} == {200}

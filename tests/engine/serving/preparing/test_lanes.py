@@ -1,0 +1,195 @@
+"""Which job a worker gets next: the pool, with workers that do what the test says."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import msgspec
+import pytest
+from tests.engine.builders import make_facts
+
+from conveyor_engine.errors import InvalidRequest, UnknownModel
+from conveyor_engine.serving.preparing.pool import NUM_WORKERS, WorkerPool
+from conveyor_engine.serving.preparing.prepare import Job, Kind
+from conveyor_engine.serving.preparing.process import Failure, ForkServer, Reply, encode, frame
+from conveyor_engine.wire.messages import FrameReader
+
+LONG = 300 * 2**10
+
+
+class Workers(asyncio.Protocol):
+    """A fork server whose workers' jobs, by name, wait for `answer`."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, asyncio.WriteTransport] = {}  # that were given to a worker and are not answered
+        self.num_started = 0
+        self.is_gone = False
+
+    def start_worker(self) -> socket.socket:
+        if self.is_gone:
+            raise BrokenPipeError
+        self.num_started += 1
+        ours, theirs = socket.socketpair()
+        loop = asyncio.get_running_loop()
+        self._opening = loop.create_task(loop.create_connection(lambda: _Process(self.jobs), sock=theirs))
+        return ours
+
+    def close(self) -> None:
+        pass
+
+    def answer(self, name: str, *, retires: bool = False) -> None:
+        reply = Reply(Failure.of(UnknownModel(name)), retires)
+        self.jobs.pop(name).write(frame(encode(reply)))
+
+    def kill(self, name: str) -> None:
+        self.jobs.pop(name).close()
+
+
+class _Process(asyncio.Protocol):
+    def __init__(self, jobs: dict[str, asyncio.WriteTransport]) -> None:
+        self._jobs = jobs
+        self._frames = FrameReader()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.WriteTransport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        for payload in self._frames.feed(data):
+            job = msgspec.msgpack.decode(payload, type=Job)
+            self._jobs[job.body.strip().decode()] = self._transport
+
+
+class Pool:
+    def __init__(self) -> None:
+        self.workers = Workers()
+        self.broken = 0
+        self.pool = WorkerPool(cast(ForkServer, self.workers), self._break)
+        self.prepared: dict[str, asyncio.Task[Any]] = {}
+
+    def _break(self) -> None:
+        self.broken += 1
+
+    def send(self, *names: str, kind: Kind = "completion", size: int = 0) -> None:
+        for name in names:
+            job = Job(kind, make_facts(), 1, 0.0, name.encode().ljust(size))
+            self.prepared[name] = asyncio.create_task(self.pool.prepare(job))
+
+    async def given(self, *names: str) -> None:
+        """Waits until these jobs, and no others, are at workers."""
+        async with asyncio.timeout(10):
+            while set(self.workers.jobs) != set(names):  # noqa: ASYNC110  what is looked at has no event
+                await asyncio.sleep(0.001)
+        await asyncio.sleep(0.01)
+        assert set(self.workers.jobs) == set(names)
+
+
+@asynccontextmanager
+async def started() -> AsyncIterator[Pool]:
+    pool = Pool()
+    await pool.pool.start()
+    try:
+        yield pool
+    finally:
+        await pool.pool.stop()
+        for task in pool.prepared.values():
+            task.cancel()
+        await asyncio.gather(*pool.prepared.values(), return_exceptions=True)
+
+
+async def test_who_came_first_goes_first() -> None:
+    async with started() as pool:
+        pool.send(*"abcdef")
+        await pool.given("a", "b", "c")
+        pool.workers.answer("b")
+        await pool.given("a", "c", "d")
+        with pytest.raises(UnknownModel, match="b"):
+            await pool.prepared["b"]
+
+
+async def test_chats_leave_a_worker_to_completions() -> None:
+    async with started() as pool:
+        pool.send("chat 1", "chat 2", "chat 3", kind="chat")
+        await pool.given("chat 1", "chat 2")
+        pool.send("completion")
+        await pool.given("chat 1", "chat 2", "completion")
+        pool.workers.answer("chat 1")
+        await pool.given("chat 2", "chat 3", "completion")
+
+
+async def test_a_long_chat_waits_for_no_younger_one() -> None:
+    """Neither a long completion nor a short chat that came later takes the place that it lacks."""
+    async with started() as pool:
+        pool.send("chat 1", "chat 2", kind="chat")
+        pool.send("long", size=LONG)
+        await pool.given("chat 1", "chat 2", "long")
+        pool.send("long chat", kind="chat", size=LONG)
+        pool.send("later long", size=LONG)
+        pool.send("later chat", kind="chat")
+        pool.workers.answer("long")
+        await pool.given("chat 1", "chat 2")
+        pool.workers.answer("chat 2")
+        await pool.given("chat 1", "long chat")
+        pool.workers.answer("chat 1")
+        await pool.given("later chat", "long chat")
+        pool.workers.answer("long chat")
+        await pool.given("later chat", "later long")
+
+
+async def test_who_leaves_the_line_is_not_prepared_and_who_is_at_a_worker_keeps_it_busy() -> None:
+    async with started() as pool:
+        pool.send(*"abcde")
+        await pool.given("a", "b", "c")
+        for name in "ad":
+            pool.prepared[name].cancel()
+        pool.workers.answer("b")
+        await pool.given("a", "c", "e")
+        pool.workers.answer("a")
+        pool.send("f")
+        await pool.given("c", "e", "f")
+
+
+async def test_a_worker_that_dies_costs_its_own_job_alone() -> None:
+    async with started() as pool:
+        pool.send(*"abcd")
+        await pool.given("a", "b", "c")
+        pool.workers.kill("a")
+        with pytest.raises(InvalidRequest, match="could not be rendered"):
+            await pool.prepared["a"]
+        await pool.given("b", "c", "d")
+        assert pool.workers.num_started == NUM_WORKERS + 1
+
+
+async def test_a_worker_that_retires_has_done_its_job_and_is_replaced() -> None:
+    async with started() as pool:
+        pool.send(*"abcd")
+        await pool.given("a", "b", "c")
+        pool.workers.answer("a", retires=True)
+        with pytest.raises(UnknownModel, match="a"):
+            await pool.prepared["a"]
+        await pool.given("b", "c", "d")
+        assert pool.workers.num_started == NUM_WORKERS + 1
+
+
+async def test_without_a_fork_server_the_pool_says_so_and_goes_on_with_what_it_has() -> None:
+    async with started() as pool:
+        pool.send(*"abcd")
+        await pool.given("a", "b", "c")
+        pool.workers.is_gone = True
+        pool.workers.kill("a")
+        async with asyncio.timeout(10):
+            while not pool.broken:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        await pool.given("b", "c")
+        pool.workers.answer("b")
+        await pool.given("c", "d")
+
+
+async def test_a_pool_that_is_stopped_starts_no_workers() -> None:
+    async with started() as pool:
+        pool.send("a")
+        await pool.given("a")
+        await pool.pool.stop()
+        await asyncio.sleep(0.2)
+        assert (pool.workers.num_started, pool.broken) == (NUM_WORKERS, 0)
