@@ -6,7 +6,7 @@ gets at most one output with a finish reason, and the reader sees either the end
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from typing import Self
 
 import msgspec
@@ -72,11 +72,11 @@ class Generation:
     async def batches(self) -> AsyncIterator[list[RequestOutput]]:
         """The outputs, a few tokens at a time, until every request has had its last one.
 
-        What a reader that is behind finds of one request it gets as one output, so that it catches up; a failure comes
-        alone, so that what was there before it is shown. Raises what `fail` was given (Overloaded, InvalidRequest,
-        Unavailable, EngineDead), after the outputs before it.
+        What a reader that is behind finds of one request it gets as one output, so that it catches up. A failure comes
+        first in its batch, so that what was there before it is shown. Raises what `fail` was given (Overloaded,
+        InvalidRequest, Unavailable, EngineDead), after the outputs before it.
         """
-        while self._open or self._outputs or self._error:
+        while self._open or self._outputs:
             if self._outputs:
                 yield self._next_batch()
                 if self._outputs:
@@ -100,31 +100,34 @@ class Generation:
             output = self._outputs.popleft()
             num_tokens += max(1, len(output.new_token_ids)) * _weight(output)
             num_bytes += _held_bytes(output)
-            if (first := batch.setdefault(output.request_id, output)) is not output:
-                first.extend(output)
+            if output.request_id in batch:
+                batch[output.request_id].extend(output)
+            else:
+                batch[output.request_id] = output
         self.on_held(-num_bytes)
         return list(batch.values())
 
     def put(self, output: RequestOutput) -> None:
         """Queues an output. Ignores those after a request's last one."""
-        if output.request_id not in self._open:
+        if output.request_id not in self._open or self._error is not None:
             return
         if output.finish_reason is not None:
             self._open.discard(output.request_id)
-        for part in _split(output) if len(output.new_token_ids) > 1 else (output,):
+        for part in _split(output):
             self._outputs.append(part)
             self.on_held(_held_bytes(part))
         self._wake()
 
     def end(self, request_ids: list[str]) -> None:
-        """Nothing more is wanted of these; what is queued for them is still read."""
+        """Nothing more is wanted of these, what is queued for them included."""
         self._open.difference_update(request_ids)
+        self.on_held(-sum(_held_bytes(output) for output in self._outputs if output.request_id in request_ids))
+        self._outputs = deque(output for output in self._outputs if output.request_id not in request_ids)
         self._abort(request_ids)
 
     def fail(self, error: Exception) -> None:
-        """Ends all open requests with this error."""
-        if self._open:
-            self._open.clear()
+        """Ends all open requests with this error: what is queued is read before it."""
+        if self._open and self._error is None:
             self._error = error
             self._wake()
 
@@ -134,21 +137,20 @@ class Generation:
         self._abort(self.request_ids)
 
 
-def _split(output: RequestOutput) -> Iterator[RequestOutput]:
+def _split(output: RequestOutput) -> list[RequestOutput]:
     """The output in parts of a batch's size, the finish reason in the last. Static batching gives whole answers."""
     ids, logprobs = output.new_token_ids, output.logprobs
+    if len(ids) <= 1:
+        return [output]
     size = max(1, _BATCH_TOKENS // _weight(output))
-    last_start = max(0, (len(ids) - 1) // size * size)
-    for start in range(0, last_start, size):
+    parts = []
+    for start in range(0, len(ids), size):
         end = start + size
-        part_logprobs = None if logprobs is None else logprobs[start:end]
-        yield msgspec.structs.replace(
-            output, new_token_ids=ids[start:end], logprobs=part_logprobs, finish_reason=None, message=None
-        )
-    if last_start:
-        rest = None if logprobs is None else logprobs[last_start:]
-        output = msgspec.structs.replace(output, new_token_ids=ids[last_start:], logprobs=rest)
-    yield output
+        part = msgspec.structs.replace(output, new_token_ids=ids[start:end], finish_reason=None, message=None)
+        part.logprobs = None if logprobs is None else logprobs[start:end]
+        parts.append(part)
+    parts[-1].finish_reason, parts[-1].message = output.finish_reason, output.message
+    return parts
 
 
 def _weight(output: RequestOutput) -> int:

@@ -95,7 +95,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
         return array("f", self.packed_logprobs).tolist()
 
 
-class RequestOutput(msgspec.Struct, kw_only=True, array_like=True, omit_defaults=True):
+class RequestOutput(msgspec.Struct, kw_only=True, array_like=True):
     """What one step gave one request. The last one of a request carries `finish_reason`."""
 
     request_id: str

@@ -52,15 +52,29 @@ async def test_a_failure_is_read_after_what_came_before_it(reason: FinishReason)
     assert batches == [[("a", None), ("b", FinishReason.STOP)], [("a", reason)]]
 
 
-async def test_what_a_reader_wants_no_more_of_does_not_keep_it_waiting() -> None:
+async def test_what_a_reader_wants_no_more_of_is_forgotten() -> None:
     aborted: list[str] = []
+    held: list[int] = []
     async with Generation(["a", "b"], 60, aborted.extend, Turns()) as generation:
+        generation.on_held = held.append
         generation.put(token("a"))
         generation.put(token("b", FinishReason.STOP))
         generation.end(["a"])
         assert aborted == ["a"]
         generation.put(token("a"))
-        assert [o.request_id async for batch in generation.batches() for o in batch] == ["a", "b"]
+        assert [o.request_id async for batch in generation.batches() for o in batch] == ["b"]
+    assert sum(held) == 0
+
+
+async def test_a_failure_behind_the_end_that_the_reader_found_is_none() -> None:
+    """As when a stop string is in what the engine told before it died."""
+    async with Generation(["a"], 60, lambda _: None, Turns()) as generation:
+        generation.put(token("a"))
+        generation.fail(EngineDead("gone"))
+        batches = generation.batches()
+        assert len(await anext(batches)) == 1
+        generation.end(["a"])
+        assert [batch async for batch in batches] == []
 
 
 async def test_nothing_follows_a_last_output() -> None:

@@ -61,11 +61,9 @@ class GeneratedResponse(EngineResponse):
         stopped: list[str] = []
         for output in outputs:
             choice = self._choice_of[output.request_id]
-            if choice.finish_reason is not None:
-                continue  # a stop string ended it; the engine did not know yet
             if (delta := choice.take(output)) is not None:
                 deltas.append(delta)
-            if choice.finish_reason is not None and output.finish_reason is None:
+            if choice.finish_reason is not None and output.finish_reason is None:  # by a stop string
                 stopped.append(choice.request_id)
         if stopped:
             self._generation.end(stopped)

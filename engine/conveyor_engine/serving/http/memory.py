@@ -53,15 +53,15 @@ class Held:
 
     @property
     def num_counted(self) -> int:
-        """Bytes beyond those that are free."""
-        return max(0, self._num_bytes - _FREE_BYTES)
+        """Of its bytes, those that count."""
+        return _counted(self._num_bytes)
 
     def grow(self, num_bytes: int) -> None:
         """Counts so many bytes more, or fewer if negative."""
         before = self._num_bytes
         self._num_bytes += num_bytes
         if max(before, self._num_bytes) > _FREE_BYTES and not self._gave_way:
-            self._memory._add(self, self.num_counted - max(0, before - _FREE_BYTES))
+            self._memory._add(self, _counted(self._num_bytes) - _counted(before))
 
     def evict(self) -> None:
         """Cancels what its task is doing."""
@@ -86,3 +86,8 @@ class Held:
             if self._gave_way:
                 raise Overloaded("this server holds too much for its clients, most of it for you; try again") from None
             raise DeadlineExceeded("the request's time ran out before its answer was complete") from None
+
+
+def _counted(num_bytes: int) -> int:
+    """Bytes beyond those that are free."""
+    return max(0, num_bytes - _FREE_BYTES)
