@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from e2e import go_module, kube
-from e2e.cluster import programs
+from e2e.cluster import local, programs
 from e2e.cluster.paths import CACHE
 from e2e.cluster.progress import announced
 
@@ -28,6 +28,19 @@ _PACKAGES = (
 _PARTIAL = FOLDER / "partial"
 _COMPLETE = FOLDER / ".complete"
 _DOCKERFILE = "FROM scratch\nCOPY model/ /models/\n"  # as docs/models.md has it
+
+
+def check_cluster() -> None:
+    """Raises ProgramMissing if the cluster that is up has another containerd: these programs cannot speak to it."""
+    if not local.CONTAINERD_SOCKET.exists():
+        return
+    told = programs.run("ctr", "--address", local.CONTAINERD_SOCKET, "version", capture_output=True, text=True).stdout
+    server = re.search(r"Server:\s+Version:\s+(\S+)", told)
+    if server and not server[1].startswith(VERSION):
+        raise programs.ProgramMissing(
+            f"the local cluster that is up runs containerd {server[1]}, and this needs one that runs {VERSION}: "
+            "`make cluster-down` first"
+        )
 
 
 def build() -> None:
@@ -79,6 +92,10 @@ def running_registry(folder: Path) -> Iterator[Registry]:
 
 
 if __name__ == "__main__":
-    with contextlib.redirect_stdout(sys.stderr):
-        build()
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            check_cluster()
+            build()
+    except programs.ProgramMissing as error:
+        sys.exit(str(error))
     print(FOLDER)

@@ -4,13 +4,14 @@ import ast
 import os
 import shutil
 import subprocess
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from e2e import vllm
-from e2e.cluster import kind, preflight, programs, tools
+from e2e import oci, vllm
+from e2e.cluster import kind, local, preflight, programs, tools
 from e2e.cluster.paths import REPOSITORY
 
 MODULES = sorted(
@@ -177,6 +178,20 @@ def test_a_node_that_has_vllms_image_gets_no_other(tmp_path: Path, monkeypatch: 
     assert preflight.VLLM not in preflight.steps(with_vllm=True)
     (tmp_path / "local" / "containerd.sock").unlink()
     assert preflight.VLLM in preflight.steps(with_vllm=True)
+
+
+@pytest.mark.parametrize(("version", "refused"), [("1.6.20~ds1", True), (f"{oci.VERSION}+unknown", False)])
+def test_make_oci_refuses_a_cluster_that_its_programs_cannot_speak_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, refused: bool
+) -> None:
+    (tmp_path / "ctr").write_text(f"#!/bin/sh\necho 'Client:\n  Version:  9\n\nServer:\n  Version:  {version}'")
+    (tmp_path / "ctr").chmod(0o755)
+    monkeypatch.setattr(programs, "search_path", lambda: f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(local, "CONTAINERD_SOCKET", tmp_path / "socket")
+    oci.check_cluster()
+    (tmp_path / "socket").touch()
+    with pytest.raises(programs.ProgramMissing, match="make cluster-down") if refused else nullcontext():
+        oci.check_cluster()
 
 
 def test_images_of_other_packages_count_as_images_to_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
