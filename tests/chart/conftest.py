@@ -6,7 +6,7 @@ import pytest
 from tests.chart.installation import RELEASE, AuditedControlPlane, Json, Release, helm, render
 
 from conveyor_api.names import SYSTEM_NAMESPACE
-from e2e.cluster.api import Api
+from e2e.cluster.api import Api, wait_until
 
 
 @pytest.fixture(scope="session")
@@ -20,7 +20,10 @@ def chart_plane() -> Iterator[AuditedControlPlane]:
     """Of a file, since the files of this folder run side by side, and idle it costs two seconds a minute."""
     with AuditedControlPlane(hpa_sync_period_seconds=1) as plane:
         namespace = {"metadata": {"name": SYSTEM_NAMESPACE, "labels": build_restricted_labels()}}
-        Api(plane.kubeconfig).create("/api/v1/namespaces", namespace)
+        api = Api(plane.kubeconfig)
+        api.create("/api/v1/namespaces", namespace)
+        account = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/serviceaccounts/default"
+        wait_until("the account of its pods", lambda: api.reachable(account), 60, plane.processes.check)
         yield plane
 
 

@@ -73,8 +73,6 @@ def test_a_pod_that_does_not_fit_would_be_refused(api: Api, rendered: list[Json]
 def create_pod(api: Api, name: str, spec: Json) -> None:
     """Dry run, in a namespace that enforces the level."""
     pods = f"/api/v1/namespaces/{names.SYSTEM_NAMESPACE}/pods?dryRun=All"
-    account = f"/api/v1/namespaces/{names.SYSTEM_NAMESPACE}/serviceaccounts/default"
-    api.get(account)
     api.create(pods, {"metadata": {"name": name}, "spec": {**spec, "serviceAccountName": "default"}})
 
 
