@@ -32,6 +32,7 @@ from conveyor_engine.execution.limits import (
 from conveyor_engine.execution.models.fuse import fuse_model
 from conveyor_engine.execution.models.last_layer import find_last_layer
 from conveyor_engine.execution.models.loader import load_config, load_model
+from conveyor_engine.execution.models.native_layers import join_layers
 from conveyor_engine.execution.models.probe import probe_layers
 from conveyor_engine.execution.rows import Rows
 from conveyor_engine.execution.sampling.logprobs import Logprobs
@@ -123,6 +124,7 @@ class ModelRunner:
         layers = probe_layers(model, self.device)
         if config.attention_backend != "torch":  # torch = transformers' own modules throughout
             fused = fuse_model(model)
+            join_layers(model)
             progress("event=model_fused " + " ".join(f"{kind}={count}" for kind, count in fused.items()))
         progress(f"event=model_loaded layers={len(layers)} seconds={time.monotonic() - started:.1f}")
         return model, layers

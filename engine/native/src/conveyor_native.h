@@ -12,7 +12,7 @@
 #define CONVEYOR_NATIVE_H
 #include <stdint.h>
 
-#define CV_ABI_VERSION 6
+#define CV_ABI_VERSION 7
 #define CV_EXPORT __attribute__((visibility("default")))
 
 enum { CV_FLOAT32 = 0, CV_BFLOAT16 = 1 };
@@ -136,7 +136,7 @@ typedef struct {
 } cv_step;
 
 /* y[tokens, hidden] = the layer of x, with keys and values in the cache. Of the parts, the caller sets what stays the
- * same from step to step, the caches and the rotation among it; the kernels set what they hand to each other. */
+ * same from step to step, the caches among it; the kernels set what they hand to each other. y may be x. */
 typedef struct {
     cv_before_attention before;
     cv_kv_write write;
@@ -146,6 +146,15 @@ typedef struct {
     const void *x;
     void *y;
 } cv_layer;
+
+/* y[tokens, hidden] = the layers of x, one after the other; cos, sin [tokens, rotary] are each one's rotation. */
+typedef struct {
+    cv_layer *const *layers;
+    const cv_step *step;
+    const void *x, *cos, *sin;
+    void *y;
+    int64_t count, rotary;
+} cv_layers;
 
 CV_EXPORT int32_t cv_abi_version(void);
 /* Name of the instruction set in use: generic, avx2, avx512, avx512bf16 or amx. */
@@ -162,7 +171,7 @@ CV_EXPORT void cv_run_sample(const cv_sample *);
 CV_EXPORT void cv_run_silu_mul(const cv_silu_mul *);
 CV_EXPORT void cv_run_before_attention(const cv_before_attention *);
 CV_EXPORT void cv_run_after_attention(const cv_after_attention *);
-CV_EXPORT void cv_run_layer(cv_layer *);
+CV_EXPORT void cv_run_layers(const cv_layers *);
 /* Seconds of products, norms, heads, activation, cache write and attention in the three calls above, since this was
  * last called. */
 CV_EXPORT void cv_take_layer_seconds(double seconds[6]);

@@ -1,4 +1,4 @@
-/* A decoder layer in one call, or in two, before and after attention: between its kernels there is no Python.
+/* Decoder layers in one call, or one in two, before and after attention: between their kernels there is no Python.
  * Compiled without any -m flag. Called from one thread at a time. */
 #include <time.h>
 #include "kernels.h"
@@ -52,7 +52,7 @@ static void wire_attention(cv_layer *c, char *qkv, void *attended, int64_t value
     w->slots = s->slots, w->tokens = s->tokens;
 }
 
-void cv_run_layer(cv_layer *c) {
+static void run_layer(cv_layer *c) {
     static __thread void *memory;
     static __thread size_t held;
     cv_before_attention *before = &c->before;
@@ -83,6 +83,16 @@ void cv_run_layer(cv_layer *c) {
     after->activation.y = after->down.x = activated;
     after->out.rows = after->norm.outer = after->gate_up.rows = after->activation.rows = after->down.rows = tokens;
     cv_run_after_attention(after);
+}
+
+void cv_run_layers(const cv_layers *c) {
+    for (int64_t i = 0; i < c->count; i++) {
+        cv_layer *layer = c->layers[i];
+        cv_heads *heads = &layer->before.heads;
+        heads->cos = c->cos, heads->sin = c->sin, heads->rotary = c->rotary;
+        layer->step = c->step, layer->x = i ? c->y : c->x, layer->y = c->y;
+        run_layer(layer);
+    }
 }
 
 void cv_take_layer_seconds(double seconds[KINDS]) {

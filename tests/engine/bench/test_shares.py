@@ -45,7 +45,7 @@ def test_a_part_is_charged_without_what_it_calls(monkeypatch: pytest.MonkeyPatch
 def test_every_part_of_the_engine_is_found(tmp_path: Path) -> None:
     write_model(tmp_path, "tiny", torch.bfloat16)
     conveyor = Conveyor(tmp_path, "bfloat16", Workload(3, 9, 4), lambda _: None)
-    attention = conveyor.runner.model.model.layers[0].self_attn
+    attention = conveyor.runner.model.model.layers[0].layers[0].self_attn
     assert list(shares._parts_of(attention)) == [("rope", "_rope")], "beside the table of angles"
     found = shares.measure_shares(conveyor, [random_prompts(3, (9,), 1000, seed) for seed in (1, 2)], 4)
     assert {phase: len(all_) for phase, all_ in found.items()} == {"prefill": 2, "decode": 2 * 3}

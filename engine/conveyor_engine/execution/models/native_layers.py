@@ -1,21 +1,29 @@
-"""The engine's own decoder layer on a CPU that has the compiled kernels: one call, where the cache is theirs too.
+"""The engine's own decoder layers on a CPU that has the compiled kernels: one call for all, where the cache is theirs.
 
-It is two calls and attention between them where the cache is another's, and in the last layer of a step that does not
-sample from every token.
+A layer is two calls and attention between them where the cache is another's, and where it is the last one in a step
+that does not sample from every token.
 
 Made by `recognise` where `find_parts` finds all that it needs, in place of the class that it extends; it computes the
-same. Residuals are added by the products before them.
+same. Residuals are added by the products before them. `join_layers` then makes one module of a model's list of them.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import nn
+from transformers import PreTrainedModel
 
+from conveyor_engine.errors import ModelError
 from conveyor_engine.execution import native
 from conveyor_engine.execution.attention.cpu_native import CpuNative
 from conveyor_engine.execution.attention.interface import Paged, PagedStep, residual_of
 from conveyor_engine.execution.models.layers import Attention, DecoderLayer, GatedMlp, LayerNorms, RmsNorm, Rotation
 from conveyor_engine.execution.models.packed_linear import NativeLinear
+from conveyor_engine.execution.models.probe import run_forward
+from conveyor_engine.execution.models.trial import Attended, Recorder, same
+
+_TRIED_TOKENS = 8
 
 
 class NativeDecoderLayer(DecoderLayer):
@@ -28,7 +36,7 @@ class NativeDecoderLayer(DecoderLayer):
         heads = native.Heads(
             *(shape.num_heads, shape.num_kv_heads, shape.head_dim), spec.scaling, spec.sliding_window, spec.softcap
         )
-        self._layer = native.Layer(parts, heads)
+        self.layer = native.Layer(parts, heads)
 
     def forward(
         self, hidden_states: torch.Tensor, position_embeddings: Rotation, paged: Paged, **_: Any
@@ -36,12 +44,66 @@ class NativeDecoderLayer(DecoderLayer):
         """The call and the result of transformers' decoder layers."""
         spec = self.self_attn.spec
         residual = residual_of(paged, spec, hidden_states)
-        if residual is hidden_states and isinstance(paged, PagedStep) and isinstance(paged.backend, CpuNative):
-            step, caches = paged.backend.step(paged.metadata), paged.backend.caches(spec.layer)
-            return self._layer.forward(hidden_states, *position_embeddings, step, caches)
-        qkv = self._layer.before_attention(hidden_states, *position_embeddings)
+        qkv = self.layer.before_attention(hidden_states, *position_embeddings)
         query, key, value = torch.split(qkv, self._heads, dim=1)
-        return self._layer.after_attention(residual, paged.attend(spec, query, key, value))
+        return self.layer.after_attention(residual, paged.attend(spec, query, key, value))
+
+
+class NativeLayers(nn.Module):
+    """All layers of a model, which take the same rotation."""
+
+    def __init__(self, layers: Sequence[NativeDecoderLayer]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self._indices = [layer.self_attn.spec.layer for layer in layers]
+        self._calls = [layer.layer for layer in layers]
+        self._cached: tuple[CpuNative, native.Layers] | None = None  # with the caches of the backend that runs
+
+    def forward(self, hidden_states: torch.Tensor, paged: Paged, **others: Any) -> torch.Tensor:
+        """The call and the result of transformers' decoder layers."""
+        done = 0
+        if isinstance(paged, PagedStep) and isinstance(paged.backend, CpuNative):
+            is_cut = paged.last is not None and paged.last.layer == self._indices[-1]
+            if done := len(self._calls) - is_cut:
+                step, (cos, sin) = paged.backend.step(paged.metadata), others["position_embeddings"]
+                hidden_states = self._with_caches(paged.backend).forward(hidden_states, cos, sin, step, done)
+        for layer in self.layers[done:]:
+            hidden_states = layer(hidden_states, paged=paged, **others)
+        return hidden_states
+
+    def _with_caches(self, backend: CpuNative) -> native.Layers:
+        if self._cached is None or self._cached[0] is not backend:
+            self._cached = backend, native.Layers(self._calls, [backend.caches(index) for index in self._indices])
+        return self._cached[1]
+
+
+def join_layers(model: PreTrainedModel) -> None:
+    """Makes one module of each list of native layers, unless the model does not call it as it calls each of them."""
+    for parent in list(model.modules()):
+        for name, layers in list(parent.named_children()):
+            ours = [layer for layer in layers.children() if isinstance(layer, NativeDecoderLayer)]
+            if isinstance(layers, nn.ModuleList) and ours and len(ours) == len(layers):
+                apart = _observe(model)
+                setattr(parent, name, nn.ModuleList([NativeLayers(ours)]))
+                if not _are_same(apart, _observe(model)):
+                    setattr(parent, name, layers)
+
+
+def _observe(model: PreTrainedModel) -> list[Attended]:
+    """What attention is called with in each layer; nothing if the model fails."""
+    recorder = Recorder(1.0)
+    try:
+        run_forward(model, torch.arange(_TRIED_TOKENS, device=model.device), recorder)
+    except ModelError:
+        return []
+    return recorder.calls
+
+
+def _are_same(calls: list[Attended], others: list[Attended]) -> bool:
+    return len(calls) == len(others) and all(
+        one.spec == other.spec and same((one.query, one.key, one.value), (other.query, other.key, other.value))
+        for one, other in zip(calls, others, strict=True)
+    )
 
 
 def find_parts(norms: LayerNorms, attention: Attention, mlp: GatedMlp) -> native.LayerParts | None:

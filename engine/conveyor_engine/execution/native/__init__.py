@@ -6,7 +6,7 @@ not checked: a wrong one is a bug of the caller.
 """
 
 from conveyor_engine.execution.native.elementwise import rms_norm, rope, silu_mul
-from conveyor_engine.execution.native.layer import Heads, Layer, LayerParts, Norm, Product, take_layer_seconds
+from conveyor_engine.execution.native.layer import Heads, Layer, LayerParts, Layers, Norm, Product, take_layer_seconds
 from conveyor_engine.execution.native.library import (
     NativeMissingError,
     isa,
@@ -32,6 +32,7 @@ __all__ = [
     "Heads",
     "Layer",
     "LayerParts",
+    "Layers",
     "NativeMissingError",
     "Norm",
     "PackedWeight",

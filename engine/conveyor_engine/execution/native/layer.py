@@ -1,9 +1,10 @@
-"""A decoder layer in one call of the compiled kernels, or in two, before and after an attention of the caller's.
+"""Decoder layers in one call of the compiled kernels, or one in two, before and after an attention of the caller's.
 
 What stays the same is told once, by the structures that the calls take; a step tells only where its tensors are.
 """
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -71,7 +72,7 @@ class Layer:
             eps=query.eps if query else 0.0, offset=query.offset if query else 0.0,
         )  # fmt: skip
         size = parts.down.weight.in_features
-        self._call = library.Layer(
+        self.call = library.Layer(
             before=library.BeforeAttention(self._norm(parts.before_attention), self._product(parts.qkv), heads),
             write=self._write(of),
             attention=self._attention(of),
@@ -83,7 +84,7 @@ class Layer:
                 self._product(parts.down),
             ),
         )
-        self._before, self._after = self._call.before, self._call.after
+        self._before, self._after = self.call.before, self.call.after
         self._library = library.load()
 
     def _write(self, of: Heads) -> library.KvWrite:
@@ -110,29 +111,6 @@ class Layer:
             weight=product.weight.data.data_ptr(), bias=None if product.bias is None else product.bias.data_ptr(),
             n=out, k=width, x_stride=width, y_stride=out, dtype=self._dtype,
         )  # fmt: skip
-
-    def forward(
-        self,
-        x: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        step: CacheStep,
-        caches: tuple[torch.Tensor, torch.Tensor],
-    ) -> torch.Tensor:
-        """What the layer gives, (1, T, hidden), with cos, sin (1, T, R), its keys and values in the caches."""
-        assert x.is_contiguous()
-        assert cos.is_contiguous()
-        assert sin.is_contiguous()
-        assert cos.shape == sin.shape == (1, step.tokens, cos.shape[2])
-        assert x.shape[1] == step.tokens
-        assert x.dtype == cos.dtype == sin.dtype == caches[0].dtype
-        y, call, heads = torch.empty_like(x), self._call, self._before.heads
-        heads.cos, heads.sin, heads.rotary = cos.data_ptr(), sin.data_ptr(), cos.shape[2]
-        call.write.k_cache = call.attention.k_cache = caches[0].data_ptr()
-        call.write.v_cache = call.attention.v_cache = caches[1].data_ptr()
-        call.step, call.x, call.y = step.pointer, x.data_ptr(), y.data_ptr()
-        self._library.cv_run_layer(call)
-        return y
 
     def before_attention(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """Queries, keys and values (T, H + 2 Hkv, D), normed and rotated by cos, sin (1, T, R)."""
@@ -168,6 +146,37 @@ class Layer:
         product.y = activation.x = gate_up.data_ptr()
         activation.y = down.x = activated.data_ptr()
         self._library.cv_run_after_attention(call)
+        return y
+
+
+class Layers:
+    """Layers one after another, each with its caches, in one call. For one thread at a time."""
+
+    def __init__(self, layers: Sequence[Layer], caches: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        self._kept = (layers, caches)  # whose memory the structures point to
+        for layer, (keys, values) in zip(layers, caches, strict=True):
+            layer.call.write.k_cache = layer.call.attention.k_cache = keys.data_ptr()
+            layer.call.write.v_cache = layer.call.attention.v_cache = values.data_ptr()
+        pointers = [ctypes.pointer(layer.call) for layer in layers]
+        self._call = library.Layers(layers=(ctypes.POINTER(library.Layer) * len(layers))(*pointers))
+        self._library = library.load()
+
+    def forward(
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, step: CacheStep, count: int
+    ) -> torch.Tensor:
+        """What the first `count` layers give, (1, T, hidden), with cos, sin (1, T, R), their keys and values cached."""
+        layers, caches = self._kept
+        assert 0 < count <= len(layers)
+        assert x.is_contiguous()
+        assert cos.is_contiguous()
+        assert sin.is_contiguous()
+        assert cos.shape == sin.shape == (1, step.tokens, cos.shape[2])
+        assert x.shape[1] == step.tokens
+        assert x.dtype == cos.dtype == sin.dtype == caches[0][0].dtype
+        y, call = torch.empty_like(x), self._call
+        call.x, call.y, call.cos, call.sin = x.data_ptr(), y.data_ptr(), cos.data_ptr(), sin.data_ptr()
+        call.step, call.count, call.rotary = step.pointer, count, cos.shape[2]
+        self._library.cv_run_layers(call)
         return y
 
 

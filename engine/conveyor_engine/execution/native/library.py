@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 _LIBRARY = Path(__file__).with_name("libconveyor.so")
-_ABI_VERSION = 6
+_ABI_VERSION = 7
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 _P, _I64, _I32, _F32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
@@ -100,6 +100,14 @@ class Layer(ctypes.Structure):
     )
 
 
+class Layers(ctypes.Structure):
+    _fields_ = (
+        *(("layers", ctypes.POINTER(ctypes.POINTER(Layer))), ("step", ctypes.POINTER(Step))),
+        *((name, _P) for name in ("x", "cos", "sin", "y")),
+        *((name, _I64) for name in ("count", "rotary")),
+    )
+
+
 class NativeMissingError(RuntimeError):
     """The kernels were not compiled, or not for this version of the package; the message says what to do."""
 
@@ -134,7 +142,7 @@ def load() -> ctypes.CDLL:
         ("silu_mul", SiluMul),
         ("before_attention", BeforeAttention),
         ("after_attention", AfterAttention),
-        ("layer", Layer),
+        ("layers", Layers),
     ):
         function = getattr(library, f"cv_run_{name}")
         function.argtypes = (ctypes.POINTER(structure),)

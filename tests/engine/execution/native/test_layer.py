@@ -1,4 +1,4 @@
-"""A decoder layer of the compiled kernels: in two calls against its definition in float64, in one against the two."""
+"""Decoder layers of the compiled kernels: in two calls against the definition in float64, in one against the two."""
 
 from dataclasses import dataclass
 
@@ -101,7 +101,7 @@ class Cached:
 
     def run(self, layer: native.Layer) -> torch.Tensor:
         step = native.CacheStep(self.slots, self.starts, self.totals, self.tables)
-        return layer.forward(self.x, self.rotation[0], self.rotation[1], step, self.caches)
+        return native.Layers([layer], [self.caches]).forward(self.x, self.rotation[0], self.rotation[1], step, 1)
 
     def run_in_two(self, layer: native.Layer, window: int | None, softcap: float | None) -> torch.Tensor:
         qkv = layer.before_attention(self.x, self.rotation[0], self.rotation[1])
@@ -126,6 +126,25 @@ def test_a_layer_in_one_call_is_the_same_to_the_bit(
         assert torch.equal(one.run(layer), two.run_in_two(layer, window, softcap))
     assert all(torch.equal(*both) for both in zip(one.caches, two.caches, strict=True))
     assert not torch.equal(one.caches[0], Cached(dtype, rotary).caches[0]), "something was written"
+
+
+@DTYPES
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_layers_in_one_call_are_the_same_as_one_after_another(dtype: torch.dtype, count: int) -> None:
+    layers = [make_plain(dtype, True, False).layer(window) for window in (None, 7, None)]
+    together, apart = ([Cached(dtype, 24) for _ in layers] for _ in range(2))
+    first = together[0]
+    step = native.CacheStep(first.slots, first.starts, first.totals, first.tables)
+    expected = first.x
+    for layer, cached in zip(layers[:count], apart, strict=False):
+        cached.x = expected
+        expected = cached.run(layer)
+    joined = native.Layers(layers, [cached.caches for cached in together])
+    before = first.x.clone()
+    assert torch.equal(joined.forward(first.x, *first.rotation, step, count), expected)
+    assert torch.equal(first.x, before)
+    for one, other in zip(together, apart, strict=True):
+        assert all(torch.equal(*both) for both in zip(one.caches, other.caches, strict=True))
 
 
 def test_a_layer_tells_where_its_time_went() -> None:
