@@ -21,7 +21,7 @@ from conveyor_engine.execution.attention.interface import Paged, PagedStep, resi
 from conveyor_engine.execution.models.layers import Attention, DecoderLayer, GatedMlp, LayerNorms, RmsNorm, Rotation
 from conveyor_engine.execution.models.packed_linear import NativeLinear
 from conveyor_engine.execution.models.probe import run_forward
-from conveyor_engine.execution.models.trial import Attended, Recorder, same
+from conveyor_engine.execution.models.trial import Attended, Recorder, same_calls
 
 _TRIED_TOKENS = 8
 
@@ -85,7 +85,7 @@ def join_layers(model: PreTrainedModel) -> None:
             if isinstance(layers, nn.ModuleList) and ours and len(ours) == len(layers):
                 apart = _observe(model)
                 setattr(parent, name, nn.ModuleList([NativeLayers(ours)]))
-                if not _are_same(apart, _observe(model)):
+                if not same_calls(apart, _observe(model)):
                     setattr(parent, name, layers)
 
 
@@ -97,13 +97,6 @@ def _observe(model: PreTrainedModel) -> list[Attended]:
     except ModelError:
         return []
     return recorder.calls
-
-
-def _are_same(calls: list[Attended], others: list[Attended]) -> bool:
-    return len(calls) == len(others) and all(
-        one.spec == other.spec and same((one.query, one.key, one.value), (other.query, other.key, other.value))
-        for one, other in zip(calls, others, strict=True)
-    )
 
 
 def find_parts(norms: LayerNorms, attention: Attention, mlp: GatedMlp) -> native.LayerParts | None:

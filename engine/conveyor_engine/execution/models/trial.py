@@ -4,7 +4,7 @@ Called by `recognise`. A `Recorder` replaces attention itself, so that its input
 difference before it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -122,10 +122,13 @@ def same(expected: object, actual: object) -> bool:
     return bool((distance <= _TOLERANCE[actual.dtype] * expected.float().norm(dim=-1)).all())
 
 
-def _same_answer(expected: object, expected_calls: list[Attended], actual: object, calls: list[Attended]) -> bool:
-    return (
-        len(expected_calls) == len(calls) == 1
-        and expected_calls[0].spec == calls[0].spec
-        and all(same(getattr(expected_calls[0], name), getattr(calls[0], name)) for name in ("query", "key", "value"))
-        and same(expected, actual)
+def same_calls(expected: Sequence[Attended], actual: Sequence[Attended]) -> bool:
+    """Whether attention is called as often, and each time with the same."""
+    return len(expected) == len(actual) and all(
+        one.spec == other.spec and same((one.query, one.key, one.value), (other.query, other.key, other.value))
+        for one, other in zip(expected, actual, strict=True)
     )
+
+
+def _same_answer(expected: object, expected_calls: list[Attended], actual: object, calls: list[Attended]) -> bool:
+    return len(expected_calls) == 1 and same_calls(expected_calls, calls) and same(expected, actual)

@@ -150,23 +150,17 @@ async def test_who_leaves_the_line_is_not_prepared_and_who_is_at_a_worker_keeps_
         await pool.given("c", "e", "f")
 
 
-async def test_a_worker_that_dies_costs_its_own_job_alone() -> None:
+@pytest.mark.parametrize("dies", [True, False])
+async def test_a_worker_that_dies_or_retires_is_replaced_and_costs_at_most_its_own_job(dies: bool) -> None:
     async with started() as pool:
         pool.send(*"abcd")
         await pool.given("a", "b", "c")
-        pool.workers.kill("a")
-        with pytest.raises(InvalidRequest, match="could not be rendered"):
-            await pool.prepared["a"]
-        await pool.given("b", "c", "d")
-        assert pool.workers.num_started == NUM_WORKERS + 1
-
-
-async def test_a_worker_that_retires_has_done_its_job_and_is_replaced() -> None:
-    async with started() as pool:
-        pool.send(*"abcd")
-        await pool.given("a", "b", "c")
-        pool.workers.answer("a", retires=True)
-        with pytest.raises(UnknownModel, match="a"):
+        if dies:
+            pool.workers.kill("a")
+        else:
+            pool.workers.answer("a", retires=True)
+        told = (InvalidRequest, "could not be rendered") if dies else (UnknownModel, "a")
+        with pytest.raises(told[0], match=told[1]):
             await pool.prepared["a"]
         await pool.given("b", "c", "d")
         assert pool.workers.num_started == NUM_WORKERS + 1
