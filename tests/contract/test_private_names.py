@@ -13,6 +13,7 @@ from importlib.metadata import version
 import aiohttp.client_proto
 import aiohttp.connector
 import aiohttp.web_protocol
+import aiohttp.web_request
 import aiohttp.web_server
 import pytest
 import uvicorn.protocols.http.httptools_impl
@@ -21,6 +22,7 @@ import uvicorn.server
 from conveyor_engine.serving import server
 from conveyor_engine.serving.http import connection
 from conveyor_gateway.engines import connection as engine_connection
+from conveyor_gateway.listening import listener
 from conveyor_kube import http_connection, http_server
 from e2e.cluster.paths import REPOSITORY
 
@@ -30,6 +32,7 @@ EXTENDED: tuple[type, ...] = (
     http_server.AppRunner,
     engine_connection._Connection,
     engine_connection.Connector,
+    listener._Request,
     connection.Connection,
     server._Server,
 )
@@ -43,6 +46,7 @@ HELD = {
     aiohttp.web_protocol.RequestHandler: ("_parser", "eof_received", "handle_error", "writing_paused"),
     aiohttp.web_server.Server: ("__call__", "connections"),
     aiohttp.connector.TCPConnector: ("_factory",),
+    aiohttp.web_request.BaseRequest: ("_prepare_hook",),
 }  # fmt: skip
 
 

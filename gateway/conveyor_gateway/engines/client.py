@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from typing import Final
 
 import aiohttp
-from multidict import CIMultiDict, CIMultiDictProxy
+from multidict import CIMultiDict
 from yarl import URL
 
 from conveyor_gateway.admission.memory import Holding
 from conveyor_gateway.engines.connection import PARSED_BYTES, Connector
+from conveyor_gateway.engines.headers import EVENT_STREAM, build_answer_headers, choose_content_type
 from conveyor_process.request_headers import (
     NO_PLACE,
     PLACE_GRANTED,
     PLACE_HEADER,
     PLACE_IF_FREE,
-    REQUEST_ID_HEADER,
     REQUEST_TIMEOUT_HEADER,
 )
 
@@ -32,47 +32,6 @@ KEPT_BACK: Final = frozenset((_FULL, _LOST, _REFUSED))  # statuses of engines' a
 _CONNECT_SECONDS: Final = 3.0  # or half of what the request has left: the rest is for another engine
 _MIN_CONNECT_SECONDS: Final = 0.25
 _PIECE_BYTES: Final = 256 << 10  # of a request
-# RFC 9110 section 7.6.1, and those that describe the connection to the gateway rather than the message.
-_HOP_BY_HOP: Final = frozenset(
-    [
-        "connection",
-        "keep-alive",
-        "proxy-connection",
-        "proxy-authenticate",
-        "proxy-authorization",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-    ]
-)
-# An engine runs a tenant's image, so it gets no credentials of clients.
-_CREDENTIALS: Final = {"authorization", "cookie"}
-_OWN_REQUEST_HEADERS: Final = (
-    _HOP_BY_HOP
-    | _CREDENTIALS
-    | {
-        "host",
-        "content-length",
-        "expect",
-        REQUEST_ID_HEADER.lower(),
-        REQUEST_TIMEOUT_HEADER.lower(),
-        PLACE_HEADER.lower(),
-    }
-)
-# All services share one origin, so no engine may set headers that apply to the whole of it.
-_OF_THE_ORIGIN: Final = {
-    "alt-svc",
-    "clear-site-data",
-    "nel",
-    "report-to",
-    "reporting-endpoints",
-    "service-worker-allowed",
-    "set-cookie",
-    "set-cookie2",
-    "strict-transport-security",
-}
-_OWN_ANSWER_HEADERS: Final = _HOP_BY_HOP | _OF_THE_ORIGIN | {REQUEST_ID_HEADER.lower()}
 
 
 class EngineRefused(Exception):
@@ -114,30 +73,16 @@ class EngineRequest:
         self.body = b""
 
 
-def build_engine_headers(headers: CIMultiDictProxy[str], request_id: str) -> CIMultiDict[str]:
-    """The client's end-to-end headers, and the request's id."""
-    kept = _end_to_end(headers, _OWN_REQUEST_HEADERS)
-    kept[REQUEST_ID_HEADER] = request_id
-    return kept
-
-
-def _end_to_end(headers: CIMultiDictProxy[str], dropped: frozenset[str]) -> CIMultiDict[str]:
-    for named in headers.getall("Connection", ()):
-        dropped = dropped | {name.strip().lower() for name in named.split(",")}
-    return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in dropped)
-
-
 class Answer:
     """An engine's answer of which `first` has been read. Close it, whatever happens."""
 
     def __init__(self, response: aiohttp.ClientResponse, first: bytes, is_whole: bool) -> None:
         self._response = response
         self.status = response.status
-        self.reason = response.reason
         self.first = first
         self.is_whole = is_whole
         self.is_event_stream = _is_event_stream(response)
-        self.headers = _end_to_end(response.headers, _OWN_ANSWER_HEADERS)
+        self.headers = build_answer_headers(response.headers)
         if is_whole:
             self.headers["Content-Length"] = str(len(first))
 
@@ -278,7 +223,7 @@ async def _pieces(request: EngineRequest) -> AsyncIterator[bytes]:
 
 
 def _is_event_stream(response: aiohttp.ClientResponse) -> bool:
-    return response.headers.get("Content-Type", "").lower().startswith("text/event-stream")
+    return choose_content_type(response.headers.get("Content-Type", "")) == EVENT_STREAM
 
 
 def _describe(error: BaseException) -> str:

@@ -15,6 +15,7 @@ import aiohttp
 import msgspec
 from yarl import URL
 
+from conveyor_gateway.engines.headers import choose_content_type
 from conveyor_kube.answers import AnswerTooLong, read_answer
 
 LOAD_PATH: Final = "/load"
@@ -29,7 +30,7 @@ class Page:
     """An engine's answer."""
 
     status: int
-    content_type: str
+    content_type: str  # one that clients may get
     body: bytes
 
 
@@ -109,4 +110,4 @@ async def _fetch(session: aiohttp.ClientSession, address: str, path: str, max_by
             body = await read_answer(response.content, max_bytes)
     except (AnswerTooLong, aiohttp.ClientError, OSError, TimeoutError, ValueError):
         return None
-    return Page(response.status, response.headers.get("Content-Type", "text/plain"), bytes(body))
+    return Page(response.status, choose_content_type(response.headers.get("Content-Type", "")), bytes(body))

@@ -4,11 +4,15 @@ Made by `server`. Hands bodies over as they were sent, and cancels the handler o
 of what is served.
 """
 
+import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Final
 
-from aiohttp import web
+from aiohttp import StreamReader, web
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.http import RawRequestMessage
 from aiohttp.http_exceptions import LineTooLong
 
 from conveyor_gateway.answers import build_error, find_request_id
@@ -22,13 +26,37 @@ logger = logging.getLogger(__name__)
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
+# Answers are data, some of them a tenant's: a browser that is led to one shows and runs nothing of it.
+SAFE_HEADERS: Final = {
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'; sandbox",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
 def _build_full() -> bytes:
     """The whole answer to one connection too many, which is not even read."""
     error = Unavailable("the gateway has as many connections as it may; try again later", Code.TOO_MANY_CONNECTIONS)
     body = json.dumps(error.to_json()).encode()
     lines = ["HTTP/1.1 503 Service Unavailable", "Content-Type: application/json", f"Content-Length: {len(body)}"]
-    lines += [f"{name}: {value}" for name, value in error.headers.items()]
+    lines += [f"{name}: {value}" for name, value in (error.headers | SAFE_HEADERS).items()]
     return "\r\n".join((*lines, "Connection: close", "", "")).encode() + body
+
+
+class _Request(web.BaseRequest):
+    """aiohttp's, whose every answer gets `SAFE_HEADERS`."""
+
+    async def _prepare_hook(self, response: web.StreamResponse) -> None:
+        response.headers.update(SAFE_HEADERS)
+
+
+def _make_request(
+    message: RawRequestMessage,
+    payload: StreamReader,
+    protocol: web.RequestHandler,
+    writer: AbstractStreamWriter,
+    task: asyncio.Task[None],
+) -> _Request:
+    return _Request(message, payload, protocol, writer, task, asyncio.get_running_loop())
 
 
 class _Connection(Connection):
@@ -67,7 +95,9 @@ class Listener:
         self.port = port
 
     async def open(self) -> None:
-        server = Server(self._handler, self._max_connections, _Connection, handler_cancellation=True)
+        server = Server(
+            self._handler, self._max_connections, _Connection, handler_cancellation=True, request_factory=_make_request
+        )
         self._runner = web.ServerRunner(server, shutdown_timeout=1.0)
         await self._runner.setup()
         self._accepting = await open_port(self._runner, self._host, self._asked_port)

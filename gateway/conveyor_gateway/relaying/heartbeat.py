@@ -15,6 +15,7 @@ from aiohttp.web import BaseRequest, StreamResponse
 
 from conveyor_gateway.answers import build_error_event
 from conveyor_gateway.engines.client import Answer
+from conveyor_gateway.engines.headers import EVENT_STREAM_HEADERS
 from conveyor_gateway.errors import Code, EngineFailed, GatewayError
 from conveyor_gateway.relaying.bodies import asks_for_stream
 from conveyor_process.request_headers import REQUEST_ID_HEADER
@@ -52,9 +53,7 @@ class Heartbeat:
         await asyncio.sleep(self._period_seconds)
         if not asks_for_stream(body):
             return
-        response = StreamResponse(
-            headers={"Content-Type": "text/event-stream; charset=utf-8", REQUEST_ID_HEADER: self._request_id}
-        )
+        response = StreamResponse(headers=EVENT_STREAM_HEADERS | {REQUEST_ID_HEADER: self._request_id})
         if self._is_draining():
             response.force_close()
         with contextlib.suppress(ConnectionError):  # whoever waits for an answer hears of it too

@@ -68,7 +68,7 @@ class Relay:
     async def send_whole(self) -> StreamResponse:
         """Headers and body in one write."""
         answer = self._answer
-        response = Response(status=answer.status, reason=answer.reason, headers=answer.headers, body=answer.first)
+        response = Response(status=answer.status, headers=answer.headers, body=answer.first)
         try:
             await self._begin(response)
             await response.write_eof()
@@ -79,9 +79,7 @@ class Relay:
 
     async def send_stream(self, begun: StreamResponse | None = None) -> StreamResponse:
         """Piece by piece; on a stream that has `begun`, which goes on."""
-        response = begun or StreamResponse(
-            status=self._answer.status, reason=self._answer.reason, headers=self._answer.headers
-        )
+        response = begun or StreamResponse(status=self._answer.status, headers=self._answer.headers)
         try:
             await self._pass_on(response)
         except ConnectionError:

@@ -32,8 +32,8 @@ from conveyor_gateway.engines.client import (
     EngineRefused,
     EngineRequest,
     EngineUnreachable,
-    build_engine_headers,
 )
+from conveyor_gateway.engines.headers import build_engine_headers
 from conveyor_gateway.errors import Code, EngineFailed, GatewayError, InvalidRequest, NotFound, TimedOut
 from conveyor_gateway.recording.record import Record, Recorder
 from conveyor_gateway.relaying.bodies import BodyReader, read_model, rename_model

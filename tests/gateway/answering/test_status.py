@@ -46,6 +46,16 @@ async def test_a_service_says_by_one_of_its_engines_that_it_answers(
     assert stack.demand()["in_flight"] == 0
 
 
+async def test_an_engine_s_page_is_data_and_runs_in_no_browser(stack: Stack, http: aiohttp.ClientSession) -> None:
+    page = answering(web.Response, text="<script>alert(1)</script>", content_type="text/html")
+    async with running_engine(page) as engine:
+        await stack.add_engine(engine.port)
+        async with http.get(f"{stack.gateway.url}/{stack.key}/health") as answer:
+            assert answer.headers["Content-Type"] == "application/octet-stream"
+            assert answer.headers["X-Content-Type-Options"] == "nosniff"
+            assert "sandbox" in answer.headers["Content-Security-Policy"]
+
+
 async def test_however_many_ask_whether_a_service_answers_its_engine_is_asked_once(
     stack: Stack, http: aiohttp.ClientSession
 ) -> None:

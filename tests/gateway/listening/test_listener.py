@@ -17,8 +17,8 @@ MANY_HEADERS = b"".join(b"X-%d: 1\r\n" % number for number in range(200))
 LONG_HEADERS = b"".join(b"X-%d: %s\r\n" % (number, b"a" * 7_000) for number in range(6))
 
 
-async def talk(gateway: GatewayProcess, sent: bytes) -> tuple[int, dict[str, str]]:
-    """Status and error of the answer to raw bytes; the connection is closed after it."""
+async def talk(gateway: GatewayProcess, sent: bytes) -> tuple[int, bytes, dict[str, str]]:
+    """Status, head and error of the answer to raw bytes; the connection is closed after it."""
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     try:
         writer.write(sent)
@@ -26,7 +26,12 @@ async def talk(gateway: GatewayProcess, sent: bytes) -> tuple[int, dict[str, str
     finally:
         writer.close()
     head, _, body = received.partition(b"\r\n\r\n")
-    return int(head.split(b" ")[1]), json.loads(body)["error"]
+    return int(head.split(b" ")[1]), head, json.loads(body)["error"]
+
+
+def is_safe(head: bytes) -> bool:
+    """Whether a browser neither guesses what an answer is nor runs any of it."""
+    return b"\r\nX-Content-Type-Options: nosniff" in head and b"\r\nContent-Security-Policy: default-src 'none'" in head
 
 
 @pytest.mark.parametrize(
@@ -55,8 +60,9 @@ async def talk(gateway: GatewayProcess, sent: bytes) -> tuple[int, dict[str, str
 async def test_what_is_malformed_is_answered_in_openais_form_and_the_connection_closed(
     gateway: GatewayProcess, sent: bytes, status: int, code: str
 ) -> None:
-    answered, error = await talk(gateway, sent)
+    answered, head, error = await talk(gateway, sent)
     assert (answered, error["code"]) == (status, code)
+    assert is_safe(head)
 
 
 @pytest.mark.parametrize("piece_bytes", [1_000, 40_000, 1_000_000])
@@ -130,6 +136,7 @@ async def test_a_connection_too_many_is_refused_in_openais_form_while_every_othe
     head, _, body = (await asyncio.wait_for(reader.read(), 20)).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 503 ")
     assert b"Connection: close" in head
+    assert is_safe(head)
     assert json.loads(body)["error"]["code"] == "too_many_connections"
     go_on.set()
     assert (await asyncio.wait_for(held.readuntil(b"ok"), 20)).startswith(b"HTTP/1.1 200 ")

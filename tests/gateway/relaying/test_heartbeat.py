@@ -40,6 +40,7 @@ async def stream(stack: Stack, http: aiohttp.ClientSession) -> AsyncIterator[aio
     async with http.post(f"{stack.url}/chat/completions", data=STREAM) as answer:
         assert (answer.status, answer.content_type) == (200, "text/event-stream")
         assert answer.headers["X-Request-Id"]
+        assert answer.headers["X-Accel-Buffering"] == "no"
         assert await answer.content.readuntil(b"\n\n") == b": waiting\n\n"
         yield answer
 

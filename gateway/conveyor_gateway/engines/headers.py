@@ -1,0 +1,68 @@
+"""Which headers pass between clients and engines: one list for each direction.
+
+Called by `client` for requests and answers, and by `pages` for content types. An engine runs its owner's image, and all
+services share one origin. So an engine gets no credentials of clients, and sets nothing that a browser or a proxy acts
+on. ADR 58 has the reasons.
+"""
+
+import re
+from typing import Final
+
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from conveyor_process.request_headers import REQUEST_ID_HEADER
+
+EVENT_STREAM: Final = "text/event-stream; charset=utf-8"
+# Proxies pass such an answer on without collecting it.
+EVENT_STREAM_HEADERS: Final = {"Content-Type": EVENT_STREAM, "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+_TO_ENGINES: Final = frozenset(
+    [
+        "accept",
+        "accept-encoding",
+        "content-encoding",
+        "content-type",
+        "traceparent",  # W3C Trace Context, which vLLM continues
+        "tracestate",
+        "user-agent",
+    ]
+)
+_TO_CLIENTS: Final = frozenset(["content-encoding", "content-length", "retry-after"])
+_CONTENT_TYPES: Final = {
+    "application/json": "application/json",
+    "text/event-stream": EVENT_STREAM,
+    "text/plain": "text/plain; charset=utf-8",
+}
+_NO_DOCUMENT: Final = "application/octet-stream"  # which a browser saves and does not show
+_PRINTABLE: Final = re.compile(r"[\x20-\x7e]*")
+
+
+def build_engine_headers(headers: CIMultiDictProxy[str], request_id: str) -> CIMultiDict[str]:
+    """The client's headers that an engine gets, and the request's id."""
+    kept = _select(headers, _TO_ENGINES)
+    kept[REQUEST_ID_HEADER] = request_id
+    return kept
+
+
+def build_answer_headers(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
+    """The engine's headers that a client gets, with a content type that is one of ours."""
+    kept = _select(headers, _TO_CLIENTS)
+    kept["Content-Type"] = choose_content_type(headers.get("Content-Type", ""))
+    if kept["Content-Type"] == EVENT_STREAM:
+        kept.popall("Content-Length", None)  # the gateway may have to add an event that says why the stream ends
+        kept.update(EVENT_STREAM_HEADERS)
+    return kept
+
+
+def choose_content_type(given: str) -> str:
+    """The content type under which a client gets what an engine calls `given`."""
+    return _CONTENT_TYPES.get(given.partition(";")[0].strip().lower(), _NO_DOCUMENT)
+
+
+def _select(headers: CIMultiDictProxy[str], allowed: frozenset[str]) -> CIMultiDict[str]:
+    """Without those that `Connection` names, which end at this hop (RFC 9110, section 7.6.1)."""
+    for named in headers.getall("Connection", ()):
+        allowed = allowed - {name.strip().lower() for name in named.split(",")}
+    return CIMultiDict(
+        (name, value) for name, value in headers.items() if name.lower() in allowed and _PRINTABLE.fullmatch(value)
+    )
