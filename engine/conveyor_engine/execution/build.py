@@ -3,15 +3,27 @@
 from collections.abc import Callable
 
 from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.errors import ModelError
 from conveyor_engine.execution.embedding_runner import EmbeddingRunner
 from conveyor_engine.execution.model_runner import ModelRunner
+from conveyor_engine.execution.models import checks
 from conveyor_engine.execution.models.sentence_files import find_task
 from conveyor_engine.wire.request import Task
+from conveyor_process.failure_reasons import FailureReason
 
 
 def build_runner(
     config: EngineConfig, progress: Callable[[str], None] = lambda _: None
 ) -> ModelRunner | EmbeddingRunner:
-    """Loads the model. Raises ConfigError or ModelError."""
+    """Loads the model. Raises ConfigError or ModelError; what else it raises is a bug or a broken device."""
     runner = ModelRunner if find_task(config) is Task.GENERATE else EmbeddingRunner
-    return runner(config, progress)
+    try:
+        return runner(config, progress)
+    except (MemoryError, OSError, RuntimeError) as error:
+        if not checks.is_out_of_memory(error):
+            raise
+        raise ModelError(
+            f"the device has too little memory for the model and its settings ({checks.on_one_line(error)}); use a "
+            "device with more memory or a smaller model, or lower `kv_memory_fraction`",
+            reason=FailureReason.OUT_OF_MEMORY,
+        ) from error

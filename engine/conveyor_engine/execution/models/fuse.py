@@ -26,7 +26,11 @@ _KINDS: tuple[tuple[str, Callable[[nn.Module, Calls], nn.Module | None]], ...] =
 
 
 def fuse_model(model: PreTrainedModel) -> dict[str, int]:
-    """Replaces what it can; returns how many of each kind, for the log."""
+    """Replaces what it can; returns how many of each kind, for the log.
+
+    Each original is freed before the next part is replaced, so fusing needs memory for one more layer only. Raises what
+    the device raises, for example when that memory is missing: the model is then half replaced and must not be used.
+    """
     done: Counter[str] = Counter()
     with torch.inference_mode():
         _fuse_parts(model, observe_calls(model), done)
@@ -34,7 +38,8 @@ def fuse_model(model: PreTrainedModel) -> dict[str, int]:
 
 
 def _fuse_parts(parent: nn.Module, calls: Calls, done: Counter[str]) -> None:
-    for name, part in list(parent.named_children()):
+    for name in [name for name, _ in parent.named_children()]:  # no list of the parts: it would keep the originals
+        part = parent.get_submodule(name)
         kind, ours = _replacement(part, calls)
         if ours is None:
             _fuse_parts(part, calls, done)
@@ -48,7 +53,8 @@ def _replacement(part: nn.Module, calls: Calls) -> tuple[str, nn.Module | None]:
     for kind, recognise in _KINDS if not is_hooked(part) else ():
         try:
             ours = recognise(part, calls)
-        except checks.TRANSFORMERS_ERRORS:  # parts of known names, but of other shapes or arguments
+        except checks.TRANSFORMERS_ERRORS as error:  # parts of known names, but of other shapes or arguments
+            checks.raise_if_of_device(error)
             continue
         if ours is not None:
             return kind, ours

@@ -31,7 +31,8 @@ def find_last_layer(model: PreTrainedModel, layers: list[LayerShape]) -> int | N
     try:
         with torch.inference_mode():
             return last if same(_logits(model, whole)[sampled], _logits(model, few)) else None
-    except checks.TRANSFORMERS_ERRORS:
+    except checks.TRANSFORMERS_ERRORS as error:
+        checks.raise_if_of_device(error)
         return None
 
 

@@ -62,11 +62,8 @@ def load_model(
                 output_loading_info=True,
             )
             model = model.to(device).eval().requires_grad_(False)
-    except torch.OutOfMemoryError as error:
-        raise ModelError(
-            f"the weights do not fit into the memory of {device}: {error}", reason=FailureReason.OUT_OF_MEMORY
-        ) from error
     except checks.TRANSFORMERS_ERRORS as error:
+        checks.raise_if_of_device(error)
         raise ModelError(f"the model in {path} cannot be loaded: {checks.on_one_line(error)}") from error
     if task is Task.EMBED:
         _drop_pooler(model, info)

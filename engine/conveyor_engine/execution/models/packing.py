@@ -35,6 +35,7 @@ def find_first_position(model: PreTrainedModel) -> int:
                 if _is_same(alone, _compute_packed(model, prompts, first)):
                     return first
     except checks.TRANSFORMERS_ERRORS as error:
+        checks.raise_if_of_device(error)
         raise ModelError(f"{type(model).__name__} cannot be run packed: {checks.on_one_line(error)}") from error
     raise ModelError(
         f"{type(model).__name__} computes something else when sequences lie packed one after another: this engine "

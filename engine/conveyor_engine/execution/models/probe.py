@@ -33,7 +33,7 @@ def run_probe(model: PreTrainedModel, probe: Probe, device: torch.device) -> Pro
 
 
 def run_forward(model: PreTrainedModel, positions: torch.Tensor, paged: Paged) -> None:
-    """Runs one token at each of these positions (T,) through the model. Raises ModelError if that fails."""
+    """Runs one token at each of these positions (T,) through the model. Raises ModelError if the model fails."""
     try:
         with torch.inference_mode():
             model(
@@ -44,5 +44,6 @@ def run_forward(model: PreTrainedModel, positions: torch.Tensor, paged: Paged) -
                 **({} if model.get_output_embeddings() is None else {"logits_to_keep": positions.new_zeros(1)}),
             )
     except checks.TRANSFORMERS_ERRORS as error:
+        checks.raise_if_of_device(error)
         what = f"a forward of {len(positions)} tokens through {type(model).__name__}"
         raise ModelError(f"{what} failed: {checks.on_one_line(error)}") from error

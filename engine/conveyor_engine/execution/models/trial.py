@@ -7,6 +7,7 @@ difference before it.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -82,9 +83,9 @@ Calls = Mapping[nn.Module, Call]
 def observe_calls(model: PreTrainedModel) -> Calls:
     """Observes how the model calls its layers and attentions, in one forward at positions across its whole context.
 
-    Modules that get an argument which ours would ignore are left out.
+    Modules that get an argument which ours would ignore are left out. The result does not keep the modules alive.
     """
-    calls: dict[nn.Module, Call] = {}
+    calls: WeakKeyDictionary[nn.Module, Call] = WeakKeyDictionary()
 
     def note(module: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
         arguments = dict(zip(("hidden_states", "not understood"), positional, strict=False)) | named

@@ -4,6 +4,7 @@ import copy
 import types
 from collections.abc import Callable
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from tests.engine.execution.models.families import FAMILIES, Dense, logits_of, m
 from torch import nn
 
 from conveyor_engine.execution import native
+from conveyor_engine.execution.models import fuse
 from conveyor_engine.execution.models.fuse import fuse_model
 from conveyor_engine.execution.models.layers import Attention, DecoderLayer, GatedMlp, RmsNorm
 from conveyor_engine.execution.models.native_layers import NativeDecoderLayer
@@ -63,6 +65,29 @@ def test_whole_layers_and_the_output_layer_hold_all_linear_weights_in_packed_ord
     done = fuse_model(model)
     assert done == {"layers": 2, "norms": 1} | ({"linears": 1} if kernels == "native" else {})
     assert any(type(module) is nn.Linear for module in model.modules()) == (kernels == "torch")
+
+
+@pytest.mark.parametrize("family", ["Qwen3", "Mixtral"])  # replaced whole, and part by part
+def test_an_original_is_freed_before_the_next_layer_is_replaced(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a start would need memory for two copies of the weights."""
+    model = make_model(family, num_hidden_layers=4)
+    originals = [ref(layer.self_attn.q_proj.weight) for layer in model.model.layers]
+    alive: list[int] = []
+
+    def note(kind: str, recognise: Callable[..., nn.Module | None]) -> tuple[str, Callable[..., nn.Module | None]]:
+        def recognise_and_note(part: nn.Module, calls: object) -> nn.Module | None:
+            if type(part).__name__.endswith("Attention" if family == "Mixtral" else "DecoderLayer"):
+                alive.append(sum(original() is not None for original in originals))
+            return recognise(part, calls)
+
+        return kind, recognise_and_note
+
+    watched = "attentions" if family == "Mixtral" else "layers"
+    kinds = [note(*kind) if kind[0] == watched else kind for kind in fuse._KINDS]
+    monkeypatch.setattr(fuse, "_KINDS", kinds)
+    fuse_model(model)
+    assert alive == [4, 3, 2, 1]
+    assert not any(original() is not None for original in originals)
 
 
 def test_a_mixture_of_experts_keeps_its_layer_but_not_its_attention() -> None:
