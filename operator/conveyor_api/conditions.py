@@ -25,7 +25,7 @@ CONDITION_MEANINGS: Final[dict[ConditionType, str]] = {
     ConditionType.READY: (
         "Requests are answered, also while pods are replaced, and from zero. "
         "False carries the reason of the first condition that is missing; True carries a failure's reason while a part "
-        "of the engines fails."
+        "of the engines fails, and PodsStarting until all wanted engines are ready after a start or a failure."
     ),
     ConditionType.PROGRESSING: (
         "Pods of the present spec are on their way: the first ones, or those that replace others. Scaling is none."
@@ -95,7 +95,7 @@ class Reason(StrEnum):
 
 
 REASON_MEANINGS: Final[dict[Reason, str]] = {
-    Reason.READY: "At least one engine answers requests.",
+    Reason.READY: "Requests are answered. All wanted engines are ready, or were before a scaling or a rollout began.",
     Reason.UP_TO_DATE: "All pods run the present spec.",
     Reason.MODEL_LOADED: "At least one engine has loaded the model.",
     Reason.REPLICAS_READY: "All wanted engines are ready.",
@@ -165,6 +165,7 @@ POD_FAILURES: Final = (
 REASONS_BY_CONDITION: Final[dict[ConditionType, tuple[Reason, ...]]] = {
     ConditionType.READY: (
         Reason.READY,
+        Reason.PODS_STARTING,
         Reason.GPUS_UNUSED,
         Reason.SCALED_TO_ZERO,
         Reason.STARTING_FROM_ZERO,

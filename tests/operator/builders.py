@@ -10,6 +10,7 @@ from conveyor_operator.activity.answer import Activity
 from conveyor_operator.inferenceservice.desired import Desired, build_desired, build_owner
 from conveyor_operator.inferenceservice.observed import DeploymentState, Observed
 from conveyor_operator.inferenceservice.pods import ContainerState, PodState
+from conveyor_operator.inferenceservice.replica_sets import ReplicaSetState
 from conveyor_operator.inferenceservice.resource import InferenceServices
 from conveyor_operator.inferenceservice.starts import PodStarts
 from conveyor_operator.loop.child import Child
@@ -20,6 +21,8 @@ from conveyor_operator.settings import Settings
 
 ROLLED_OUT = {"Progressing": ("True", "NewReplicaSetAvailable", "")}
 ROLLING_OUT = {"Progressing": ("True", "ReplicaSetUpdated", "")}
+NEWEST = ReplicaSetState("template-2", "bbbbbbbb")
+FORMER = ReplicaSetState("template-1", "aaaaaaaa")
 NOW = datetime(2026, 11, 22, 8, 0, tzinfo=UTC)
 OWNER = build_owner("default", "qwen", "uid-1")
 SETTINGS = Settings(engine_image="example/engine:1", prometheus_namespaces=("monitoring",))
@@ -67,6 +70,7 @@ def make_deployment(asked: int = 1, **changes: Any) -> DeploymentState:
         asked_replicas=asked,
         replicas_managers=frozenset({names.FIELD_MANAGER}),
         config_hash="aaaaaaaa",
+        pod_template=NEWEST.template,
         replicas=asked,
         updated_replicas=asked,
         ready_replicas=asked,
@@ -92,11 +96,19 @@ def make_child(kind: str = "Deployment", name: str = "qwen-engine", **changes: A
 
 def make_observed(*children: Child, **changes: Any) -> Observed:
     found = children or (make_child(),)
-    return replace(Observed(children={(c.kind, c.name): c for c in found}), **changes)
+    children = {(c.kind, c.name): c for c in found}
+    return replace(Observed(children=children, replica_sets=(NEWEST,)), **changes)
 
 
 def make_pod(name: str = "qwen-engine-1", *containers: ContainerState, **changes: Any) -> PodState:
-    return replace(PodState(name=name, config_hash="aaaaaaaa", phase="Running", containers=containers), **changes)
+    state = PodState(
+        name=name,
+        config_hash="aaaaaaaa",
+        template_label=NEWEST.pods_label,
+        phase="Running",
+        containers=containers,
+    )
+    return replace(state, **changes)
 
 
 def ended(

@@ -136,6 +136,11 @@ def engine_failed(pod: Json, reason: str, message: str) -> Json:
     return _engine_ended(pod, terminated(2, "Error", json.dumps({"reason": reason, "message": message})))
 
 
+def crashed(pod: Json, code: int, last_lines: str) -> Json:
+    """The engine ended without a message of its own, so the kubelet took the last lines of its log."""
+    return _engine_ended(pod, terminated(code, "Error", last_lines))
+
+
 def _engine_ended(pod: Json, ended: Json) -> Json:
     waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s restarting failed container"}}
     return running(pod, ready=False) | {"containerStatuses": [_container("engine", waiting, last=ended)]}

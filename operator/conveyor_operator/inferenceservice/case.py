@@ -98,7 +98,8 @@ class ServiceCase:
             self._memory.template_generation or 0,
             max(self._memory.pod_starts.seconds, default=0) if self._memory.pod_starts else 0,
             self._told.activity,
-            _is_answered_from_zero(self._previous),
+            _says_ready(self._previous, *_FROM_ZERO),
+            _says_ready(self._previous, Reason.READY),
             str(self._previous.get("triedTemplate") or ""),
             is_prewarming(self._desired, self._observed),
             find_podless_job(self._desired, self._observed, now),
@@ -109,6 +110,7 @@ class ServiceCase:
         return build_status(self._service, situation, written, self._previous, now)
 
 
-def _is_answered_from_zero(status: Object) -> bool:
+def _says_ready(status: Object, *reasons: Reason) -> bool:
+    """Whether the condition Ready is True for one of these reasons."""
     said = [(each["type"], each["status"], each["reason"]) for each in status.get("conditions") or ()]
-    return any((ConditionType.READY, "True", reason) in said for reason in _FROM_ZERO)
+    return any((ConditionType.READY, "True", reason) in said for reason in reasons)

@@ -53,7 +53,8 @@ def judge_ready(situation: Situation, parts: list[Judged]) -> Judged:
     """At least one engine answers, and the API server lets the spec through to the engines.
 
     Not that all replicas are there, nor that all run the present spec: a service that scales, rolls out, or has lost
-    one of three pods answers. What the others lack is its reason then.
+    one of three pods answers. What the others lack is its reason then. After a start or a failure the reason becomes
+    `Ready` only when all wanted engines are ready; it stays so while a service scales or rolls out.
     """
     by_type, type = {part.type: part for part in parts}, ConditionType.READY
     answers, workload = by_type[ConditionType.ENDPOINT_READY].is_true, by_type[ConditionType.WORKLOAD_READY]
@@ -65,7 +66,8 @@ def judge_ready(situation: Situation, parts: list[Judged]) -> Judged:
     if answers and obstacle is None and workload.reason not in (*IN_PROGRESS, Reason.REPLICAS_READY):
         return Judged(type, "True", workload.reason, workload.message)
     if answers:
-        return Judged(type, "True", Reason.READY, situation.ready_count)
+        starts = workload.reason == Reason.PODS_STARTING and not situation.was_whole
+        return Judged(type, "True", Reason.PODS_STARTING if starts else Reason.READY, situation.ready_count)
     cause = _find_cause(by_type, situation)
     if situation.starts_from_zero and cause.reason in IN_PROGRESS:
         return Judged(type, "True", Reason.STARTING_FROM_ZERO, f"requests wait: {cause.message}")

@@ -68,8 +68,10 @@ def _is_good_news(type: str, status: str, reason: str, was: tuple[str, str] | No
         return reason == Reason.ROLLING_OUT or (was is not None and was[1] == Reason.ROLLING_OUT)
     if type == ConditionType.SCALING_READY:
         return was is not None and was[0] == "False"
-    if status == "True" or was is None:
-        return status == "True"
+    if status == "True":  # an incident is over when all engines are back
+        return reason != Reason.PODS_STARTING
+    if was is None:
+        return False
     return was[0] == "True" or reason not in (Reason.PODS_STARTING, Reason.NO_READY_ENDPOINTS)
 
 

@@ -11,6 +11,7 @@ from conveyor_operator.kinds import (
     JOB,
     NETWORK_POLICY,
     POD,
+    REPLICA_SET,
     SCALED_OBJECT,
     SERVICE,
     SERVICE_ACCOUNT,
@@ -29,4 +30,4 @@ CHILDREN = (
 OPTIONAL = (SCALED_OBJECT,)
 
 # Made by controllers for our children; read for the status.
-GRANDCHILDREN = (POD, ENDPOINT_SLICE)
+GRANDCHILDREN = (REPLICA_SET, POD, ENDPOINT_SLICE)

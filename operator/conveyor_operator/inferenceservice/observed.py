@@ -11,7 +11,8 @@ from typing import Any
 from conveyor_api import names
 from conveyor_operator.inferenceservice.kinds import CHILDREN
 from conveyor_operator.inferenceservice.pods import PodState, observe_pod
-from conveyor_operator.kinds import AUTOSCALER, DEPLOYMENT, ENDPOINT_SLICE, POD, SCALED_OBJECT, Key, Kind
+from conveyor_operator.inferenceservice.replica_sets import ReplicaSetState, hash_pod_template, observe_replica_set
+from conveyor_operator.kinds import AUTOSCALER, DEPLOYMENT, ENDPOINT_SLICE, POD, REPLICA_SET, SCALED_OBJECT, Key, Kind
 from conveyor_operator.loop.child import Child, ChildId, observe_child
 from conveyor_operator.loop.store import Store
 
@@ -43,6 +44,8 @@ class DeploymentState:
     engine_image: str = ""
     config_hash: str = ""
     """The configuration that its pods are asked to have."""
+    pod_template: str = ""
+    """Hash of the pod template as the API server has it; that of the newest ReplicaSet is the same."""
     held_replicas: str = ""
     max_surge: int | str = 0
     """Pods above the wanted number while pods are replaced, or a percentage."""
@@ -64,17 +67,6 @@ class DeploymentState:
     def replaces_pods(self) -> bool:
         """Pods of an earlier template are left."""
         return self.updated_replicas < self.replicas
-
-    @property
-    def refused(self) -> str:
-        """Why a pod was not made; empty if none was refused."""
-        status, _, message = self.conditions.get("ReplicaFailure", ("", "", ""))
-        return message if status == "True" else ""
-
-    @property
-    def lacks_quota(self) -> bool:
-        """A pod was refused that may be made once another one is gone."""
-        return "exceeded quota" in self.refused
 
     @property
     def rolled_out(self) -> bool:
@@ -122,6 +114,29 @@ class Observed:
     """Of engines."""
     ready_endpoints: int = 0
     prewarm_pods: tuple[PodState, ...] = ()
+    replica_sets: tuple[ReplicaSetState, ...] = ()
+
+    @property
+    def newest(self) -> ReplicaSetState | None:
+        """The ReplicaSet of the Deployment's pod template; None until the Deployment's controller has made it."""
+        wanted = self.deployment.pod_template if self.deployment is not None else ""
+        return next((each for each in self.replica_sets if each.template == wanted), None)
+
+    @property
+    def newest_pods(self) -> list[PodState]:
+        """Pods of the Deployment's pod template that are not terminating; others say nothing about this spec."""
+        newest = self.newest
+        return [pod for pod in self.pods if newest and pod.template_label == newest.pods_label and not pod.leaving]
+
+    @property
+    def refused(self) -> str:
+        """Why the newest ReplicaSet cannot make a pod; empty if it can."""
+        return self.newest.refused if self.newest is not None else ""
+
+    @property
+    def lacks_quota(self) -> bool:
+        """A pod was refused that may be made once another one is gone."""
+        return "exceeded quota" in self.refused
 
     def with_child(self, body: Object) -> "Observed":
         """The same with one child as the API server has just returned it."""
@@ -171,6 +186,7 @@ def observe(store: Store, key: Key) -> Observed:
         tuple(pod for pod in pods if not pod.prewarms),
         ready_endpoints,
         tuple(pod for pod in pods if pod.prewarms),
+        tuple(store.values(REPLICA_SET, key)),
     )
 
 
@@ -185,6 +201,7 @@ def observe_deployment(body: Object) -> DeploymentState:
         template_hash=str(annotations.get(TEMPLATE_HASH_ANNOTATION, "")),
         engine_image=_own_image(spec["template"]["spec"]),
         config_hash=str((template.get("annotations") or {}).get(names.CONFIG_HASH_ANNOTATION, "")),
+        pod_template=hash_pod_template(spec["template"]),
         held_replicas=str(annotations.get(HELD_REPLICAS_ANNOTATION, "")),
         max_surge=((spec.get("strategy") or {}).get("rollingUpdate") or {}).get("maxSurge", 0),
         revision=_whole(annotations.get(REVISION_ANNOTATION)),
@@ -268,4 +285,8 @@ _STATES: dict[Kind, Callable[[Object], Any]] = {
     AUTOSCALER: observe_autoscaler,
     SCALED_OBJECT: observe_scaled_object,
 }
-_PROJECTIONS: dict[Kind, Callable[[Object], Any]] = {POD: observe_pod, ENDPOINT_SLICE: observe_ready_endpoints}
+_PROJECTIONS: dict[Kind, Callable[[Object], Any]] = {
+    POD: observe_pod,
+    REPLICA_SET: observe_replica_set,
+    ENDPOINT_SLICE: observe_ready_endpoints,
+}

@@ -10,6 +10,7 @@ from typing import Any
 
 from conveyor_api import names
 from conveyor_api.status import MAX_CONTEXT_LENGTH
+from conveyor_operator.inferenceservice.replica_sets import TEMPLATE_LABEL
 
 Object = Mapping[str, Any]
 
@@ -45,6 +46,8 @@ class PodState:
     uid: str = ""
     namespace: str = ""
     config_hash: str = ""
+    template_label: str = ""
+    """The same in all pods of one ReplicaSet."""
     model_image: str = ""
     """Reference of the image that has the model, if one does."""
     ready: bool = False
@@ -91,7 +94,8 @@ def observe_pod(body: Object) -> PodState:
     scheduled, ready = conditions.get("PodScheduled", {}), conditions.get("Ready", {})
     is_ready = ready.get("status") == "True"
     unschedulable = scheduled.get("status") == "False" and scheduled.get("reason") in _NO_NODE
-    prewarms = (metadata.get("labels") or {}).get(names.INFERENCE_SERVICE_LABEL, "").endswith(names.PREWARM_SUFFIX)
+    labels = metadata.get("labels") or {}
+    prewarms = labels.get(names.INFERENCE_SERVICE_LABEL, "").endswith(names.PREWARM_SUFFIX)
     containers = [_observe_container(c, True) for c in status.get("initContainerStatuses") or ()]
     containers += [_observe_container(c, prewarms) for c in status.get("containerStatuses") or ()]
     return PodState(
@@ -99,6 +103,7 @@ def observe_pod(body: Object) -> PodState:
         uid=str(metadata.get("uid", "")),
         namespace=str(metadata.get("namespace", "")),
         config_hash=str((metadata.get("annotations") or {}).get(names.CONFIG_HASH_ANNOTATION, "")),
+        template_label=str(labels.get(TEMPLATE_LABEL, "")),
         model_image=_find_model_image(body.get("spec") or {}),
         ready=is_ready,
         leaving="deletionTimestamp" in metadata,

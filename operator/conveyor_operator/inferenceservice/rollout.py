@@ -39,7 +39,7 @@ def plan_rollout(spec: InferenceServiceSpec, access_mode: str | None, observed: 
     live = observed.deployment
     if live is None or not live.replaces_pods:
         return _ONE_MORE
-    if live.lacks_quota or live.max_surge == 0:  # until this rollout is over
+    if observed.lacks_quota or live.max_surge == 0:  # until this rollout is over
         return _ONE_LESS
     waiting_since = _find_waiting_since(observed)
     if waiting_since is None:
@@ -61,5 +61,5 @@ def _may_mount_alone(spec: InferenceServiceSpec, access_mode: str | None) -> boo
 
 def _find_waiting_since(observed: Observed) -> datetime | None:
     """Since when a pod has found no node."""
-    times = [pod.unschedulable_at for pod in observed.pods if pod.unschedulable and not pod.leaving]
+    times = [pod.unschedulable_at for pod in observed.newest_pods if pod.unschedulable]
     return min((datetime.fromisoformat(time) for time in times if time), default=None)

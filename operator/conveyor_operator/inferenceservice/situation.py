@@ -20,6 +20,12 @@ from conveyor_operator.metrics_api.answer import MetricsApi
 # Children without which there are no pods of this spec.
 POD_KINDS = ("ServiceAccount", "PersistentVolumeClaim", "ConfigMap", "Job", "Deployment")
 
+# Reasons of the Deployment's condition Progressing.
+_CONTROLLER_REASONS = {
+    "ProgressDeadlineExceeded": Reason.PROGRESS_DEADLINE_EXCEEDED,
+    "ReplicaSetCreateError": Reason.PODS_REFUSED,
+}
+
 _MODEL_REASONS = MODEL_FAILURES | {Reason.CLAIM_NOT_FOUND, Reason.SECRET_NOT_FOUND}
 
 
@@ -47,6 +53,8 @@ class Situation:
     activity: Activity = Activity.STEADY
     answered_from_zero: bool = False
     """The status that is there says so: at zero, or while the first engine starts."""
+    was_whole: bool = False
+    """The status that is there says `Ready`: since the last start or failure all wanted engines have been ready."""
     tried_template: str = ""
     """What the status that is there says of it."""
     prewarming: bool = False
@@ -129,9 +137,7 @@ class Situation:
 
     @property
     def pods(self) -> list[PodState]:
-        """The pods of the present template that are not terminating; other pods say nothing about this spec."""
-        wanted = self.deployment.config_hash
-        return [pod for pod in self.observed.pods if pod.config_hash == wanted and not pod.leaving]
+        return self.observed.newest_pods
 
     @cached_property
     def blocker(self) -> Blocker | None:
@@ -146,12 +152,17 @@ class Situation:
         failures = self._failures
         if failures:
             return _sum_up(failures)
-        if self.deployment.refused and not (self.deployment.lacks_quota and self._goes_on_without):
-            return Blocker(Reason.PODS_REFUSED, self.deployment.refused)
-        progress = self.deployment.conditions.get("Progressing")
-        if progress is not None and progress[1] == "ProgressDeadlineExceeded":
-            return Blocker(Reason.PROGRESS_DEADLINE_EXCEEDED, progress[2])
-        return None
+        if self.observed.refused and not (self.observed.lacks_quota and self._goes_on_without):
+            return Blocker(Reason.PODS_REFUSED, self.observed.refused)
+        return self._controllers_blocker
+
+    @property
+    def _controllers_blocker(self) -> Blocker | None:
+        """What the Deployment's controller says of the present template, once it has seen it."""
+        _, reason, message = self.deployment.conditions.get("Progressing", ("", "", ""))
+        if not self._template_seen or reason not in _CONTROLLER_REASONS:
+            return None
+        return Blocker(_CONTROLLER_REASONS[reason], message)
 
     @property
     def _prewarm_blocker(self) -> Blocker | None:

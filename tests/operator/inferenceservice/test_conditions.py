@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.operator import kubelet
 from tests.operator.builders import (
+    FORMER,
+    NEWEST,
     ROLLED_OUT,
     ROLLING_OUT,
     ended,
@@ -34,10 +36,9 @@ REFUSED = Obstacle("Deployment", "qwen-engine", Reason.CHILD_REFUSED, "Deploymen
 Obstacles = tuple[Obstacle, ...]
 
 
-def judge(
-    deployment: DeploymentState | None, *pods: PodState, endpoints: int = 0, obstacles: Obstacles = (), **spec: Any
-) -> dict[str, Judged]:
-    situation = make_situation(deployment, *pods, endpoints=endpoints, obstacles=obstacles, **spec)
+def judge(deployment: DeploymentState | None, *pods: PodState, **told: Any) -> dict[str, Judged]:
+    """`told` as `make_situation` has it."""
+    situation = make_situation(deployment, *pods, **told)
     return {judged.type: judged for judged in judge_all(situation)}
 
 
@@ -47,10 +48,19 @@ def make_situation(
     endpoints: int = 0,
     obstacles: Obstacles = (),
     template_generation: int = 0,
+    refused: str = "",
+    was_whole: bool = False,
     **spec: Any,
 ) -> Situation:
-    observed = make_observed(deployment=deployment, pods=pods, ready_endpoints=endpoints)
-    return Situation(make_resource(**spec).spec, observed, obstacles, template_generation=template_generation)
+    replica_sets = (FORMER, replace(NEWEST, refused=refused))
+    observed = make_observed(deployment=deployment, pods=pods, ready_endpoints=endpoints, replica_sets=replica_sets)
+    return Situation(
+        make_resource(**spec).spec,
+        observed,
+        obstacles,
+        template_generation=template_generation,
+        was_whole=was_whole,
+    )
 
 
 def said(judged: Judged) -> tuple[str, str]:
@@ -85,10 +95,20 @@ def test_the_way_of_the_model_is_told(pod: PodState, reason: str) -> None:
 
 def test_a_service_that_scales_up_stays_ready() -> None:
     deployment = make_deployment(3, ready_replicas=1, available_replicas=1)
-    found = judge(deployment, READY, replace(LOADING, name="other"), endpoints=1)
+    found = judge(deployment, READY, replace(LOADING, name="other"), endpoints=1, was_whole=True)
     assert said(found["Ready"]) == ("True", "Ready")
     assert said(found["WorkloadReady"]) == ("False", "PodsStarting")
     assert found["WorkloadReady"].message == "1 of 3 engines are ready"
+
+
+@pytest.mark.parametrize("available", [0, 1])
+def test_after_a_start_or_a_failure_a_service_is_called_ready_when_all_wanted_engines_are(available: int) -> None:
+    """The endpoints may be known before the Deployment counts their pods."""
+    deployment = make_deployment(2, ready_replicas=available, available_replicas=available)
+    found = judge(deployment, READY, replace(LOADING, name="other"), endpoints=1)
+    assert said(found["Ready"]) == ("True", "PodsStarting")
+    assert found["Ready"].message == f"{available} of 2 engines are ready"
+    assert said(judge(make_deployment(2), READY, endpoints=2)["Ready"]) == ("True", "Ready")
 
 
 def test_a_service_that_lost_one_pod_of_three_stays_ready_and_says_what_it_lost() -> None:
@@ -126,9 +146,9 @@ def test_a_pod_that_waits_for_the_gpu_of_one_that_leaves_has_not_failed() -> Non
 
 @pytest.mark.parametrize("rollout", [{}, {"maxSurge": 1, "maxUnavailable": 0}])
 def test_the_one_more_that_is_missing_is_told_only_where_the_rollout_waits_for_it(rollout: dict[str, Any]) -> None:
-    reason = {"ReplicaFailure": ("True", "FailedCreate", 'pods "new" is forbidden: exceeded quota: gpus')}
-    refused = make_deployment(1, updated_replicas=0, revision=2, conditions=ROLLING_OUT | reason)
-    found = judge(refused, endpoints=1, rollout=rollout)
+    message = 'pods "new" is forbidden: exceeded quota: gpus'
+    refused = make_deployment(1, updated_replicas=0, revision=2, conditions=ROLLING_OUT)
+    found = judge(refused, endpoints=1, rollout=rollout, refused=message)
     assert said(found["Progressing"])[1] == ("PodsRefused" if rollout else "RollingOut")
     placed = make_deployment(1, replicas=2, updated_replicas=1, revision=2, conditions=ROLLING_OUT)
     waiting = make_pod("new", unschedulable="0/1 nodes are available: 1 Insufficient nvidia.com/gpu.")
@@ -158,7 +178,7 @@ def test_a_service_stays_ready_in_a_rollout_as_long_as_an_engine_answers() -> No
     last_pod_starts = make_deployment(2, available_replicas=1, revision=2, conditions=ROLLING_OUT)
     for deployment in (halfway, last_pod_starts):
         for endpoints, ready in ((1, ("True", "Ready")), (0, ("False", "RollingOut"))):
-            found = judge(deployment, READY, endpoints=endpoints)
+            found = judge(deployment, READY, endpoints=endpoints, was_whole=True)
             assert said(found["Ready"]) == ready
             assert said(found["Progressing"]) == ("True", "RollingOut")
 
@@ -169,7 +189,7 @@ def test_scaling_is_no_rollout_also_before_the_controller_has_seen_it() -> None:
         for seen in (1, 2):
             deployment = make_deployment(asked, generation=2, observed_generation=seen, replicas=there,
                                          updated_replicas=there, available_replicas=there)  # fmt: skip
-            situation = make_situation(deployment, READY, endpoints=there, template_generation=1)
+            situation = make_situation(deployment, READY, endpoints=there, template_generation=1, was_whole=True)
             found = {judged.type: judged for judged in judge_all(situation)}
             assert said(found["Progressing"]) == ("False", "UpToDate")
             assert said(found["Ready"]) == ("True", "Ready")
@@ -200,16 +220,35 @@ def test_the_first_pods_are_no_rollout() -> None:
 def test_the_cause_in_a_pod_is_the_reason_of_the_service(status: dict, type: str, reason: str) -> None:
     pod = observe_pod({"metadata": {"name": "pod"}, "status": status})
     deployment = make_deployment(1, ready_replicas=0, available_replicas=0)
-    found = judge(replace(deployment, conditions=ROLLING_OUT), replace(pod, config_hash="aaaaaaaa"))
+    found = judge(replace(deployment, conditions=ROLLING_OUT), replace(pod, template_label=NEWEST.pods_label))
     assert said(found[type]) == ("False", reason)
     for dependent in ("Ready", "Progressing", "ModelAvailable", "WorkloadReady", "EndpointReady"):
         assert said(found[dependent]) == ("False", reason), "they agree"
 
 
 def test_pods_of_a_former_spec_give_this_one_no_reason() -> None:
-    broken = make_pod("old", ended("boom"), config_hash="00000000")
+    """Also where both have one configuration: a pod may be wrong in its image, its memory or its volumes."""
+    broken = make_pod("old", ended("boom"), template_label=FORMER.pods_label)
     found = judge(make_deployment(1, updated_replicas=0), broken)
     assert said(found["WorkloadReady"]) == ("False", "PodsStarting")
+
+
+def test_a_failure_that_the_deployment_quotes_of_a_former_template_is_not_told() -> None:
+    old_words = {
+        "ReplicaFailure": ("True", "FailedCreate", "must specify limits.memory"),
+        "Progressing": ("False", "ProgressDeadlineExceeded", "timed out"),
+    }
+    deployment = make_deployment(1, generation=2, updated_replicas=0, available_replicas=0, conditions=old_words)
+    found = judge(deployment, template_generation=2)
+    assert said(found["WorkloadReady"]) == ("False", "PodsStarting")
+    found = judge(deployment, template_generation=2, refused="exceeded quota: gpus")
+    assert (found["WorkloadReady"].reason, found["WorkloadReady"].message) == ("PodsRefused", "exceeded quota: gpus")
+
+
+def test_a_replica_set_that_cannot_be_made_is_told() -> None:
+    conditions = {"Progressing": ("False", "ReplicaSetCreateError", "exceeded quota: replicasets")}
+    found = judge(make_deployment(1, available_replicas=0, replicas=0, updated_replicas=0, conditions=conditions))
+    assert (found["Ready"].reason, found["Ready"].message) == ("PodsRefused", "exceeded quota: replicasets")
 
 
 def test_a_refused_child_is_the_reason_and_its_words_are_the_message() -> None:
@@ -253,9 +292,8 @@ def test_what_passes_by_itself_does_not_make_a_service_that_answers_unready() ->
 
 
 def test_pods_that_a_quota_forbids_are_told() -> None:
-    conditions = {"ReplicaFailure": ("True", "FailedCreate", "exceeded quota: gpus")}
-    deployment = make_deployment(1, replicas=0, updated_replicas=0, available_replicas=0, conditions=conditions)
-    found = judge(deployment)
+    deployment = make_deployment(1, replicas=0, updated_replicas=0, available_replicas=0)
+    found = judge(deployment, refused="exceeded quota: gpus")
     assert said(found["WorkloadReady"]) == ("False", "PodsRefused")
     assert found["WorkloadReady"].message == "exceeded quota: gpus"
     assert said(found["Ready"]) == ("False", "PodsRefused")
@@ -277,7 +315,7 @@ counts = st.integers(0, 4)
 pods = st.lists(
     st.sampled_from(
         [READY, LOADING, FETCHING, make_pod(), make_pod("x", ended("boom")), make_pod(unschedulable="Insufficient gpu"),
-         make_pod(config_hash="00000000"), make_pod(leaving=True), make_pod(phase="Failed", reason="Evicted")]
+         make_pod(template_label="aaaaaaaa"), make_pod(leaving=True), make_pod(phase="Failed", reason="Evicted")]
     ),
     max_size=4,
 )  # fmt: skip
@@ -302,7 +340,9 @@ def test_every_situation_has_all_conditions_with_documented_reasons(
         conditions=conditions,
     )  # fmt: skip
     children = {("Deployment", "qwen-engine"): make_child()}
-    observed = Observed(children, deployment, pods=tuple(pods), ready_endpoints=endpoints)
+    observed = Observed(
+        children, deployment, pods=tuple(pods), ready_endpoints=endpoints, replica_sets=(FORMER, NEWEST)
+    )
     situation = Situation(make_resource(replicas=asked).spec, observed, obstacles)
     judged = judge_all(situation)
     assert [part.type for part in judged] == list(ConditionType)

@@ -56,6 +56,13 @@ def test_a_part_that_fails_is_a_warning_and_so_is_the_rest_that_fails_later() ->
     assert told(wholly, status(Ready=("True", "Ready"))) == ["Ready"]
 
 
+def test_an_incident_is_over_when_all_engines_are_back() -> None:
+    failing, partly = status(Ready=("False", "OOMKilled")), status(Ready=("True", "PodsStarting"))
+    assert told(failing, partly) == []
+    assert told(status(Ready=("True", "OOMKilled")), partly) == []
+    assert told(partly, status(Ready=("True", "Ready"))) == ["Ready"]
+
+
 def test_being_on_the_way_is_no_warning() -> None:
     (found,) = find_events(status(Ready=("True", "Ready")), status(Ready=("False", "RollingOut")))
     assert not found.warning

@@ -1,11 +1,12 @@
 """By one more where there is room, by one less where there is none."""
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from tests.operator import kubelet
-from tests.operator.builders import NOW, make_deployment, make_observed, make_pod, make_resource
+from tests.operator.builders import NEWEST, NOW, make_deployment, make_observed, make_pod, make_resource
 from tests.operator.kubelet import Kubelet
 from tests.operator.stage import Stage, wait_until
 
@@ -72,11 +73,13 @@ def test_a_pod_that_finds_no_node_is_waited_for_a_while() -> None:
 
 
 def test_a_pod_that_has_no_quota_is_not_waited_for() -> None:
-    conditions = {"ReplicaFailure": ("True", "FailedCreate", 'pods "new" is forbidden: exceeded quota: gpus')}
-    no_quota = make_observed(deployment=make_deployment(1, updated_replicas=0, max_surge=1, conditions=conditions))
-    assert plan(no_quota) == ONE_LESS
-    conditions["ReplicaFailure"] = ("True", "FailedCreate", "violates PodSecurity")
-    assert plan(no_quota) == ONE_MORE, "it would be refused in the old one's place as well"
+    deployment = make_deployment(1, updated_replicas=0, max_surge=1)
+
+    def refused(message: str) -> Observed:
+        return make_observed(deployment=deployment, replica_sets=(replace(NEWEST, refused=message),))
+
+    assert plan(refused('pods "new" is forbidden: exceeded quota: gpus')) == ONE_LESS
+    assert plan(refused("violates PodSecurity")) == ONE_MORE, "it would be refused in the old one's place as well"
 
 
 def test_without_old_pods_there_is_nobody_to_make_room() -> None:
