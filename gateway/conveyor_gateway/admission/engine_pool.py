@@ -5,7 +5,8 @@ Where batches are filled, it is the one that has most: an engine that runs one r
 Used by `service_queue` only. Pure bookkeeping on a clock that the caller reads: no I/O, no waiting.
 """
 
-from collections.abc import Collection, Iterable
+import heapq
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,6 +15,8 @@ LEFT_OUT_SECONDS: Final = 0.1
 MAX_LEFT_OUT_SECONDS: Final = 2.0
 # An engine that took no connection in time is probed with one request; the next follows its answer, or this time.
 PROBE_SECONDS: Final = 4.0
+# In a mask of engines the lowest bits stand for no engine: `ticket` gives them a meaning.
+NUM_RESERVED_BITS: Final = 2
 
 
 def left_out_seconds(failures: int) -> float:
@@ -26,6 +29,7 @@ class Engine:
     """One engine as this gateway sees it. `load` counts its places that are taken by requests of this gateway."""
 
     address: str
+    bit: int  # its own in masks of engines, while the pool knows it
     load: int = 0
     ready: bool = True
     failures: int = 0  # in a row
@@ -35,15 +39,14 @@ class Engine:
     last_chosen: int = 0
     unreachable: bool = False  # the last request that it did not take could not connect in time
     is_taken: bool = False  # all its places are, as it said: it is asked for one
-    is_granted: bool = False  # it has kept a place for this gateway
 
-    def rank(self, now_seconds: float) -> tuple[bool, bool, int, int]:
+    def rank(self, now_seconds: float) -> tuple[bool, int, int]:
         """The lowest is chosen."""
-        return not self.is_granted, self.full_until > now_seconds, self.load, self.last_chosen
+        return self.full_until > now_seconds, self.load, self.last_chosen
 
-    def rank_to_fill(self, now_seconds: float) -> tuple[bool, bool, int, str]:
+    def rank_to_fill(self, now_seconds: float) -> tuple[bool, int, str]:
         """The same where batches are filled: the engine that has most, and the same one for all gateways."""
-        return not self.is_granted, self.full_until > now_seconds, -self.load, self.address
+        return self.full_until > now_seconds, -self.load, self.address
 
 
 class EnginePool:
@@ -53,6 +56,7 @@ class EnginePool:
         self.place_limit = 1
         self.fills_batches = False
         self._engines: dict[str, Engine] = {}
+        self._free_bits: list[int] = []  # a heap: those of engines that are gone
         self._choices = 0
 
     @property
@@ -62,41 +66,63 @@ class EnginePool:
     def set_ready(self, addresses: Iterable[str]) -> None:
         """`addresses` are the engines that take new requests from now on."""
         wanted = set(addresses)
-        for address in wanted:
-            self._engines.setdefault(address, Engine(address)).ready = True
+        for address in sorted(wanted):
+            if address not in self._engines:
+                self._engines[address] = Engine(address, self._take_bit())
+            self._engines[address].ready = True
         for engine in list(self._engines.values()):
             engine.ready = engine.address in wanted
             self._forget_if_unused(engine)
 
-    def choose(self, now_seconds: float, but: Collection[Engine] = ()) -> Engine | None:
+    def find_places(self, now_seconds: float) -> int:
+        """The mask of the engines that have a place."""
+        places = 0
+        for engine in self._engines.values():
+            if self._has_place(engine, now_seconds):
+                places |= engine.bit
+        return places
+
+    def choose(self, now_seconds: float, excluded: int = 0) -> Engine | None:
         """A place on the least loaded engine (of several: the one chosen longest ago), or None if there is no place.
 
-        One that had no room lately comes after all others. `but` are engines that this one request does not go to.
+        One that had no room lately comes after all others. The request does not go to the engines of the mask
+        `excluded`.
         """
         places = [
-            engine for engine in self._engines.values() if self._has_place(engine, now_seconds) and engine not in but
+            engine
+            for engine in self._engines.values()
+            if not engine.bit & excluded and self._has_place(engine, now_seconds)
         ]
         rank = Engine.rank_to_fill if self.fills_batches else Engine.rank
         best = min(places, key=lambda engine: rank(engine, now_seconds), default=None)
         if best is not None:
-            self._choices += 1
-            best.last_chosen = self._choices
-            best.load += 1
-            if best.unreachable:
-                best.left_out_until = now_seconds + PROBE_SECONDS
+            self._take_place(best, now_seconds)
         return best
 
-    def _has_place(self, engine: Engine, now_seconds: float) -> bool:
-        if not engine.ready or engine.left_out_until > now_seconds:
+    def take_granted(self, engine: Engine, now_seconds: float) -> bool:
+        """Takes the place that `engine` has kept, also one above the limit: one may have ended without a word here."""
+        if not self._may_be_asked(engine, now_seconds) or engine.load > self.place_limit:
             return False
-        if engine.is_granted:
-            return engine.load <= self.place_limit  # one of them may have ended without a word here
-        return engine.load < self.place_limit and not engine.is_taken
+        self._take_place(engine, now_seconds)
+        return True
+
+    def _take_place(self, engine: Engine, now_seconds: float) -> None:
+        self._choices += 1
+        engine.last_chosen = self._choices
+        engine.load += 1
+        if engine.unreachable:
+            engine.left_out_until = now_seconds + PROBE_SECONDS
+
+    def _may_be_asked(self, engine: Engine, now_seconds: float) -> bool:
+        return engine.ready and engine.left_out_until <= now_seconds
+
+    def _has_place(self, engine: Engine, now_seconds: float) -> bool:
+        is_free = engine.load < self.place_limit and not engine.is_taken
+        return is_free and self._may_be_asked(engine, now_seconds)
 
     def find_taken(self, now_seconds: float) -> list[Engine]:
         """Those whose places are all taken: who waits is to ask for one."""
-        engines = self._engines.values()
-        return [each for each in engines if each.is_taken and each.ready and each.left_out_until <= now_seconds]
+        return [each for each in self._engines.values() if each.is_taken and self._may_be_asked(each, now_seconds)]
 
     def release(self, engine: Engine) -> None:
         """Gives back one place that `choose` gave."""
@@ -129,5 +155,14 @@ class EnginePool:
         return min(returns, default=None)
 
     def _forget_if_unused(self, engine: Engine) -> None:
-        if not engine.ready and engine.load == 0:
-            self._engines.pop(engine.address, None)
+        if not engine.ready and engine.load == 0 and self._engines.pop(engine.address, None) is not None:
+            heapq.heappush(self._free_bits, engine.bit)
+
+    def _take_bit(self) -> int:
+        """The lowest that no engine has, so that masks stay short.
+
+        A request that excluded the bit's last engine excludes the new one too, until its next retry at most.
+        """
+        if self._free_bits:
+            return heapq.heappop(self._free_bits)
+        return 1 << (NUM_RESERVED_BITS + len(self._engines))

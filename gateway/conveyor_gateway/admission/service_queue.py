@@ -7,17 +7,25 @@
 Called by `queues` (one queue per service, configured from the catalog) and by `relaying` (one ticket per request).
 Binding is late: a request gets its engine when an engine has a place, not when it arrives. Everything runs on one
 event loop, so nothing here locks; each method leaves queue and engines consistent before it returns.
+
+The event loop serves the other services too. So an event costs by the requests that it wakes, not by those that wait;
+one that wakes many is handled over several turns of the loop; and retries have a budget.
 """
 
 import asyncio
-from collections import Counter, OrderedDict
-from collections.abc import Iterable
-from itertools import takewhile
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Final
 
 from conveyor_gateway.admission.asking import Asking, Granting
 from conveyor_gateway.admission.engine_pool import Engine, EnginePool
-from conveyor_gateway.admission.ticket import QueueLimits, Ticket, TicketState
+from conveyor_gateway.admission.retries import Exclusions, RetryBudget
+from conveyor_gateway.admission.ticket import FIRST_TRY, UNREFUSED, QueueLimits, Ticket, TicketState
+from conveyor_gateway.admission.waiting import Waiting
 from conveyor_gateway.errors import Code, GatewayError, QueueFull
+
+# Requests that one turn of the event loop wakes, at most. Each then costs about half a millisecond.
+MAX_WAKES_A_TURN: Final = 8
 
 
 class ServiceQueue:
@@ -27,9 +35,13 @@ class ServiceQueue:
         self.loop = loop
         self.pool = EnginePool()
         self._asking = Asking(granting, self._take_answer)
-        self._waiting: OrderedDict[Ticket, None] = OrderedDict()
+        self._waiting = Waiting()
+        self._exclusions = Exclusions()
+        self._retries = RetryBudget(loop.time())
         self._closed_by: GatewayError | None = None
-        self._wake_up: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at: float | None = None
+        self._goes_on = False  # in the next turn of the loop
         self._admitted = 0
         self._dispatched: set[Ticket] = set()
         self._idle_since = loop.time()
@@ -88,7 +100,7 @@ class ServiceQueue:
         self.check_open()
         self._admitted += 1
         ticket = Ticket(self, self._admitted, deadline)
-        self._waiting[ticket] = None
+        self._waiting.add(ticket)
         self.match()
         if ticket.state is TicketState.QUEUED and self.queued > self.limits.max_queued_requests:
             self.finish(ticket)
@@ -104,10 +116,15 @@ class ServiceQueue:
         assert ticket.state is TicketState.DISPATCHED, "only a dispatched request comes back"
         self._release(ticket)
         ticket.state = TicketState.QUEUED
-        earlier = list(takewhile(lambda waiting: waiting.number < ticket.number, self._waiting))
-        self._waiting[ticket] = None
-        for first in (ticket, *reversed(earlier)):
-            self._waiting.move_to_end(first, last=False)
+        self._waiting.add(ticket)
+        if ticket.full_until > self.loop.time():
+            self._exclusions.add(ticket)
+        self.match()
+
+    def note_answer(self, engine: Engine) -> None:
+        """See `Ticket.note_answer`."""
+        self._retries.add_answer()
+        self.pool.note_answer(engine)
         self.match()
 
     def finish(self, ticket: Ticket) -> None:
@@ -115,7 +132,7 @@ class ServiceQueue:
         if ticket.state is TicketState.CLOSED:
             return
         if ticket.state is TicketState.QUEUED:
-            del self._waiting[ticket]
+            self._waiting.remove(ticket)
         else:
             self._release(ticket)
         ticket.state = TicketState.CLOSED
@@ -130,11 +147,17 @@ class ServiceQueue:
     def close(self, error: GatewayError) -> None:
         """Ends the queue: those who wait, and those who come, get `error`; those at engines go on."""
         self._closed_by = error
-        for ticket in list(self._waiting):
-            ticket.refuse(error)
-        if self._wake_up is not None:
-            self._wake_up.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         self._asking.stop()
+        self._refuse(iter(list(self._waiting)), error)
+
+    def _refuse(self, tickets: Iterator[Ticket], error: GatewayError) -> None:
+        for number, ticket in enumerate(tickets, start=1):
+            ticket.refuse(error)
+            if number == MAX_WAKES_A_TURN:
+                self.loop.call_soon(self._refuse, tickets, error)
+                return
 
     def _release(self, ticket: Ticket) -> None:
         assert ticket.engine is not None
@@ -147,50 +170,92 @@ class ServiceQueue:
         if self._closed_by is not None:
             return
         now = self.loop.time()
-        self._bind(now)
-        if self._waiting:
-            self._match_again(now)
+        if self._waiting and not (self._end_exclusions(now) and self._give_places(now)):
+            self._go_on_soon()
+            return
         self._asking.ask(self.pool.find_taken(now))
+        self._set_timer(now)
 
-    def _bind(self, now: float) -> None:
-        while (match := self._find_match(now)) is not None:
-            ticket, engine = match
-            del self._waiting[ticket]
-            self._dispatched.add(ticket)
-            ticket.grant(engine)
+    def _go_on_soon(self) -> None:
+        if not self._goes_on:
+            self._goes_on = True
+            self.loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._goes_on = False
+        self.match()
+
+    def _end_exclusions(self, now: float) -> bool:
+        """False: there are more, for the next turn of the loop."""
+        for _ in range(MAX_WAKES_A_TURN):
+            if (ticket := self._exclusions.take_ended(now)) is None:
+                return True
+            if ticket.state is TicketState.QUEUED and ticket.full_until <= now:
+                self._waiting.remove(ticket)
+                ticket.end_exclusions()
+                self._waiting.add(ticket)
+        return False
+
+    def _give_places(self, now: float) -> bool:
+        """False: there may be more, for the next turn of the loop."""
+        for _ in range(MAX_WAKES_A_TURN):
+            if (ticket := self._find_match(now)) is None:
+                return True
+            engine = self.pool.choose(now, ticket.excluded)
+            assert engine is not None, "the ticket was found for its place"
+            if ticket.excluded & FIRST_TRY:
+                self._retries.take(now)
+            self._dispatch(ticket, engine, is_granted=False)
+        return False
+
+    def _find_match(self, now: float) -> Ticket | None:
+        """The first request for which an engine has a place. Only requests that engines refused are overtaken."""
+        places = self.pool.find_places(now)
+        if places and not self._retries.has_one(now):
+            places = FIRST_TRY
+        return self._waiting.first(places)
+
+    def _dispatch(self, ticket: Ticket, engine: Engine, is_granted: bool) -> None:
+        self._waiting.remove(ticket)
+        self._dispatched.add(ticket)
+        ticket.grant(engine, is_granted)
 
     def _take_answer(self, engine: Engine, granted: bool) -> bool:
         """Whether a request uses the place that `engine` has kept. One that keeps none is left out for a while."""
         now = self.loop.time()
-        engine.is_granted = granted
         if not granted:
             self.pool.leave_out(engine, now)
-        elif self._closed_by is None:
-            self._bind(now)
-        is_used = granted and not engine.is_granted
-        engine.is_granted = False
+        is_used = granted and self._use_grant(engine, now)
         # If not, the next requests try it again: also where it may have begun to fill a batch.
         engine.is_taken = is_used and bool(self._waiting) and not self.limits.fills_batches
         self.match()
         return is_used
 
-    def _find_match(self, now: float) -> tuple[Ticket, Engine] | None:
-        """The first request for which an engine has a place. Only requests that full engines refused are overtaken."""
-        for ticket in self._waiting:
-            full_engines = ticket.full_engines(now)
-            engine = self.pool.choose(now, full_engines)
-            if engine is not None:
-                return ticket, engine
-            if not full_engines:
-                return None
-        return None
+    def _use_grant(self, engine: Engine, now: float) -> bool:
+        """A request that was never refused, but for want of a place, needs no retry for a place that is kept."""
+        if self._closed_by is not None:
+            return False
+        ticket = self._waiting.first(engine.bit if self._retries.has_one(now) else UNREFUSED)
+        if ticket is None or not self.pool.take_granted(engine, now):
+            return False
+        if ticket.excluded & UNREFUSED:
+            self._retries.take(now)
+        self._dispatch(ticket, engine, is_granted=True)
+        return True
 
-    def _match_again(self, now: float) -> None:
-        """Sets a timer for the return of a left-out engine, which no event announces."""
-        if self._wake_up is not None:
-            self._wake_up.cancel()
-        left_out = takewhile(lambda ticket: ticket.full_engines(now), self._waiting)
-        returns = [ticket.full_until for ticket in left_out]
-        if (back := self.pool.next_return_seconds(now)) is not None:
-            returns.append(back)
-        self._wake_up = self.loop.call_at(min(returns), self.match) if returns else None
+    def _set_timer(self, now: float) -> None:
+        """One timer for all that no event announces: engines and requests whose pause ends, and the retry budget."""
+        times = [self._exclusions.next_at(), self.pool.next_return_seconds(now)]
+        if not self._retries.has_one(now):
+            times.append(self._retries.next_at(now))
+        at = min((time for time in times if time is not None), default=None) if self._waiting else None
+        if at == self._timer_at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = at
+        self._timer = None if at is None else self.loop.call_at(at, self._end_pause)
+
+    def _end_pause(self) -> None:
+        self._timer = self._timer_at = None
+        self.match()

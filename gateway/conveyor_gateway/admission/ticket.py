@@ -6,10 +6,15 @@ Made by `service_queue`, used by `relaying`.
 import asyncio
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Protocol
+from typing import Final, Protocol
 
-from conveyor_gateway.admission.engine_pool import Engine, EnginePool, left_out_seconds
+from conveyor_gateway.admission.engine_pool import NUM_RESERVED_BITS, Engine, EnginePool, left_out_seconds
 from conveyor_gateway.errors import Code, GatewayError, TimedOut
+
+# Bits of `Ticket.excluded` that stand for no engine: what the ticket is no longer.
+FIRST_TRY: Final = 1  # it has been sent to an engine
+UNREFUSED: Final = 2  # an engine has refused it, or has failed with it
+_NO_ENGINES: Final = (1 << NUM_RESERVED_BITS) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +48,7 @@ class Queue(Protocol):
 
     def check_open(self) -> None: ...
 
-    def match(self) -> None: ...
+    def note_answer(self, engine: Engine) -> None: ...
 
     def take_back(self, ticket: "Ticket") -> None: ...
 
@@ -54,13 +59,13 @@ class Ticket:
     """One admitted request. Whoever admits it closes it, whatever happens; closing twice is closing once."""
 
     __slots__ = (
-        "_full_engines",
         "_grant",
         "_queue",
         "_times_full",
         "admitted_at",
         "deadline",
         "engine",
+        "excluded",
         "full_until",
         "is_granted",
         "number",
@@ -78,7 +83,7 @@ class Ticket:
         self.engine: Engine | None = None
         self.is_granted = False  # the engine has kept the place
         self.waited_seconds = 0.0
-        self._full_engines: frozenset[Engine] = frozenset()  # without room for this request
+        self.excluded = 0  # the bits of engines without room for this request, and of what it is no longer
         self._times_full = 0
         self.full_until = 0.0
 
@@ -112,10 +117,9 @@ class Ticket:
         finally:
             self.waited_seconds += loop.time() - began
 
-    def grant(self, engine: Engine) -> None:
-        """Called by the queue: there is a place on `engine` for this request."""
-        self.engine, self.state = engine, TicketState.DISPATCHED
-        self.is_granted, engine.is_granted = engine.is_granted, False
+    def grant(self, engine: Engine, is_granted: bool) -> None:
+        """Called by the queue: there is a place on `engine` for this request, which the engine may have kept."""
+        self.engine, self.state, self.is_granted = engine, TicketState.DISPATCHED, is_granted
         if self._grant is not None and not self._grant.done():
             self._grant.set_result(None)
 
@@ -127,6 +131,7 @@ class Ticket:
     def note_failure(self, unreachable: bool = False) -> None:
         """The engine failed (`unreachable`: it took no connection in time) and is left out for a while."""
         assert self.engine is not None, "only a dispatched request has an engine"
+        self.excluded |= FIRST_TRY | UNREFUSED
         self._queue.pool.leave_out(self.engine, self._queue.loop.time(), unreachable)
 
     def note_full(self) -> None:
@@ -136,7 +141,9 @@ class Ticket:
         """
         assert self.engine is not None, "only a dispatched request has an engine"
         now = self._queue.loop.time()
-        self._full_engines = self.full_engines(now) | {self.engine}
+        if now >= self.full_until:
+            self.end_exclusions()
+        self.excluded |= self.engine.bit | FIRST_TRY | UNREFUSED
         self._times_full += 1
         self.full_until = now + left_out_seconds(self._times_full)
         self._queue.pool.note_full(self.engine, now)
@@ -146,17 +153,17 @@ class Ticket:
         assert self.engine is not None, "only a dispatched request has an engine"
         if self.is_granted:
             self.note_full()
+        self.excluded |= FIRST_TRY
         self.engine.is_taken = True
 
-    def full_engines(self, now: float) -> frozenset[Engine]:
-        """The engines that this request is not sent to now."""
-        return self._full_engines if now < self.full_until else frozenset()
+    def end_exclusions(self) -> None:
+        """The request may go to any engine again."""
+        self.excluded &= _NO_ENGINES
 
     def note_answer(self) -> None:
         """The engine answered: if it was left out, it is back."""
         assert self.engine is not None, "only a dispatched request has an engine"
-        self._queue.pool.note_answer(self.engine)
-        self._queue.match()
+        self._queue.note_answer(self.engine)
 
     def give_back(self) -> None:
         """The engine did not take the request: queue again, before all who came later."""

@@ -117,7 +117,7 @@ def test_an_engine_that_had_no_room_is_asked_after_all_others_but_is_never_left_
     assert pool.next_return_seconds(0.1) is None
     pool.note_answer(full)
     pool.set_ready(["a:1", "b:1"])
-    assert full.rank(0.1) == (True, False, 1, full.last_chosen)
+    assert full.rank(0.1) == (False, 1, full.last_chosen)
 
 
 def test_an_engine_that_answers_again_starts_afresh() -> None:

@@ -18,6 +18,8 @@ from hypothesis.stateful import (
 )
 from tests.gateway.builders import NeverAsked, make_limits
 
+from conveyor_gateway.admission.engine_pool import NUM_RESERVED_BITS
+from conveyor_gateway.admission.retries import MAX_RETRIES_AT_ONCE, RETRIES_PER_SECOND, RetryBudget
 from conveyor_gateway.admission.service_queue import ServiceQueue
 from conveyor_gateway.admission.ticket import Ticket, TicketState
 from conveyor_gateway.errors import NotFound, QueueFull, TimedOut
@@ -213,6 +215,24 @@ async def test_a_request_for_which_an_engine_was_full_goes_to_another_at_once() 
     assert large.state is TicketState.QUEUED
 
 
+async def test_engines_that_refuse_everything_get_retries_within_the_budget_and_newcomers_at_once() -> None:
+    queue = make_queue("a:1", "b:1", max_queued_requests=1000)
+    now = 1000.0
+    queue.loop.time = lambda: now  # type: ignore[method-assign]
+    queue._retries = RetryBudget(now)
+    tickets, sent = [queue.admit(FAR) for _ in range(500)], 0
+    for _ in range(20 * 100):  # 20 seconds
+        now += 0.01
+        queue.match()
+        for ticket in [each for each in tickets if each.engine is not None]:
+            sent += 1
+            ticket.note_full()
+            ticket.give_back()
+        await asyncio.sleep(0)
+    assert 500 < sent <= 500 + MAX_RETRIES_AT_ONCE + 20 * RETRIES_PER_SECOND + 1
+    assert queue.admit(FAR).engine is not None
+
+
 async def test_requests_at_engines_are_counted_by_engine_and_not_within_the_window() -> None:
     queue = make_queue("a:1", "b:1")
     tickets = [queue.admit(FAR) for _ in range(5)]
@@ -311,6 +331,8 @@ class AnySequenceOfEvents(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.loop = asyncio.new_event_loop()
+        self.now = 1000.0
+        self.loop.time = lambda: self.now  # type: ignore[method-assign]
         self.queue = ServiceQueue(make_limits(max_queued_requests=3, place_limit=2), self.loop, NeverAsked())
         self.queue.set_engines(["a:1"])
         self.tickets: list[Ticket] = []
@@ -356,12 +378,9 @@ class AnySequenceOfEvents(RuleBasedStateMachine):
     def limits_change(self, place_limit: int) -> None:
         self.queue.configure(make_limits(max_queued_requests=3, place_limit=place_limit))
 
-    @rule()
-    def left_out_engines_come_back(self) -> None:
-        for engine in self.queue.pool._engines.values():
-            engine.left_out_until = 0.0
-        for ticket in self.tickets:
-            ticket.full_until = 0.0
+    @rule(seconds=st.sampled_from([0.01, 0.15, 5.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
         self.queue.match()
 
     @invariant()
@@ -380,10 +399,18 @@ class AnySequenceOfEvents(RuleBasedStateMachine):
 
     @invariant()
     def nobody_waits_beside_a_free_place(self) -> None:
+        """But those that an engine refused do without a budget of retries."""
         if hasattr(self, "queue"):
-            now = self.loop.time()
+            has_retries = self.queue._retries.has_one(self.now)
             for ticket in self.queue._waiting:
-                assert self.queue.pool.choose(now, ticket.full_engines(now)) is None
+                if has_retries or not ticket.excluded:
+                    assert self.queue.pool.choose(self.now, ticket.excluded) is None
+
+    @invariant()
+    def no_pause_of_a_request_outlasts_its_time(self) -> None:
+        if hasattr(self, "queue"):
+            for ticket in self.queue._waiting:
+                assert ticket.full_until > self.now or not ticket.excluded >> NUM_RESERVED_BITS
 
 
 def test_any_sequence_of_events_keeps_counts_and_order() -> None:

@@ -1,0 +1,64 @@
+"""How often requests that engines refused are sent again: a budget for each service, and when each may go.
+
+Used by `service_queue` only. Pure bookkeeping on a clock that the caller reads.
+"""
+
+import heapq
+from typing import Final
+
+from conveyor_gateway.admission.ticket import Ticket
+
+RETRIES_PER_SECOND: Final = 32.0
+RETRIES_FOR_AN_ANSWER: Final = 2.0
+MAX_RETRIES_AT_ONCE: Final = 128.0
+
+
+class RetryBudget:
+    """A token bucket. Time and answers of engines fill it, each request that is sent again takes one.
+
+    Without it, engines that refuse everything would keep the event loop of all services busy.
+    """
+
+    def __init__(self, now_seconds: float) -> None:
+        self._left = MAX_RETRIES_AT_ONCE
+        self._counted_at = now_seconds
+
+    def has_one(self, now_seconds: float) -> bool:
+        self._count(now_seconds)
+        return self._left >= 1.0
+
+    def take(self, now_seconds: float) -> None:
+        self._count(now_seconds)
+        self._left = max(0.0, self._left - 1.0)
+
+    def add_answer(self) -> None:
+        self._left = min(MAX_RETRIES_AT_ONCE, self._left + RETRIES_FOR_AN_ANSWER)
+
+    def next_at(self, now_seconds: float) -> float:
+        """When there is one."""
+        self._count(now_seconds)
+        return now_seconds + max(0.0, 1.0 - self._left) / RETRIES_PER_SECOND
+
+    def _count(self, now_seconds: float) -> None:
+        earned = (now_seconds - self._counted_at) * RETRIES_PER_SECOND
+        self._left = min(MAX_RETRIES_AT_ONCE, self._left + earned)
+        self._counted_at = now_seconds
+
+
+class Exclusions:
+    """Waiting requests that exclude engines, by the time until which they do."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Ticket]] = []
+
+    def add(self, ticket: Ticket) -> None:
+        heapq.heappush(self._heap, (ticket.full_until, ticket.number, ticket))
+
+    def take_ended(self, now_seconds: float) -> Ticket | None:
+        """One ticket whose exclusions are over; None if there is none. It may have left the queue meanwhile."""
+        if self._heap and self._heap[0][0] <= now_seconds:
+            return heapq.heappop(self._heap)[2]
+        return None
+
+    def next_at(self) -> float | None:
+        return self._heap[0][0] if self._heap else None

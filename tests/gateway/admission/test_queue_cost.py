@@ -1,0 +1,110 @@
+"""An event costs by the requests that it wakes, not by those that wait. Counted in lines that run, not in time."""
+
+import asyncio
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+from tests.gateway.builders import NeverAsked, make_limits
+
+from conveyor_gateway.admission.service_queue import MAX_WAKES_A_TURN, ServiceQueue
+from conveyor_gateway.admission.ticket import Ticket, TicketState
+from conveyor_gateway.errors import Code, NotFound
+
+FAR = 1e9  # a deadline that no test reaches
+FEW, MANY = 100, 3_200
+
+
+def count_lines(work: Callable[[], object]) -> int:
+    """How many lines of the gateway's admission `work` runs."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal count
+        if "/conveyor_gateway/admission/" not in frame.f_code.co_filename:
+            return None
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def make_queue(num_waiting: int, num_engines: int) -> tuple[ServiceQueue, list[Ticket]]:
+    """Every request that waits has been refused by an engine that had no room for it."""
+    queue = ServiceQueue(make_limits(num_waiting + 100), asyncio.get_running_loop(), NeverAsked())
+    queue.set_engines(f"10.0.0.{number}:8000" for number in range(num_engines))
+    tickets = []
+    while queue.queued < num_waiting:
+        tickets.append(queue.admit(FAR))
+        for ticket in tickets[-1:]:
+            if ticket.engine is not None:
+                refuse(ticket)
+    return queue, tickets
+
+
+def refuse(ticket: Ticket) -> None:
+    ticket._times_full = 20  # its pause is as long as pauses get: none ends in the test
+    ticket.note_full()
+    ticket.give_back()
+
+
+def at_an_engine(queue: ServiceQueue) -> Ticket:
+    ticket = queue.admit(FAR)
+    assert ticket.state is TicketState.DISPATCHED
+    return ticket
+
+
+EVENTS: dict[str, Callable[[ServiceQueue, list[Ticket]], Callable[[], object]]] = {
+    "an arrival": lambda queue, tickets: lambda: queue.admit(FAR),
+    "a refusal": lambda queue, tickets: (lambda ticket: lambda: refuse(ticket))(at_an_engine(queue)),
+    "a failure": lambda queue, tickets: (lambda ticket: lambda: (ticket.note_failure(), ticket.give_back()))(
+        at_an_engine(queue)
+    ),
+    "an end": lambda queue, tickets: at_an_engine(queue).close,
+    "a departure from the middle": lambda queue, tickets: tickets[len(tickets) // 2].close,
+    "a look at the queue": lambda queue, tickets: queue.match,
+}
+
+
+@pytest.mark.parametrize("event", EVENTS)
+@pytest.mark.parametrize("num_engines", [1, 8])
+async def test_an_event_costs_no_more_with_many_waiting_than_with_few(event: str, num_engines: int) -> None:
+    costs = []
+    for num_waiting in (FEW, MANY):
+        queue, tickets = make_queue(num_waiting, num_engines)
+        costs.append(count_lines(EVENTS[event](queue, tickets)))
+        queue.close(NotFound("the end", Code.SERVICE_DELETED))
+    assert costs[1] < 4 * costs[0], costs  # the index is twice as deep, at chance
+
+
+async def turns(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_what_wakes_many_wakes_them_over_several_turns_of_the_loop() -> None:
+    queue = ServiceQueue(make_limits(1000, place_limit=1000), asyncio.get_running_loop(), NeverAsked())
+    tickets = [queue.admit(FAR) for _ in range(5 * MAX_WAKES_A_TURN)]
+    queue.set_engines(["a:1"])
+    assert queue.dispatched == MAX_WAKES_A_TURN
+    await turns(10)
+    assert queue.dispatched == len(tickets)
+
+
+async def test_a_deleted_service_refuses_those_who_wait_over_several_turns() -> None:
+    queue = ServiceQueue(make_limits(1000), asyncio.get_running_loop(), NeverAsked())
+    waiting = [asyncio.create_task(queue.admit(FAR).place()) for _ in range(3 * MAX_WAKES_A_TURN)]
+    await turns(1)
+    queue.close(NotFound("it was deleted", Code.SERVICE_DELETED))
+    await turns(1)
+    assert sum(task.done() for task in waiting) <= 2 * MAX_WAKES_A_TURN
+    ends = await asyncio.gather(*waiting, return_exceptions=True)
+    assert all(isinstance(end, NotFound) for end in ends)
