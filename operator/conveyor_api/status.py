@@ -1,7 +1,7 @@
 """`status`: what the operator has seen. Written by it alone, through the `/status` subresource.
 
 Read leniently (unknown fields are ignored), since after a downgrade a newer operator's status may still be there.
-Texts have limits here; `clip` shortens what is longer before it is sent.
+Texts have limits here; `text.clip` shortens what is longer before it is sent.
 """
 
 from typing import Annotated, Final, Literal
@@ -10,21 +10,16 @@ from pydantic import ConfigDict, Field
 
 from conveyor_api.base import ApiModel, KeyedBy
 from conveyor_api.quantities import Duration, IntOrPercent
+from conveyor_api.text import MAX_MESSAGE_BYTES
 
-MAX_MESSAGE_LENGTH: Final = 4096
 MAX_CONTEXT_LENGTH: Final = 16_777_216
 NUM_POD_STARTS: Final = 3
 
-Message = Annotated[str, Field(max_length=MAX_MESSAGE_LENGTH)]
+Message = Annotated[str, Field(max_length=MAX_MESSAGE_BYTES)]
 Word = Annotated[str, Field(max_length=253)]
 Count = Annotated[int, Field(ge=0)]
 Amounts = Annotated[dict[str, Annotated[str, Field(max_length=32)]], Field(max_length=8)]
 Time = Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-time"})]
-
-
-def clip(message: str) -> str:
-    """`message`, shortened to what the status may carry."""
-    return message if len(message) <= MAX_MESSAGE_LENGTH else message[: MAX_MESSAGE_LENGTH - 3] + "..."
 
 
 class _StatusModel(ApiModel):

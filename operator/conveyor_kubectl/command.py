@@ -5,11 +5,13 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TextIO
 
 import yaml
 
 from conveyor_api.errors import InvalidResource
 from conveyor_api.resource import InferenceService
+from conveyor_api.text import make_printable
 from conveyor_kubectl.cluster import Cluster, Unanswered
 from conveyor_kubectl.explaining import explain
 from conveyor_kubectl.facts import read_facts
@@ -51,13 +53,13 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _explain(cluster: Cluster, flags: argparse.Namespace) -> int:
     explanation = explain(read_facts(cluster, flags.namespace or cluster.namespace, flags.name))
-    print(json.dumps(build_json(explanation), indent=2) if flags.output == "json" else build_text(explanation))
+    _print(json.dumps(build_json(explanation), indent=2) if flags.output == "json" else build_text(explanation))
     return 0
 
 
 def _check(cluster: Cluster) -> int:
     findings = list(check(cluster))
-    print(build_findings(findings))
+    _print(build_findings(findings))
     return 1 if any(finding.verdict is Verdict.MISSING for finding in findings) else 0
 
 
@@ -69,8 +71,13 @@ def _replay(flags: argparse.Namespace) -> int:
         raise Unanswered(f"no replay: {error}") from error
     if not looks:
         raise Unanswered(f"no replay: {flags.samples} has no moment with an autoscaler")
-    print(build_replay(looks))
+    _print(build_replay(looks))
     return 0
+
+
+def _print(text: str, file: TextIO | None = None) -> None:
+    """Parts of `text` come from the cluster, where tenants write."""
+    print(*map(make_printable, text.split("\n")), sep="\n", file=file)
 
 
 def _read_service(path: Path) -> InferenceService:
@@ -86,5 +93,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
         cluster = Cluster(flags.kubeconfig, flags.context)
         return _check(cluster) if flags.command == "check" else _explain(cluster, flags)
     except Unanswered as error:
-        print(f"kubectl conveyor: {error}", file=sys.stderr)
+        _print(f"kubectl conveyor: {error}", sys.stderr)
         return 1

@@ -18,6 +18,13 @@ def test_no_cluster_to_ask_is_one_sentence(tmp_path: Path, capsys: pytest.Captur
         assert len(said.splitlines()) == 1
 
 
+def test_what_it_repeats_commands_no_terminal(nowhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "qwen", f"--kubeconfig={nowhere}", "--context=no\x1b[2J\udc80where"]) == 1
+    said = capsys.readouterr().err
+    assert "where" in said
+    assert said.removesuffix("\n").isprintable()
+
+
 def test_a_cluster_that_does_not_answer_is_one_sentence(nowhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "qwen", f"--kubeconfig={nowhere}"]) == 1
     assert capsys.readouterr().err.startswith("kubectl conveyor: the API server does not answer: ")

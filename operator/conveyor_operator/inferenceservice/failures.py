@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from conveyor_api.conditions import Reason
-from conveyor_api.status import clip
+from conveyor_api.text import clip
 from conveyor_operator.inferenceservice.pods import ContainerState, PodState, parse_message
 from conveyor_operator.inferenceservice.wording import explain_start, to_field_names
 from conveyor_process.failure_reasons import FailureReason
@@ -27,6 +27,7 @@ _START_REASONS = frozenset(
 _BACK_OFF = re.compile(r'^Back-off pulling image "[^"]*"(?:: \w+: |$)')
 # Left out by containerd where a digest follows.
 _TAG = re.compile(r":[^:/@]+(?=@)")
+_REASON = re.compile(r"[A-Za-z][A-Za-z0-9]{0,99}")
 _MOST_OF_A_LOG = 500  # characters, of the 2 KiB that the kubelet takes
 _GPU = re.compile(r"Insufficient \S*gpu", re.IGNORECASE)
 _NO_CLAIM = re.compile(r'persistentvolumeclaim "([^"]*)" not found', re.IGNORECASE)
@@ -67,7 +68,8 @@ def find_failure(pod: PodState, also_past: bool = False) -> PodFailure | None:
             return failure
     if pod.phase == "Failed":
         # Evicted, as a rule. Its ReplicaSet has made another one already.
-        return PodFailure(pod.reason or "PodFailed", _tidy(pod.message or "the pod failed"), pod.name, pod.created_at)
+        said = pod.reason if _REASON.fullmatch(pod.reason) else "PodFailed"
+        return PodFailure(said, _tidy(pod.message or "the pod failed"), pod.name, pod.created_at)
     return None
 
 

@@ -14,7 +14,8 @@ from conveyor_api import names
 from conveyor_api.conditions import Reason
 from conveyor_api.quantities import parse_quantity
 from conveyor_api.spec import InferenceServiceSpec
-from conveyor_api.status import AutoscalingStatus, MetricStatus, clip
+from conveyor_api.status import AutoscalingStatus, MetricStatus
+from conveyor_api.text import clip
 from conveyor_operator.activity.answer import Activity
 from conveyor_operator.inferenceservice.keda import judge_keda
 from conveyor_operator.inferenceservice.observed import AutoscalerState, Observed

@@ -18,8 +18,8 @@ from conveyor_api.status import (
     LastFailure,
     LastStart,
     ModelStatus,
-    clip,
 )
+from conveyor_api.text import clip
 from conveyor_operator.inferenceservice.conditions import Judged, judge_all
 from conveyor_operator.inferenceservice.failures import PodFailure, find_last_failure
 from conveyor_operator.inferenceservice.pods import find_context_length

@@ -12,9 +12,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from conveyor_api import names
+from conveyor_api.text import clip
 
 _CONTROLLER = f"{names.GROUP}/operator"
-_MESSAGE_CHARACTERS = 1024  # the API's limit
+_MESSAGE_BYTES = 1024  # the API's limit
 _INSTANCE = socket.gethostname()[:128]
 
 
@@ -30,7 +31,6 @@ class Event:
 def build_event(body: Mapping[str, Any], event: Event, now: datetime) -> dict[str, Any]:
     """An Event in the namespace of the resource `body`."""
     metadata, moment = body["metadata"], now.astimezone(UTC)
-    message = event.message
     seconds = moment.strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
         "apiVersion": "v1",
@@ -47,7 +47,7 @@ def build_event(body: Mapping[str, Any], event: Event, now: datetime) -> dict[st
         "type": "Warning" if event.warning else "Normal",
         "reason": event.reason[:128],
         "action": "Reconcile",
-        "message": message if len(message) <= _MESSAGE_CHARACTERS else message[: _MESSAGE_CHARACTERS - 3] + "...",
+        "message": clip(event.message, _MESSAGE_BYTES),
         "eventTime": moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
         "firstTimestamp": seconds,
         "lastTimestamp": seconds,

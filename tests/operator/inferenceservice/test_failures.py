@@ -1,6 +1,7 @@
 """Why a pod does not run, in one reason and one sentence."""
 
 import json
+from collections.abc import Callable
 
 import pytest
 from tests.operator import kubelet
@@ -43,6 +44,19 @@ def test_the_engine_s_settings_are_told_as_fields_of_the_resource() -> None:
 @pytest.mark.parametrize("message", ["[" * 4000, '{"message": "x", "reason": {}}', '{"message": "x", "reason": []}'])
 def test_what_an_image_of_somebody_else_writes_ends_nothing(message: str) -> None:
     assert find(ended(message)).reason in ("CrashLoop", "EngineError")
+
+
+@pytest.mark.parametrize("quoted", [json.dumps, lambda told: told["message"]], ids=["told", "last words"])
+def test_an_image_s_words_cannot_command_a_terminal(quoted: Callable[[dict[str, str]], str]) -> None:
+    hostile = "\x1b]0;owned\x07\x1b[2J ok\u202e gnp\x9b0m \ud800"
+    failure = find(ended(quoted({"reason": "EngineError\x1b[31m", "message": hostile})))
+    assert failure.message.isprintable()
+    assert failure.reason.isalnum()
+
+
+def test_a_pod_s_reason_that_is_no_word_is_not_repeated() -> None:
+    failures = [find_failure(make_pod("p", phase="Failed", reason=said)) for said in ("Evicted", "\x1b[2J", "x" * 999)]
+    assert [failure and failure.reason for failure in failures] == ["Evicted", "PodFailed", "PodFailed"]
 
 
 def test_a_reason_that_this_operator_does_not_know_is_told_all_the_same() -> None:

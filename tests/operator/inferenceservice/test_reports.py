@@ -63,6 +63,23 @@ def test_why_a_pod_does_not_run_is_in_the_condition(
         assert set(dependent.values()) == {reason}, "they agree"
 
 
+def test_an_image_s_terminal_escapes_and_lone_surrogates_are_shown_as_marks(stage: Stage) -> None:
+    def fail(pod: Json) -> Json:
+        return kubelet.fetch_failed(pod, "ModelNotFound", "\x1b]0;owned\x07 no folder \u202e\ud800 nowhere")
+
+    with stage.operator(), Kubelet(stage.space, fail):
+        stage.space.make_service()
+        message = stage.space.wait_condition("qwen", "Ready", "False", "ModelNotFound")["message"]
+        assert "no folder \ufffd\ufffd nowhere" in message
+        stage.proxy.wait_quiet()  # the status that is there is the one that was written
+        stage.space.edit("qwen", queue={"timeout": "61s"})
+        stage.space.wait_observed("qwen")
+        stage.proxy.wait_quiet()
+        told = stage.space.list("Event")
+        assert [event["reason"] for event in told if event["type"] == "Warning"] == ["ModelNotFound"]
+        assert all(event["message"].isprintable() for event in told)
+
+
 def test_a_mended_service_is_ready_and_remembers_its_failure(stage: Stage) -> None:
     with stage.operator(), Kubelet(stage.space, kubelet.oom_killed) as node:
         stage.space.make_service()

@@ -6,7 +6,8 @@ from typing import Any
 
 from tests.operator.builders import ended, make_deployment, make_observed, make_pod, make_resource
 
-from conveyor_api.status import MAX_MESSAGE_LENGTH, EffectiveStatus, InferenceServiceStatus
+from conveyor_api.status import EffectiveStatus, InferenceServiceStatus
+from conveyor_api.text import MAX_MESSAGE_BYTES
 from conveyor_operator.inferenceservice.pods import PodState
 from conveyor_operator.inferenceservice.situation import Situation
 from conveyor_operator.inferenceservice.starts import Start
@@ -102,7 +103,7 @@ def test_a_failure_without_a_time_keeps_the_one_it_was_first_seen_at() -> None:
 
 def test_a_message_is_never_longer_than_the_api_allows() -> None:
     status = status_of(make_pod("pod", ended("x" * 10_000)), ready_replicas=0, available_replicas=0)
-    assert len(status["lastFailure"]["message"]) <= MAX_MESSAGE_LENGTH
+    assert len(status["lastFailure"]["message"]) <= MAX_MESSAGE_BYTES
     InferenceServiceStatus.model_validate(status)
 
 

@@ -20,6 +20,7 @@ def test_an_event_speaks_of_the_resource_and_fits_the_api() -> None:
     assert event["firstTimestamp"] == event["lastTimestamp"] == "2026-11-21T08:00:00Z", "kubectl describe sorts by it"
     assert (event["type"], event["reason"], event["metadata"]["namespace"]) == ("Warning", "OOMKilled", "default")
     assert len(event["message"]) == 1024
+    assert len(build_event(BODY, Event("OOMKilled", "\u00e9" * 1024), NOW)["message"].encode()) <= 1024, "of UTF-8"
 
 
 def test_events_of_one_moment_have_names_in_their_order() -> None:
