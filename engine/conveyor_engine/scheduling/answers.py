@@ -108,10 +108,7 @@ class Answers:
             for request in self._batch.requests:
                 assert request.finished is not None
                 self.finish(request, request.finished)
-            self.drop_ended()
-
-    def drop_ended(self) -> None:
-        self._batch.requests = [r for r in self._batch.requests if r.request_id in self.requests]
+            self._batch.keep(self.requests)
 
     def finish(
         self,

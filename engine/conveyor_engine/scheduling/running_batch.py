@@ -3,7 +3,7 @@
 Used by `scheduler`, which decides who is admitted and what follows from a step. Pure: no torch, no clock.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, count, islice
 
@@ -13,6 +13,7 @@ from conveyor_engine.scheduling.policy import Policy
 from conveyor_engine.scheduling.request_state import RequestState
 from conveyor_engine.scheduling.step import Step
 from conveyor_engine.wire.request import ModelFacts
+from conveyor_engine.wire.step import StepPlan
 
 WATERMARK = 0.01  # of all blocks stay free when a request joins a running batch, so that it is not preempted at once
 LONG_PROMPT_SHARE = 0.25  # of a step's tokens: a longer prompt is long, and may take no more while others decode
@@ -43,16 +44,49 @@ class RunningBatch:
         self._watermark_blocks = int(facts.num_kv_blocks * WATERMARK)
         self.blocks = BlockManager(facts.num_kv_blocks)
         self.tables = BlockTables(self.blocks, facts.block_size, facts.max_num_seqs, prefix_caching=prefix_caching)
-        self.requests: list[RequestState] = []
+        self._requests: list[RequestState] = []
         self._serials = count()
-        self.steps: dict[int, Step] = {}  # by number: planned, and not over
+        self._steps: dict[int, Step] = {}  # by number: planned, and not over
+        self._num_planned = 0  # steps
+
+    @property
+    def requests(self) -> Sequence[RequestState]:
+        """In order of admission."""
+        return self._requests
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether a step is planned and not over."""
+        return bool(self._steps)
+
+    def new_step(self) -> Step:
+        """An empty step with the next number."""
+        return Step(self._num_planned)
+
+    def begin_step(self, step: Step) -> StepPlan:
+        """The step in numbers. It counts as planned until `end_step`."""
+        self._num_planned += 1
+        self._steps[step.number] = step
+        return step.plan()
+
+    def end_step(self, number: int) -> Step:
+        """The step with this number is over, whatever came of it."""
+        return self._steps.pop(number)
+
+    def remove(self, request: RequestState) -> None:
+        """Takes the request out of the batch; the caller frees its row and blocks."""
+        self._requests.remove(request)
+
+    def keep(self, request_ids: Container[str]) -> None:
+        """Takes all other requests out of the batch; their rows and blocks are free already."""
+        self._requests = [each for each in self._requests if each.request_id in request_ids]
 
     def plan_step(self, step: Step, waiting: Iterable[RequestState]) -> bool:
         """What the running requests compute next, oldest first. Says whether somebody had to be preempted for it."""
-        num_requests = len(self.requests)
+        num_requests = len(self._requests)
         self._long_prompt_budget = self._plan_long_prompts(waiting)
         self.feed_all(step)
-        preempted = len(self.requests) < num_requests
+        preempted = len(self._requests) < num_requests
         if preempted and not step.num_tokens:  # older requests have lost their places
             self.feed_all(step)
         return preempted
@@ -85,19 +119,19 @@ class RunningBatch:
         """
         if not self._policy.joins or self._whole_prompts:
             return self._max_tokens
-        if any(request.num_pending_tokens == 1 for request in self.requests):
+        if any(request.num_pending_tokens == 1 for request in self._requests):
             return self._long_prompt_tokens
         may_join = islice(waiting, len(self.tables.free_rows))
-        pending = (request.num_pending_tokens for request in chain(self.requests, may_join))
+        pending = (request.num_pending_tokens for request in chain(self._requests, may_join))
         short = sum(num_tokens for num_tokens in pending if num_tokens <= self._long_prompt_tokens)
         return max(self._long_prompt_tokens, self._max_tokens - short)
 
     def _rows_to_step(self) -> list[RequestState]:
         """Oldest first. Where a batch keeps together: prompts and their padding before decodes, finished rows last."""
-        rows = [r for r in self.requests if r.finished is None]
+        rows = [r for r in self._requests if r.finished is None]
         if self._policy.pads:
             goes_on = bool(rows)
-            finished = (r for r in self.requests if r.finished is not None and r.row >= 0)
+            finished = (r for r in self._requests if r.finished is not None and r.row >= 0)
             rows += [r for r in finished if goes_on or r.padded_from is not None]
         if self._policy.keeps_together:
             return [r for r in rows if r.num_pending_tokens > 1 or not r.num_output_tokens] or rows
@@ -132,14 +166,14 @@ class RunningBatch:
             if request.finished is not None:
                 self.retire(request)
             elif not self._retire_newest():
-                self.preempt(next(r for r in reversed(self.requests) if r.finished is None))
+                self.preempt(next(r for r in reversed(self._requests) if r.finished is None))
             if request.row < 0:
                 return False
         return True
 
     def _retire_newest(self) -> bool:
         """Takes row and blocks from the newest finished request. False if there is none."""
-        for request in reversed(self.requests):
+        for request in reversed(self._requests):
             if request.finished is not None and request.row >= 0:
                 self.retire(request)
                 return True
@@ -153,13 +187,13 @@ class RunningBatch:
     def release(self, request: RequestState) -> None:
         """Frees row and blocks. Steps that are not over may still write the blocks, before their next holder does."""
         unwritten = self.tables.unschedule(request, request.num_computed_tokens)
-        for step in self.steps.values():
+        for step in self._steps.values():
             step.orphaned |= unwritten
         self.tables.release(request)
 
     def preempt(self, request: RequestState) -> None:
         """Takes the request out of the batch; its tokens are computed again, or found in the prefix cache."""
-        self.requests.remove(request)
+        self.remove(request)
         request.unpad()
         request.num_padding_tokens = 0
         self.release(request)
@@ -178,20 +212,20 @@ class RunningBatch:
             if step.num_tokens or not self._retire_newest():
                 return False
         request.serial = next(self._serials)
-        self.requests.append(request)
+        self._requests.append(request)
         return True
 
     def _spare_blocks(self) -> int:
-        return self._watermark_blocks if any(request.row >= 0 for request in self.requests) else 0
+        return self._watermark_blocks if any(request.row >= 0 for request in self._requests) else 0
 
     def preempt_readers(self, unwritten: set[int]) -> None:
         """Preempts the requests that read one of these blocks. A request that shares what a step was to write was
         admitted in that step or later, so all that were admitted after the first reader go too. Finished ones keep
         their answers.
         """
-        for index, request in enumerate(self.requests):
+        for index, request in enumerate(self._requests):
             if not unwritten.isdisjoint(self.tables.computed_blocks(request)):
-                for newer in reversed(self.requests[index:]):
+                for newer in reversed(self._requests[index:]):
                     if newer.finished is None:
                         self.preempt(newer)
                     elif newer.row >= 0:

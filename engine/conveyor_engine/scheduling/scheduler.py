@@ -63,7 +63,6 @@ class Scheduler:
         self._tables = self._batch.tables
         self._answers = Answers(self._policy, facts, self._batch, self._counters)
         self.waiting = WaitingQueue(self._policy.bucket)
-        self._num_planned = 0  # steps
         self._draining = False
 
     @property
@@ -104,7 +103,7 @@ class Scheduler:
         if request is None:
             return
         if not self.waiting.remove(request):
-            self._batch.requests.remove(request)
+            self._batch.remove(request)
         self._answers.finish(request, FinishReason.ABORT)
 
     def drain(self) -> None:
@@ -113,11 +112,11 @@ class Scheduler:
 
     def has_unfinished(self) -> bool:
         """Whether some request has not had its last output taken, or some step is not over."""
-        return bool(self.requests or self._answers.outputs or self._batch.steps)
+        return bool(self.requests or self._answers.outputs or self._batch.has_steps)
 
     def next_wakeup(self, now: float) -> float | None:
         """When there is something to do next, in `schedule` or with a step that is not over: now, later, or None."""
-        if self.running or self._answers.outputs or self._batch.steps or self.waiting.preempted:
+        if self.running or self._answers.outputs or self._batch.has_steps or self.waiting.preempted:
             return now
         if not self.waiting:
             return None
@@ -146,20 +145,15 @@ class Scheduler:
         Running requests go first, oldest first; then waiting ones, as the policy lets them in. A batch that keeps
         together is not planned ahead: what its rows do next depends on which of them have finished.
         """
-        if self._policy.keeps_together and self._batch.steps:
+        if self._policy.keeps_together and self._batch.has_steps:
             return None
         self._release_batch()
-        step = Step(self._num_planned)
+        step = self._batch.new_step()
         short = preempted = self._batch.plan_step(step, self.waiting)
         if self.waiting and not preempted:
             short = self._admit(step, now)
         self._carried.note(now, len(self.running), self._kv_cache_usage, short)
-        return self._plan(step) if step.num_tokens else None
-
-    def _plan(self, step: Step) -> StepPlan:
-        self._num_planned += 1
-        self._batch.steps[step.number] = step
-        return step.plan()
+        return self._batch.begin_step(step) if step.num_tokens else None
 
     def _wait_to_come_back(self, request: RequestState) -> None:
         """At the head of the queue."""
@@ -221,10 +215,10 @@ class Scheduler:
 
     def update(self, result: StepResult) -> None:
         """Takes the result of the oldest step in. What it has for requests that left meanwhile is discarded."""
-        step = self._batch.steps.pop(result.number)
+        step = self._batch.end_step(result.number)
         self._counters.count_step(step)
         self._task.take(self._answers, step, result)
-        self._answers.drop_ended()
+        self._batch.keep(self.requests)
         self._counters.count_kv(self.running, self._facts.block_size)
         self._release_batch()
 
@@ -235,7 +229,7 @@ class Scheduler:
 
     def withdraw(self, plan: StepPlan) -> None:
         """The newest step will not be computed: requests that read keys which it was to write are preempted."""
-        step = self._batch.steps.pop(plan.number)
+        step = self._batch.end_step(plan.number)
         self._batch.preempt_readers(self._unschedule(step))
 
     def _unschedule(self, step: Step) -> set[int]:
@@ -248,30 +242,30 @@ class Scheduler:
 
         A request that has left the batch meanwhile is in neither half.
         """
-        step = self._batch.steps.pop(plan.number)
+        step = self._batch.end_step(plan.number)
         wanted = step.undo()
         self._batch.preempt_readers(step.orphaned)
         for works in halves(wanted):
-            half = Step(self._num_planned)
+            half = self._batch.new_step()
             for work in works:
                 if work.is_wanted:
                     half.add(work.request, work.num_tokens)
             if half.num_tokens:
-                yield self._plan(half)
+                yield self._batch.begin_step(half)
 
     def fail(self, plan: StepPlan, message: str) -> None:
         """The only step could not be computed: its requests end, but finished rows keep their answers.
 
         Requests that read keys which they did not write are preempted.
         """
-        step = self._batch.steps.pop(plan.number)
+        step = self._batch.end_step(plan.number)
         unwritten = self._unschedule(step)
         for request in [work.request for work in step.work if work.is_wanted]:
             if request.finished is None:
                 self._answers.finish(request, FinishReason.ERROR, message)
             else:
                 self._batch.retire(request)
-        self._answers.drop_ended()
+        self._batch.keep(self.requests)
         self._batch.preempt_readers(unwritten)
 
     @contextmanager
@@ -280,7 +274,7 @@ class Scheduler:
         params = self._task.dummy_params
         request = RequestState(EngineRequest(request_id="", prompt_token_ids=[0], params=params), ())
         with self._batch.reserve(request):
-            step = Step(self._num_planned)
+            step = self._batch.new_step()
             step.add(request, 1)
             yield step.plan()
 

@@ -128,7 +128,7 @@ def test_who_shares_a_prefix_with_one_that_left_before_it_was_written_starts_ane
 
 def draft(scheduler: Scheduler, plan: StepPlan, num_drafts: int) -> None:
     """As if the only request's next tokens had been guessed, and were computed with the known one."""
-    step = scheduler._batch.steps[plan.number]
+    step = scheduler._batch._steps[plan.number]
     work = step.work[0]
     step.work[0] = work._replace(num_tokens=1 + num_drafts, num_logits=1 + num_drafts)
     work.request.num_scheduled_tokens += num_drafts

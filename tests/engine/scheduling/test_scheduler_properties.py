@@ -162,15 +162,15 @@ class History(SchedulerHistory):
         wakeup = scheduler.next_wakeup(self.now)
         plan = scheduler.schedule(self.now)
         self.turns.check(scheduler)
-        steps = list(scheduler._batch.steps.values())
+        steps = list(scheduler._batch._steps.values())
         if plan is not None:
             self._check_plan(plan)
         unwanted = sum(not work.is_wanted for step in steps[:1] for work in step.work)
         withdrawn = len(steps) - 1
         self.overlap.step(scheduler, plan)
-        if steps and steps[0].number not in scheduler._batch.steps:
+        if steps and steps[0].number not in scheduler._batch._steps:
             self.happened["discarded results"] += unwanted
-            self.happened["withdrawn steps"] += withdrawn if not scheduler._batch.steps else 0
+            self.happened["withdrawn steps"] += withdrawn if not scheduler._batch._steps else 0
         outputs = scheduler.take_outputs()
         for output in outputs:
             self._take(output)
@@ -230,7 +230,7 @@ class History(SchedulerHistory):
             assert request.row < 0
         for request in admitted:
             assert len(request.block_table) * BLOCK_SIZE >= request.num_scheduled_tokens
-            works = [w for step in scheduler._batch.steps.values() for w in step.work if w.request is request]
+            works = [w for step in scheduler._batch._steps.values() for w in step.work if w.request is request]
             wanted = [work for work in works if work.is_wanted]
             scheduled, awaited = sum(work.num_tokens for work in wanted), sum(work.num_logits for work in wanted)
             assert request.num_scheduled_tokens == request.num_computed_tokens + scheduled
@@ -246,7 +246,7 @@ class History(SchedulerHistory):
         self.finish(5_000)
         assert self.scheduler.blocks.num_free == self.scheduler.blocks.num_blocks
         assert self.scheduler.next_wakeup(self.now) is None
-        assert not self.scheduler._batch.steps
+        assert not self.scheduler._batch._steps
         stats = self.scheduler.stats()
         self.happened["padding"] += stats.padding_tokens
         self.happened["preemptions"] += stats.num_preemptions
