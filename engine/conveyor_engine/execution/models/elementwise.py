@@ -1,14 +1,14 @@
-"""Norms, rotary embedding and activation: by the compiled kernels on a CPU that has them, else by torch.
+"""Choose who computes norms, rotary embeddings and activations: the compiled kernels, Triton's, or torch.
 
-Called by `layers` and `recognise`. The compiled kernels take one pass each and round once.
+`layers` and `recognise` call this. A compiled kernel passes over its input once and rounds once.
 """
 
 from typing import Protocol
 
 import torch
-from torch.nn import functional
 
 from conveyor_engine.execution import kernels, native
+from conveyor_engine.execution.models.torch_elementwise import TorchElementwise
 
 
 class Elementwise(Protocol):
@@ -27,34 +27,12 @@ class Elementwise(Protocol):
         ...
 
 
-class TorchElementwise:
-    """By torch's own operations, on any device."""
-
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float) -> torch.Tensor:
-        if not offset:
-            return functional.rms_norm(x, weight.shape, weight, eps)
-        # offset + weight would lose the weight's last bits in x's type
-        return functional.rms_norm(x.float(), weight.shape, offset + weight.float(), eps).to(x.dtype)
-
-    def rope(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        cos, sin = cos.transpose(0, 1), sin.transpose(0, 1)  # (T, 1, R): the same for all heads
-        rotary = cos.shape[-1]
-        part = x if rotary == x.shape[-1] else x[..., :rotary]
-        first, second = part.chunk(2, dim=-1)
-        rotated = torch.addcmul(part * cos, torch.cat((-second, first), dim=-1), sin)
-        return rotated if part is x else torch.cat((rotated, x[..., rotary:]), dim=-1)
-
-    def silu_mul(self, x: torch.Tensor) -> torch.Tensor:
-        gate, up = x.chunk(2, dim=-1)
-        return functional.silu(gate) * up
-
-
 def choose_elementwise(device: torch.device, dtype: torch.dtype) -> Elementwise:
     """The compiled kernels, or Triton's, if they can take tensors of this type there; else torch."""
     if device.type == "cpu" and native.why_missing() is None and native.supports(dtype):
         return native
     if kernels.why_missing(device) is None:
-        from conveyor_engine.execution.models.triton_layers import TritonElementwise  # needs triton
+        from conveyor_engine.execution.models.triton_elementwise import TritonElementwise  # needs triton
 
         return TritonElementwise()
     return TorchElementwise()

@@ -1,6 +1,6 @@
 """The engine's own layers on CUDA: whatever is between two matrix products is one Triton kernel.
 
-Made by `recognise` and `elementwise` where Triton runs, in place of the classes that these extend; they compute the
+Made by `recognise` where Triton runs, in place of the classes that these extend; they compute the
 same. A decode of a layer without further norms is nine launches: norm; queries, keys and values; heads and cache;
 attention; output; residual and norm; gate and up; activation; down.
 """
@@ -13,19 +13,8 @@ from torch import nn
 from conveyor_engine.execution.attention.interface import Caches, Paged, attend_stored, residual_of
 from conveyor_engine.execution.kernels import elementwise
 from conveyor_engine.execution.kernels.heads import HeadNorms, prepare_heads
-from conveyor_engine.execution.models.elementwise import TorchElementwise
 from conveyor_engine.execution.models.layers import Attention, DecoderLayer, RmsNorm, Rotation
 from conveyor_engine.execution.models.linear import Linear
-
-
-class TritonElementwise(TorchElementwise):
-    """The rotation is torch's: `TritonAttention` has it in a larger kernel."""
-
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float) -> torch.Tensor:
-        return elementwise.rms_norm(x, weight, eps, offset)
-
-    def silu_mul(self, x: torch.Tensor) -> torch.Tensor:
-        return elementwise.silu_mul(x)
 
 
 class TritonAttention(Attention):
