@@ -17,7 +17,7 @@ from conveyor_kube.http_server import AppRunner
 from conveyor_metrics.app import refuse_outside
 from conveyor_metrics.auth import Trust
 from conveyor_metrics.certificates import Serving
-from conveyor_process.listening import BACKLOG, close_port
+from conveyor_process.listening import BACKLOG, Acceptor, close_port
 
 logger = logging.getLogger(__name__)
 
@@ -47,12 +47,12 @@ class ApiConnection(Connection):
 class _Port:
     """The socket under one context, and the server of its connections."""
 
-    accepting: asyncio.Server
+    acceptor: Acceptor
     runner: AppRunner
 
     async def close(self) -> None:
         """Returns after every accepted request was answered."""
-        await close_port(self.accepting, _ACCEPTED_SECONDS)
+        await close_port(self.acceptor, _ACCEPTED_SECONDS)
         await self.runner.cleanup()
 
 
@@ -92,17 +92,12 @@ class Listener:
         runner = AppRunner(app, _MAX_CONNECTIONS, ApiConnection, shutdown_timeout=_SHUTDOWN_SECONDS)
         await runner.setup()
         assert runner.server is not None, "the runner is set up"
-        accepting = await asyncio.get_running_loop().create_server(
-            runner.server,
-            sock=listening.dup(),
-            ssl=serving.context,
-            ssl_handshake_timeout=_HANDSHAKE_SECONDS,
-            backlog=BACKLOG,
-        )
+        tls = {"ssl": serving.context, "ssl_handshake_timeout": _HANDSHAKE_SECONDS}
+        acceptor = Acceptor([listening.dup()], runner.server, **tls)
         if self.port is None:
             self.port = listening.getsockname()[1]
             logger.info("event=serving https_port=%d", self.port)
-        return _Port(accepting, runner)
+        return _Port(acceptor, runner)
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -51,7 +51,7 @@ class MetricsServer:
             self._listener = Listener(settings.host, settings.https_port, lambda trust: build_api_app(source, trust))
             admin = AppRunner(build_admin_app(source, self._missing), _MAX_ADMIN_CONNECTIONS)
             await admin.setup()
-            accepting = await open_port(admin, settings.host, settings.admin_port)
+            accepting = open_port(admin, settings.host, settings.admin_port)
             try:
                 await self._work(client, stop)
             finally:

@@ -4,7 +4,6 @@ A new connection is always taken: when all are in use, the client address that h
 their client loses those that have been silent for longest. Only if none waits for its client is the new one refused.
 """
 
-import asyncio
 import heapq
 import logging
 from collections import Counter
@@ -14,7 +13,7 @@ from typing import Any, Final, cast
 from aiohttp import web
 
 from conveyor_kube.http_connection import Connection, Port
-from conveyor_process.listening import BACKLOG
+from conveyor_process.listening import Acceptor, listen
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +83,7 @@ class AppRunner(web.AppRunner):
         )
 
 
-async def open_port(runner: web.BaseRunner, host: str, port: int) -> asyncio.Server:
+def open_port(runner: web.BaseRunner, host: str, port: int) -> Acceptor:
     """Listens for a runner that is set up. An empty `host` is every address; port 0 takes any free one."""
     assert runner.server is not None, "the runner is set up"
-    return await asyncio.get_running_loop().create_server(runner.server, host or None, port, backlog=BACKLOG)
+    return Acceptor(listen(host, port), runner.server)

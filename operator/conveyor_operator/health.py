@@ -14,7 +14,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from conveyor_api import names
 from conveyor_kube.http_server import AppRunner, open_port
 from conveyor_operator.metrics import Metrics
-from conveyor_process.listening import close_port, port_number
+from conveyor_process.listening import close_port
 
 logger = logging.getLogger(__name__)
 
@@ -55,8 +55,8 @@ class HealthServer:
 
     async def start(self) -> None:
         await self._runner.setup()
-        self._accepting = await open_port(self._runner, self._host, self.port)
-        self.port = port_number(self._accepting)
+        self._accepting = open_port(self._runner, self._host, self.port)
+        self.port = self._accepting.port
         logger.info("event=serving admin_port=%d", self.port)
 
     async def stop(self) -> None:

@@ -42,7 +42,7 @@ HELD = {
         "keep_alive", "more_body", "response_complete", "response_started", "scope",
     ),
     uvicorn.protocols.http.httptools_impl.HttpToolsProtocol: ("connections", "eof_received", "send_400_response"),
-    uvicorn.server.Server: ("capture_signals", "server_state", "should_exit"),
+    uvicorn.server.Server: ("capture_signals", "lifespan", "server_state", "should_exit"),
     aiohttp.web_protocol.RequestHandler: ("_parser", "eof_received", "handle_error", "writing_paused"),
     aiohttp.web_server.Server: ("__call__", "connections"),
     aiohttp.connector.TCPConnector: ("_factory",),

@@ -11,7 +11,7 @@ from aiohttp import web
 from tests.gateway.cluster import own_address
 
 from conveyor_kube.http_server import open_port
-from conveyor_process.listening import close_port, port_number
+from conveyor_process.listening import close_port
 
 Handle = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -40,8 +40,8 @@ async def running_engine(handle: Handle) -> AsyncIterator[Engine]:
     app.router.add_route("*", "/{path:.*}", record)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1, auto_decompress=False)
     await runner.setup()
-    accepting = await open_port(runner, own_address(), 0)
-    engine.port = port_number(accepting)
+    accepting = open_port(runner, own_address(), 0)
+    engine.port = accepting.port
     try:
         yield engine
     finally:
@@ -68,9 +68,9 @@ async def running_raw_engine(talk: Talk) -> AsyncIterator[int]:
 
     server = await asyncio.start_server(serve, own_address(), 0)
     try:
-        yield port_number(server)
+        yield server.sockets[0].getsockname()[1]
     finally:
-        await close_port(server)
+        server.close()
 
 
 def answering(kind: Callable[..., web.StreamResponse], **arguments: Any) -> Handle:

@@ -11,7 +11,7 @@ from aiohttp import web
 from tests.connector import ApiServerConnector
 
 from conveyor_kube.http_server import open_port
-from conveyor_process.listening import close_port, port_number
+from conveyor_process.listening import close_port
 from e2e.cluster.api import read_kubeconfig
 
 
@@ -44,9 +44,9 @@ class ApiProxy:
         async with aiohttp.ClientSession(connector=connector) as self._session:
             runner = web.ServerRunner(web.Server(self._pass_on), shutdown_timeout=0.1)
             await runner.setup()
-            accepting = await open_port(runner, "127.0.0.1", 0)
+            accepting = open_port(runner, "127.0.0.1", 0)
             try:
-                yield f"http://127.0.0.1:{port_number(accepting)}"
+                yield f"http://127.0.0.1:{accepting.port}"
             finally:
                 await close_port(accepting)
                 await runner.cleanup()

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from conveyor_kube import http_connection
 from conveyor_kube.http_server import Server, open_port
-from conveyor_process.listening import close_port, port_number
+from conveyor_process.listening import close_port
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 POST = b"POST / HTTP/1.1\r\nHost: x\r\n"
@@ -35,8 +35,8 @@ class Port:
         self.server = Server(self.handle, 4, handler_cancellation=True)
         runner = web.ServerRunner(self.server, shutdown_timeout=0.1)
         await runner.setup()
-        self.accepting = await open_port(runner, "127.0.0.1", 0)
-        self.number = port_number(self.accepting)
+        self.accepting = open_port(runner, "127.0.0.1", 0)
+        self.number = self.accepting.port
         async with contextlib.AsyncExitStack() as self.clients:
             yield self
         await close_port(self.accepting)

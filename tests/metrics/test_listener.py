@@ -20,7 +20,7 @@ from conveyor_metrics import listener
 from conveyor_metrics.auth import Trust
 from conveyor_metrics.certificates import Serving
 from conveyor_metrics.listener import ApiConnection, Listener
-from conveyor_process.listening import close_port, port_number
+from conveyor_process.listening import close_port
 from e2e.cluster.certificates import Authority
 
 HEADERS = b"GET /apis HTTP/1.1\r\nHost: localhost\r\n"
@@ -84,8 +84,8 @@ async def test_a_bug_is_answered_with_a_status_that_does_not_tell_it(caplog: pyt
     runner = AppRunner(app, 10, ApiConnection)
     await runner.setup()
     try:
-        accepting = await open_port(runner, "127.0.0.1", 0)
-        reader, writer = await asyncio.open_connection("127.0.0.1", port_number(accepting))
+        accepting = open_port(runner, "127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection("127.0.0.1", accepting.port)
         writer.write(HEADERS + b"\r\n")
         received = await asyncio.wait_for(reader.read(), 10)
         writer.close()

@@ -18,7 +18,7 @@ from conveyor_kube.http_server import open_port
 from conveyor_kube.watch import MAX_SILENCE_SECONDS, WatchState
 from conveyor_metrics.errors import NotFound, NotKnown
 from conveyor_metrics.source import GatewaySource
-from conveyor_process.listening import close_port, port_number
+from conveyor_process.listening import close_port
 
 Json = dict[str, Any]
 Start = Callable[[Callable[[], web.StreamResponse]], Awaitable[Gateway]]
@@ -51,9 +51,9 @@ async def start(asked: list[str]) -> AsyncIterator[Start]:
         app.router.add_get("/demand", handle)
         runner = web.AppRunner(app)
         await runner.setup()
-        accepting.append(await open_port(runner, "127.0.0.1", 0))
+        accepting.append(open_port(runner, "127.0.0.1", 0))
         runners.append(runner)
-        return Gateway("127.0.0.1", port_number(accepting[-1]), serving=True)
+        return Gateway("127.0.0.1", accepting[-1].port, serving=True)
 
     yield begin
     for port, runner in zip(accepting, runners, strict=True):

@@ -19,7 +19,7 @@ from aiohttp import ClientSession, ClientTimeout, web
 from tests.connector import ApiServerConnector
 
 from conveyor_kube.http_server import open_port
-from conveyor_process.listening import close_port, port_number
+from conveyor_process.listening import close_port
 from e2e.cluster.api import read_kubeconfig
 
 _HOP_HEADERS = {"connection", "keep-alive", "transfer-encoding", "content-length", "content-encoding", "host"}
@@ -144,8 +144,8 @@ class ApiProxy:
             app.router.add_route("*", "/{path:.*}", self._pass)
             runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
             await runner.setup()
-            accepting = await open_port(runner, "127.0.0.1", 0)
-            self.port = port_number(accepting)
+            accepting = open_port(runner, "127.0.0.1", 0)
+            self.port = accepting.port
             self._ready.set()
             await self._stop.wait()
             await close_port(accepting)

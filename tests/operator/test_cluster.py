@@ -14,7 +14,7 @@ from conveyor_operator.cluster import Cluster, translate
 from conveyor_operator.errors import ApiError, Conflict, Refused, Unavailable
 from conveyor_operator.kinds import DEPLOYMENT
 from conveyor_operator.metrics import Metrics
-from conveyor_process.listening import close_port, port_number
+from conveyor_process.listening import close_port
 
 
 def failure(status: int, body: str = "", **headers: str) -> ApiException:
@@ -64,9 +64,9 @@ async def connected(answer: Callable[[web.Request], Awaitable[web.StreamResponse
     app.router.add_get("/{path:.*}", answer)
     runner = web.AppRunner(app)
     await runner.setup()
-    accepting = await open_port(runner, "127.0.0.1", 0)
+    accepting = open_port(runner, "127.0.0.1", 0)
     configuration = client.Configuration()
-    configuration.host = f"http://127.0.0.1:{port_number(accepting)}"
+    configuration.host = f"http://127.0.0.1:{accepting.port}"
     try:
         async with Cluster(configuration, Metrics()) as cluster:
             yield cluster

@@ -7,6 +7,7 @@ code is 1.
 
 import asyncio
 import contextlib
+import functools
 import gc
 import logging
 import signal
@@ -26,14 +27,31 @@ from conveyor_engine.serving.http.memory import Memory
 from conveyor_engine.serving.metrics import EngineMetrics
 from conveyor_engine.serving.preparing.pool import WorkerPool
 from conveyor_engine.serving.preparing.process import ForkServer
-from conveyor_process.listening import BACKLOG, allow_open_files
+from conveyor_process.listening import BACKLOG, Acceptor, allow_open_files, close_port
 
 _FLUSH_SECONDS = 5.0  # for the last bytes to reach their clients
 _log = logging.getLogger(__name__)
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers."""
+    """uvicorn without its signal handlers, and with our way to accept connections."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._acceptors: list[Acceptor] = []
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Calls uvicorn's without a socket, then listens on `sockets`."""
+        await super().startup([])
+        protocol = functools.partial(
+            Connection, config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        self._acceptors.append(Acceptor(sockets or [], protocol))
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for acceptor in self._acceptors:
+            await close_port(acceptor)
+        await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self):  # type: ignore[no-untyped-def]

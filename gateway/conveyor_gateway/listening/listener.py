@@ -19,7 +19,7 @@ from conveyor_gateway.answers import build_error, find_request_id
 from conveyor_gateway.errors import Code, GatewayError, HeadersTooLarge, InternalError, InvalidRequest, Unavailable
 from conveyor_kube.http_connection import MAX_HEAD_BYTES, MAX_LINE_BYTES, Connection
 from conveyor_kube.http_server import Server, open_port
-from conveyor_process.listening import close_port, port_number
+from conveyor_process.listening import close_port
 
 logger = logging.getLogger(__name__)
 
@@ -100,8 +100,8 @@ class Listener:
         )
         self._runner = web.ServerRunner(server, shutdown_timeout=1.0)
         await self._runner.setup()
-        self._accepting = await open_port(self._runner, self._host, self._asked_port)
-        self.port = port_number(self._accepting)
+        self._accepting = open_port(self._runner, self._host, self._asked_port)
+        self.port = self._accepting.port
 
     async def stop_accepting(self) -> None:
         """Closes the port. Open connections go on: one may be in the middle of a request."""
