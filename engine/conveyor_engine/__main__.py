@@ -93,6 +93,7 @@ def _run(flags: argparse.Namespace) -> int:
 def _serve(flags: argparse.Namespace) -> int:
     from uvloop import run
 
+    from conveyor_engine.model_files import check_files
     from conveyor_engine.serving.preparing.prepare import ServedModel
     from conveyor_engine.serving.preparing.process import ForkServer
     from conveyor_engine.serving.preparing.sampling_defaults import SamplingDefaults, read_sampling_defaults
@@ -102,6 +103,8 @@ def _serve(flags: argparse.Namespace) -> int:
     config = parse_config(vars(flags), os.environ)
     configure_logging(config.log_format)
     directory = Path(config.model)
+    if directory.is_dir():  # the tokenizer says what else it is
+        check_files(directory)
     defaults = read_sampling_defaults(directory) if config.sampling_defaults == "model" else SamplingDefaults()
     model = ServedModel(config.served_model_name or directory.resolve().name, Tokenizer(directory), defaults)
     death = run(serve(config, ForkServer(model)))

@@ -1,11 +1,20 @@
-"""Reads the JSON files of a model's directory, all by one rule. Used wherever one is read; knows none of them."""
+"""Reads the JSON files of a model's directory, all by one rule, and checks that its files can be read at all.
+
+Used wherever one is read; knows none of them but the index of the weights.
+"""
 
 import json
+import os
 from pathlib import Path
 from typing import Any, TypeVar
 
-from conveyor_engine.errors import ModelError
+from safetensors import SafetensorError, safe_open
 
+from conveyor_engine.errors import ModelError
+from conveyor_process.failure_reasons import FailureReason
+
+WEIGHTS_INDEX = "model.safetensors.index.json"
+_READ = (".json", ".jinja", ".safetensors")
 _MAX_BYTES = 16 << 20  # of a file; they have a few KiB, config.json with many labels a few MiB
 _Content = TypeVar("_Content", dict[str, Any], list[Any])
 
@@ -20,6 +29,46 @@ def read_list(path: Path) -> list[Any]:
     return _read(path, [], "list")
 
 
+def check_files(directory: Path) -> None:
+    """Raises ModelError (ModelUnreadable) for a file that this process may not read, or that has not come whole.
+
+    Only beginnings are read, so it takes no time with large weights.
+    """
+    for path in sorted(path for path in directory.iterdir() if path.suffix in _READ):
+        try:
+            if path.is_file():
+                path.open("rb").close()
+        except OSError as error:
+            raise unreadable(path, error) from error
+        if path.suffix == ".safetensors" and path.is_file():
+            _check_weights(path)
+    weights = read_object(directory / WEIGHTS_INDEX).get("weight_map")
+    names = {name for name in weights.values() if isinstance(name, str)} if isinstance(weights, dict) else set()
+    if absent := sorted(name for name in names if not (directory / name).is_file()):
+        raise ModelError(
+            f"{directory} is incomplete: {WEIGHTS_INDEX} names {absent[0]}, which is not there",
+            reason=FailureReason.MODEL_UNREADABLE,
+        )
+
+
+def unreadable(path: Path, error: OSError) -> ModelError:
+    """The error for a file or directory that this process cannot read: with the user, and what to do."""
+    message = f"user {os.getuid()} of group {os.getgid()} cannot read {path}: {error.strerror or error}"
+    if isinstance(error, PermissionError):
+        message += "; make it readable for that user (chmod -R a+rX), or run the pod as one that may read it"
+    return ModelError(message, reason=FailureReason.MODEL_UNREADABLE)
+
+
+def _check_weights(path: Path) -> None:
+    try:
+        with safe_open(path, framework="numpy"):
+            pass
+    except SafetensorError as error:
+        num_bytes = path.stat().st_size
+        message = f"{path} ({num_bytes} bytes) is not a whole safetensors file, copy or download it again: {error}"
+        raise ModelError(message, reason=FailureReason.MODEL_UNREADABLE) from error
+
+
 def _read(path: Path, empty: _Content, name: str) -> _Content:
     if not path.is_file():
         return empty
@@ -27,7 +76,9 @@ def _read(path: Path, empty: _Content, name: str) -> _Content:
         if (num_bytes := path.stat().st_size) > _MAX_BYTES:
             raise ValueError(f"it has {num_bytes} bytes, and may have {_MAX_BYTES}")
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from error
     if not isinstance(content, type(empty)):
         raise ModelError(f"{path} cannot be read: it is not a JSON {name}")

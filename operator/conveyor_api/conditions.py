@@ -69,6 +69,7 @@ class Reason(StrEnum):
     # The model is missing or cannot be used; the engine reports it.
     MODEL_NOT_FOUND = FailureReason.MODEL_NOT_FOUND.value
     MODEL_DOWNLOAD_FAILED = FailureReason.MODEL_DOWNLOAD_FAILED.value
+    MODEL_UNREADABLE = FailureReason.MODEL_UNREADABLE.value
     CHECKSUM_MISMATCH = FailureReason.CHECKSUM_MISMATCH.value
     UNSUPPORTED_MODEL = FailureReason.UNSUPPORTED_MODEL.value
     # The engine cannot run; it reports the reason itself.
@@ -119,6 +120,7 @@ REASON_MEANINGS: Final[dict[Reason, str]] = {
     Reason.SECRET_NOT_FOUND: "The Secret that the spec names does not exist, or lacks the key.",
     Reason.MODEL_NOT_FOUND: "The source has no such model or revision, or the folder is no model.",
     Reason.MODEL_DOWNLOAD_FAILED: "The model could not be downloaded; it is tried again.",
+    Reason.MODEL_UNREADABLE: "The engine's user may not read a file of the model, or a file is cut off or missing.",
     Reason.CHECKSUM_MISMATCH: "A downloaded file is not what the hub says it is.",
     Reason.UNSUPPORTED_MODEL: "The engine does not run this architecture.",
     Reason.INVALID_CONFIG: "The engine refused its configuration.",
@@ -128,9 +130,9 @@ REASON_MEANINGS: Final[dict[Reason, str]] = {
     Reason.OUT_OF_MEMORY: "The engine ran out of device memory.",
     Reason.ENGINE_ERROR: "The engine ended with an error.",
     Reason.IMAGE_PULL_FAILED: "A container image cannot be pulled.",
-    Reason.CONTAINER_CONFIG_INVALID: "A container cannot be made, for example because a key of a Secret is missing.",
+    Reason.CONTAINER_CONFIG_INVALID: "A container cannot start: what it names is missing, or its image is a wrong one.",
     Reason.OOM_KILLED: "The kernel killed the engine for its memory; raise `resources.limits.memory`.",
-    Reason.CRASH_LOOP: "The engine ends again and again without saying why.",
+    Reason.CRASH_LOOP: "A container ends again and again without saying why.",
     Reason.INSUFFICIENT_GPU: "No node has a free GPU of the kind that is asked for.",
     Reason.UNSCHEDULABLE: "No node can take the pod, for another reason than GPUs.",
     Reason.PODS_REFUSED: "Pods cannot be made, for example because of a quota.",

@@ -13,6 +13,7 @@ class FailureReason(StrEnum):
     # The model is missing or cannot be used.
     MODEL_NOT_FOUND = "ModelNotFound"
     MODEL_DOWNLOAD_FAILED = "ModelDownloadFailed"
+    MODEL_UNREADABLE = "ModelUnreadable"
     CHECKSUM_MISMATCH = "ChecksumMismatch"
     UNSUPPORTED_MODEL = "UnsupportedModel"
     # The engine cannot run.
@@ -29,6 +30,7 @@ OF_THE_MODEL: Final = frozenset(
     {
         FailureReason.MODEL_NOT_FOUND,
         FailureReason.MODEL_DOWNLOAD_FAILED,
+        FailureReason.MODEL_UNREADABLE,
         FailureReason.CHECKSUM_MISMATCH,
         FailureReason.UNSUPPORTED_MODEL,
     }

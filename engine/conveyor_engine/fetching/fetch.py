@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from conveyor_engine.errors import ModelError
 from conveyor_engine.fetching.source import POOLING_FILE, RemoteFile, RemoteModel, Source, compute_digest
 from conveyor_engine.fetching.uris import DEFAULT_REVISION, HubUri, parse_uri
-from conveyor_engine.model_files import read_object
+from conveyor_engine.model_files import WEIGHTS_INDEX, check_files, read_object, unreadable
 from conveyor_process.failure_reasons import FailureReason
 
 MARKER = ".conveyor-complete.json"
@@ -29,7 +29,6 @@ _WANTED = re.compile(
     r"|merges\.txt|special_tokens_map\.json|added_tokens\.json|chat_template\.(?:jinja|json)"
     rf"|modules\.json|sentence_bert_config\.json|{re.escape(POOLING_FILE)}"
 )
-_INDEX = "model.safetensors.index.json"
 _WEIGHTS = "model.safetensors"
 _log = logging.getLogger(__name__)
 
@@ -65,20 +64,20 @@ def _open_source(uri: str) -> Source | None:
 
 
 def check_model_directory(uri: str, directory: Path) -> None:
-    """Raises ModelError (ModelNotFound) with what is there instead, if this is no model directory."""
+    """Raises ModelError: ModelNotFound with what is there instead, if this is no model directory; ModelUnreadable."""
     try:
         names = sorted(entry.name for entry in directory.iterdir())
         is_model = (directory / "config.json").is_file()
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ModelError(f"{uri}: there is no directory {directory}", reason=FailureReason.MODEL_NOT_FOUND) from error
     except OSError as error:
-        message = f"{uri}: user {os.getuid()} cannot read {directory}: {error.strerror or error}"
-        raise ModelError(message, reason=FailureReason.MODEL_NOT_FOUND) from error
+        raise unreadable(directory, error) from error
     if not is_model:
         found = f"it holds {', '.join(names[:10])}" if names else "it is empty"
         raise ModelError(
             f"{uri}: {directory} has no config.json, so it is no model; {found}", reason=FailureReason.MODEL_NOT_FOUND
         )
+    check_files(directory)
     _log.info("event=model_found uri=%s directory=%s", uri, directory)
 
 
@@ -161,7 +160,7 @@ def _fetch_files(source: Source, model: RemoteModel, partial: Path) -> list[Remo
         raise ModelError(f"{model} has no config.json: it is not a transformers model")
     good = {file for file in model.files if _is_good(file, partial / file.name)}
     _remove_other_files(partial, model.files, good)
-    index = [by_name[_INDEX]] if _INDEX in by_name else []
+    index = [by_name[WEIGHTS_INDEX]] if WEIGHTS_INDEX in by_name else []
     _fetch_missing(source, model, [file for file in index if file not in good], partial)
     good.update(index)
     files = index + choose_files(model, _weights_of_index(partial) if index else None)
@@ -207,11 +206,11 @@ def choose_files(model: RemoteModel, weights: Iterable[str] | None) -> list[Remo
 
 def _weights_of_index(partial: Path) -> list[str]:
     try:
-        weights = list(read_object(partial / _INDEX)["weight_map"].values())
+        weights = list(read_object(partial / WEIGHTS_INDEX)["weight_map"].values())
     except (LookupError, TypeError, AttributeError) as error:
-        raise ModelError(f"{_INDEX} cannot be read: {error!r}") from error
+        raise ModelError(f"{WEIGHTS_INDEX} cannot be read: {error!r}") from error
     if others := [name for name in weights if not (isinstance(name, str) and name.endswith(".safetensors"))]:
-        raise ModelError(f"{_INDEX} names {others[0]!r}, which is no safetensors file")
+        raise ModelError(f"{WEIGHTS_INDEX} names {others[0]!r}, which is no safetensors file")
     return weights
 
 

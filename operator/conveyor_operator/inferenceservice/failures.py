@@ -31,6 +31,9 @@ _REASON = re.compile(r"[A-Za-z][A-Za-z0-9]{0,99}")
 _MOST_OF_A_LOG = 500  # characters, of the 2 KiB that the kubelet takes
 _GPU = re.compile(r"Insufficient \S*gpu", re.IGNORECASE)
 _NO_CLAIM = re.compile(r'persistentvolumeclaim "([^"]*)" not found', re.IGNORECASE)
+# A program that is not in the image, or is one for other processors.
+_NO_START = frozenset({"StartError", "ContainerCannotRun"})
+_WRONG_IMAGE = re.compile(r"No module named '?(conveyor_engine|vllm)\b|exec format error")
 _NO_SECRET = re.compile(r"secret \"[^\"]*\" not found|couldn't find key .* in Secret", re.IGNORECASE)
 
 
@@ -123,8 +126,11 @@ def _judge_ending(container: ContainerState) -> tuple[Reason, str]:
     if len(last_lines) > _MOST_OF_A_LOG:  # the cause is told last, as a rule
         last_lines = f"... {last_lines[-_MOST_OF_A_LOG:]}"
     said = f": {last_lines}" if last_lines else ""
-    reason = Reason.MODEL_DOWNLOAD_FAILED if container.initial else Reason.CRASH_LOOP
-    return reason, f"container {container.name} ended with exit code {container.exit_code}{said}"
+    if container.ended_reason in _NO_START or _WRONG_IMAGE.search(last_lines):
+        return Reason.CONTAINER_CONFIG_INVALID, (
+            f"container {container.name} cannot run in image {container.image}, correct engine.image{said}"
+        )
+    return Reason.CRASH_LOOP, f"container {container.name} ended with exit code {container.exit_code}{said}"
 
 
 def _parse_told(message: str) -> tuple[Reason, str] | None:

@@ -19,7 +19,7 @@ from tests.engine.fetching.buckets import (
     running_server,
     upload_parts,
 )
-from tests.engine.fetching.hubs import INDEX, NOWHERE, WEIGHTS, bytes_of_model, limit_volume, write_repository
+from tests.engine.fetching.hubs import INDEX, NOWHERE, WEIGHTS, bytes_of_model, limit_volume
 from tests.engine.processes import environment
 
 from conveyor_engine.errors import ModelError
@@ -263,7 +263,8 @@ def test_a_folder_of_a_thousand_files_is_no_model(
 
 
 def test_botocore_is_imported_for_buckets_alone(tmp_path: Path) -> None:
-    write_repository(tmp_path / "model")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
     code = (
         "import sys; from conveyor_engine.fetching.fetch import fetch; fetch('pvc://models/tiny', sys.argv[1]); "
         "import conveyor_engine.__main__; print({'botocore', 'huggingface_hub'} & set(sys.modules))"

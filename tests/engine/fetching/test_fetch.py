@@ -259,7 +259,7 @@ def test_a_claim_that_cannot_be_read_is_said(fetch_from: Fetch, target: Path) ->
     name = "too-long-a-name" * 30
     with pytest.raises(ModelError, match="File name too long") as caught:
         fetch_from(NOWHERE, f"pvc://models/{name}", target.with_name(name))
-    assert caught.value.reason == "ModelNotFound"
+    assert caught.value.reason == "ModelUnreadable"
 
 
 def test_a_target_that_cannot_be_written_is_said(fetch_from: Fetch, hub: Hub, target: Path) -> None:

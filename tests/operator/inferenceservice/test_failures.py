@@ -72,8 +72,30 @@ def test_an_ending_without_a_reason_is_a_crash_with_its_last_words(message: str)
     assert message in failure.message
 
 
-def test_a_fetch_without_a_reason_is_a_failed_download() -> None:
-    assert find(ended("no route", name="fetch")).reason == "ModelDownloadFailed"
+def test_a_fetch_that_ends_without_a_reason_is_no_failed_download() -> None:
+    """What the fetch knows of a download it says itself."""
+    assert find(ended("Segmentation fault", code=139, name="fetch")).reason == "CrashLoop"
+
+
+@pytest.mark.parametrize(
+    ("message", "reason", "code"),
+    [
+        ("/usr/bin/python: No module named conveyor_engine", "Error", 1),
+        ("Error while finding module specification for 'conveyor_engine' (ModuleNotFoundError: No module named "
+         "'conveyor_engine')", "Error", 1),
+        ('failed to create containerd task: exec: "python": executable file not found in $PATH', "StartError", 128),
+        ("exec /usr/bin/python: exec format error", "Error", 255),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("container", ["fetch", "engine"])
+def test_an_image_that_is_no_engine_s_is_told_with_the_field(
+    message: str, reason: str, code: int, container: str
+) -> None:
+    failure = find(ended(message, code=code, reason=reason, name=container))
+    assert failure.reason == "ContainerConfigInvalid"
+    assert failure.message == (
+        f"container {container} cannot run in image example/engine:1, correct engine.image: {message}"
+    )
 
 
 def test_a_killed_child_is_a_killed_container_whatever_the_engine_says() -> None:
