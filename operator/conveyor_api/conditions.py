@@ -164,6 +164,17 @@ POD_FAILURES: Final = (
     Reason.PROGRESS_DEADLINE_EXCEEDED,
 )
 
+# Of those, the ones that waiting does not mend. A crash may be over after a restart, and a node may be on its way.
+LASTING_FAILURES: Final = frozenset(POD_FAILURES) - {
+    Reason.OOM_KILLED,
+    Reason.OUT_OF_MEMORY,
+    Reason.ENGINE_ERROR,
+    Reason.CRASH_LOOP,
+    Reason.INSUFFICIENT_GPU,
+    Reason.UNSCHEDULABLE,
+    Reason.PROGRESS_DEADLINE_EXCEEDED,
+}
+
 REASONS_BY_CONDITION: Final[dict[ConditionType, tuple[Reason, ...]]] = {
     ConditionType.READY: (
         Reason.READY,

@@ -9,6 +9,7 @@ from conveyor_kube.watch import Collection
 
 class _ServiceMetadata(Identity):
     creationTimestamp: NotRequired[str | None]
+    generation: NotRequired[Any]
 
 
 class _Engine(TypedDict):
@@ -38,6 +39,7 @@ class _Condition(TypedDict):
 
 
 class _ServiceStatus(TypedDict):
+    observedGeneration: NotRequired[Any]
     conditions: NotRequired[list[_Condition] | None]
     model: NotRequired[Any]
     desiredReplicas: NotRequired[Any]

@@ -14,7 +14,7 @@ from aiohttp import web
 from tests.gateway.cluster import Cluster, own_address, publish_gateway
 from tests.gateway.engine_servers import answering, running_engine
 from tests.gateway.process import GatewayProcess
-from tests.operator.kubelet import Kubelet, ready
+from tests.operator.kubelet import Kubelet, fetch_failed, ready
 from tests.operator.stage import Space, Stage, wait_until
 
 SLEEPY = {"minReplicas": 0, "maxReplicas": 2, "idleTimeout": "5s"}
@@ -23,9 +23,9 @@ NO_TIMEOUT = aiohttp.ClientTimeout(total=120)
 
 
 @pytest.fixture
-def stage(stage: Stage) -> Iterator[Stage]:
-    with stage.operator(), Kubelet(stage.space, ready, addresses=False):
-        yield stage
+def node(stage: Stage) -> Iterator[Kubelet]:
+    with stage.operator(), Kubelet(stage.space, ready, addresses=False) as node:
+        yield node
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ async def complete(gateway: GatewayProcess, space: Space) -> tuple[int, Any]:
 
 @pytest.mark.slow
 async def test_a_service_without_requests_goes_to_zero_and_the_first_request_is_answered(
-    stage: Stage, gateway: GatewayProcess, cluster: Cluster, engine: int
+    stage: Stage, node: Kubelet, gateway: GatewayProcess, cluster: Cluster, engine: int
 ) -> None:
     space = stage.space
     begun = time.monotonic()
@@ -94,7 +94,7 @@ async def test_a_service_without_requests_goes_to_zero_and_the_first_request_is_
 
 @pytest.mark.slow
 async def test_at_zero_a_service_says_that_it_answers_and_a_probe_does_not_wake_it(
-    stage: Stage, gateway: GatewayProcess, cluster: Cluster, engine: int
+    stage: Stage, node: Kubelet, gateway: GatewayProcess, cluster: Cluster, engine: int
 ) -> None:
     await fall_asleep(stage.space, gateway, cluster, engine)
     base = f"{gateway.url}/{stage.space.namespace}/qwen"
@@ -106,7 +106,7 @@ async def test_at_zero_a_service_says_that_it_answers_and_a_probe_does_not_wake_
 
 @pytest.mark.slow
 async def test_an_edit_at_zero_wakes_nobody_and_is_told_to_be_untried_until_an_engine_runs_it(
-    stage: Stage, gateway: GatewayProcess, cluster: Cluster, engine: int
+    stage: Stage, node: Kubelet, gateway: GatewayProcess, cluster: Cluster, engine: int
 ) -> None:
     space = stage.space
     await fall_asleep(space, gateway, cluster, engine)
@@ -130,8 +130,38 @@ async def test_an_edit_at_zero_wakes_nobody_and_is_told_to_be_untried_until_an_e
 
 
 @pytest.mark.slow
+async def test_a_start_that_fails_answers_with_the_reason_until_it_is_mended(
+    stage: Stage, node: Kubelet, gateway: GatewayProcess, cluster: Cluster, engine: int
+) -> None:
+    space = stage.space
+    await fall_asleep(space, gateway, cluster, engine)
+    node.decide = lambda pod: fetch_failed(pod, "ModelNotFound", "no folder nowhere")
+    status, body = await complete(gateway, space)  # waits, and is answered when the failure is known
+    assert (status, body["error"]["code"]) == (503, "start_failed")
+    assert "ModelNotFound" in body["error"]["message"]
+    assert "kubectl" not in body["error"]["message"]
+    assert (await complete(gateway, space))[0] == 503
+    node.decide = lambda pod: None
+    space.edit("qwen", model={"uri": "pvc://models/there"})
+    await asyncio.to_thread(space.wait_observed, "qwen")
+    asking = asyncio.create_task(complete_when_queued(gateway, space))
+    node.decide = ready
+    await asyncio.to_thread(space.wait_condition, "qwen", "WorkloadReady", "True", "ReplicasReady")
+    cluster.apply_engine("qwen", own_address(), engine)
+    assert await asking == (200, {"text": "hello"})
+
+
+async def complete_when_queued(gateway: GatewayProcess, space: Space) -> tuple[int, Any]:
+    """The gateway may hear of the mend a moment later than the test."""
+    while True:
+        status, body = await complete(gateway, space)
+        if status != 503:
+            return status, body
+
+
+@pytest.mark.slow
 async def test_while_a_gateway_cannot_be_read_no_engine_goes(
-    stage: Stage, gateway: GatewayProcess, cluster: Cluster, engine: int
+    stage: Stage, node: Kubelet, gateway: GatewayProcess, cluster: Cluster, engine: int
 ) -> None:
     space = stage.space
     publish_gateway(space.api, space.namespace, "two", 1)  # nobody listens there

@@ -59,6 +59,7 @@ class Queues:
         else:
             self._queues[key] = ServiceQueue(limits, self._loop, self._granting)
             self._on_engines(key)
+        self._queues[key].set_start_failure(service.start_failure)
 
     def _on_engines(self, key: str) -> None:
         if key in self._queues:

@@ -22,7 +22,7 @@ from conveyor_gateway.admission.engine_pool import Engine, EnginePool
 from conveyor_gateway.admission.retries import Exclusions, RetryBudget
 from conveyor_gateway.admission.ticket import FIRST_TRY, UNREFUSED, QueueLimits, Ticket, TicketState
 from conveyor_gateway.admission.waiting import Waiting
-from conveyor_gateway.errors import Code, GatewayError, QueueFull
+from conveyor_gateway.errors import Code, GatewayError, QueueFull, Unavailable
 
 # Requests that one turn of the event loop wakes, at most. Each then costs about half a millisecond.
 MAX_WAKES_A_TURN: Final = 8
@@ -39,6 +39,7 @@ class ServiceQueue:
         self._exclusions = Exclusions()
         self._retries = RetryBudget(loop.time())
         self._closed_by: GatewayError | None = None
+        self._start_failure = ""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
         self._goes_on = False  # in the next turn of the loop
@@ -90,7 +91,22 @@ class ServiceQueue:
         self.pool.set_ready(addresses)
         if not had_engines:
             self._idle_since = self.loop.time()
+        self._refuse_if_failed()
         self.match()
+
+    def set_start_failure(self, reason: str) -> None:
+        """While no engine is ready, those who wait and those who come are refused with it; empty: they wait."""
+        if reason != self._start_failure:
+            self._start_failure = reason
+            self._refuse_if_failed()
+
+    def _refuse_if_failed(self) -> None:
+        if self._start_failure and not self.num_engines:
+            self._refuse(iter(list(self._waiting)), self._build_start_failure())
+
+    def _build_start_failure(self) -> GatewayError:
+        message = f"the model's first engine cannot start ({self._start_failure}); its owner has to mend that"
+        return Unavailable(message, Code.START_FAILED)
 
     def admit(self, deadline: float) -> Ticket:
         """A ticket at the tail of the queue; with a free place, already dispatched. Raises QueueFull.
@@ -140,9 +156,11 @@ class ServiceQueue:
         self.match()
 
     def check_open(self) -> None:
-        """Raises the error that the queue was closed with."""
+        """Raises the error that the queue was closed with, or that of a start that fails."""
         if self._closed_by is not None:
             raise self._closed_by
+        if self._start_failure and not self.num_engines:
+            raise self._build_start_failure()
 
     def close(self, error: GatewayError) -> None:
         """Ends the queue: those who wait, and those who come, get `error`; those at engines go on."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from conveyor_api.conditions import Reason
+from conveyor_api.conditions import LASTING_FAILURES, ConditionType, Reason
 from conveyor_api.resource import InferenceService
 from conveyor_gateway.watching.namespace_limits import NamespaceLimit
 from conveyor_gateway.watching.slices import SliceTable
@@ -43,6 +43,7 @@ class Service:
     idle_timeout_seconds: float | None = None  # without a request, until it goes to zero; None: it never does
     is_asleep: bool = False  # at zero for want of requests; the next one wakes it
     is_starting: bool = False  # from zero, and nothing has failed
+    start_failure: str = ""  # why the start from zero fails, if waiting does not help
 
     @property
     def key(self) -> str:
@@ -75,7 +76,17 @@ def parse_service(body: Mapping[str, Any]) -> Service:
         idle_timeout_seconds=idle_timeout_seconds,
         is_asleep=idle_timeout_seconds is not None and resource.status.desired_replicas == 0,
         is_starting=any(condition.reason == Reason.STARTING_FROM_ZERO for condition in resource.status.conditions),
+        start_failure=_find_start_failure(resource) if idle_timeout_seconds is not None else "",
     )
+
+
+def _find_start_failure(resource: InferenceService) -> str:
+    """The reason that Ready is False for, if waiting does not mend it and it is about the present spec."""
+    status = resource.status
+    if status.observed_generation != resource.metadata.generation:
+        return ""
+    ready = (each for each in status.conditions if (each.type, each.status) == (ConditionType.READY, "False"))
+    return next((each.reason for each in ready if each.reason in LASTING_FAILURES), "")
 
 
 def _made_for(resource: InferenceService) -> int | None:

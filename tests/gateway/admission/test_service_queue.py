@@ -22,7 +22,7 @@ from conveyor_gateway.admission.engine_pool import NUM_RESERVED_BITS
 from conveyor_gateway.admission.retries import MAX_RETRIES_AT_ONCE, RETRIES_PER_SECOND, RetryBudget
 from conveyor_gateway.admission.service_queue import ServiceQueue
 from conveyor_gateway.admission.ticket import Ticket, TicketState
-from conveyor_gateway.errors import NotFound, QueueFull, TimedOut
+from conveyor_gateway.errors import NotFound, QueueFull, TimedOut, Unavailable
 
 FAR = 1e9  # a deadline that no test reaches
 
@@ -313,6 +313,35 @@ async def test_a_closed_queue_answers_those_who_wait_and_lets_the_running_end() 
     assert (queue.queued, queue.dispatched) == (0, 1)
     running.close()
     assert (queue.queued, queue.dispatched) == (0, 0)
+
+
+async def test_a_start_that_fails_answers_those_who_wait_and_those_who_come_until_it_is_mended() -> None:
+    queue = make_queue(max_queued_requests=100)
+
+    async def ask() -> str:
+        ticket = queue.admit(FAR)
+        try:
+            return (await ticket.place()).address
+        finally:
+            ticket.close()
+
+    waiting = [await start(ask()) for _ in range(20)]
+    queue.set_start_failure("ModelNotFound")
+    for each in waiting:
+        with pytest.raises(Unavailable, match="cannot start \\(ModelNotFound\\)"):
+            await each
+    with pytest.raises(Unavailable):
+        queue.admit(FAR)
+    queue.set_start_failure("")
+    assert queue.queued == 0
+    asking = await start(ask())
+    queue.set_engines(["a:1"])
+    assert await asking == "a:1"
+    queue.set_start_failure("ModelNotFound")
+    assert await ask() == "a:1", "an engine is ready all the same"
+    queue.set_engines([])
+    with pytest.raises(Unavailable):
+        queue.admit(FAR)
 
 
 async def test_only_requests_older_than_the_window_are_waiting_beyond_it() -> None:

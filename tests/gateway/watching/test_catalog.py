@@ -36,13 +36,39 @@ def test_nothing_that_is_read_of_a_service_is_left_out_where_it_is_decoded() -> 
     full, bare = build_full_body(), build_body()
     full["metadata"] |= {"namespace": "default", "creationTimestamp": CREATED}
     full["spec"]["autoscaling"] |= {"minReplicas": 0, "idleTimeout": "7m"}
-    starting = {"type": "Ready", "status": "True", "reason": "StartingFromZero", "lastTransitionTime": CREATED}
-    full["status"] = {**full.get("status", {}), "desiredReplicas": 0, "conditions": [starting]}
+    starting = {"type": "Progressing", "status": "True", "reason": "StartingFromZero", "lastTransitionTime": CREATED}
+    failing = {"type": "Ready", "status": "False", "reason": "ModelNotFound", "lastTransitionTime": CREATED}
+    full["metadata"]["generation"] = 3
+    status = {"desiredReplicas": 0, "observedGeneration": 3, "conditions": [starting, failing]}
+    full["status"] = {**full.get("status", {}), **status}
     bare["metadata"] |= {"namespace": "other"}
     read = asdict(parse_service(full))
     assert asdict(parse_service(decode_item(msgspec.Raw(msgspec.json.encode(full)), ServiceBody))) == read
     same = read.items() & asdict(parse_service(bare)).items()
     assert not same, "the full resource says something of everything that is read"
+
+
+@pytest.mark.parametrize(
+    ("reason", "status", "observed", "min_replicas", "found"),
+    [
+        ("ModelNotFound", "False", 2, 0, "ModelNotFound"),
+        ("ImagePullFailed", "False", 2, 0, "ImagePullFailed"),
+        ("ModelNotFound", "False", 1, 0, ""),  # of a former spec
+        ("ModelNotFound", "False", 2, 1, ""),  # never at zero: its requests wait for a restart
+        ("ModelNotFound", "True", 2, 0, ""),  # a part of the engines fails
+        ("OOMKilled", "False", 2, 0, ""),  # over with the restart, perhaps
+        ("InsufficientGPU", "False", 2, 0, ""),  # a node may come
+        ("ModelLoading", "False", 2, 0, ""),
+    ],
+)
+def test_a_start_that_fails_for_good_is_known_by_its_reason(
+    reason: str, status: str, observed: int, min_replicas: int, found: str
+) -> None:
+    body = make_service("qwen", "default", autoscaling={"minReplicas": min_replicas, "maxReplicas": 2})
+    body["metadata"]["generation"] = 2
+    ready = {"type": "Ready", "status": status, "reason": reason, "lastTransitionTime": CREATED}
+    body["status"] = {"observedGeneration": observed, "desiredReplicas": 1, "conditions": [ready]}
+    assert parse_service(body).start_failure == found
 
 
 def test_a_service_carries_what_the_queue_needs() -> None:
