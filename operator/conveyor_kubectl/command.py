@@ -16,7 +16,7 @@ from conveyor_kubectl.cluster import Cluster, Unanswered
 from conveyor_kubectl.explaining import explain
 from conveyor_kubectl.facts import read_facts
 from conveyor_kubectl.prerequisites import Verdict, check
-from conveyor_kubectl.replaying import build_hpa, read_moments, replay
+from conveyor_kubectl.replaying import build_rules, read_moments, replay
 from conveyor_kubectl.words import build_findings, build_json, build_replay, build_text
 
 _EXPLAIN = """Say how an InferenceService scales at this moment: each metric with its value, its target and the replicas
@@ -65,7 +65,7 @@ def _check(cluster: Cluster) -> int:
 
 def _replay(flags: argparse.Namespace) -> int:
     try:
-        other = None if flags.service is None else build_hpa(_read_service(flags.service))
+        other = None if flags.service is None else build_rules(_read_service(flags.service))
         looks = list(replay(read_moments(flags.samples.read_text(encoding="utf-8")), other))
     except (OSError, ValueError, InvalidResource, yaml.YAMLError) as error:
         raise Unanswered(f"no replay: {error}") from error

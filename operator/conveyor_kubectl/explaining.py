@@ -17,7 +17,7 @@ from conveyor_api.conditions import ConditionType
 from conveyor_api.quantities import parse_quantity
 from conveyor_kubectl.facts import Facts
 from conveyor_operator.inferenceservice.observed import DeploymentState
-from conveyor_operator.inferenceservice.replicas import is_asleep
+from conveyor_operator.inferenceservice.replicas import is_asleep, may_sleep
 from conveyor_operator.inferenceservice.scaling import Wish
 from conveyor_operator.simulate.hpa import Hpa
 
@@ -66,7 +66,10 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """`sentences` begin with the decision's own; `autoscaler` is the spec of Conveyor's HPA."""
+    """`sentences` begin with the decision's own; `autoscaler` is the spec of Conveyor's HPA.
+
+    `bounds` are those of the InferenceService: an HPA has at least 1 where the operator goes to zero itself.
+    """
 
     at: datetime
     namespace: str
@@ -80,6 +83,8 @@ class Explanation:
     reason: Reason
     sentences: tuple[str, ...]
     autoscaler: Mapping[str, Any] | None
+    idle_timeout_seconds: float | None = None
+    """Without a request, until it goes to zero; None: it never does."""
 
 
 _NO_DEPLOYMENT: Final = DeploymentState(asked_replicas=0)
@@ -98,13 +103,23 @@ def explain(facts: Facts) -> Explanation:
         asked=deployment.asked_replicas,
         existing=deployment.replicas,
         ready=deployment.ready_replicas,
-        bounds=None if hpa is None else (hpa.asked.min_replicas, hpa.asked.max_replicas),
+        bounds=None if hpa is None else (_find_fewest(facts, hpa), hpa.asked.max_replicas),
         metrics=tuple(metrics),
         desired=decision.replicas,
         reason=decision.reason,
         sentences=(decision.sentence, *_add_sentences(facts, hpa, deployment, decision)),
         autoscaler=None if facts.autoscaler is None else facts.autoscaler["spec"],
+        idle_timeout_seconds=_find_idle_timeout(facts),
     )
+
+
+def _find_fewest(facts: Facts, hpa: Hpa) -> int:
+    return 0 if may_sleep(facts.service.spec) else hpa.asked.min_replicas
+
+
+def _find_idle_timeout(facts: Facts) -> float | None:
+    autoscaling = facts.service.spec.autoscaling
+    return None if autoscaling is None else autoscaling.idle_timeout_seconds
 
 
 def _known(values: Mapping[str, int | str], hpa: Hpa) -> dict[str, int | None]:
@@ -127,7 +142,10 @@ def _decide_without_metrics(facts: Facts, deployment: DeploymentState) -> Decisi
         kept = ", kept from the time of an autoscaler" if deployment.held_replicas else ""
         return Decision(asked, Reason.FIXED_REPLICAS, f"The number is fixed at {asked}{kept}: there is no autoscaling.")
     if is_asleep(spec, deployment):
-        told = "No request came for the idle timeout, so no engine runs. The next request starts one."
+        told = (
+            f"No request came for {_find_idle_timeout(facts):g} s (idleTimeout), so no engine runs. "
+            "The next request starts one."
+        )
         return Decision(0, Reason.SCALED_TO_ZERO, told)
     if asked == 0:
         told = "The Deployment was set to 0, which pauses the HorizontalPodAutoscaler; scale it to 1 to resume."
@@ -143,7 +161,7 @@ def _decide(facts: Facts, hpa: Hpa | None, deployment: DeploymentState, wishes: 
     wish = hpa.choose(asked, wishes)
     desired, bounded = hpa.limit(0.0, asked, wish), min(max(wish or 0, low), high)
     if not low <= asked <= high:
-        told = f"{asked} is not between minReplicas {low} and maxReplicas {high}, whatever the metrics say."
+        told = f"{asked} is not between {low} and maxReplicas {high}, whatever the metrics say."
         return Decision(desired, Reason.OUT_OF_BOUNDS, told)
     if wish is None:
         return Decision(asked, Reason.NO_METRICS, _tell_no_metrics(wishes))
@@ -151,6 +169,12 @@ def _decide(facts: Facts, hpa: Hpa | None, deployment: DeploymentState, wishes: 
         return used_up
     if desired != bounded:
         return _tell_held(hpa, asked, bounded, desired)
+    if wish < desired and (idle_timeout_seconds := _find_idle_timeout(facts)) is not None:
+        told = (
+            f"{wish} are asked for; the HorizontalPodAutoscaler keeps {desired}. After {idle_timeout_seconds:g} s "
+            "without a request (idleTimeout) the operator goes to zero, and the next request starts an engine."
+        )
+        return Decision(desired, Reason.AT_MINIMUM, told)
     return _tell_decided(hpa, asked, wish, desired, wishes)
 
 

@@ -26,7 +26,16 @@ class Moment:
     at: datetime
     values: Mapping[str, int | None]
     recorded: int
+    rules: "Rules"
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What scales: the HPA, and the operator to zero and back. `first_replicas`: those it begins with."""
+
     autoscaler: Object
+    idle_timeout_seconds: float | None = None
+    first_replicas: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,29 +64,53 @@ def _read_moment(sample: Object) -> Moment:
         at=datetime.fromisoformat(sample["at"]),
         values={metric["name"]: metric["value"] for metric in sample["metrics"]},
         recorded=sample["replicas"]["asked"],
-        autoscaler={"spec": sample["autoscaler"]},
+        rules=Rules({"spec": sample["autoscaler"]}, sample.get("idleTimeoutSeconds")),
     )
 
 
-def build_hpa(service: InferenceService) -> Object:
-    """The HPA that the operator would make of it. Raises ValueError where it would make none."""
+def build_rules(service: InferenceService) -> Rules:
+    """With the HPA that the operator would make of it. Raises ValueError where it would make none."""
     period_seconds = PodStarts(service.status).choose_period(service.spec.queue.timeout_seconds)
     owner = build_owner(service.namespace, service.name, "")
-    if (hpa := build_autoscaler(owner, service.spec, period_seconds)) is None:
+    hpa, autoscaling = build_autoscaler(owner, service.spec, period_seconds), service.spec.autoscaling
+    if hpa is None or autoscaling is None:
         raise ValueError(f"{service.name} has no autoscaling by Conveyor")
-    return hpa
+    return Rules(hpa, autoscaling.idle_timeout_seconds, service.spec.first_replicas)
 
 
-def replay(moments: Iterable[Moment], other: Object | None = None) -> Iterator[Look]:
-    """Each moment is a look of the HPA of then, or of the `other`, which begins at the recorded number."""
-    hpa, replicas = None, 0
+def replay(moments: Iterable[Moment], other: Rules | None = None) -> Iterator[Look]:
+    """Each moment is a look of the HPA of then, or of the `other`, which begins at the recorded number.
+
+    By the rules of then zero comes and goes as it did. By others the operator goes to zero where they have an idle
+    timeout and nothing was in flight for so long, and back at the first moment at which something is.
+    """
+    hpa, replicas, idle_since = None, 0, None
     for moment in moments:
-        body = other or moment.autoscaler
+        rules, at = other or moment.rules, moment.at.timestamp()
         if hpa is None:
-            hpa = Hpa(body)
-        hpa.apply(body)
-        if not (replicas and moment.recorded):  # the beginning, or the operator took it to zero and back
+            hpa, replicas = Hpa(rules.autoscaler), moment.recorded
+        hpa.apply(rules.autoscaler)
+        idle_since = (at if idle_since is None else idle_since) if _is_idle(moment) else None
+        if other is not None:
+            replicas = _follow_requests(other, moment, replicas, None if idle_since is None else at - idle_since)
+        elif not (replicas and moment.recorded):  # the operator took it to zero and back
             replicas = moment.recorded
         yield Look(moment, replicas)
         values = {name: moment.values.get(name) for name in hpa.asked.targets}
-        replicas = hpa.look(moment.at.timestamp(), replicas, values)
+        replicas = hpa.look(at, replicas, values)
+
+
+def _is_idle(moment: Moment) -> bool:
+    """What could not be read keeps its engines, as the operator does."""
+    return all(value == 0 for value in moment.values.values())
+
+
+def _follow_requests(rules: Rules, moment: Moment, replicas: int, idle_seconds: float | None) -> int:
+    """The replicas after the operator has looked: at zero it wakes the service, and it sends an idle one there."""
+    timeout_seconds = rules.idle_timeout_seconds
+    if replicas == 0:
+        wakes = timeout_seconds is None or any(moment.values.values())
+        return rules.first_replicas if wakes else 0
+    if timeout_seconds is not None and idle_seconds is not None and idle_seconds >= timeout_seconds:
+        return 0
+    return replicas

@@ -77,6 +77,7 @@ def build_json(found: Explanation) -> dict[str, Any]:
         "name": found.name,
         "replicas": {"asked": found.asked, "existing": found.existing, "ready": found.ready},
         "bounds": bounds,
+        "idleTimeoutSeconds": found.idle_timeout_seconds,
         "metrics": [_build_metric(metric) for metric in found.metrics],
         "desiredReplicas": found.desired,
         "reason": found.reason,

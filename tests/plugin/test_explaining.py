@@ -10,7 +10,7 @@ from tests.operator.builders import build_one, make_deployment, make_resource
 from conveyor_api import names
 from conveyor_kubectl.explaining import Explanation, Reason, explain
 from conveyor_kubectl.facts import Facts
-from conveyor_kubectl.words import build_text
+from conveyor_kubectl.words import build_json, build_text
 
 NOW = datetime(2026, 11, 23, 1, 0, tzinfo=UTC)
 BEHAVIOR = {"scaleUp": {"policies": [{"type": "Pods", "value": 2, "periodSeconds": 60}]}}
@@ -109,6 +109,20 @@ def test_without_engines_it_says_whether_a_request_starts_one() -> None:
     sleeping = {"minReplicas": 0, "maxReplicas": 4}
     assert decide(make_facts(0, 0, asked=0, autoscaling=sleeping)) == (0, Reason.SCALED_TO_ZERO)
     assert decide(make_facts(0, 0, asked=0)) == (0, Reason.PAUSED)
+
+
+def test_a_service_that_may_go_to_zero_is_told_with_its_own_bounds_and_its_idle_timeout() -> None:
+    """Its HorizontalPodAutoscaler has 1, which nobody wrote."""
+    sleepy = {"minReplicas": 0, "maxReplicas": 3, "idleTimeout": "7m"}
+    facts = make_facts(0, 0, asked=1, autoscaling=sleepy)
+    assert decide(facts) == (1, Reason.AT_MINIMUM)
+    assert build_text(explain(facts)).splitlines()[0].endswith("1 ready; between 0 and 3")
+    assert "After 420 s without a request (idleTimeout) the operator goes to zero" in tell(facts)
+    assert "minReplicas is 1" not in tell(facts)
+    assert build_json(explain(facts))["bounds"] == {"minReplicas": 0, "maxReplicas": 3}
+    asleep = make_facts(0, 0, asked=0, autoscaling=sleepy)
+    assert "No request came for 420 s (idleTimeout)" in tell(asleep)
+    assert build_text(explain(asleep)).splitlines()[0].endswith("between 0 and 3")
 
 
 def test_whoever_else_sets_the_replicas_is_named() -> None:

@@ -89,6 +89,35 @@ def test_zero_comes_and_goes_as_it_did() -> None:
     assert numbers(list(replay(read_moments(recorded)))) == [(3, 3), (0, 0), (1, 1)]
 
 
+SLEEPY = {"minReplicas": 0, "maxReplicas": 4, "idleTimeout": "30s"}
+
+
+@pytest.mark.parametrize(
+    ("autoscaling", "replayed"),
+    [(SLEEPY, ["1", "1", "1", "0", "0", "1"]), (AUTOSCALING, ["1", "1", "1", "1", "1", "1"])],
+)
+def test_another_spec_goes_to_zero_after_its_idle_timeout_and_back_with_a_request(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], autoscaling: dict[str, Any], replayed: list[str]
+) -> None:
+    moments = (make_facts(values, 0, asked=1) for values in (9, 0, 0, 0, 0, 3))
+    assert main(write(tmp_path, record(*moments), autoscaling=autoscaling)) == 0
+    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()[1:7]] == replayed
+
+
+def test_a_spec_that_keeps_an_engine_has_one_where_the_recorded_one_had_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asleep = make_facts(0, 0, deployment=make_deployment(0), autoscaling=SLEEPY)
+    assert main(write(tmp_path, record(asleep, asleep), autoscaling=AUTOSCALING)) == 0
+    assert [line.split()[-2:] for line in capsys.readouterr().out.splitlines()[1:3]] == [["0", "1"], ["0", "1"]]
+
+
+def test_while_a_metric_cannot_be_read_no_engine_goes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    moments = record(*(make_facts("503", 0, asked=1) for _ in range(5)))
+    assert main(write(tmp_path, moments, autoscaling=SLEEPY)) == 0
+    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()[1:6]] == ["1"] * 5
+
+
 @pytest.mark.parametrize(
     ("text", "spec", "told"),
     [
