@@ -20,7 +20,11 @@ _HEAD = """\
 
 Written by `make generate` from the table that the engine validates by; do not edit.
 
-A field is in one of these tables or refused with its name (400, `unknown_field`). Null is the same as leaving it out.
+Null is the same as leaving a field out.
+
+A field that is in none of these tables is ignored, as vLLM ignores it. A misspelt name is such a field too.
+`conveyor_engine_ignored_fields_total` counts the ignored fields of requests, by kind of request.
+Fields of messages, content parts and `stream_options` are ignored without being counted.
 """
 _ACTING = {
     Place.CHAT: ChatRequest, Place.COMPLETIONS: CompletionRequest, Place.EMBEDDINGS: EmbeddingRequest,
@@ -66,13 +70,15 @@ def _is_told(bound: float | None) -> bool:
 
 
 def ignored() -> Iterator[str]:
-    yield "## Fields that cannot change the answer: accepted, not acted on"
+    yield "## Fields that cannot change the answer: ignored"
+    yield "Any value is accepted."
+    yield ""
     yield "| of | fields | each of them |"
     yield "| --- | --- | --- |"
     groups: dict[tuple[str, tuple[Place, ...]], list[str]] = {}
     for row in TABLE:
-        if row.kinds:
-            groups.setdefault((row.why, row.places), []).append(f"`{row.name}` ({', '.join(row.defined_by)})")
+        if row.why_ignored:
+            groups.setdefault((row.why_ignored, row.places), []).append(f"`{row.name}` ({', '.join(row.defined_by)})")
     for (why, places), names in groups.items():
         yield f"| {', '.join(places)} | {', '.join(names)} | {why} |"
 
@@ -84,7 +90,7 @@ def neutral() -> Iterator[str]:
     yield "| field | of | defined by | only |"
     yield "| --- | --- | --- | --- |"
     for row in TABLE:
-        if not row.kinds:
+        if not row.why_ignored:
             yield (
                 f"| `{row.name}` | {', '.join(row.places)} | {', '.join(row.defined_by)} | `{row.accepted_values()}` |"
             )

@@ -44,7 +44,6 @@ class ErrorCode(AnswerCode):
     )
     INVALID_JSON = "invalid_json", 400, "the body is not JSON"
     INVALID_VALUE = "invalid_value", 400, "a field, which `param` names, has a value that it must not have"
-    UNKNOWN_FIELD = "unknown_field", 400, "a field that is not in [the tables](openai-fields.md)"
     UNSUPPORTED_VALUE = (
         "unsupported_value",
         400,
@@ -127,6 +126,15 @@ class InvalidRequest(RequestError):
         super().__init__(message)
         self.param = param
         self.code = code
+
+
+def context_exceeded(max_model_len: int, problem: str, *, param: str) -> InvalidRequest:
+    """The error for a request that is too long. `problem` says what of it, and what to do.
+
+    litellm and others find the case by these first words, which are OpenAI's and vLLM's.
+    """
+    message = f"This model's maximum context length is {max_model_len} tokens. However, {problem}"
+    return InvalidRequest(message, param=param, code=ErrorCode.CONTEXT_LENGTH_EXCEEDED)
 
 
 class UnknownModel(InvalidRequest):

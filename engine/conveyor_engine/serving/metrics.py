@@ -94,6 +94,9 @@ class EngineMetrics:
         for reason in set(FinishReason) - {FinishReason.STOP_STRING}:  # reported as STOP
             self._success.labels(finished_reason=reason.value)  # present at 0 from the start
         self._rejections = self._counter("vllm:admission_rejections", "Requests refused, by why.", "reason")
+        self._ignored_fields = self._counter(
+            "conveyor_engine_ignored_fields", "Fields of requests that nobody defines: ignored.", "kind"
+        )
         self._responses = self._counter("conveyor_engine_http_responses", "By route and status.", "route", "status")
 
     def render(self) -> bytes:
@@ -133,6 +136,10 @@ class EngineMetrics:
     def count_rejection(self, reason: str) -> None:
         """One request was refused before it ran."""
         self._rejections.labels(reason=reason).inc()
+
+    def count_ignored_fields(self, kind: str, number: int) -> None:
+        """A request of this kind had so many fields that nobody defines. Their names would be labels without end."""
+        self._ignored_fields.labels(kind=kind).inc(number)
 
     def count_response(self, route: str, status: int) -> None:
         """One HTTP answer began."""

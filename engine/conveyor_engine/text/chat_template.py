@@ -16,7 +16,14 @@ from jinja2.nodes import CallBlock, Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from conveyor_engine.errors import ErrorCode, InvalidRequest, ModelError
+from conveyor_engine.errors import InvalidRequest, ModelError
+
+_CONTEXT: Mapping[str, Any] = {"tools": None, "documents": None, "add_generation_prompt": True}
+_NOT_FOR_CLIENTS = {*_CONTEXT, "messages", "chat_template", "tokenize"}  # what the engine sets, or transformers reads
+
+
+class TooManyCharacters(Exception):
+    """A rendered prompt is longer than the caller wants."""
 
 
 class ChatTemplate:
@@ -30,15 +37,17 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise ModelError(f"the model's chat template is not valid Jinja: {error}") from error
 
-    def render(self, messages: Sequence[Mapping[str, Any]], max_characters: int) -> str:
-        """The prompt that asks for the next assistant message. Raises InvalidRequest if the template refuses.
+    def render(self, messages: Sequence[Mapping[str, Any]], max_characters: int, variables: Mapping[str, Any]) -> str:
+        """The prompt that asks for the next assistant message. The template sees `variables`, which a client chose.
 
-        A template is a program of the model's author: the caller bounds its time and memory (`serving.preparing`).
+        Raises InvalidRequest if the template refuses, and TooManyCharacters. A template is a program of the model's
+        author: the caller bounds its time and memory (`serving.preparing`).
         """
-        context = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": True}
+        self._check(variables)
+        context = {**variables, **self._special_tokens, **_CONTEXT, "messages": messages}
         text = io.StringIO()
         try:
-            for piece in self._template.generate({**self._special_tokens, **context}):
+            for piece in self._template.generate(context):
                 if text.tell() + len(piece) > max_characters:
                     break
                 text.write(piece)
@@ -51,12 +60,13 @@ class ChatTemplate:
             raise InvalidRequest(
                 f"the model's chat template refuses these messages: {what}", param="messages"
             ) from error
-        raise InvalidRequest(
-            f"the model's chat template makes more than {max_characters} characters of these messages, which cannot "
-            "fit into the model's context; shorten them",
-            param="messages",
-            code=ErrorCode.CONTEXT_LENGTH_EXCEEDED,
-        )
+        raise TooManyCharacters
+
+    def _check(self, variables: Mapping[str, Any]) -> None:
+        for name in variables:
+            if name in _NOT_FOR_CLIENTS or name in self._special_tokens or name in self._template.globals:
+                param = f"chat_template_kwargs.{name}"
+                raise InvalidRequest(f"{param} is not for requests to set; leave it out", param=param)
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

@@ -6,14 +6,16 @@ adds stop strings.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from tokenizers import Encoding
 from tokenizers import Tokenizer as _FastTokenizer
 
-from conveyor_engine.errors import ErrorCode, InvalidRequest, ModelError
+from conveyor_engine.errors import InvalidRequest, ModelError, context_exceeded
 from conveyor_engine.model_files import read_object
-from conveyor_engine.text.chat_template import ChatTemplate
+from conveyor_engine.text.chat_template import ChatTemplate, TooManyCharacters
 from conveyor_process.failure_reasons import FailureReason
 
 _CHARACTERS_PER_TOKEN = 4  # about as many as natural language has
@@ -21,6 +23,22 @@ _CUT_TOKENS_MAX = 100  # ample for what a beginning has in tokens, being cut any
 PROMPT_TAIL_TOKENS = 6  # enough left context for a decoder to tell whether a space or a byte continues
 _UNFINISHED_TOKENS_MAX = 3  # a character has at most four bytes, and each token of it at least one
 _REPLACEMENT = "\ufffd"  # what bytes that are no text, or not yet, decode to
+
+Side = Literal["left", "right"]
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """How a prompt is cut: to so many tokens, special ones included. Those on this side are lost."""
+
+    max_tokens: int
+    side: Side
+
+    def cut(self, token_ids: list[int]) -> list[int]:
+        """At most so many of the tokens."""
+        if self.side == "right":
+            return token_ids[: self.max_tokens]
+        return token_ids[max(0, len(token_ids) - self.max_tokens) :]
 
 
 class Tokenizer:
@@ -57,30 +75,67 @@ class Tokenizer:
         return self._fast.get_vocab_size()
 
     def encode(
-        self, text: str, max_tokens: int, *, add_special_tokens: bool = True, param: str = "prompt"
+        self,
+        text: str,
+        max_tokens: int,
+        *,
+        add_special_tokens: bool = True,
+        param: str = "prompt",
+        truncation: Truncation | None = None,
     ) -> list[int]:
         """Token ids. Raises InvalidRequest if a beginning of the text does not fit into `max_tokens` tokens already:
 
         tokenizing takes 100 bytes and more per character. `param` is the field that the text came in.
         """
+        if truncation is not None:
+            return self._encode_truncated(text, truncation, add_special_tokens=add_special_tokens)
         at_least = len(text) // self._longest_token
         if at_least > max_tokens:
             raise too_long(f"at least {at_least}", max_tokens, param)
         for length in (_CHARACTERS_PER_TOKEN * max_tokens, _CHARACTERS_PER_TOKEN**2 * max_tokens):
-            if length < len(text) and len(self._encode(text[:length])) > max_tokens + _CUT_TOKENS_MAX:
+            if length < len(text) and len(self._encode(text[:length]).ids) > max_tokens + _CUT_TOKENS_MAX:
                 raise too_long(f"more than {max_tokens}", max_tokens, param)
-        return self._encode(text, add_special_tokens=add_special_tokens)
+        return list(self._encode(text, add_special_tokens=add_special_tokens).ids)
 
-    def _encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        ids: list[int] = self._fast.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
-        return ids
+    def _encode_truncated(self, text: str, truncation: Truncation, *, add_special_tokens: bool) -> list[int]:
+        """The text's first or last tokens, with the special tokens around them, as transformers truncates."""
+        num_special = self._fast.num_special_tokens_to_add(False) if add_special_tokens else 0
+        room = max(0, truncation.max_tokens - num_special)
+        encoding = self._encode_end(text, room + _CUT_TOKENS_MAX, truncation.side)
+        encoding.truncate(room, direction=truncation.side)
+        if add_special_tokens:
+            encoding = self._fast.post_process(encoding, add_special_tokens=True)
+        return truncation.cut(list(encoding.ids))
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], max_tokens: int) -> list[int]:
+    def _encode_end(self, text: str, num_tokens: int, lost: Side) -> Encoding:
+        """At least so many tokens of the end that is not lost, or all there are. Reads no more than that takes."""
+        for each in (_CHARACTERS_PER_TOKEN, _CHARACTERS_PER_TOKEN**2, self._longest_token):
+            if each * num_tokens < len(text):
+                end = text[: each * num_tokens] if lost == "right" else text[-each * num_tokens :]
+                if len((encoding := self._encode(end)).ids) >= num_tokens:
+                    return encoding
+        return self._encode(text)
+
+    def _encode(self, text: str, *, add_special_tokens: bool = False) -> Encoding:
+        return self._fast.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        max_tokens: int,
+        variables: Mapping[str, Any] | None = None,
+        truncation: Truncation | None = None,
+    ) -> list[int]:
         """Ids of the rendered chat; the template writes the special tokens itself. Raises InvalidRequest."""
         if self._chat_template is None:
             raise InvalidRequest("this model has no chat template; use /v1/completions", param="messages")
-        text = self._chat_template.render(messages, max_tokens * self._longest_token)
-        return self.encode(text, max_tokens, add_special_tokens=False, param="messages")
+        max_characters = max_tokens * self._longest_token
+        try:
+            text = self._chat_template.render(messages, max_characters, variables or {})
+        except TooManyCharacters:
+            problem = f"the model's chat template makes more than {max_characters} characters of your messages"
+            raise context_exceeded(max_tokens, f"{problem}. Shorten the prompt.", param="messages") from None
+        return self.encode(text, max_tokens, add_special_tokens=False, param="messages", truncation=truncation)
 
     def decode_stream(self, prompt_token_ids: Sequence[int]) -> "TextStream":
         """A decoder of what follows this prompt."""
@@ -147,12 +202,9 @@ class TextStream:
 
 def too_long(num_tokens: int | str, max_model_len: int, param: str) -> InvalidRequest:
     """The error for a prompt, sent in the field `param`, that leaves no room for an answer; an `input` needs none."""
-    answer = "" if param == "input" else ", at least one of them for the answer"
-    return InvalidRequest(
-        f"the prompt has {num_tokens} tokens, but this model's context is {max_model_len} tokens{answer}; "
-        "shorten the prompt",
-        param=param,
-        code=ErrorCode.CONTEXT_LENGTH_EXCEEDED,
+    answer = "" if param == "input" else ", and the answer needs at least one more"
+    return context_exceeded(
+        max_model_len, f"your prompt contains {num_tokens} input tokens{answer}. Shorten the prompt.", param=param
     )
 
 

@@ -3,6 +3,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from tests.engine.chat_model import ASSISTANT, END, USER, VOCABULARY, write_toke
 from tests.engine.processes import environment
 
 from conveyor_engine.errors import InvalidRequest, ModelError
-from conveyor_engine.text.tokenizer import Tokenizer
+from conveyor_engine.text.tokenizer import Tokenizer, Truncation
 
 TEXT = "naïve café 🙂 — 日本語 the fox\n\tdef f(x):"
 MESSAGES = [{"role": "user", "content": "the fox"}, {"role": "assistant", "content": "é"}]
@@ -41,6 +42,40 @@ def test_ids_are_those_of_transformers(directory: Path, tokenizer: Tokenizer) ->
     assert tokenizer.encode(TEXT, 1000) == theirs(TEXT)["input_ids"]
     chat = theirs.apply_chat_template(MESSAGES, add_generation_prompt=True, return_dict=True)["input_ids"]
     assert tokenizer.encode_chat(MESSAGES, 1000) == chat
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("text", [TEXT, TEXT * 400, "the " * 3000, "\n" * 9000], ids=["short", "long", "words", "one"])
+def test_truncated_ids_are_those_of_transformers(directory: Path, tmp_path: Path, side: Any, text: str) -> None:
+    """Also where the tokenizer puts special tokens around a text, which count; a long text is not tokenized whole."""
+    from tokenizers import Tokenizer as Fast
+    from tokenizers.processors import TemplateProcessing
+    from transformers import PreTrainedTokenizerFast
+
+    shutil.copytree(directory, tmp_path, dirs_exist_ok=True)
+    fast = Fast.from_file(str(tmp_path / "tokenizer.json"))
+    fast.post_processor = TemplateProcessing(single=f"{USER} $A {END}", special_tokens=[(USER, 1), (END, 0)])
+    fast.save(str(tmp_path / "tokenizer.json"))
+    for folder, special in ((directory, True), (tmp_path, False), (tmp_path, True)):
+        theirs = PreTrainedTokenizerFast.from_pretrained(folder, truncation_side=side)
+        ours = Tokenizer(folder)
+        for length in (3, 7, 40, 5000):
+            expected = theirs(text, truncation=True, max_length=length, add_special_tokens=special)["input_ids"]
+            cut = Truncation(length, side)
+            assert ours.encode(text, 10, truncation=cut, add_special_tokens=special) == expected
+    assert len(ours.encode(text, 10, truncation=Truncation(1, side))) == 1, "no room even for the special tokens"
+
+
+def test_a_template_sees_the_clients_variables(directory: Path, tmp_path: Path) -> None:
+    shutil.copytree(directory, tmp_path, dirs_exist_ok=True)
+    template = "{% if enable_thinking is false %}no{% else %}yes{% endif %}{{ eos_token }}"
+    (tmp_path / "chat_template.jinja").write_text(template)
+    made = Tokenizer(tmp_path)
+    for variables, text in ((None, "yes"), ({"enable_thinking": False}, "no"), ({"eos": 1}, "yes")):
+        assert made.encode_chat(MESSAGES, 100, variables) == made.encode(text + END, 100)
+    for name in ("messages", "eos_token", "add_generation_prompt", "tools", "raise_exception", "chat_template"):
+        with pytest.raises(InvalidRequest, match=f"^chat_template_kwargs.{name} is not for requests to set"):
+            made.encode_chat(MESSAGES, 100, {name: []})
 
 
 def test_text_streams_back_byte_for_byte(tokenizer: Tokenizer) -> None:

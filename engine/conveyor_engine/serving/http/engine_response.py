@@ -58,6 +58,7 @@ async def open_request(request: Request, kind: Kind, task: Task) -> Opened:
         with state.engine.hold_place(wish):
             job = Job(kind, facts, state.engine.num_requests_max, arrival, body)
             prepared = await state.workers.prepare(job)
+            state.metrics.count_ignored_fields(kind, prepared.ignored_fields)
             seconds_left = arrival + timeout - time.monotonic()
             generation = state.engine.open_generation(prepared.request_ids, prepared.add, seconds_left, wish)
     return Opened(state, prepared, generation, seconds_left)

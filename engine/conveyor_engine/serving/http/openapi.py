@@ -134,13 +134,12 @@ def _answer_schemas() -> Json:
 
 
 def _request_schemas() -> Json:
-    """The schemas of the request models, with the accepted fields of `fields` beside their own, and no others."""
+    """The schemas of the request models, with the fields of `fields` beside their own. Others are ignored."""
     models = [(model, "validation") for model in _REQUESTS]
     schemas: Json = models_json_schema(models, ref_template="#/components/schemas/{model}")[1]["$defs"]  # type: ignore[arg-type]
     for model in _REQUESTS:
         schema, rows = schemas[model.__name__], ROWS[model.place]  # type: ignore[attr-defined]
         schema["properties"] |= {name: row.schema() for name, row in rows.items()}
-        schema["additionalProperties"] = False
     schemas["ChatMessage"]["required"] = ["role", "content"]
     for name in ("ChatRequest", "CompletionRequest"):
         schemas[name]["allOf"] = [_needs("stream_options", {"type": "object"}, "stream")]

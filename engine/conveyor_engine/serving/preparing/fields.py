@@ -1,7 +1,8 @@
 """The fields of OpenAI, vLLM and SGLang that this engine knows and does not act on: one table.
 
-A field that cannot change the answer is accepted; one that could, only with the value that changes nothing. `schemas`
-validates by this table (fields that act are its own), and docs/openai-fields.md and the tests are made from it. Pure.
+A field that cannot change the answer is ignored. One that could is accepted only with a value that changes nothing.
+`schemas` validates by this table (it has the fields that act), and docs/openai-fields.md and the tests are made from
+it. Pure.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,7 +20,6 @@ class Place(StrEnum):
     EMBEDDINGS = "embeddings"
     STREAM_OPTIONS = "`stream_options`"
     MESSAGE = "a message"
-    TEXT_PART = "a text part"
 
 
 BOTH = (Place.CHAT, Place.COMPLETIONS)
@@ -32,33 +32,24 @@ class Row:
     name: str
     defined_by: tuple[str, ...]
     places: tuple[Place, ...] = BOTH
-    kinds: tuple[type, ...] = ()  # any value of these JSON types, or ...
-    only: tuple[object, ...] = ()  # ... these values alone, or with neither only null
-    why: str = ""  # a value of any kind cannot change the answer
+    only: tuple[object, ...] = ()  # the values that change nothing, beside null
+    why_ignored: str = ""  # why any value is accepted
 
     def refusal(self, value: object) -> str | None:
         """The end of a sentence that begins with the field's name; None if this value is accepted."""
-        if value is None or type(value) in self.kinds or any(_equal(value, neutral) for neutral in self.only):
+        if value is None or self.why_ignored or any(_equal(value, neutral) for neutral in self.only):
             return None
-        if self.kinds:
-            return "must be " + " or ".join(_KINDS[kind] for kind in self.kinds)
         return f"is not supported by this engine; leave it out (or send {self.accepted_values()})"
 
     def schema(self) -> dict[str, object]:
         """The same as JSON Schema."""
-        if self.kinds:
-            types = [*(_JSON_TYPES[kind] for kind in self.kinds), "null"]
-            return {"description": self.why.capitalize() or "Ignored.", "type": types}
+        if self.why_ignored:
+            return {"description": f"Ignored: it {self.why_ignored}."}
         return {"description": "Accepted only with what changes nothing.", "enum": [None, *self.only]}
 
     def accepted_values(self) -> str:
         """As JSON, for people."""
         return ", ".join(["null", *map(_as_json, self.only)])
-
-
-_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a string", list: "a list"}
-_KINDS[dict] = "an object"
-_JSON_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
 
 
 def _equal(value: object, neutral: object) -> bool:
@@ -71,15 +62,13 @@ def _as_json(value: object) -> str:
 
 _LABEL = "labels the request or its user"
 _PLACE = "says where, when or with which help it is computed"
-_CACHE = "advises a prompt cache; prefixes are cached in any case"
-_WITHOUT = "is about tools, reasoning, media, truncation or special tokens in the text, of which there are none"
+_CACHE = "advises a prompt cache, and prefixes are cached in any case"
+_WITHOUT = "is about tools, reasoning, media or special tokens in the text, of which there are none"
 
 
-def _ignored(
-    why: str, kinds: type | tuple[type, ...], by: Iterable[str], *names: str, on: tuple[Place, ...] = BOTH
-) -> Iterator[Row]:
+def _ignored(why: str, by: Iterable[str], *names: str, on: tuple[Place, ...] = BOTH) -> Iterator[Row]:
     for name in names:
-        yield Row(name, tuple(by), on, kinds if isinstance(kinds, tuple) else (kinds,), why=why)
+        yield Row(name, tuple(by), on, why_ignored=why)
 
 
 def _only(values: tuple[object, ...], by: Iterable[str], *names: str, on: tuple[Place, ...] = BOTH) -> Iterator[Row]:
@@ -95,31 +84,28 @@ _EMBEDDINGS = (Place.EMBEDDINGS,)
 _EVERYWHERE = (*BOTH, Place.EMBEDDINGS)
 
 TABLE: tuple[Row, ...] = (
-    *_ignored(_LABEL, str, _ALL, "user", on=_EVERYWHERE),
-    *_ignored(_LABEL, str, [OPENAI], "safety_identifier"),
-    *_ignored(_LABEL, dict, [OPENAI], "metadata"),
-    *_ignored(_LABEL, str, [VLLM], "request_id", on=_EVERYWHERE),
-    *_ignored(_LABEL, str, _ENGINES, "session_id"),
-    *_ignored(_LABEL, (str, list), [SGLANG], "rid", on=_EVERYWHERE),
-    *_ignored(_LABEL, dict, [SGLANG], "custom_labels"),
-    *_ignored(_PLACE, str, [OPENAI], "service_tier"),
-    *_ignored(_PLACE, int, _ENGINES, "priority", on=_EVERYWHERE),
-    *_ignored(_PLACE, dict, [OPENAI], "prediction", on=_CHAT),
-    *_ignored(_PLACE, int, [VLLM], "stream_interval"),
-    *_ignored(_PLACE, int, [SGLANG], "routed_dp_rank", "disagg_prefill_dp_rank", "data_parallel_rank"),
-    *_ignored(_PLACE, (str, list), [SGLANG], "bootstrap_host", "ngram_corpus_id"),
-    *_ignored(_PLACE, (int, list), [SGLANG], "bootstrap_port", "bootstrap_room"),
-    *_ignored(_CACHE, str, [OPENAI], "prompt_cache_key", "prompt_cache_retention"),
-    *_ignored(_CACHE, dict, [OPENAI], "prompt_cache_options"),
-    *_ignored(_CACHE, dict, [OPENAI], "prompt_cache_breakpoint", on=(Place.TEXT_PART,)),
-    *_ignored(_WITHOUT, bool, _ALL, "parallel_tool_calls", on=_CHAT),
-    *_ignored(_WITHOUT, bool, [SGLANG], "separate_reasoning", "stream_reasoning", on=_CHAT),
-    *_ignored(_WITHOUT, dict, [VLLM], "media_io_kwargs", "mm_processor_kwargs", on=_CHAT),
-    *_ignored(_WITHOUT, dict, [SGLANG], "images_config"),
-    *_ignored(_WITHOUT, int, [SGLANG], "max_dynamic_patch", "min_dynamic_patch", on=_CHAT),
-    *_ignored(_WITHOUT, bool, [SGLANG], "use_audio_in_video", on=_CHAT),
-    *_ignored(_WITHOUT, str, [VLLM], "truncation_side"),
-    *_ignored(_WITHOUT, bool, [VLLM], "spaces_between_special_tokens", "return_token_offsets", "return_mm_kwargs"),
+    *_ignored(_LABEL, _ALL, "user", on=_EVERYWHERE),
+    *_ignored(_LABEL, [OPENAI], "safety_identifier", "metadata"),
+    *_ignored(_LABEL, [VLLM], "request_id", on=_EVERYWHERE),
+    *_ignored(_LABEL, _ENGINES, "session_id"),
+    *_ignored(_LABEL, [SGLANG], "rid", on=_EVERYWHERE),
+    *_ignored(_LABEL, [SGLANG], "custom_labels"),
+    *_ignored(_PLACE, [OPENAI], "prediction", on=_CHAT),
+    *_ignored(_PLACE, [VLLM], "stream_interval"),
+    *_ignored(_PLACE, [SGLANG], "routed_dp_rank", "disagg_prefill_dp_rank", "data_parallel_rank"),
+    *_ignored(_PLACE, [SGLANG], "bootstrap_host", "bootstrap_port", "bootstrap_room", "ngram_corpus_id"),
+    *_ignored(_CACHE, [OPENAI], "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
+    *_ignored(_WITHOUT, _ALL, "parallel_tool_calls", on=_CHAT),
+    *_ignored(_WITHOUT, [SGLANG], "separate_reasoning", "stream_reasoning", on=_CHAT),
+    *_ignored(_WITHOUT, [VLLM], "media_io_kwargs", "mm_processor_kwargs", on=_CHAT),
+    *_ignored(_WITHOUT, [SGLANG], "images_config"),
+    *_ignored(_WITHOUT, [SGLANG], "max_dynamic_patch", "min_dynamic_patch", on=_CHAT),
+    *_ignored(_WITHOUT, [SGLANG], "use_audio_in_video", on=_CHAT),
+    *_ignored(_WITHOUT, [VLLM], "spaces_between_special_tokens", "return_token_offsets", "return_mm_kwargs"),
+    *_ignored(_WITHOUT, [OPENAI], "annotations", on=(Place.MESSAGE,)),
+    # when it is computed: accepted, these would promise what is not done
+    *_only((0,), _ENGINES, "priority", on=_EVERYWHERE),
+    *_only(("auto", "default"), [OPENAI], "service_tier"),
     # how tokens are chosen
     *_only((0,), _ALL, "presence_penalty", "frequency_penalty"),
     *_only((1,), _ENGINES, "repetition_penalty"),
@@ -139,7 +125,6 @@ TABLE: tuple[Row, ...] = (
     *_only((), [VLLM], "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
     *_only((), [SGLANG], "json_schema", "regex", "ebnf"),
     # what the prompt is
-    *_only((), [VLLM], "truncate_prompt_tokens", on=_EVERYWHERE),
     *_only((False,), [VLLM], "add_special_tokens", "echo", on=_CHAT),
     *_only((True,), [VLLM], "add_special_tokens", on=(*_COMPLETIONS, *_EMBEDDINGS)),
     *_only((), [VLLM], "prompt_embeds", on=_COMPLETIONS),
@@ -149,12 +134,12 @@ TABLE: tuple[Row, ...] = (
     *_only((False,), _ENGINES, "continue_final_message", on=_CHAT),
     *_only(([],), [VLLM], "documents", on=_CHAT),
     *_only((), [VLLM], "chat_template", on=_CHAT),
-    *_only(({},), _ENGINES, "chat_template_kwargs", on=_CHAT),
     *_only((), [SGLANG], "input_ids", "task", on=_CHAT),
     # what its vector is
     *_only(("float32",), [VLLM], "embed_dtype", on=_EMBEDDINGS),
     *_only(("native", "little"), [VLLM], "endianness", on=_EMBEDDINGS),
     *_only((), [VLLM], "normalize", "use_activation", on=_EMBEDDINGS),
+    *_only(("do_not_pad",), [VLLM], "padding", on=_EMBEDDINGS),
     # when it ends, and what is told of it
     *_only((False,), [VLLM], "include_stop_str_in_output"),
     *_only((False,), [SGLANG], "no_stop_trim"),
@@ -162,7 +147,7 @@ TABLE: tuple[Row, ...] = (
     *_only((True,), _ENGINES, "skip_special_tokens"),
     *_only((), [VLLM], "prompt_logprobs", "logprob_token_ids"),
     *_only((False,), _ENGINES, "return_token_ids"),
-    *_only((False,), [VLLM], "return_tokens_as_token_ids"),
+    *_only((False,), [VLLM], "return_tokens_as_token_ids", "return_weight_versions"),
     *_only((False,), [VLLM], "return_prompt_text", on=_CHAT),
     *_only((0,), [VLLM], "routed_experts_prompt_start"),
     *_only((False,), [SGLANG], "return_hidden_states", "return_routed_experts", "return_cached_tokens_details"),
@@ -182,13 +167,13 @@ TABLE: tuple[Row, ...] = (
     *_only((), [OPENAI], "audio", "moderation", "web_search_options", on=_CHAT),
     *_only(("none",), _ALL, "reasoning_effort", on=_CHAT),
     *_only((), [SGLANG], "reasoning", on=_CHAT),
+    *_only((), [VLLM], "mm_payload", on=_CHAT),
     *_only((True,), [VLLM], "include_reasoning", on=_CHAT),
     *_only(("medium",), [OPENAI], "verbosity", on=_CHAT),
     *_only((), [OPENAI], "refusal", "function_call", "audio", on=(Place.MESSAGE,)),
     *_only(([],), _ALL, "tool_calls", on=(Place.MESSAGE,)),
-    *_only(([],), [OPENAI], "annotations", on=(Place.MESSAGE,)),
-    *_only((), _ENGINES, "reasoning_content", on=(Place.MESSAGE,)),
-    *_only((), [VLLM], "reasoning", on=(Place.MESSAGE,)),
+    *_only(("",), _ENGINES, "reasoning_content", on=(Place.MESSAGE,)),
+    *_only(("",), [VLLM], "reasoning", on=(Place.MESSAGE,)),
     *_only(([],), [SGLANG], "tools", on=(Place.MESSAGE,)),
     *_only((), _ALL, "tool_call_id", on=(Place.MESSAGE,)),
 )  # fmt: skip

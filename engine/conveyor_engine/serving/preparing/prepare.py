@@ -10,11 +10,11 @@ from typing import Literal, TypeVar
 import msgspec
 from pydantic import ValidationError
 
-from conveyor_engine.errors import ErrorCode, InvalidRequest, UnknownModel
+from conveyor_engine.errors import InvalidRequest, UnknownModel, context_exceeded
 from conveyor_engine.serving.preparing.refusals import invalid_request
 from conveyor_engine.serving.preparing.sampling_defaults import SamplingDefaults
 from conveyor_engine.serving.preparing.schemas import ChatRequest, CompletionRequest, ModelFields, SamplingFields
-from conveyor_engine.text.tokenizer import PROMPT_TAIL_TOKENS, Tokenizer, too_long
+from conveyor_engine.text.tokenizer import PROMPT_TAIL_TOKENS, Tokenizer, Truncation, too_long
 from conveyor_engine.wire.messages import Add, encode_frame
 from conveyor_engine.wire.request import EngineRequest, ModelFacts, SamplingParams
 
@@ -69,6 +69,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag=True, array_like=T
     choices_per_prompt: int
     num_prompt_tokens: int  # each prompt once
     tells_cached_tokens: bool
+    ignored_fields: int
     add: bytes  # the message for the engine, encoded: the API process never handles the tokens
 
     @property
@@ -87,18 +88,29 @@ def _prepare_completion(model: ServedModel, job: Job) -> Prepared:
     num_requests = len(fields.prompt) * fields.choices_per_prompt()
     if num_requests > job.num_requests_max:
         raise too_many("prompts x n", num_requests, job, "n")
-    longest = job.facts.max_model_len
-    prompts = [model.tokenizer.encode(p, longest) if isinstance(p, str) else p for p in fields.prompt]
     max_tokens = fields.max_tokens or COMPLETION_MAX_TOKENS
+    truncation = fields.truncation(job.facts.max_model_len - max_tokens)
+    prompts = [read_prompt(model, prompt, truncation, job.facts, "prompt") for prompt in fields.prompt]
     return _prepared(model, fields, prompts, max_tokens, fields.logprobs, job, "cmpl")
 
 
 def _prepare_chat(model: ServedModel, job: Job) -> Prepared:
     fields = parse_body(model, ChatRequest, job.body)
     messages = [message.for_template() for message in fields.messages]
-    prompt = model.tokenizer.encode_chat(messages, job.facts.max_model_len)
     max_tokens = fields.max_completion_tokens or fields.max_tokens
+    longest = job.facts.max_model_len
+    truncation = fields.truncation(longest - (max_tokens or 1))
+    prompt = model.tokenizer.encode_chat(messages, longest, fields.chat_template_kwargs, truncation)
     return _prepared(model, fields, [prompt], max_tokens, fields.top_logprobs_wanted(), job, "chatcmpl")
+
+
+def read_prompt(
+    model: ServedModel, prompt: str | list[int], truncation: Truncation | None, facts: ModelFacts, param: str
+) -> list[int]:
+    """The prompt's tokens, cut as the client wants it. Raises InvalidRequest, which names the field `param`."""
+    if isinstance(prompt, str):
+        return model.tokenizer.encode(prompt, facts.max_model_len, param=param, truncation=truncation)
+    return prompt if truncation is None else truncation.cut(prompt)
 
 
 def parse_body(model: ServedModel, schema: type[Fields], body: bytes) -> Fields:
@@ -160,6 +172,7 @@ def _prepared(
         choices_per_prompt=fields.choices_per_prompt(),
         num_prompt_tokens=sum(map(len, prompts)),
         tells_cached_tokens=fields.cache_salt is not None,
+        ignored_fields=fields.ignored,
         add=encode_frame(Add.of(requests)),
     )
 
@@ -209,12 +222,9 @@ def _check_prompt(fields: SamplingFields, prompt: list[int], params: SamplingPar
     total = len(prompt) + params.max_tokens
     if total > facts.max_model_len:
         limit = fields.max_tokens_field()
-        raise InvalidRequest(
-            f"the prompt has {len(prompt)} tokens and {limit} is {params.max_tokens}: together {total}, more than "
-            f"the {facts.max_model_len} tokens of this model's context; shorten the prompt or lower {limit}",
-            param=limit,
-            code=ErrorCode.CONTEXT_LENGTH_EXCEEDED,
-        )
+        both = f"you requested {params.max_tokens} output tokens and your prompt contains {len(prompt)} input tokens"
+        problem = f"{both}, for a total of {total} tokens. Shorten the prompt or lower {limit}."
+        raise context_exceeded(facts.max_model_len, problem, param=limit)
 
 
 def check_token_ids(prompt: list[int], facts: ModelFacts, param: str) -> None:

@@ -5,9 +5,16 @@ import uuid
 import msgspec
 
 from conveyor_engine.errors import InvalidRequest
-from conveyor_engine.serving.preparing.prepare import Job, ServedModel, check_token_ids, parse_body, too_many
+from conveyor_engine.serving.preparing.prepare import (
+    Job,
+    ServedModel,
+    check_token_ids,
+    parse_body,
+    read_prompt,
+    too_many,
+)
 from conveyor_engine.serving.preparing.schemas import EmbeddingRequest
-from conveyor_engine.text.tokenizer import too_long
+from conveyor_engine.text.tokenizer import Truncation, too_long
 from conveyor_engine.wire.messages import Add, encode_frame
 from conveyor_engine.wire.request import EngineRequest, ModelFacts, PoolingParams
 
@@ -23,6 +30,7 @@ class PreparedEmbeddings(msgspec.Struct, frozen=True, kw_only=True, tag=True, ar
     nums_prompt_tokens: list[int]
     arrival_time: float
     as_base64: bool
+    ignored_fields: int
     add: bytes  # the message for the engine, encoded
 
 
@@ -33,7 +41,8 @@ def prepare_embeddings(model: ServedModel, job: Job) -> PreparedEmbeddings:
         raise too_many("the number of inputs", len(fields.input), job, _PARAM)
     _check_dimensions(fields.dimensions, job.facts)
     _check_size(len(fields.input), fields.dimensions, job.facts)
-    prompts = [_read_input(model, text, job.facts) for text in fields.input]
+    truncation = fields.truncation(job.facts.max_model_len)
+    prompts = [_read_input(model, text, truncation, job.facts) for text in fields.input]
     request_id = f"embd-{uuid.uuid4().hex}"
     requests = [
         EngineRequest(
@@ -50,17 +59,19 @@ def prepare_embeddings(model: ServedModel, job: Job) -> PreparedEmbeddings:
         nums_prompt_tokens=list(map(len, prompts)),
         arrival_time=job.arrival_time,
         as_base64=fields.encoding_format == "base64",
+        ignored_fields=fields.ignored,
         add=encode_frame(Add.of(requests)),
     )
 
 
-def _read_input(model: ServedModel, text: str | list[int], facts: ModelFacts) -> list[int]:
+def _read_input(
+    model: ServedModel, text: str | list[int], truncation: Truncation | None, facts: ModelFacts
+) -> list[int]:
     """The input's tokens; a text's with those that the model's tokenizer puts around it."""
-    longest = facts.max_model_len
-    prompt = model.tokenizer.encode(text, longest, param=_PARAM) if isinstance(text, str) else text
+    prompt = read_prompt(model, text, truncation, facts, _PARAM)
     check_token_ids(prompt, facts, _PARAM)
-    if len(prompt) > longest:
-        raise too_long(len(prompt), longest, _PARAM)
+    if len(prompt) > facts.max_model_len:
+        raise too_long(len(prompt), facts.max_model_len, _PARAM)
     return prompt
 
 

@@ -13,10 +13,6 @@ def invalid_request(error: ValidationError) -> InvalidRequest:
     message, kind = first["msg"], first["type"]
     if kind == "json_invalid":
         return InvalidRequest(f"the body is not JSON: {message}", code=ErrorCode.INVALID_JSON)
-    if kind == "extra_forbidden":
-        *around, name = first["loc"]  # the client's own word, whatever it looks like
-        path = ".".join(filter(None, (_field_path(around), str(name))))
-        return InvalidRequest(f"{path} is not a field that this engine knows", param=path, code=ErrorCode.UNKNOWN_FIELD)
     path = _field_path(first["loc"])
     if not path:
         own = kind if kind in message else None  # a check over several fields names its field as its type

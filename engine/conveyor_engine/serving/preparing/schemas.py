@@ -1,14 +1,17 @@
 """The schemas of requests: the fields that act, with OpenAI's and vLLM's names. `fields` has those that do not.
 
-Any other field, and a wrong value, is an error that names the field. Used by `prepare` and `sampling_defaults`. Pure.
+A wrong value is an error that names the field; null is the same as no field. A field that nobody defines is ignored:
+`ModelFields.ignored` counts those of the request itself. Used by `prepare` and `sampling_defaults`. Pure.
 """
 
-from typing import Annotated, Any, ClassVar, Literal, LiteralString, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from conveyor_engine.errors import InvalidRequest
 from conveyor_engine.serving.preparing.fields import ROWS, Place
+from conveyor_engine.text.tokenizer import Side, Truncation
 
 STOP_STRINGS_MAX = 16
 STOP_CHARACTERS_MAX = 1024
@@ -31,19 +34,42 @@ def _parse_stop(value: object) -> object:
     return tuple(stops)
 
 
-def _parse_prompt(value: object) -> object:
+def _parse_prompt(value: object) -> list[Any]:
     """A string, a list of strings, a list of token ids or a list of such lists -> a list of strings or id lists."""
-    if isinstance(value, str) or _is_ids(value):
+    if isinstance(value, str):
         return [value]
-    if isinstance(value, list) and value and (all(isinstance(p, str) for p in value) or all(map(_is_ids, value))):
-        return value
+    if (ids := _read_ids(value)) is not None:
+        return [ids]
+    if isinstance(value, list) and value:
+        if all(isinstance(prompt, str) for prompt in value):
+            return value
+        lists = list(map(_read_ids, value))
+        if None not in lists:
+            return lists
     raise PydanticCustomError(
         "prompt", "must be a string, a list of strings, a list of token ids or a list of such lists, none of them empty"
     )
 
 
-def _is_ids(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(v) is int and 0 <= v < 2**31 for v in value)
+def _parse_input(value: object) -> object:
+    """As `_parse_prompt`; the empty text has no vector."""
+    inputs = _parse_prompt(value)
+    if "" in inputs:
+        raise PydanticCustomError("input", "must not be an empty text")
+    return inputs
+
+
+def _read_ids(value: object) -> list[object] | None:
+    """The token ids; None if it is no list of them."""
+    if not isinstance(value, list) or not value:
+        return None
+    ids = value if all(type(v) is int for v in value) else list(map(_read_integer, value))
+    return ids if all(type(v) is int and 0 <= v < 2**31 for v in ids) else None
+
+
+def _read_integer(value: object) -> object:
+    """5.0 is an integer in JSON Schema."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _list_of(items: dict[str, Any]) -> dict[str, Any]:
@@ -54,11 +80,20 @@ def _list_of(items: dict[str, Any]) -> dict[str, Any]:
 _STOP: dict[str, Any] = {"type": "string", "minLength": 1, "maxLength": STOP_CHARACTERS_MAX}
 _IDS = _list_of({"type": "integer", "minimum": 0, "exclusiveMaximum": 2**31})
 
+_TEXT = {"type": "string"}
+_NOT_EMPTY = {"type": "string", "minLength": 1}
+
 # Lists stop at their first error, since one body could have millions.
+_Prompts = Annotated[list[str], Field(fail_fast=True)] | Annotated[list[list[int]], Field(fail_fast=True)]
 Prompts = Annotated[
-    Annotated[list[str], Field(fail_fast=True)] | Annotated[list[list[int]], Field(fail_fast=True)],
+    _Prompts,
     BeforeValidator(_parse_prompt),
-    WithJsonSchema({"anyOf": [{"type": "string"}, _list_of({"type": "string"}), _IDS, _list_of(_IDS)]}),
+    WithJsonSchema({"anyOf": [_TEXT, _list_of(_TEXT), _IDS, _list_of(_IDS)]}),
+]
+Inputs = Annotated[
+    _Prompts,
+    BeforeValidator(_parse_input),
+    WithJsonSchema({"anyOf": [_NOT_EMPTY, _list_of(_NOT_EMPTY), _IDS, _list_of(_IDS)]}),
 ]
 Stops = Annotated[
     tuple[str, ...],
@@ -67,11 +102,12 @@ Stops = Annotated[
         {"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": STOP_STRINGS_MAX}, {"type": "null"}]}
     ),
 ]
-TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+INTEGRAL = BeforeValidator(_read_integer)
+TokenId = Annotated[int, Field(ge=0, lt=2**31), INTEGRAL]
 
 
 class _Object(BaseModel):
-    """An object of the API: its own fields, and those that `fields` accepts beside them."""
+    """An object of the API: its own fields, those that `fields` accepts beside them, and others, which are ignored."""
 
     model_config = ConfigDict(extra="allow", strict=True, use_attribute_docstrings=True)
     place: ClassVar[Place]
@@ -80,15 +116,10 @@ class _Object(BaseModel):
     def _check_others(self) -> Self:
         for name, value in (self.model_extra or {}).items():
             row = ROWS[self.place].get(name)
-            if row is None:
-                raise self._wrong(name, value, "extra_forbidden")
-            if refusal := row.refusal(value):
-                raise self._wrong(name, value, PydanticCustomError("value" if row.kinds else "unsupported", refusal))
+            if row is not None and (refusal := row.refusal(value)):
+                error = InitErrorDetails(type=PydanticCustomError("unsupported", refusal), loc=(name,), input=value)
+                raise ValidationError.from_exception_data(type(self).__name__, [error])
         return self
-
-    def _wrong(self, name: str, value: object, kind: LiteralString | PydanticCustomError) -> ValidationError:
-        error = InitErrorDetails(type=kind, loc=(name,), input=value)
-        return ValidationError.from_exception_data(type(self).__name__, [error])
 
 
 class StreamOptions(_Object):
@@ -111,20 +142,45 @@ class StreamOptions(_Object):
 class ModelFields(_Object):
     """What every request has."""
 
+    truncates: ClassVar[Side]  # the side, unless the request says another
+
     model: str | None = None
     """The served name."""
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=2**31), INTEGRAL] | None = None
+    """Cut each prompt to so many tokens; -1 to as many as the model's context leaves."""
+    truncation_side: Side | None = None
+    """Where it is cut. Unless this says otherwise, the end of an input to embed and the beginning of a prompt go."""
+
+    @property
+    def ignored(self) -> int:
+        """How many of the request's fields nobody defines: perhaps an extension, perhaps a misspelt name."""
+        return sum(name not in ROWS[self.place] for name in self.model_extra or ())
+
+    def truncation(self, room: int) -> Truncation | None:
+        """How prompts are cut if `room` tokens are free for each; without room they are too long, cut or not.
+
+        Raises InvalidRequest.
+        """
+        wanted = self.truncate_prompt_tokens
+        if wanted is None or room < 1:
+            return None
+        if wanted > room:
+            most = f"must be at most {room}, the tokens that this model's context leaves for the prompt"
+            raise InvalidRequest(f"truncate_prompt_tokens {most}, not {wanted}", param="truncate_prompt_tokens")
+        return Truncation(room if wanted < 0 else wanted, self.truncation_side or self.truncates)
 
 
 class EmbeddingRequest(ModelFields):
     """POST /v1/embeddings."""
 
     place = Place.EMBEDDINGS
+    truncates = "right"
 
-    input: Prompts
-    """A text, token ids, or a list of either: each is embedded by itself."""
+    input: Inputs
+    """A text, token ids, or a list of either: each is embedded by itself. No text may be empty."""
     encoding_format: Literal["float", "base64"] | None = "float"
     """Numbers, or the bytes of float32, little-endian, in base64."""
-    dimensions: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    dimensions: Annotated[int, Field(ge=1, lt=2**31), INTEGRAL] | None = None
     """Only so many dimensions, the first ones, of a model that was trained for it."""
 
 
@@ -132,28 +188,29 @@ class SamplingFields(ModelFields):
     """What completions and chat have in common."""
 
     prompt_field: ClassVar[str]  # the field that holds the prompt, whatever its form
+    truncates = "left"
 
     stream: bool | None = False
     """The answer as server-sent events."""
     stream_options: StreamOptions | None = None
     """Of a stream only."""
-    n: Annotated[int, Field(ge=1, le=CHOICES_MAX)] | None = 1
+    n: Annotated[int, Field(ge=1, le=CHOICES_MAX), INTEGRAL] | None = 1
     """Choices for each prompt."""
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     """0 takes the likeliest token."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     """Only the likeliest tokens that together have this probability."""
-    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=2**31), INTEGRAL] | None = None
     """Only this many of the likeliest tokens; 0 and -1 are all."""
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64), INTEGRAL] | None = None
     """Makes the choice of tokens repeatable."""
     stop: Stops = ()
     """A string or a list of up to 16, of at most 1,024 characters each; what ends the answer is no part of it."""
     stop_token_ids: Annotated[list[TokenId], Field(max_length=128, fail_fast=True)] | None = None
     """Up to 128 tokens that end the answer."""
-    max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    max_tokens: Annotated[int, Field(ge=1, lt=2**31), INTEGRAL] | None = None
     """The longest answer. Without it a completion has 16 tokens, a chat what the context leaves."""
-    min_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = 0
+    min_tokens: Annotated[int, Field(ge=0, lt=2**31), INTEGRAL] | None = 0
     """No end before so many tokens."""
     ignore_eos: bool | None = False
     """Go on past the model's end-of-sequence token."""
@@ -183,12 +240,12 @@ class CompletionRequest(SamplingFields):
 
     prompt: Prompts
     """A text, token ids, or a list of either."""
-    logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS_MAX), INTEGRAL] | None = None
     """Log probabilities of the tokens and of so many alternatives."""
 
 
 def _parse_content(value: object) -> object:
-    """A string, or text parts -> one string. Other parts (images, audio) are refused."""
+    """A string, or text parts -> one string. Other parts (images, audio) are refused, a part's other fields ignored."""
     if value is None or isinstance(value, str):
         return value
     if not isinstance(value, list) or not value:
@@ -200,23 +257,16 @@ def _parse_part(number: int, part: Any) -> str:
     kind = part.get("type") if isinstance(part, dict) else type(part).__name__
     if kind != "text" or not isinstance(part, dict):
         raise PydanticCustomError("content", f"part {number} is {kind!r}; this engine takes parts of type 'text' only")
-    others = ROWS[Place.TEXT_PART]
-    known = all(name in others and others[name].refusal(part[name]) is None for name in part.keys() - {"type", "text"})
-    if not known or not isinstance(part.get("text"), str):
-        raise PydanticCustomError("content", f"part {number} must have a string `text`, and nothing else")
+    if not isinstance(part.get("text"), str):
+        raise PydanticCustomError("content", f"part {number} must have a string `text`")
     text: str = part["text"]
     return text
 
 
 _PART = {
     "type": "object",
-    "properties": {
-        "type": {"const": "text"},
-        "text": {"type": "string"},
-        **{name: row.schema() for name, row in ROWS[Place.TEXT_PART].items()},
-    },
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
     "required": ["type", "text"],
-    "additionalProperties": False,
 }
 Content = Annotated[
     str | None,
@@ -260,10 +310,12 @@ class ChatRequest(SamplingFields):
     """The conversation."""
     logprobs: bool | None = False
     """Log probabilities of the answer's tokens."""
-    top_logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS_MAX), INTEGRAL] | None = None
     """So many alternatives of each token."""
-    max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31), INTEGRAL] | None = None
     """The newer name of `max_tokens`."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Variables for the model's chat template, as `{"enable_thinking": false}`."""
 
     @model_validator(mode="after")
     def _check_chat(self) -> "ChatRequest":

@@ -99,7 +99,30 @@ def test_what_does_not_fit_is_named_as_the_client_named_it(
     error = response.json()["error"]
     assert (response.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", param)
     if param != "messages":
-        assert f"{param} is {CONTEXT_TOKENS}: together" in error["message"]
+        assert f"you requested {CONTEXT_TOKENS} output tokens" in error["message"]
+    words = f"This model's maximum context length is {CONTEXT_TOKENS} tokens"
+    assert error["message"].startswith(words), "litellm knows the case by these words"
+
+
+def test_what_the_stream_helper_ends_with_may_be_sent_back(client: OpenAI) -> None:
+    """It has `parsed: null` and more that is null."""
+    soon: Any = {"stop_token_ids": list(range(128))}
+    with client.chat.completions.stream(model="tiny", messages=MESSAGES, seed=1, extra_body=soon) as stream:
+        message = stream.get_final_completion().choices[0].message
+    history: Any = [*MESSAGES, message.model_dump(), *MESSAGES]
+    assert {"parsed", "tool_calls", "refusal"} <= history[1].keys()
+    assert client.chat.completions.create(model="tiny", messages=history, max_tokens=4).choices
+
+
+def test_variables_reach_the_template_unless_the_engine_sets_them(client: OpenAI) -> None:
+    with pytest.raises(BadRequestError, match=r"chat_template_kwargs.messages is not for requests to set"):
+        client.chat.completions.create(
+            model="tiny", messages=MESSAGES, extra_body={"chat_template_kwargs": {"messages": []}}
+        )
+    answer = client.chat.completions.create(
+        model="tiny", messages=MESSAGES, max_tokens=2, extra_body={"chat_template_kwargs": {"enable_thinking": False}}
+    )
+    assert answer.choices
 
 
 def test_tools_are_refused_by_name(client: OpenAI) -> None:

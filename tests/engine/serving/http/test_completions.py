@@ -189,9 +189,9 @@ def test_a_senseless_time_limit_is_refused(server: EngineServer, value: str) -> 
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
-        ({"prompt": "a" * 9000}, "prompt", f"context is {CONTEXT_TOKENS} tokens"),
+        ({"prompt": "a" * 9000}, "prompt", f"maximum context length is {CONTEXT_TOKENS} tokens. However, your"),
         ({"prompt": [5] * CONTEXT_TOKENS}, "prompt", f"{CONTEXT_TOKENS} tokens"),
-        ({"prompt": [5, 6], "max_tokens": CONTEXT_TOKENS}, "max_tokens", "together 8194"),
+        ({"prompt": [5, 6], "max_tokens": CONTEXT_TOKENS}, "max_tokens", "for a total of 8194 tokens"),
         ({"prompt": [VOCABULARY]}, "prompt", f"0..{VOCABULARY - 1}"),
         ({"stop_token_ids": [VOCABULARY]}, "stop_token_ids", f"0..{VOCABULARY - 1}"),
         ({"min_tokens": 17}, "min_tokens", "max_tokens is 16"),
@@ -208,10 +208,15 @@ def test_what_does_not_fit_the_model_is_refused_with_numbers(
     assert words in response.json()["error"]["message"]
 
 
-def test_an_unknown_field_is_refused_by_name(server: EngineServer) -> None:
-    response = server.post("/v1/completions", {"prompt": "a", "foo": 1})
-    assert response.status_code == 400
-    assert response.json()["error"].items() >= {"param": "foo", "code": "unknown_field"}.items()
+def test_a_field_that_nobody_defines_is_ignored_and_counted(server: EngineServer) -> None:
+    def count() -> float:
+        return server.metric("conveyor_engine_ignored_fields_total", kind="completion")
+
+    assert server.post("/v1/completions", {"prompt": "a", "user": "me"}).status_code == 200
+    before = count()
+    assert server.post("/v1/completions", {"prompt": "a", "foo": 1, "temprature": {}, "user": "me"}).status_code == 200
+    assert count() == before + 2
+    assert "temprature" not in server.get("/metrics").text, "a client's word is no label"
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"a"', b"\xff\xfe", b'{"prompt": "a"} x', b"[" * 100_000])

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from conveyor_api.endpoints import ENDPOINTS, Task
 
 CONTEXT_TOKENS = 512
-TEXTS = ["the fox", "naïve café", "", "the quick brown fox jumps over the lazy dog", "the fox"]
+TEXTS = ["the fox", "naïve café", "x", "the quick brown fox jumps over the lazy dog", "the fox"]
 
 
 # Batches of two that wait for ever, and two more places.
@@ -81,8 +81,9 @@ def test_texts_become_the_vectors_of_transformers(served: Served, client: OpenAI
 
 def test_the_tokenizer_s_own_tokens_are_around_a_text(served: Served, client: OpenAI) -> None:
     end = served.tokenizer.token_to_id("<|end|>")
-    assert served.token_ids("")[-1] == end
-    assert client.embeddings.create(model="tiny", input="").usage.prompt_tokens == (2 if served.kind == "bert" else 1)
+    assert served.token_ids("a")[-1] == end
+    num_tokens = client.embeddings.create(model="tiny", input="a").usage.prompt_tokens
+    assert num_tokens == len(served.token_ids("a")) == (3 if served.kind == "bert" else 2)
 
 
 def test_every_form_of_input_gives_the_same(served: Served, client: OpenAI) -> None:
@@ -138,7 +139,13 @@ def test_inputs_of_one_request_share_a_batch(served: Served) -> None:
         ({"input": "a", "encoding_format": "hex"}, "invalid_value", "encoding_format"),
         ({"input": "a", "dimensions": 0}, "invalid_value", "dimensions"),
         ({"input": "a", "dimensions": 10**30}, "invalid_value", "dimensions"),
-        ({"input": "a", "temperature": 1}, "unknown_field", "temperature"),
+        ({"input": ""}, "invalid_value", "input"),
+        ({"input": ["a", ""]}, "invalid_value", "input"),
+        ({"input": "a", "truncate_prompt_tokens": CONTEXT_TOKENS + 1}, "invalid_value", "truncate_prompt_tokens"),
+        ({"input": "a", "truncate_prompt_tokens": -2}, "invalid_value", "truncate_prompt_tokens"),
+        ({"input": "a", "truncation_side": "middle"}, "invalid_value", "truncation_side"),
+        ({"input": "a", "padding": "max_length"}, "unsupported_value", "padding"),
+        ({"input": "a", "priority": 1}, "unsupported_value", "priority"),
         ({"input": "a", "normalize": True}, "unsupported_value", "normalize"),
         ({"input": "a", "model": "other"}, "model_not_found", "model"),
     ],
@@ -155,7 +162,18 @@ def test_what_cannot_be_embedded_is_refused_by_name(
         param,
     )
     assert len(answer.content) < 2000
-    assert code != "context_length_exceeded" or "shorten the prompt" in error["message"], "the API process's own words"
+    assert code != "context_length_exceeded" or "Shorten the prompt" in error["message"], "the API process's own words"
+
+
+@pytest.mark.parametrize("text", ["the fox " * 5000, [7] * (CONTEXT_TOKENS + 9)], ids=["text", "tokens"])
+def test_an_input_is_cut_to_the_context_on_request(served: Served, client: OpenAI, text: Any) -> None:
+    """`vllm bench serve --backend openai-embeddings` sends -1 with each request."""
+    whole, last = (served.token_ids(text)[:-1], 1) if isinstance(text, str) else (text, 0)
+    for number, wanted in ((CONTEXT_TOKENS, -1), (5, 5)):
+        answer = client.embeddings.create(model="tiny", input=text, extra_body={"truncate_prompt_tokens": wanted})
+        assert answer.usage.prompt_tokens == number
+        kept = whole[: number - last] + [served.tokenizer.token_to_id("<|end|>")] * last
+        assert distance(answer.data[0].embedding, served.expect(kept)) < 1e-4
 
 
 def test_bodies_are_bounded(served: Served) -> None:

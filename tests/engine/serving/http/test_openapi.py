@@ -39,7 +39,7 @@ MESSAGES: tuple[dict[str, Any], ...] = (
     {"role": "tool", "content": "a"},
     {"role": "user", "content": []},
     {"role": "user", "content": [{"type": "text", "text": "a"}]},
-    {"role": "user", "content": [{"type": "text", "text": "a", "prompt_cache_breakpoint": {}}]},
+    {"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {}}]},
     {"role": "user", "content": [{"type": "text", "text": "a", "more": 1}]},
     {"role": "user", "content": [{"type": "text", "text": 1}]},
     {"role": "user", "content": [{"type": "image_url", "image_url": {}}]},

@@ -44,3 +44,22 @@ def test_the_prompt_stays_in_the_message_for_the_engine(chat_model: Path) -> Non
     one = prepared(chat_model, "completion", prompt=[7] * 100_000, n=64)
     assert (one.num_prompt_tokens, len(one.choices), one.choices[63].prompt_tail) == (100_000, 64, [7] * 6)
     assert len(one.add) < 200_000
+
+
+def test_a_prompt_is_cut_at_its_beginning_to_what_the_answer_leaves(chat_model: Path) -> None:
+    prompt = list(range(2, 300)) * 500
+    one = prepared(chat_model, "completion", prompt=prompt, truncate_prompt_tokens=-1, max_tokens=1000)
+    assert (one.num_prompt_tokens, one.choices[0].prompt_tail) == (131_072 - 1000, prompt[-6:])
+    other = prepared(chat_model, "completion", prompt=prompt, truncate_prompt_tokens=7, truncation_side="right")
+    assert (other.num_prompt_tokens, other.choices[0].prompt_tail) == (7, prompt[1:7])
+    chat = prepared(chat_model, "chat", messages=[{"role": "user", "content": "a b" * 99}], truncate_prompt_tokens=9)
+    assert (chat.num_prompt_tokens, chat.choices[0].prompt_tail[-1]) == (9, 2)  # the assistant's turn
+
+
+def test_a_prompt_cannot_be_cut_to_more_than_the_answer_leaves(chat_model: Path) -> None:
+    with pytest.raises(InvalidRequest, match="must be at most 130072") as caught:
+        prepared(chat_model, "completion", truncate_prompt_tokens=130_073, max_tokens=1000)
+    assert caught.value.param == "truncate_prompt_tokens"
+    with pytest.raises(InvalidRequest, match="maximum context length is 131072 tokens") as caught:
+        prepared(chat_model, "completion", truncate_prompt_tokens=-1, max_tokens=200_000)
+    assert caught.value.param == "max_tokens"

@@ -11,8 +11,11 @@ from pydantic import ValidationError
 
 from conveyor_engine.errors import InvalidRequest
 from conveyor_engine.serving.http.failures import failure_body
+from conveyor_engine.serving.preparing.fields import ROWS, Place
 from conveyor_engine.serving.preparing.refusals import invalid_request
-from conveyor_engine.serving.preparing.schemas import ChatRequest, CompletionRequest
+from conveyor_engine.serving.preparing.schemas import ChatMessage, ChatRequest, CompletionRequest, EmbeddingRequest
+
+NULL_OF_MESSAGES = {*ChatMessage.model_fields, *ROWS[Place.MESSAGE], "parsed"} - {"role", "content"}
 
 
 def refuse(schema: type[CompletionRequest] | type[ChatRequest], **fields: Any) -> InvalidRequest:
@@ -30,8 +33,6 @@ def user(content: Any, **fields: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("foo", 1),
-        ("foo-bar", 1),
         ("n", 0),
         ("n", 129),
         ("n", True),
@@ -55,7 +56,11 @@ def user(content: Any, **fields: Any) -> dict[str, Any]:
         ("min_tokens", -1),
         ("ignore_eos", "yes"),
         ("stream", "yes"),
-        ("user", 5),
+        ("priority", 1),
+        ("service_tier", "flex"),
+        ("return_weight_versions", True),
+        ("truncate_prompt_tokens", -2),
+        ("truncation_side", "middle"),
         ("presence_penalty", 0.5),
         ("frequency_penalty", -1),
         ("repetition_penalty", 1.1),
@@ -83,13 +88,13 @@ def test_a_bad_value_is_refused_with_its_field(schema: Any, field: str, value: A
         ("prompt", [[]]),
         ("prompt", ["a", 1]),
         ("prompt", [1.5]),
+        ("prompt", [1e400]),
         ("prompt", [-1]),
         ("prompt", [True]),
         ("logprobs", 21),
         ("logprobs", True),
         ("echo", True),
         ("suffix", "x"),
-        ("messages", [user("a")]),
     ],
 )
 def test_completions_refuse(field: str, value: Any) -> None:
@@ -106,7 +111,6 @@ def test_completions_refuse(field: str, value: Any) -> None:
         ("messages[0].content", [user(5)]),
         ("messages[0].content", [user([])]),
         ("messages[0].content", [user([{"type": "text", "text": 5}])]),
-        ("messages[1].mood", [user("a"), user("b", mood="good")]),
         ("messages[0].tool_calls", [{"role": "assistant", "content": "a", "tool_calls": [{"id": "1"}]}]),
         ("tools", [{"type": "function", "function": {"name": "f"}}]),
         ("tool_choice", "required"),
@@ -116,7 +120,8 @@ def test_completions_refuse(field: str, value: Any) -> None:
         ("modalities", ["audio"]),
         ("reasoning_effort", "high"),
         ("store", True),
-        ("prompt", "a"),
+        ("mm_payload", {"image": "x"}),
+        ("chat_template_kwargs", "enable_thinking"),
     ],
 )
 def test_chat_refuses(field: str, value: Any) -> None:
@@ -127,7 +132,8 @@ def test_what_clients_send_by_default_is_accepted() -> None:
     neutral = {
         "n": 1, "temperature": None, "top_p": None, "stop": None, "stream": False, "presence_penalty": 0.0,
         "frequency_penalty": 0, "logit_bias": None, "user": "me", "response_format": {"type": "text"}, "seed": None,
-        "max_tokens": None, "logprobs": None, "metadata": None,
+        "max_tokens": None, "logprobs": None, "metadata": None, "priority": 0, "service_tier": "default",
+        "truncate_prompt_tokens": None, "truncation_side": None, "return_weight_versions": False,
     }  # fmt: skip
     CompletionRequest.model_validate_json(
         json.dumps({"prompt": "a", **neutral, "best_of": 1, "echo": False, "suffix": None})
@@ -139,7 +145,7 @@ def test_what_clients_send_by_default_is_accepted() -> None:
 def test_an_answer_may_be_sent_back_as_it_came() -> None:
     answer = {
         "role": "assistant", "content": "b", "refusal": None, "annotations": [], "audio": None,
-        "function_call": None, "tool_calls": None,
+        "function_call": None, "tool_calls": None, "parsed": None, "reasoning_content": None,
     }  # fmt: skip
     fields = ChatRequest.model_validate_json(json.dumps({"messages": [user("a"), answer, user("c")]}))
     assert [m.for_template() for m in fields.messages] == [
@@ -185,10 +191,46 @@ def test_stream_options_need_a_stream() -> None:
     assert refuse(CompletionRequest, stream_options={"include_usage": True}).param == "stream_options"
 
 
-@pytest.mark.parametrize("option", ["usage", "with usage"])
-def test_an_unknown_stream_option_is_refused(option: str) -> None:
-    error = refuse(CompletionRequest, stream=True, stream_options={option: True})
-    assert error.param == f"stream_options.{option}"
+@pytest.mark.parametrize(
+    ("schema", "body", "ignored"),
+    [
+        (CompletionRequest, {"prompt": "a", "foo": 1, "foo bar": [{}], "user": "me", "echo": None}, 2),
+        (CompletionRequest, {"prompt": "a", "stream": True, "stream_options": {"usage": True}}, 0),
+        (ChatRequest, {"messages": [user("a", mood="good")], "foo": None}, 1),
+        (ChatRequest, {"messages": [user([{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}])]}, 0),
+        (EmbeddingRequest, {"input": "a", "temperature": 1, "user": None}, 1),
+    ],
+)
+def test_what_nobody_defines_is_ignored_and_in_the_request_itself_counted(schema: Any, body: Any, ignored: int) -> None:
+    assert schema.model_validate_json(json.dumps(body)).ignored == ignored
+
+
+@pytest.mark.parametrize("schema", [CompletionRequest, ChatRequest, EmbeddingRequest])
+def test_null_is_no_field(schema: Any) -> None:
+    """But for those that no request can be without."""
+    needed: dict[str, Any] = {"prompt": "a", "messages": [user("a", **dict.fromkeys(NULL_OF_MESSAGES))], "input": "a"}
+    names = {*schema.model_fields, *ROWS[schema.place], "more"}
+    body = {name: needed.get(name) if name in schema.model_fields else None for name in names}
+    bare = {name: value for name, value in body.items() if value is not None}
+    full, without = (schema.model_validate_json(json.dumps(each)) for each in (body, bare))
+    for name in schema.model_fields:
+        assert (getattr(full, name) or None) == (getattr(without, name) or None) or name in ("n", "encoding_format")
+
+
+@pytest.mark.parametrize(
+    ("schema", "fields"),
+    [
+        (CompletionRequest, {"max_tokens": 5.0, "n": 1.0, "seed": -3.0, "stop_token_ids": [1.0], "prompt": [2.0, 3]}),
+        (ChatRequest, {"max_completion_tokens": 5.0, "top_k": 4.0, "truncate_prompt_tokens": -1.0, "priority": 0.0}),
+        (EmbeddingRequest, {"dimensions": 5.0, "input": [[2.0]]}),
+    ],
+)
+def test_a_number_without_a_fraction_is_an_integer_as_in_json_schema(schema: Any, fields: dict[str, Any]) -> None:
+    rest = {"prompt": "a", "messages": [user("a")], "input": "a"}
+    read = schema.model_validate_json(json.dumps(rest | fields))
+    for name, value in fields.items():
+        assert "." not in str(getattr(read, name)) or name not in schema.model_fields
+        assert getattr(read, name) in (value, [value])
 
 
 def test_a_message_without_content_is_refused() -> None:
@@ -212,7 +254,7 @@ json_values = st.recursive(
 @settings(deadline=None)
 @given(st.sampled_from([CompletionRequest, ChatRequest]), st.data())
 def test_any_json_is_accepted_or_refused_in_words(schema: Any, data: st.DataObject) -> None:
-    names = st.sampled_from(sorted(schema.model_fields)) | st.text(max_size=6)
+    names = st.sampled_from(sorted({*schema.model_fields, *ROWS[schema.place]})) | st.text(max_size=6)
     body = data.draw(json_values | st.dictionaries(names, json_values, max_size=5))
     with contextlib.suppress(InvalidRequest):
         validate(schema, json.dumps(body))
@@ -242,5 +284,5 @@ def test_a_list_of_wrong_things_is_read_up_to_the_first(schema: Any, fields: dic
 
 
 def test_an_answer_quotes_only_the_beginning_of_what_a_client_wrote() -> None:
-    error = refuse(CompletionRequest, **{"k" * 500_000: 1})
+    error = refuse(ChatRequest, messages=[{"role": "k" * 500_000, "content": [{"type": "k" * 500_000}]}])
     assert len(failure_body(error)) < 2000
