@@ -1,7 +1,7 @@
 """Requests, facts and a pretended model for the tests of the torch-free half of the engine."""
 
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor as Pool
 from concurrent.futures import Future
 from typing import Any
@@ -9,11 +9,13 @@ from typing import Any
 import msgspec
 
 from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.loop.executor import Read, Sample
+from conveyor_engine.scheduling.constraint import Constraint
 from conveyor_engine.scheduling.request_state import RequestState
 from conveyor_engine.scheduling.scheduler import Scheduler
 from conveyor_engine.text.tokenizer import Tokenizer
 from conveyor_engine.wire.request import EngineRequest, ModelFacts, SamplingParams
-from conveyor_engine.wire.step import StepPlan, StepResult
+from conveyor_engine.wire.step import RowMask, StepPlan, StepResult
 
 VOCAB_SIZE = 1000
 EOS = 2
@@ -49,18 +51,52 @@ def make_facts(**changes: Any) -> ModelFacts:
 
 
 def make_scheduler(
-    mode: str = "continuous", *, padding: str | None = None, tokenizer: Tokenizer | None = None, **changes: Any
+    mode: str = "continuous",
+    *,
+    padding: str | None = None,
+    tokenizer: Tokenizer | None = None,
+    constrain: Callable[[EngineRequest], Constraint | None] | None = None,
+    **changes: Any,
 ) -> Scheduler:
     """A scheduler; `changes` are fields of the configuration or of the facts. Static is packed if nothing is said."""
     own = {name: changes.pop(name) for name in list(changes) if name in ModelFacts.__struct_fields__}
     padding = padding or ("none" if mode == "static" else None)
     config = EngineConfig(model="none", batching_mode=mode, padding=padding, **changes)  # type: ignore[arg-type]
-    return Scheduler(config, make_facts(**own), tokenizer)
+    return Scheduler(config, make_facts(**own), tokenizer, constrain)
 
 
 def next_token(token_ids: list[int]) -> int:
     """What the pretended model says after these tokens: it depends on all of them, and is never EOS."""
     return 10 + zlib.crc32(repr(token_ids).encode()) % (VOCAB_SIZE - 10)
+
+
+class SumModThree:
+    """A constraint: the next token and the sum of those given before are the same modulo three."""
+
+    num_tokens = VOCAB_SIZE
+
+    def __init__(self) -> None:
+        self._sum = 0
+
+    def accept(self, token_id: int) -> None:
+        assert is_allowed(self.build_mask(), token_id), "only an allowed token is given"
+        self._sum += token_id
+
+    def build_mask(self) -> bytes:
+        bits = sum(1 << token_id for token_id in range(self._sum % 3, self.num_tokens, 3))
+        return bits.to_bytes(-(-self.num_tokens // 8), "little")
+
+
+def is_allowed(mask: bytes, token_id: int) -> bool:
+    return bool(mask[token_id // 8] >> token_id % 8 & 1)
+
+
+def next_allowed(token_ids: list[int], mask: bytes | None) -> int:
+    """`next_token`, or the first one behind it that the mask allows."""
+    token_id = next_token(token_ids)
+    while mask is not None and not is_allowed(mask, token_id):
+        token_id = 10 + (token_id - 9) % (VOCAB_SIZE - 10)
+    return token_id
 
 
 class PretendedModel:
@@ -84,11 +120,17 @@ class PretendedModel:
     def free_memory(self) -> None:
         pass
 
-    def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
-        result = self._compute(plan)
+    def begin(self, plan: StepPlan) -> Sample:
+        sampling = self._compute(plan)
+        return lambda masks: self._choose(plan, sampling, masks)
+
+    def _choose(self, plan: StepPlan, sampling: list[tuple[int, int]], masks: Sequence[RowMask]) -> Read:
+        allowed = {mask.row: mask.allowed for mask in masks}
+        result = StepResult(plan.number, [self._sample(row, length, allowed.get(row)) for row, length in sampling])
         return lambda: result
 
-    def _compute(self, plan: StepPlan) -> StepResult:
+    def _compute(self, plan: StepPlan) -> list[tuple[int, int]]:
+        """The rows that sample, and how many tokens each has then."""
         self._apply(plan)
         work = list(zip(plan.rows, plan.num_computed_tokens, plan.num_tokens, strict=True))
         if self.poison.intersection(self._seeds[row] for row in plan.rows) or sum(plan.num_tokens) > self.memory_tokens:
@@ -104,7 +146,7 @@ class PretendedModel:
                 held = self._slots.get(self._slot(row, position))
                 assert held == self._content(row, position), f"row {row} reads a foreign key at {position}"
         sampling = [item for item, num_logits in zip(work, plan.num_logits, strict=True) if num_logits]
-        return StepResult(plan.number, [self._sample(row, computed + n) for row, computed, n in sampling])
+        return [(row, computed + num_tokens) for row, computed, num_tokens in sampling]
 
     def _apply(self, plan: StepPlan) -> None:
         for admitted in plan.admitted:
@@ -114,7 +156,7 @@ class PretendedModel:
         for row, block_ids in plan.new_blocks:
             self._block_ids[row] += block_ids
 
-    def _sample(self, row: int, length: int) -> list[int]:
+    def _sample(self, row: int, length: int, allowed: bytes | None) -> list[int]:
         token_ids = self._token_ids[row][:length]
         if len(token_ids) < length:  # planned before it was known that a token was withheld
             return [0]
@@ -122,7 +164,7 @@ class PretendedModel:
         if self.withholds:
             self.withholds = False
             return []
-        token_id = next_token(token_ids)
+        token_id = next_allowed(token_ids, allowed)
         if self.breaks:
             self.breaks, token_id = False, -1
         token_ids.append(max(0, token_id))
@@ -145,10 +187,15 @@ class Wired:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._executor, name)
 
-    def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
+    def begin(self, plan: StepPlan) -> Sample:
         arrived = msgspec.msgpack.decode(msgspec.msgpack.encode(plan), type=StepPlan)
-        result = self._executor.begin(arrived)
-        return lambda: msgspec.msgpack.decode(msgspec.msgpack.encode(result()), type=StepResult)
+        begun = self._executor.begin(arrived)
+
+        def sample(masks: Sequence[RowMask]) -> Read:
+            result = begun(msgspec.msgpack.decode(msgspec.msgpack.encode(masks), type=list[RowMask]))
+            return lambda: msgspec.msgpack.decode(msgspec.msgpack.encode(result()), type=StepResult)
+
+        return sample
 
 
 class AtOnce(Pool):
@@ -173,14 +220,19 @@ class FailsLate:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._executor, name)
 
-    def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
+    def begin(self, plan: StepPlan) -> Sample:
         begun = AtOnce().submit(self._executor.begin, plan)
 
-        def read() -> StepResult:
-            self.num_errors += begun.exception() is not None
-            return begun.result()()
+        def sample(masks: Sequence[RowMask]) -> Read:
+            sampled = begun if begun.exception() else AtOnce().submit(begun.result(), masks)
 
-        return read
+            def read() -> StepResult:
+                self.num_errors += sampled.exception() is not None
+                return sampled.result()()
+
+            return read
+
+        return sample
 
 
 def names_of(requests: Iterable[RequestState]) -> list[str]:

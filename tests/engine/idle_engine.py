@@ -9,7 +9,6 @@ processor time of a real one.
 import os
 import sys
 import time
-from collections.abc import Callable
 from functools import partial
 
 from tests.engine.builders import make_facts
@@ -19,6 +18,7 @@ from conveyor_engine import __main__ as program
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.loop import process
 from conveyor_engine.loop.core import EngineCore
+from conveyor_engine.loop.executor import Sample
 from conveyor_engine.serving import server
 from conveyor_engine.wire.request import EmbeddingFacts, ModelFacts
 from conveyor_engine.wire.step import RowSampling, StepPlan, StepResult
@@ -36,17 +36,17 @@ class IdleExecutor:
         self.facts = facts
         self._tokens: dict[int, int] = {}
 
-    def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
+    def begin(self, plan: StepPlan) -> Sample:
         time.sleep(STEP_SECONDS)
         if self.facts.embedding is not None:
             vector = bytes(4 * self.facts.embedding.size)
-            return lambda: StepResult(plan.number, [], vectors=[vector for _ in plan.rows])
+            return lambda _: lambda: StepResult(plan.number, [], vectors=[vector for _ in plan.rows])
         for admitted in plan.admitted:
             assert isinstance(admitted.output, RowSampling)
             params = admitted.output.params
             self._tokens[admitted.row] = ord("A" if params.temperature == 0 or params.top_k == 1 else "B")
         sampled = [self._tokens[row] for row, logits in zip(plan.rows, plan.num_logits, strict=True) if logits]
-        return lambda: StepResult(plan.number, [[token] for token in sampled])
+        return lambda _: lambda: StepResult(plan.number, [[token] for token in sampled])
 
     def free_memory(self) -> None:
         pass

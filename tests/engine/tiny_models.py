@@ -102,11 +102,16 @@ def save_tiny_model(kind: str, directory: Path, **changes: Any) -> PreTrainedMod
     return model
 
 
-def greedy(model: PreTrainedModel, prompt: list[int], max_tokens: int) -> list[int]:
+def greedy(model: PreTrainedModel, prompt: list[int], max_tokens: int, **options: Any) -> list[int]:
     """What transformers' own `generate` continues the prompt with: batch 1, eager attention."""
     input_ids = torch.tensor([prompt])
     out = model.generate(
-        input_ids, attention_mask=torch.ones_like(input_ids), max_new_tokens=max_tokens, do_sample=False, pad_token_id=0
+        input_ids,
+        attention_mask=torch.ones_like(input_ids),
+        max_new_tokens=max_tokens,
+        do_sample=False,
+        pad_token_id=0,
+        **options,
     )
     tokens: list[int] = out[0, len(prompt) :].tolist()
     return tokens

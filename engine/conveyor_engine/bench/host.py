@@ -21,6 +21,7 @@ from conveyor_engine.bench.idle import TOKEN, IdleExecutor
 from conveyor_engine.bench.served import measure_served
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.loop.core import EngineCore
+from conveyor_engine.loop.executor import compute
 from conveyor_engine.wire.messages import Step, encode_frame
 from conveyor_engine.wire.request import EngineRequest, SamplingParams
 
@@ -64,7 +65,7 @@ def _time_step(core: EngineCore, connection: socket.socket, rows: int) -> tuple[
     plan = core.scheduler.schedule(marks[0])
     marks.append(time.perf_counter())
     assert plan is not None
-    result = core.executor.begin(plan)()
+    result = compute(core.executor, plan)
     marks.append(time.perf_counter())
     core.scheduler.update(result)
     outputs = core.scheduler.take_outputs()

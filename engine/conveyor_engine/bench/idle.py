@@ -6,7 +6,6 @@ gives every row the same token instead of computing one. `python -m conveyor_eng
 
 import os
 import sys
-from collections.abc import Callable
 
 import torch
 
@@ -14,6 +13,7 @@ from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.execution.batch import build_batch
 from conveyor_engine.execution.rows import Rows
 from conveyor_engine.loop.core import EngineCore
+from conveyor_engine.loop.executor import Sample
 from conveyor_engine.loop.process import Channel, main
 from conveyor_engine.wire.request import ModelFacts
 from conveyor_engine.wire.step import StepPlan, StepResult
@@ -44,13 +44,13 @@ class IdleExecutor:
         )
         self._rows = Rows(config.max_num_seqs, config.max_model_len, config.block_size, torch.device("cpu"))
 
-    def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
+    def begin(self, plan: StepPlan) -> Sample:
         with torch.inference_mode():
             self._rows.apply(plan)
             samples = build_batch(plan, self._rows, self.facts.block_size).samples
             token_ids = torch.full_like(samples.device_rows, TOKEN)
             self._rows.append(samples.device_rows, samples.device_positions, token_ids)
-        return lambda: StepResult(plan.number, token_ids[:, None].tolist())
+        return lambda _: lambda: StepResult(plan.number, token_ids[:, None].tolist())
 
     def free_memory(self) -> None:
         pass

@@ -110,10 +110,10 @@ class EmbeddingRunner:
             raise too_large(num_tokens, lower)
         return step_bytes
 
-    def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
-        """Begins a step: computes the whole prompt of each row, which the plan brings.
+    def begin(self, plan: StepPlan) -> Callable[[object], Callable[[], StepResult]]:
+        """Begins a step: computes the whole prompt of each row, which the plan brings. No row samples.
 
-        On a GPU it launches the work; the returned function waits for the vectors.
+        On a GPU it launches the work; what the returned function returns waits for the vectors.
         """
         brought = {row.row: row for row in plan.admitted}
         prompts = [brought[row] for row in plan.rows]
@@ -124,7 +124,7 @@ class EmbeddingRunner:
             pairs = zip(copy.wait()[0].numpy(), prompts, strict=True)
             return StepResult(plan.number, [], vectors=[self._finish(*pair) for pair in pairs])
 
-        return read
+        return lambda _: read
 
     def _finish(self, vector: npt.NDArray[np.float32], prompt: AdmittedRow) -> bytes:
         assert isinstance(prompt.output, PoolingParams)

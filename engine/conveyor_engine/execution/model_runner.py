@@ -6,7 +6,8 @@ KV caches and the rows; knows nothing of requests, queues or policies. A step of
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
@@ -40,7 +41,7 @@ from conveyor_engine.execution.sampling.processor import Samples
 from conveyor_engine.execution.sampling.sampler import Sampled, Sampler, peak_bytes
 from conveyor_engine.execution.transfer import HostCopy
 from conveyor_engine.wire.request import ModelFacts
-from conveyor_engine.wire.step import RowSampling, StepPlan, StepResult
+from conveyor_engine.wire.step import RowMask, RowSampling, StepPlan, StepResult
 
 Load = Callable[[str, PretrainedConfig, torch.dtype, torch.device], PreTrainedModel]
 
@@ -138,11 +139,10 @@ class ModelRunner:
         free_cached_memory(self.device)  # of the runs before each capture
         return graphs
 
-    def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
-        """Begins a step: applies the plan's changes, computes, samples, and writes the tokens into the rows.
+    def begin(self, plan: StepPlan) -> Callable[[Sequence[RowMask]], Callable[[], StepResult]]:
+        """Begins a step: applies the plan's changes and computes the logits. The returned function samples: `_sample`.
 
-        On a GPU it launches all of that, and waits only if a row has top_k or top_p (`sampling.cuts`). So the next
-        step, whose inputs are these tokens, can begin before they reach the host. The returned function waits for them.
+        On a GPU it launches all of that and waits for nothing.
         """
         with torch.inference_mode():
             self._rows.apply(plan)
@@ -150,9 +150,20 @@ class ModelRunner:
                 assert isinstance(admitted.output, RowSampling)
                 self._sampler.admit(admitted.row, admitted.output)
             logits, samples = self._replay(plan) or self._launch(plan)
-            sampled = self._sampler.sample(logits, samples)
+        return partial(self._sample, plan.number, logits, samples)
+
+    def _sample(
+        self, number: int, logits: torch.Tensor, samples: Samples, masks: Sequence[RowMask]
+    ) -> Callable[[], StepResult]:
+        """Chooses the tokens and writes them into the rows.
+
+        On a GPU it launches that, and waits only if a row has top_k or top_p (`sampling.cuts`). So the next step, whose
+        inputs are these tokens, can begin before they reach the host. The returned function waits for them.
+        """
+        with torch.inference_mode():
+            sampled = self._sampler.sample(logits, samples, masks)
             self._rows.append(samples.device_rows, samples.device_positions, sampled.token_ids)
-            return _start_copy(plan.number, sampled)
+            return _start_copy(number, sampled)
 
     def _replay(self, plan: StepPlan) -> tuple[torch.Tensor, Samples] | None:
         return self.graphs.run(plan) if self.graphs is not None and is_decode_only(plan) else None

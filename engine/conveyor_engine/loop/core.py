@@ -12,7 +12,7 @@ from random import Random
 
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import ModelError
-from conveyor_engine.loop.executor import Executor
+from conveyor_engine.loop.executor import Executor, compute
 from conveyor_engine.loop.overlap import Overlap
 from conveyor_engine.loop.step_runner import run_step
 from conveyor_engine.scheduling.scheduler import Scheduler
@@ -122,7 +122,7 @@ class EngineCore:
             started = time.monotonic()
             plan = scheduler.schedule(0.0)
             assert plan is not None
-            result = self.executor.begin(plan)() if self._overlap is None else self._overlap.run(plan)
+            result = compute(self.executor, plan) if self._overlap is None else self._overlap.run(plan)
             self.longest_warmup_step_seconds = max(self.longest_warmup_step_seconds, time.monotonic() - started)
             if _is_nowhere_finite(result):
                 raise ModelError(_not_finite(facts))

@@ -5,11 +5,17 @@ to embed, `execution.embedding_runner`. An executor knows rows and numbers (`wir
 rows' state between steps. Torch-free.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from conveyor_engine.wire.request import ModelFacts
-from conveyor_engine.wire.step import StepPlan, StepResult
+from conveyor_engine.wire.step import RowMask, StepPlan, StepResult
+
+Read = Callable[[], StepResult]
+"""Waits for the result of a step. Called once."""
+
+Sample = Callable[[Sequence[RowMask]], Read]
+"""Chooses the tokens of a step that is begun, among those that the masks allow. Called once, before the next begins."""
 
 
 class Executor(Protocol):
@@ -25,14 +31,21 @@ class Executor(Protocol):
         """A lone request of so many tokens runs what no other step does, for warm-up; 0: none."""
         ...
 
-    def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
-        """Gives the step to the device. What is returned, called once, waits for the result.
+    def begin(self, plan: StepPlan) -> Sample:
+        """Gives the step's forward to the device, which computes it while the caller makes the masks.
 
-        The next step may be begun before that: it finds what this one samples in its rows. Both raise whatever the
-        model, its kernels or the device raise; then the plan's rows may hold anything.
+        The next step may be begun before this one's result is read: it finds the sampled tokens in its rows. All three
+        calls raise whatever the model, its kernels or the device raise; then the plan's rows may hold anything.
         """
         ...
 
     def free_memory(self) -> None:
         """After a step that raised: gives back what is cached. Raises if the device is broken."""
         ...
+
+
+def compute(executor: Executor, plan: StepPlan) -> StepResult:
+    """An unconstrained step, from its plan to its result."""
+    sample = executor.begin(plan)
+    read = sample(())
+    return read()

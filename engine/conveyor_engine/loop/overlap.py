@@ -6,15 +6,18 @@ come to the host. A CPU computes in that thread, and so beside what is planned h
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor as Pool
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from typing import Any, TypeVar
 
-from conveyor_engine.loop.executor import Executor
+from conveyor_engine.loop.executor import Executor, Read, Sample
 from conveyor_engine.loop.step_runner import conclude, recover
 from conveyor_engine.scheduling.scheduler import Scheduler
-from conveyor_engine.wire.step import StepPlan, StepResult
+from conveyor_engine.wire.step import RowMask, StepPlan, StepResult
+
+T = TypeVar("T")
 
 NUM_AHEAD = 1  # steps begun beside the one whose result is awaited: one is enough to keep a device busy
 
@@ -30,33 +33,61 @@ class Overlap:
         self._executor = executor
         self._pool = pool or ThreadPoolExecutor(max_workers=1, thread_name_prefix="executor")
         self._num_ahead = num_ahead
-        self._begun: deque[tuple[StepPlan, Future[Callable[[], StepResult]]]] = deque()
+        self._begun: deque[tuple[StepPlan, Future[Any]]] = deque()  # a Read, but a Sample before masks are there
         self._failed = False  # set by the executor's thread, cleared when nothing is begun
 
     def run(self, plan: StepPlan) -> StepResult:
         """A step by itself, for warm-up: a GPU's libraries keep handles and memory for each thread that calls them."""
-        return _wait(self._pool.submit(self._executor.begin, plan))
+        return _wait(self._pool.submit(self._begin_and_sample, plan))
 
     def step(self, scheduler: Scheduler, plan: StepPlan | None) -> None:
         """Begins the plan, if there is one, and tells the scheduler of the oldest step once enough are begun.
 
+        A constrained plan samples after all steps before it are over, while the device computes its forward.
         Raises what a step of one token raises, if it comes to that: then the device is broken.
         """
-        if plan is not None:
-            self._begun.append((plan, self._pool.submit(self._begin, plan)))
-        if self._begun and (plan is None or len(self._begun) > self._num_ahead):
+        if plan is None:
             self._end_oldest(scheduler)
+            return
+        is_constrained = scheduler.is_constrained(plan)
+        self._begun.append((plan, self._pool.submit(self._begin if is_constrained else self._begin_and_sample, plan)))
+        if is_constrained:
+            self._end_all_but(1, scheduler)
+            self._sample_newest(scheduler)
+        self._end_all_but(self._num_ahead, scheduler)
 
-    def _begin(self, plan: StepPlan) -> Callable[[], StepResult]:
+    def _begin(self, plan: StepPlan) -> Sample:
+        return self._unless_failed(lambda: self._executor.begin(plan))
+
+    def _begin_and_sample(self, plan: StepPlan) -> Read:
+        return self._unless_failed(lambda: self._executor.begin(plan)(()))
+
+    def _sample(self, begun: Future[Sample], masks: Sequence[RowMask]) -> Read:
+        sample = begun.result()
+        return self._unless_failed(lambda: sample(masks))
+
+    def _unless_failed(self, call: Callable[[], T]) -> T:
         if self._failed:
             raise _StepBeforeFailed
         try:
-            return self._executor.begin(plan)
+            return call()
         except BaseException:
             self._failed = True
             raise
 
+    def _sample_newest(self, scheduler: Scheduler) -> None:
+        """Nothing to do if it has been withdrawn because a step before it failed."""
+        if self._begun:
+            plan, begun = self._begun.pop()
+            self._begun.append((plan, self._pool.submit(self._sample, begun, scheduler.build_masks(plan))))
+
+    def _end_all_but(self, number: int, scheduler: Scheduler) -> None:
+        while len(self._begun) > number:
+            self._end_oldest(scheduler)
+
     def _end_oldest(self, scheduler: Scheduler) -> None:
+        if not self._begun:
+            return
         plan, future = self._begun.popleft()
         if conclude(scheduler, plan, partial(_wait, future)):
             return
@@ -73,6 +104,6 @@ class Overlap:
         self._failed = False
 
 
-def _wait(begun: Future[Callable[[], StepResult]]) -> StepResult:
+def _wait(begun: Future[Read]) -> StepResult:
     """Until it is begun, then for its result."""
     return begun.result()()

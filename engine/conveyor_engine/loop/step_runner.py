@@ -7,7 +7,7 @@ that fail.
 import logging
 from collections.abc import Callable
 
-from conveyor_engine.loop.executor import Executor
+from conveyor_engine.loop.executor import Executor, compute
 from conveyor_engine.scheduling.scheduler import Scheduler
 from conveyor_engine.wire.step import StepPlan, StepResult
 
@@ -17,8 +17,14 @@ _log = logging.getLogger(__name__)
 
 def run_step(scheduler: Scheduler, executor: Executor, plan: StepPlan) -> None:
     """Computes the plan and tells the scheduler. Raises what `recover` raises."""
-    if not conclude(scheduler, plan, lambda: executor.begin(plan)()):
+    if not conclude(scheduler, plan, lambda: _compute(scheduler, executor, plan)):
         recover(scheduler, executor, plan)
+
+
+def _compute(scheduler: Scheduler, executor: Executor, plan: StepPlan) -> StepResult:
+    sample = executor.begin(plan)
+    read = sample(scheduler.build_masks(plan))
+    return read()
 
 
 def recover(scheduler: Scheduler, executor: Executor, plan: StepPlan) -> None:
@@ -32,7 +38,7 @@ def recover(scheduler: Scheduler, executor: Executor, plan: StepPlan) -> None:
     failed = [half for half in scheduler.halve(plan) if not _run_or_fail(scheduler, executor, half)]
     if failed:
         with scheduler.dummy_plan() as dummy:
-            executor.begin(dummy)()
+            compute(executor, dummy)
 
 
 def conclude(scheduler: Scheduler, plan: StepPlan, result: Callable[[], StepResult]) -> bool:
@@ -51,7 +57,7 @@ def conclude(scheduler: Scheduler, plan: StepPlan, result: Callable[[], StepResu
 
 
 def _run_or_fail(scheduler: Scheduler, executor: Executor, plan: StepPlan) -> bool:
-    if conclude(scheduler, plan, lambda: executor.begin(plan)()):
+    if conclude(scheduler, plan, lambda: _compute(scheduler, executor, plan)):
         return True
     scheduler.fail(plan, FAILED)
     executor.free_memory()

@@ -7,6 +7,7 @@ import random
 from array import array
 from hashlib import blake2b
 
+from conveyor_engine.scheduling.constraint import Constraint
 from conveyor_engine.text.detokenizer import Detokenizer
 from conveyor_engine.wire.request import (
     EngineRequest,
@@ -48,6 +49,7 @@ class RequestState:
         "block_hashes",
         "block_table",
         "cache_root",
+        "constraint",
         "expected_total_tokens",
         "finished",
         "held_output",
@@ -106,6 +108,7 @@ class RequestState:
         self.cache_root = _cache_root(request.cache_salt)  # before the first block's hash
         self.num_registered_blocks = 0
         self.was_admitted = False
+        self.constraint: Constraint | None = None
         self.stop_strings: Detokenizer | None = None  # where only the engine can find them in time
         self.finished: FinishReason | None = None
         self.held_output: RequestOutput | None = None  # what has been kept back so far
@@ -192,6 +195,8 @@ class RequestState:
         """Takes the tokens up to the one that ends the request; those taken, and why it ended."""
         for index, token_id in enumerate(token_ids):
             self.token_ids.append(token_id)
+            if self.constraint is not None:
+                self.constraint.accept(token_id)
             reason = self._finish_reason_after(token_id)
             if reason is not None:
                 return token_ids[: index + 1], reason

@@ -69,6 +69,10 @@ class RunningBatch:
         self._steps[step.number] = step
         return step.plan()
 
+    def step(self, number: int) -> Step:
+        """The planned step with this number."""
+        return self._steps[number]
+
     def end_step(self, number: int) -> Step:
         """The step with this number is over, whatever came of it."""
         return self._steps.pop(number)

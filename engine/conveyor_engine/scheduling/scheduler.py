@@ -6,7 +6,7 @@ scheduler) but in a batch that keeps together. `core` calls `schedule`, has the 
 Whoever runs a plan sees its numbers only (`wire.step`), never a request.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from conveyor_engine.config.engine_config import EngineConfig
@@ -14,6 +14,7 @@ from conveyor_engine.errors import InvalidRequest, Overloaded
 from conveyor_engine.scheduling.answers import Answers
 from conveyor_engine.scheduling.block_manager import BlockManager
 from conveyor_engine.scheduling.carried import Carried
+from conveyor_engine.scheduling.constraint import Constraint
 from conveyor_engine.scheduling.counters import Counters
 from conveyor_engine.scheduling.policy import NOBODY, Candidates, build_policy
 from conveyor_engine.scheduling.request_state import RequestState
@@ -31,7 +32,7 @@ from conveyor_engine.wire.request import (
     ModelFacts,
     RequestOutput,
 )
-from conveyor_engine.wire.step import StepPlan, StepResult
+from conveyor_engine.wire.step import RowMask, StepPlan, StepResult
 
 
 class Scheduler:
@@ -42,10 +43,20 @@ class Scheduler:
     the others' turns; every request that was added gets exactly one output with a finish reason.
     """
 
-    def __init__(self, config: EngineConfig, facts: ModelFacts, tokenizer: Tokenizer | None = None) -> None:
-        """The tokenizer finds stop strings in the answers of batches that keep together."""
+    def __init__(
+        self,
+        config: EngineConfig,
+        facts: ModelFacts,
+        tokenizer: Tokenizer | None = None,
+        constrain: Callable[[EngineRequest], Constraint | None] | None = None,
+    ) -> None:
+        """The tokenizer finds stop strings in the answers of batches that keep together.
+
+        `constrain` gives what limits a request's tokens, if anything does; without it nothing ever does.
+        """
         self._facts = facts
         self._tokenizer = tokenizer
+        self._constrain = constrain
         self._task = build_task(facts)
         self._policy = build_policy(config)
         self._max_num_queued = config.max_num_queued_requests
@@ -89,6 +100,8 @@ class Scheduler:
         if len(self.waiting) >= self._max_num_queued + len(self._tables.free_rows):
             raise Overloaded(f"{len(self.waiting)} requests are waiting already; try again later")
         state = RequestState(request, self._facts.eos_token_ids)
+        if self._constrain is not None:
+            state.constraint = self._constrain(request)
         expected = state.num_prompt_tokens + max(1, round(self._answers.expected_output_tokens))
         state.expected_total_tokens = min(state.max_total_tokens, expected)
         if self._policy.keeps_together and self._tokenizer is not None and state.params.stop:
@@ -212,6 +225,23 @@ class Scheduler:
             longest = max(request.num_prompt_tokens for request in batch)
             for request in batch:
                 request.num_padding_tokens = longest - request.num_prompt_tokens
+
+    def is_constrained(self, plan: StepPlan) -> bool:
+        """Whether the step has to wait for `build_masks` before it samples."""
+        if self._constrain is None:
+            return False
+        step = self._batch.step(plan.number)
+        return any(work.num_logits and work.request.constraint is not None for work in step.work)
+
+    def build_masks(self, plan: StepPlan) -> list[RowMask]:
+        """For each constrained row of the step, the tokens that it may sample. All steps before it are over."""
+        if self._constrain is None:
+            return []
+        return [
+            RowMask(request.row, request.constraint.build_mask())
+            for request in self._batch.step(plan.number).sampling_requests()
+            if request.constraint is not None
+        ]
 
     def update(self, result: StepResult) -> None:
         """Takes the result of the oldest step in. What it has for requests that left meanwhile is discarded."""

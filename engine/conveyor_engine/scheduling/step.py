@@ -66,6 +66,10 @@ class Step:
             request.num_awaited_tokens += num_logits
         return plan
 
+    def sampling_requests(self) -> Iterator[RequestState]:
+        """Those that get a token of this step, if it has one for them."""
+        return (work.request for work in self.work if work.num_logits and work.is_wanted and not work.request.finished)
+
     def undo(self) -> list[Work]:
         """It will not be computed as it was planned: what was scheduled for the requests that still want it."""
         wanted = [work for work in self.work if work.is_wanted]

@@ -50,6 +50,13 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     num_decodes: int  # of the rows: these compute one token each
 
 
+class RowMask(msgspec.Struct, frozen=True, array_like=True):
+    """Which tokens a row may sample in a step. It depends on tokens before it, so it comes after the plan."""
+
+    row: int
+    allowed: bytes  # a bit for each token of the vocabulary, the lowest bit of the first byte first
+
+
 class StepResult(msgspec.Struct, frozen=True, array_like=True):
     """What came of a step: an entry for each row with logits, in the plan's order.
 

@@ -7,7 +7,7 @@ import pytest
 from tests.engine.references import Reference, add, run
 
 from conveyor_engine.loop.core import EngineCore
-from conveyor_engine.loop.executor import Executor
+from conveyor_engine.loop.executor import Executor, Sample, compute
 from conveyor_engine.wire.request import ModelFacts
 from conveyor_engine.wire.step import StepPlan, StepResult
 
@@ -23,10 +23,10 @@ class Recorder:
         self.extra_warmup_tokens = executor.extra_warmup_tokens
         self._steps: list[tuple[StepPlan, StepResult]] = []
 
-    def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
-        result = self._executor.begin(plan)()
+    def begin(self, plan: StepPlan) -> Sample:
+        result = compute(self._executor, plan)
         self._steps.append((plan, result))
-        return lambda: result
+        return lambda _: lambda: result
 
     def free_memory(self) -> None:
         self._executor.free_memory()
@@ -44,10 +44,10 @@ class Replay:
         self.facts = facts
         self._steps = iter(msgspec.msgpack.decode(trace, type=list[tuple[StepPlan, StepResult]]))
 
-    def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
+    def begin(self, plan: StepPlan) -> Sample:
         recorded, result = next(self._steps)
         assert plan == recorded
-        return lambda: result
+        return lambda _: lambda: result
 
     def free_memory(self) -> None:
         raise AssertionError("no step of a trace raises")

@@ -2,7 +2,7 @@
 
 import gc
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, ClassVar
 from weakref import WeakSet
@@ -16,11 +16,11 @@ from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.execution import build
 from conveyor_engine.loop import process, step_runner
 from conveyor_engine.loop.core import EngineCore
-from conveyor_engine.loop.executor import Executor
+from conveyor_engine.loop.executor import Executor, Read, Sample
 from conveyor_engine.loop.process import Disconnected, EngineLoop
 from conveyor_engine.wire.messages import Add, Step
 from conveyor_engine.wire.request import FinishReason
-from conveyor_engine.wire.step import StepPlan, StepResult
+from conveyor_engine.wire.step import RowMask, StepPlan, StepResult
 
 GetReference = Callable[[str], Reference]
 
@@ -52,7 +52,7 @@ class Waits:
         self.free_memory = executor.free_memory
         self.may_end = threading.Event()
 
-    def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
+    def begin(self, plan: StepPlan) -> Sample:
         assert self.may_end.wait(60)
         return self._executor.begin(plan)
 
@@ -90,15 +90,20 @@ class ReadLate:
         self.free_memory = executor.free_memory
         self._begun = [threading.Event() for _ in range(num_steps)]
 
-    def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
-        read = self._executor.begin(plan)
+    def begin(self, plan: StepPlan) -> Sample:
+        sample = self._executor.begin(plan)
         self._begun[plan.number].set()
 
-        def read_late() -> StepResult:
-            assert all(event.wait(60) for event in self._begun[: plan.number + 2])
-            return read()
+        def sample_now(masks: Sequence[RowMask]) -> Read:
+            read = sample(masks)
 
-        return read_late
+            def read_late() -> StepResult:
+                assert all(event.wait(60) for event in self._begun[: plan.number + 2])
+                return read()
+
+            return read_late
+
+        return sample_now
 
 
 def test_a_steps_inputs_are_built_before_the_tokens_of_the_step_before_are_read(reference: GetReference) -> None:
@@ -148,10 +153,10 @@ def test_steps_run_ahead_where_the_device_works_beside_the_host(
         facts, extra_warmup_tokens = make_facts(device=device), 0
         num_open = most = 0
 
-        def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
+        def begin(self, plan: StepPlan) -> Sample:
             self.num_open += 1
             self.most = max(self.most, self.num_open)
-            return lambda: self._read(plan)
+            return lambda _: lambda: self._read(plan)
 
         def _read(self, plan: StepPlan) -> StepResult:
             self.num_open -= 1
@@ -172,7 +177,7 @@ def test_the_thread_that_begins_steps_is_the_one_that_is_warmed_up() -> None:
         facts, extra_warmup_tokens = make_facts(), 0
         threads: ClassVar[set[threading.Thread]] = set()
 
-        def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
+        def begin(self, plan: StepPlan) -> Sample:
             self.threads.add(threading.current_thread())
             return super().begin(plan)
 
@@ -231,7 +236,7 @@ def test_a_step_that_fails_while_the_next_is_begun_ends_as_many_as_in_turn(
 @pytest.mark.parametrize("late", [False, True])
 def test_a_device_that_breaks_while_the_next_step_is_begun_ends_the_engine(reference: GetReference, late: bool) -> None:
     class Breaks(Waits):
-        def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
+        def begin(self, plan: StepPlan) -> Sample:
             if plan.number > 1:
                 raise RuntimeError("CUDA error: an illegal memory access was encountered")
             return super().begin(plan)
@@ -260,7 +265,7 @@ def test_what_a_failed_step_held_is_free_when_its_requests_are_tried_again(
         held: ClassVar[WeakSet[Activations]] = WeakSet()
         num_failed = 0
 
-        def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
+        def begin(self, plan: StepPlan) -> Sample:
             assert not self.held
             if plan.number != 1:
                 return super().begin(plan)
@@ -273,7 +278,7 @@ def test_what_a_failed_step_held_is_free_when_its_requests_are_tried_again(
             def read() -> StepResult:
                 raise MemoryError(activations)
 
-            return read
+            return lambda _: read
 
     model = TooLarge(4)
     core = EngineCore(EngineConfig(model="none", warmup=False), model, overlap=overlap)

@@ -1,14 +1,13 @@
 """A step that raises: which requests go on, which end, and when the engine ends."""
 
-from collections.abc import Callable
-
 import pytest
 from tests.engine.builders import PretendedModel, make_request, make_scheduler, next_token
 
+from conveyor_engine.loop.executor import Sample
 from conveyor_engine.loop.step_runner import FAILED, run_step
 from conveyor_engine.scheduling.scheduler import Scheduler
 from conveyor_engine.wire.request import FinishReason, RequestOutput
-from conveyor_engine.wire.step import StepPlan, StepResult
+from conveyor_engine.wire.step import StepPlan
 
 
 def run_all(scheduler: Scheduler, model: PretendedModel) -> dict[str, RequestOutput]:
@@ -89,7 +88,7 @@ def test_a_finished_row_keeps_its_answer_when_a_later_step_of_its_batch_fails() 
 class Broken(PretendedModel):
     """A device that no step succeeds on any more."""
 
-    def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
+    def begin(self, plan: StepPlan) -> Sample:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
 

@@ -7,7 +7,6 @@ else shows up in somebody's answer.
 import struct
 import zlib
 from collections import Counter
-from collections.abc import Callable
 
 import pytest
 from hypothesis import strategies as st
@@ -18,6 +17,7 @@ from tests.engine.scheduling.turns import Turns
 
 from conveyor_engine.errors import Overloaded
 from conveyor_engine.loop import step_runner
+from conveyor_engine.loop.executor import Sample
 from conveyor_engine.loop.overlap import Overlap
 from conveyor_engine.wire.request import EmbeddingFacts, EngineRequest, FinishReason, PoolingParams, RequestOutput
 from conveyor_engine.wire.step import StepPlan, StepResult
@@ -42,7 +42,7 @@ class PretendedEncoder:
     def free_memory(self) -> None:
         pass
 
-    def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
+    def begin(self, plan: StepPlan) -> Sample:
         brought = {row.row: row for row in plan.admitted}
         assert brought.keys() == set(plan.rows)
         assert set(plan.num_computed_tokens) == {0}, "no prompt is cut"
@@ -56,7 +56,7 @@ class PretendedEncoder:
         vectors = [vector_of(brought[row].token_ids) for row in plan.rows]
         if self.breaks:
             self.breaks, vectors[0] = False, b""
-        return lambda: StepResult(plan.number, [], vectors=vectors)
+        return lambda _: lambda: StepResult(plan.number, [], vectors=vectors)
 
 
 class EmbeddingHistory(SchedulerHistory):

@@ -19,11 +19,12 @@ from tests.engine.builders import (
     AtOnce,
     FailsLate,
     PretendedModel,
+    SumModThree,
     Wired,
     make_request,
     make_scheduler,
     names_of,
-    next_token,
+    next_allowed,
 )
 from tests.engine.scheduling.histories import SchedulerHistory, run_histories
 from tests.engine.scheduling.turns import Turns
@@ -83,6 +84,7 @@ class History(SchedulerHistory):
             max_model_len=MAX_MODEL_LEN,
             max_num_queued_requests=MAX_QUEUED,
             batching_window_seconds=1.0 if self.mode in ("static", "dynamic") else None,
+            constrain=lambda request: SumModThree() if request.params.min_tokens else None,
         )
         self.scheduler._answers.expected_output_tokens = 2.0
         self.model = PretendedModel(BLOCK_SIZE)
@@ -100,19 +102,25 @@ class History(SchedulerHistory):
         max_tokens=st.sampled_from((1, 7, 18, 18)),
         num_choices=st.sampled_from((1, 1, 3)),
         together=st.booleans(),
+        constrained=st.booleans(),
     )
-    def add(self, prompts: list[list[int]], max_tokens: int, num_choices: int, together: bool) -> None:
+    def add(
+        self, prompts: list[list[int]], max_tokens: int, num_choices: int, together: bool, constrained: bool
+    ) -> None:
         self.num_parties += 1
         for prompt in prompts:
             hashes: list[bytes] = []
             for _ in range(num_choices):
-                self._add_one(prompt, max_tokens, hashes, f"p{self.num_parties}" if together else None)
+                self._add_one(prompt, max_tokens, hashes, f"p{self.num_parties}" if together else None, constrained)
 
-    def _add_one(self, prompt: list[int], max_tokens: int, hashes: list[bytes], party: str | None) -> None:
+    def _add_one(
+        self, prompt: list[int], max_tokens: int, hashes: list[bytes], party: str | None, constrained: bool
+    ) -> None:
         request = make_request(
             f"r{len(self.asked)}",
             prompt,
             max_tokens=max_tokens,
+            min_tokens=int(constrained),  # which tells them apart, and changes nothing: no token ends an answer here
             arrival_time=self.now,
             prompt_hashes=hashes,
             party=party,
@@ -206,9 +214,14 @@ class History(SchedulerHistory):
             self.happened[output.finish_reason] += 1
             self.happened["failed steps"] += output.message == step_runner.FAILED
         prefix = list(self.asked[name].prompt_token_ids)
+        constraint = SumModThree() if self.asked[name].params.min_tokens else None
         for token_id in self.told[name]:
-            assert token_id == next_token(prefix), "the answer is the model's own, whatever the batch was"
+            allowed = constraint and constraint.build_mask()
+            assert token_id == next_allowed(prefix, allowed), "the answer is the model's own, whatever the batch was"
             prefix.append(token_id)
+            if constraint is not None:
+                constraint.accept(token_id)
+                self.happened["constrained tokens"] += 1
         if output.finish_reason == FinishReason.LENGTH:
             assert len(self.told[name]) == self.asked[name].params.max_tokens
 
@@ -263,7 +276,7 @@ def test_no_history_loses_a_block_a_request_or_the_order(
     monkeypatch.setattr(step_runner._log, "disabled", True)  # thousands of failed steps
     happened: Counter[str] = Counter()
     machine = type("ModeHistory", (History,), {"mode": mode, "padding": padding, "happened": happened})
-    own = {"length", "abort", "error", "failed steps", "late errors", "turns taken from others"}
+    own = {"length", "abort", "error", "failed steps", "late errors", "turns taken from others", "constrained tokens"}
     own |= {"preemptions"} if mode != "none" else set()
     own |= {"held rows"} if mode == "static" else {"discarded results"}
     own |= {"withdrawn steps"} if mode in ("none", "continuous") else set()

@@ -15,12 +15,13 @@ from conveyor_engine.execution import kernels, native
 from conveyor_engine.execution.sampling.cuts import SORTED_AT_ONCE, Cuts, find_few
 from conveyor_engine.execution.sampling.draw import BELOW_ONE, BLOCK, Choices, Way, uniform_numbers
 from conveyor_engine.execution.sampling.logprobs import Logprobs, compute_logprobs
+from conveyor_engine.execution.sampling.masks import mask_rows
 from conveyor_engine.execution.sampling.min_tokens import MinTokens
 from conveyor_engine.execution.sampling.processor import Int64, LogitProcessor, Pipeline, Samples
 from conveyor_engine.execution.sampling.row_values import RowValues
 from conveyor_engine.execution.sampling.temperature import GREEDY_BELOW, Temperature
 from conveyor_engine.execution.transfer import to_device
-from conveyor_engine.wire.step import RowSampling
+from conveyor_engine.wire.step import RowMask, RowSampling
 
 _NO_LOGPROBS = -1
 
@@ -32,7 +33,7 @@ def logit_processors(max_num_seqs: int, device: torch.device) -> list[LogitProce
     """In the order in which they act. After them come top_k and top_p, which `Cuts` makes part of the draw."""
     return [
         MinTokens(max_num_seqs, device),
-        # Others that can make another token the best go here: bias, penalties, grammar masks.
+        # Others that can make another token the best go here: bias, penalties.
         Temperature(max_num_seqs, device),
         # Others that work on probabilities go here: min_p.
     ]
@@ -88,14 +89,16 @@ class Sampler:
         self._seeds[row] = sampling.seed
         self._num_top_logprobs[row] = _NO_LOGPROBS if params.logprobs is None else params.logprobs
 
-    def sample(self, logits: torch.Tensor, samples: Samples) -> Sampled:
+    def sample(self, logits: torch.Tensor, samples: Samples, masks: Sequence[RowMask] = ()) -> Sampled:
         """A token for each entry of logits (entries, vocabulary), of any float type; the logits are not changed.
 
-        Log probabilities are the model's own, before any processor.
+        A row with a mask gets a token that the mask allows. Log probabilities are the model's own, before any mask or
+        processor.
         """
         if not len(samples.rows):
             return Sampled(torch.zeros(0, dtype=torch.int64, device=logits.device), None)
-        processed = self._of_all.apply(logits, samples, in_place=False)
+        masked = mask_rows(logits, samples, masks) if masks else logits
+        processed = self._of_all.apply(masked, samples, in_place=masked is not logits)
         ways = self._way[samples.rows]
         if self._at_once is not None:
             temperatures, uniforms = self._drawn_at_once[samples.device_rows], self._uniforms(samples)

@@ -1,0 +1,49 @@
+"""Masks: only allowed tokens are chosen, by every way of choosing, and nobody else's logits change."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.engine.builders import make_state
+
+from conveyor_engine.execution.sampling.processor import Samples
+from conveyor_engine.execution.sampling.sampler import Sampler
+from conveyor_engine.wire.step import RowMask
+
+CPU = torch.device("cpu")
+ROWS, VOCABULARY = 64, 384
+ALLOWED = (3, 200, 383)
+
+
+def mask_of(row: int, *allowed: int) -> RowMask:
+    bits = sum(1 << token_id for token_id in allowed)
+    return RowMask(row, bits.to_bytes(VOCABULARY // 8 + 4, "little"))  # longer than the vocabulary, as some are
+
+
+@pytest.mark.parametrize(
+    "params", [{"temperature": 0}, {"temperature": 2.0}, {"top_k": 5}, {"top_p": 0.7}, {"min_tokens": 2}], ids=str
+)
+def test_a_masked_row_gets_an_allowed_token_and_the_others_are_left_alone(params: dict[str, Any]) -> None:
+    sampler = Sampler(ROWS, VOCABULARY, CPU)
+    for row in range(ROWS):
+        sampler.admit(row, make_state(seed=row, logprobs=1, **params).sampling)
+    logits = torch.randn(ROWS, VOCABULARY, generator=torch.Generator().manual_seed(0))
+    samples = Samples.of(np.arange(ROWS)[::-1].copy(), np.full(ROWS, 4), CPU)
+    before = logits.clone()
+    plain = sampler.sample(logits, samples)
+    masked = sampler.sample(logits, samples, [mask_of(row, *ALLOWED) for row in range(0, ROWS, 2)])
+    even = torch.from_numpy(samples.rows % 2 == 0)
+    assert set(masked.token_ids[even].tolist()) <= set(ALLOWED)
+    assert masked.token_ids[~even].equal(plain.token_ids[~even])
+    assert logits.equal(before)
+
+
+def test_log_probabilities_are_the_models_own() -> None:
+    sampler = Sampler(1, VOCABULARY, CPU)
+    sampler.admit(0, make_state(temperature=0, logprobs=0).sampling)
+    logits = torch.randn(1, VOCABULARY, generator=torch.Generator().manual_seed(0))
+    sampled = sampler.sample(logits, Samples.of(np.array([0]), np.array([4]), CPU), [mask_of(0, 7)])
+    assert sampled.logprobs is not None
+    assert sampled.token_ids.tolist() == [7]
+    assert sampled.logprobs.chosen_values.item() == pytest.approx(logits.log_softmax(-1)[0, 7].item())
