@@ -5,7 +5,7 @@ Work that is captured reads and writes tensors that stay where they are, and ask
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 
@@ -22,7 +22,10 @@ class CudaCapture:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def __call__(self, work: Work) -> Work:
-        """Runs the work once before: what loads or compiles at its first call cannot be captured."""
+        """Runs the work once before: what loads or compiles at its first call cannot be captured.
+
+        If it raises, the engine can go on without a graph.
+        """
         current, graph = torch.cuda.current_stream(self._device), torch.cuda.CUDAGraph()
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -32,10 +35,25 @@ class CudaCapture:
                 graph.capture_begin(self._pool, capture_error_mode="thread_local")  # another engine's thread may go on
                 try:
                     work()
-                finally:
                     graph.capture_end()
+                except BaseException:
+                    self._abandon(graph)
+                    raise
         current.wait_stream(self._stream)
         return graph.replay
+
+    def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Ends a capture that has failed.
+
+        Something that a stream must not do in a capture invalidates it. In torch 2.11 `capture_end` raises then before
+        it closes the graph's memory pool, and while a pool is open the allocator refuses to free memory
+        (`torch.cuda.empty_cache`). Newer ones close it themselves. To end a capture or a pool twice is an error without
+        consequences.
+        """
+        with suppress(RuntimeError):
+            graph.capture_end()
+        with suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
 
 
 @contextmanager
