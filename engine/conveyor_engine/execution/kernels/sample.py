@@ -50,13 +50,10 @@ def _choose(
         )
         ends = tl.cumsum(weights, axis=0)
         target = tl.load(uniforms + row) * tl.max(ends, axis=0) * below_one
-        part = tl.minimum(tl.sum((ends <= target).to(tl.int32), axis=0), num_slices - 1)
-        target -= tl.sum(tl.where(slices == part - 1, ends, 0.0), axis=0)
-        values = _load_slice(logits + row * row_stride, part, VOCAB_SIZE, SLICE)
-        inner = tl.cumsum(_weigh(values, largest, temperature), axis=0)
-        target = tl.minimum(target, tl.max(inner, axis=0) * below_one)  # rounding must not lead past the slice
-        index = part * SLICE + tl.sum((inner <= target).to(tl.int32), axis=0)
-        token = tl.minimum(index, VOCAB_SIZE - 1)
+        part = _find_passed(weights, ends, target)
+        target -= tl.sum(tl.where(slices == part, ends - weights, 0.0), axis=0)  # what lies before the slice
+        inner = _weigh(_load_slice(logits + row * row_stride, part, VOCAB_SIZE, SLICE), largest, temperature)
+        token = part * SLICE + _find_passed(inner, tl.cumsum(inner, axis=0), target)
     tl.store(row_best + row, largest)
     tl.store(tokens + row, token.to(tl.int64))
 
@@ -67,6 +64,14 @@ def _load_slice(row, part, VOCAB_SIZE: tl.constexpr, SLICE: tl.constexpr):
     columns = part * SLICE + tl.arange(0, SLICE)
     values = tl.load(row + columns, mask=columns < VOCAB_SIZE, other=float("-inf")).to(tl.float32)
     return tl.where(values == values, values, float("inf"))
+
+
+@triton.jit
+def _find_passed(weights, ends, target):
+    """As `sampling.draw._find_passed`: the ends of a parallel sum may fall, and rise where a weight is 0."""
+    ends = tl.where(weights > 0, ends, float("-inf"))
+    passed = (ends > target) | (ends == tl.max(ends, axis=0))
+    return tl.min(tl.where(passed, tl.arange(0, ends.shape[0]), ends.shape[0]), axis=0)
 
 
 @triton.jit

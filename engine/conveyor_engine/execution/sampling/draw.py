@@ -5,12 +5,14 @@ cumulative distribution. So it needs no generator state: a preempted request tha
 another batch, draws the same numbers.
 """
 
+import math
 from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.nn import functional
 
 BLOCK = 128  # tokens; large vocabularies are searched block by block, which vectorises where torch's own does not
 BELOW_ONE = 1 - 1e-6  # keeps rounding from choosing beyond the last token of the distribution
@@ -56,19 +58,30 @@ def _splitmix64(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 def _invert(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """Where in each row the cumulated weights (rows, n) pass `uniforms` (rows, 1) of their sum: int64 (rows,).
 
-    A row with NaN gives any index, which the caller replaces.
+    Never an index of weight 0. A row with NaN gives any index, which the caller replaces.
     """
     rows, count = weights.shape
+    if count < BLOCK:
+        ends = weights.cumsum(-1)
+        return _find_passed(weights, ends, uniforms * ends[:, -1:] * BELOW_ONE).squeeze(1)
     if count % BLOCK:
-        cumulative = weights.cumsum(-1)
-        target = uniforms * cumulative[:, -1:] * BELOW_ONE
-        return torch.searchsorted(cumulative, target, right=True).squeeze(1).clamp_max(count - 1)
+        weights = functional.pad(weights, (0, -count % BLOCK))
     blocks = weights.view(rows, -1, BLOCK)
-    ends = blocks.sum(-1).cumsum(-1)
+    sums = blocks.sum(-1)
+    ends = sums.cumsum(-1)
     target = uniforms * ends[:, -1:] * BELOW_ONE
-    block = torch.searchsorted(ends, target, right=True).clamp_max(ends.shape[1] - 1)
-    begin = ends.gather(1, (block - 1).clamp_min(0)).masked_fill(block == 0, 0.0)
-    inner = blocks[torch.arange(rows, device=weights.device), block.squeeze(1)].cumsum(-1)
-    target = torch.minimum(target - begin, inner[:, -1:] * BELOW_ONE)  # rounding must not lead past the block's end
-    index = block * BLOCK + torch.searchsorted(inner, target, right=True)
-    return index.squeeze(1).clamp_max(count - 1)
+    block = _find_passed(sums, ends, target)
+    inner = blocks[torch.arange(rows, device=weights.device), block.squeeze(1)]
+    target -= (ends - sums).gather(1, block)  # what lies before the block
+    return (block * BLOCK + _find_passed(inner, inner.cumsum(-1), target)).squeeze(1)
+
+
+def _find_passed(weights: torch.Tensor, ends: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """The first index of each row with a weight at which `ends` (rows, n) pass the target (rows, 1): int64 (rows, 1).
+
+    ends: the cumulated weights. A parallel sum rounds each of them on its own: they may fall, and rise where a weight
+    is 0, so a bisection could find a token that is not to be drawn. If none passes, the index of the largest.
+    """
+    ends = ends.masked_fill(weights <= 0, -math.inf)
+    passed = (ends > target) | (ends == ends.amax(-1, keepdim=True))
+    return passed.to(torch.int8).argmax(-1, keepdim=True)  # the first of equals

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from tests.engine.builders import make_state
 from tests.engine.execution.interpreter import DEVICE, HAVE_GPU, ON_DEVICE
+from triton.runtime.interpreter import ScanOps
 
 from conveyor_engine.execution import native
 from conveyor_engine.execution.kernels.sample import sample as sample_by_triton
@@ -98,6 +100,41 @@ def test_a_token_of_probability_zero_is_never_drawn(kernel: Kernel, uniform: flo
     assert tokens[0] in (1, 8998)
     assert tokens[1] == 5000
     assert tokens[2] in (4095, 4096)
+
+
+def sum_in_disorder(weights: npt.NDArray[np.float32], axis: int) -> npt.NDArray[np.float32]:
+    """The cumulated weights, each with an error of its own: as a GPU's parallel sum rounds, many times as large."""
+    ends: npt.NDArray[np.float32] = weights.cumsum(axis)
+    errors = np.random.default_rng(0).uniform(-0.02, 0.02, ends.shape)
+    return (ends * (1 + errors)).astype(np.float32)
+
+
+@pytest.mark.skipif(HAVE_GPU, reason="a GPU sums in its own way")
+@pytest.mark.parametrize("vocab_size", SIZES)
+@pytest.mark.parametrize("draw_from", [None, {}, {"top_k": 3}, {"top_k": 300}, {"top_p": 0.9}], ids=str)
+def test_a_token_of_probability_zero_is_never_drawn_even_if_the_cumulated_weights_fall(
+    monkeypatch: pytest.MonkeyPatch, vocab_size: int, draw_from: dict[str, Any] | None
+) -> None:
+    """By the kernel of Triton (None), and by torch with these parameters."""
+    rows = 64
+    logits = make_logits(rows, vocab_size)
+    logits[torch.rand(logits.shape, generator=torch.Generator().manual_seed(1)) < 0.7] = -math.inf
+    logits[:, 4] = 0.0
+    monkeypatch.setattr(
+        ScanOps, "cumsum", lambda self, x: [self.to_tensor(sum_in_disorder(x.handle.data, self.axis), x.dtype)]
+    )
+    monkeypatch.setattr(torch.Tensor, "cumsum", lambda x, axis: torch.from_numpy(sum_in_disorder(x.numpy(), axis)))
+    if draw_from is None:
+        tokens = TRITON.draw(logits, [1.0] * rows, [number / rows for number in range(rows)])
+    else:
+        monkeypatch.setattr(sampler, "_find_kernel", lambda _: None)
+        chosen = sampler.Sampler(rows, vocab_size, TRITON.device)
+        for row in range(rows):
+            chosen.admit(row, make_state(seed=row, **draw_from).sampling)
+        entries = Samples.of(np.arange(rows), np.arange(rows), TRITON.device)
+        tokens = chosen.sample(logits, entries).token_ids.tolist()
+    assert [row for row, token in enumerate(tokens) if logits[row, token] == -math.inf] == []
+    assert len(set(tokens)) > 1
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
