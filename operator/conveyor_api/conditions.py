@@ -124,7 +124,8 @@ REASON_MEANINGS: Final[dict[Reason, str]] = {
     Reason.CHECKSUM_MISMATCH: "A downloaded file is not what the hub says it is.",
     Reason.UNSUPPORTED_MODEL: "The engine does not run this architecture.",
     Reason.INVALID_CONFIG: "The engine refused its configuration.",
-    Reason.NO_DEVICE: "device is CUDA and the pod sees no GPU; ask for one in `resources.limits`, or set device: Auto.",
+    Reason.NO_DEVICE: "The pod sees no GPU (ask for one in `resources.limits`, or set device: Auto), or one that "
+    "CUDA cannot use (an old driver, compute capability below 8.0); the message says which.",
     Reason.KV_BUDGET_TOO_LARGE: "The key-value cache asked for does not fit into the device's memory.",
     Reason.KV_BUDGET_TOO_SMALL: "The key-value cache is too small for one request of maxModelLen.",
     Reason.OUT_OF_MEMORY: "The engine ran out of device memory.",

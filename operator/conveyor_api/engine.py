@@ -39,10 +39,11 @@ class Engine(ApiModel):
     ) = None
     """Engine image; default: the one that the operator was installed with. Runtime VLLM needs an image of vLLM here."""
     device: Device = "CUDA"
-    """CUDA: a GPU, or the service fails and says so. Auto: a GPU if there is one, else the CPU."""
+    """CUDA: a GPU, or the service fails and says so. Auto: a GPU if there is one, else the CPU. A GPU that cannot be
+    used is an error with both."""
     dtype: Dtype = "Auto"
-    """Number format of weights, activations and KV cache. Auto on a GPU: BFloat16, or Float16 for a model saved in it
-    and on GPUs without BFloat16. Auto on a CPU: BFloat16 if it computes in it, else Float32."""
+    """Number format of weights, activations and KV cache. Auto on a GPU: BFloat16, or Float16 for a model saved in
+    it. Auto on a CPU: BFloat16 if it computes in it, else Float32."""
     max_model_len: Annotated[int, Field(ge=2, le=16_777_216)] | None = None
     """Longest request, prompt and output together, in tokens; default: the model's own limit."""
     max_queued_requests: Annotated[int, Field(ge=1, le=100_000)] = DEFAULT_QUEUED_REQUESTS

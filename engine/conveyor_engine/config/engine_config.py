@@ -48,11 +48,11 @@ class EngineConfig:
         "(BertModel, BertForMaskedLM), else generate",
         literal(TaskName),
     )
-    device: Device = setting("cuda", "where to run; auto = cuda if there is one, else cpu", literal(Device))
+    device: Device = setting("cuda", "where to run; auto = cuda if there is a GPU, else cpu", literal(Device))
     dtype: Dtype = setting(
         "auto",
-        "type of weights, activations and KV cache; auto = on CUDA bfloat16, or float16 for a model saved in it and "
-        "where there is no bfloat16; on a CPU bfloat16 if it computes in it, else float32; float16 is not for CPUs",
+        "type of weights, activations and KV cache; auto = on CUDA bfloat16, or float16 for a model saved in it; "
+        "on a CPU bfloat16 if it computes in it, else float32; float16 is not for CPUs",
         literal(Dtype),
     )
     max_model_len: int | None = setting(

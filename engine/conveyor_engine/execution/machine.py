@@ -11,6 +11,7 @@ from transformers import PretrainedConfig
 
 from conveyor_engine.config.engine_config import Device, Dtype
 from conveyor_engine.errors import ConfigError
+from conveyor_engine.execution import cuda_device
 from conveyor_process.failure_reasons import FailureReason
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -28,16 +29,26 @@ _CGROUP_MEMORY = (
 
 
 def choose_device(device: Device) -> torch.device:
-    """The device to run on. Raises ConfigError (NoDevice) if a GPU is asked for and there is none."""
+    """The device to run on.
+
+    Raises ConfigError (NoDevice) if there is a GPU that cannot be used, and for `cuda` if there is none.
+    """
     if device == "cpu":
         return torch.device("cpu")
-    if torch.cuda.is_available():
+    problem = cuda_device.start()
+    if problem is None:
         return torch.device("cuda")
+    if cuda_device.is_present():
+        raise ConfigError(
+            f"there is a GPU, but CUDA cannot start: {problem}. Check the node's driver and its container "
+            "toolkit; to run on the CPU, ask for no GPU (resources.limits) and set `device: auto`",
+            reason=FailureReason.NO_DEVICE,
+        )
     if device == "auto":
         return torch.device("cpu")
     raise ConfigError(
         "`device: cuda` is set, but no CUDA device is visible here; ask for a GPU (resources.limits: "
-        "nvidia.com/gpu: 1), or set `device: auto` to run on the CPU",
+        f"nvidia.com/gpu: 1), or set `device: auto` to run on the CPU. The error of CUDA: {problem}",
         reason=FailureReason.NO_DEVICE,
     )
 
@@ -45,8 +56,8 @@ def choose_device(device: Device) -> torch.device:
 def choose_dtype(dtype: Dtype, device: torch.device, model_config: PretrainedConfig) -> torch.dtype:
     """The type of weights, activations and KV cache.
 
-    auto on CUDA: the model's own type, half precision in place of float32; on a CPU: bfloat16 where the CPU
-    computes in it, else float32.
+    auto on CUDA: float16 for a model saved in it, else bfloat16; on a CPU: bfloat16 where the CPU computes in it, else
+    float32.
     """
     if dtype == "float16" and device.type == "cpu":
         raise ConfigError(
@@ -57,9 +68,7 @@ def choose_dtype(dtype: Dtype, device: torch.device, model_config: PretrainedCon
         return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[dtype]
     if device.type == "cpu":
         return torch.bfloat16 if cpu_has_bfloat16() else torch.float32
-    if getattr(model_config, "dtype", None) == torch.float16 or not torch.cuda.is_bf16_supported():
-        return torch.float16
-    return torch.bfloat16
+    return torch.float16 if getattr(model_config, "dtype", None) == torch.float16 else torch.bfloat16
 
 
 def cpu_has_bfloat16() -> bool:

@@ -8,7 +8,7 @@ from transformers import PretrainedConfig
 
 from conveyor_engine.errors import ConfigError
 from conveyor_engine.execution import machine
-from conveyor_engine.execution.machine import choose_device, choose_dtype
+from conveyor_engine.execution.machine import choose_dtype
 
 CPU = torch.device("cpu")
 GIB = 2**30
@@ -19,18 +19,6 @@ def cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cgroup folder in place of the machine's own."""
     monkeypatch.setattr(machine, "_CGROUP", tmp_path)
     return tmp_path
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_a_gpu_that_is_asked_for_and_not_there_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="no CUDA device is visible") as caught:
-        choose_device("cuda")
-    assert caught.value.reason == "NoDevice"
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_auto_falls_back_to_the_cpu() -> None:
-    assert choose_device("auto") == CPU
 
 
 def test_float16_is_refused_on_a_cpu() -> None:
@@ -53,6 +41,16 @@ def test_auto_is_bfloat16_only_where_the_cpu_has_it(
     (tmp_path / "cpuinfo").write_text(flags + "\n")
     monkeypatch.setattr(machine, "_CPUINFO", tmp_path / "cpuinfo")
     assert choose_dtype("auto", CPU, PretrainedConfig()) == dtype
+
+
+@pytest.mark.parametrize(
+    ("saved", "dtype"),
+    [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.bfloat16), (torch.float16, torch.float16)],
+)
+def test_auto_on_a_gpu_is_bfloat16_unless_the_model_was_saved_in_float16(
+    saved: torch.dtype, dtype: torch.dtype
+) -> None:
+    assert choose_dtype("auto", torch.device("cuda"), PretrainedConfig(dtype=saved)) == dtype
 
 
 def test_a_dtype_that_is_asked_for_is_taken() -> None:
