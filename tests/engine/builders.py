@@ -21,7 +21,7 @@ VOCAB_SIZE = 1000
 EOS = 2
 
 
-def make_request(request_id: str = "a", prompt: int | list[int] = 4, **params: Any) -> EngineRequest:
+def make_request(request_id: str = "a", prompt: int | Sequence[int] = 4, **params: Any) -> EngineRequest:
     """A request of `prompt` tokens (a list, or how many different ones); party, arrival_time and the like by name."""
     names = ("party", "arrival_time", "prompt_hashes", "cache_salt")
     own = {name: params.pop(name) for name in names if name in params}

@@ -3,7 +3,7 @@
 The mutation tests at the end show that the comparison can fail.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -180,8 +180,8 @@ def test_a_step_that_fails_ends_the_requests_that_fail_and_no_other(
     assert isinstance(core.executor, EmbeddingRunner)
     compute = core.executor._pool
 
-    def fail(prompts: list[list[int]]) -> torch.Tensor:
-        if PROMPTS[3] in prompts:
+    def fail(prompts: Sequence[Sequence[int]]) -> torch.Tensor:
+        if PROMPTS[3] in map(list, prompts):
             raise RuntimeError("out of memory")
         return compute(prompts)
 

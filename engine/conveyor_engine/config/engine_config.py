@@ -79,7 +79,10 @@ class EngineConfig:
         optional(whole_number(1, MAX_TOKENS)),
     )
     max_num_queued_requests: int = setting(
-        256, "requests that may wait for a place; one more is refused with 429", whole_number(1, 100_000)
+        256,
+        f"requests that may wait for a place; one more is refused with 429, and so is one whose prompt would bring "
+        f"those that wait or run beyond {MAX_TOKENS} tokens",
+        whole_number(1, 100_000),
     )
     num_kv_blocks: int | None = setting(
         None, "blocks of the KV cache; default: from kv_memory_fraction", optional(whole_number(1, MAX_TOKENS))

@@ -5,7 +5,7 @@ between steps: no KV cache, no rows.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import accumulate, chain
 from pathlib import Path
 
@@ -130,7 +130,7 @@ class EmbeddingRunner:
         assert isinstance(prompt.output, PoolingParams)
         return finish(vector, prompt.output.dimensions, normalizes=self._pooling.normalizes)
 
-    def _pool(self, prompts: list[list[int]]) -> torch.Tensor:
+    def _pool(self, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
         """-> float32 (prompts, hidden)."""
         lengths = [len(prompt) for prompt in prompts]
         starts = [0, *accumulate(lengths)]

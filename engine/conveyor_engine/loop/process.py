@@ -55,7 +55,7 @@ class Disconnected(Exception):
 class Channel:
     """The socket to the API process. Sending is safe from several threads, receiving is the loop's alone.
 
-    What has come but is not received yet is bounded by the API process (`EngineClient.check_admission`).
+    What has come but is not received yet is bounded by the API process (`EngineClient.open_generation`).
     """
 
     def __init__(self, connection: socket.socket) -> None:

@@ -86,7 +86,7 @@ class RequestState:
         self.params = params
         self.arrival_time = request.arrival_time
         self.serial = -1  # its place in the order of admission
-        self.token_ids = list(request.prompt_token_ids)
+        self.token_ids = array("I", request.prompt_token_ids)  # 4 bytes a token: many prompts may wait
         self.num_prompt_tokens = len(self.token_ids)
         self.max_total_tokens = self.num_prompt_tokens + params.max_tokens
         self.expected_total_tokens = self.max_total_tokens  # the scheduler knows better
@@ -99,7 +99,7 @@ class RequestState:
         self.admission = 0  # another number whenever what steps compute for it is no longer wanted
         self.num_cached_tokens = 0
         self.num_padding_tokens = 0  # what its prompt lacks to the longest of a padded batch
-        self.padded_from: list[int] | None = None  # its own tokens, while `token_ids` shows dummies behind the prompt
+        self.padded_from: array[int] | None = None  # its own tokens, while `token_ids` shows dummies behind the prompt
         self.row = -1  # its place in the executor's arrays while it is admitted
         self.block_table: list[int] = []
         self.num_sent_blocks = -1  # of its table, what the executor knows; -1: it does not know the row as it is
@@ -152,7 +152,7 @@ class RequestState:
     def pad(self) -> None:
         """Dummy tokens follow the prompt, one more than are to be computed, so that the last samples nothing."""
         self.padded_from = self.token_ids
-        self.token_ids = self.token_ids[: self.num_prompt_tokens] + [0] * (self.num_padding_tokens + 1)
+        self.token_ids = self.token_ids[: self.num_prompt_tokens] + array("I", [0]) * (self.num_padding_tokens + 1)
         self.num_sent_blocks = -1
 
     def unpad(self) -> None:
@@ -175,7 +175,7 @@ class RequestState:
         hashes += shared[len(hashes) : num_blocks]
         for start in range(len(hashes) * block_size, num_blocks * block_size, block_size):
             parent = hashes[-1] if hashes else self.cache_root
-            tokens = array("I", self.token_ids[start : start + block_size]).tobytes()
+            tokens = self.token_ids[start : start + block_size].tobytes()
             hashes.append(blake2b(parent + tokens, digest_size=16).digest())
             if start + block_size <= self.num_prompt_tokens:
                 shared.append(hashes[-1])

@@ -8,13 +8,14 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import EngineDead, InvalidRequest, Overloaded, Unavailable
 from conveyor_engine.serving.engine_process import ENGINE_PROGRAM, Death, EngineProcess
 from conveyor_engine.serving.generation import Generation, Turns
+from conveyor_engine.serving.held_requests import HeldRequests
 from conveyor_engine.serving.places import Places
 from conveyor_engine.wire.messages import (
     Abort,
@@ -71,7 +72,8 @@ class EngineClient:
         self._turns = Turns()
         self.places = Places(self._batch_size, fills=config.batching_mode in ("static", "dynamic"))
         self._generations: dict[str, Generation] = {}  # by request id, while the engine owes outputs
-        self._num_sent = self._num_added = self._num_held = 0
+        self._held = HeldRequests()
+        self._num_sent = self._num_added = self._num_arriving = 0
         self._began = self._last_heartbeat = time.monotonic()
         self._step_seconds = 0.0
         self._stuck_seconds = STEP_STUCK_SECONDS
@@ -116,23 +118,23 @@ class EngineClient:
 
     @property
     def _num_unread(self) -> int:
-        """Requests that were sent and that the engine has not acknowledged, aborted ones included."""
+        """Requests that were sent and that no step of the engine has seen, aborted ones included."""
         return max(0, self._num_sent - self._num_added)
 
     @contextlib.contextmanager
     def hold_place(self, wish: str | None = None) -> Iterator[None]:
-        """A place for a request that is still being read: it counts as open. Raises as `check_admission`, and NoPlace.
+        """A place for a request that is still being read: it counts as open. Raises Unavailable, Overloaded, NoPlace.
 
         `wish` is what a gateway says of the place.
         """
         self.check_state()
         with self.places.take(wish):
-            self._num_held += 1
+            self._num_arriving += 1
             try:
-                self.check_admission(1)
+                self._check_admission(1, 1)
                 yield
             finally:
-                self._num_held -= 1
+                self._num_arriving -= 1
 
     def check_state(self) -> None:
         """Raises Unavailable while no requests are taken."""
@@ -141,22 +143,25 @@ class EngineClient:
         if self.state is not State.READY:
             raise Unavailable(f"the engine is {self.state}")
 
-    def check_admission(self, num_requests: int) -> None:
-        """Raises what `open_generation` would raise now. For the holder of a place, before the work of tokenizing."""
+    def _check_admission(self, num_requests: int, num_tokens: int) -> None:
+        """Raises Unavailable or Overloaded unless the holder of a place may send so much."""
         self.check_state()
-        # Aborted ones count until the engine has read them: their prompts lie between the two processes.
-        others = max(len(self._generations), self._num_unread) + self._num_held - 1
+        others = len(self._held) + self._num_arriving - 1
         if others + num_requests > self.num_requests_max:
             raise Overloaded(f"{others} requests are arriving, waiting or running already; try again later")
+        self._held.check_room(num_tokens)
 
     def open_generation(
-        self, request_ids: list[str], add: bytes, timeout_seconds: float, wish: str | None = None
+        self, num_tokens_of: Mapping[str, int], add: bytes, timeout_seconds: float, wish: str | None = None
     ) -> Generation:
         """Sends the requests of a held place to the engine, all or none; `add` is the frame of their Add.
 
-        After the timeout they end with DEADLINE in any case. Raises Unavailable or Overloaded.
+        `num_tokens_of`: by request id, the tokens of its prompt. After the timeout they end with DEADLINE in any case.
+        Raises Unavailable or Overloaded.
         """
-        self.check_admission(len(request_ids))
+        request_ids = list(num_tokens_of)
+        self._check_admission(len(request_ids), sum(num_tokens_of.values()))
+        self._held.add(num_tokens_of)
         generation = Generation(request_ids, timeout_seconds, self.abort, self._turns)
         for request_id in request_ids:
             self._generations[request_id] = generation
@@ -249,6 +254,8 @@ class EngineClient:
     def _take_step(self, step: Step) -> None:
         self.stats, self._num_added, self._step_seconds = step.stats, step.num_added, 0.0
         for output in step.outputs:
+            if output.finish_reason is not None:
+                self._held.release(output.request_id)
             generation = self._generations.get(output.request_id)
             if generation is None:
                 continue  # aborted here; the engine did not know yet
@@ -262,6 +269,7 @@ class EngineClient:
         self._num_sent -= len(refused.request_ids)
         generation = self._generations.get(refused.request_ids[0])
         for request_id in refused.request_ids:
+            self._held.release(request_id)
             self._close(request_id)
         if generation is not None:
             overloaded = Overloaded(refused.message)

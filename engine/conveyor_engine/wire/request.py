@@ -5,6 +5,7 @@ structs, so the same objects cross the process boundary. Knows neither HTTP nor 
 """
 
 from array import array
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Self
 
@@ -61,7 +62,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     request_id: str
     party: str | None = None  # None: it is alone
-    prompt_token_ids: list[int]
+    prompt_token_ids: Sequence[int]
     params: Params
     arrival_time: float = 0.0  # time.monotonic() seconds: at the head of its HTTP request, in the engine its own
     cache_salt: str | None = None  # prefixes are shared only with requests of the same salt

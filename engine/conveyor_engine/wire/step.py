@@ -5,7 +5,9 @@ other way. Everything is a number, addressed by row: a row is a place in the sta
 block table, sampling parameters), which knows no requests. So both can be sent to another process.
 """
 
+from array import array
 from collections.abc import Sequence
+from typing import Self
 
 import msgspec
 
@@ -25,9 +27,21 @@ class AdmittedRow(msgspec.Struct, frozen=True, array_like=True):
     """All there is to know of a row, in place of what it held before."""
 
     row: int
-    token_ids: list[int]
+    packed_token_ids: bytes  # uint32 each
     block_ids: list[int]
     output: RowSampling | PoolingParams
+
+    @classmethod
+    def of(
+        cls, row: int, token_ids: Sequence[int], block_ids: Sequence[int], output: RowSampling | PoolingParams
+    ) -> Self:
+        """Copies both lists."""
+        return cls(row, array("I", token_ids).tobytes(), list(block_ids), output)
+
+    @property
+    def token_ids(self) -> "array[int]":
+        """All tokens of the row."""
+        return array("I", self.packed_token_ids)
 
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):

@@ -32,9 +32,9 @@ def build(
 def mixed(rows: Rows | None = None) -> Batch:
     """A decode at position 5, a chunk at 2..4 that ends its prompt, one at 0..1 that does not."""
     admitted = [
-        AdmittedRow(2, [10, 11, 12, 13, 14, 15], [7, 3], SAMPLING),
-        AdmittedRow(0, [20, 21, 22, 23, 24], [1, 5], SAMPLING),
-        AdmittedRow(1, [30, 31, 32, 33], [2], SAMPLING),
+        AdmittedRow.of(2, [10, 11, 12, 13, 14, 15], [7, 3], SAMPLING),
+        AdmittedRow.of(0, [20, 21, 22, 23, 24], [1, 5], SAMPLING),
+        AdmittedRow.of(1, [30, 31, 32, 33], [2], SAMPLING),
     ]
     return build(rows or make_rows(), (2, 5, 1, 1), (0, 2, 3, 1), (1, 0, 2, 0), admitted=admitted)
 
@@ -70,7 +70,7 @@ def test_only_rows_with_logits_sample_at_the_position_after_their_last_token() -
 
 
 def test_a_row_may_have_several_logits_and_they_follow_its_last_tokens() -> None:
-    admitted = [AdmittedRow(1, [5, 6, 7, 8], [0], SAMPLING), AdmittedRow(3, [9, 9], [1], SAMPLING)]
+    admitted = [AdmittedRow.of(1, [5, 6, 7, 8], [0], SAMPLING), AdmittedRow.of(3, [9, 9], [1], SAMPLING)]
     batch = build(make_rows(), (1, 1, 3, 2), (3, 0, 2, 1), admitted=admitted)
     assert batch.logit_indices.tolist() == [1, 2, 4]
     assert (batch.samples.rows.tolist(), batch.samples.positions.tolist()) == ([1, 1, 3], [3, 4, 2])
@@ -92,12 +92,12 @@ def test_the_last_layer_attends_for_sampled_tokens_each_with_all_before_it() -> 
 
 def test_where_every_token_is_sampled_the_last_layer_is_like_the_others() -> None:
     rows = make_rows()
-    assert only_sampled(5, build(rows, (0, 0, 1, 1), admitted=[AdmittedRow(0, [1], [4], SAMPLING)]), rows) is None
+    assert only_sampled(5, build(rows, (0, 0, 1, 1), admitted=[AdmittedRow.of(0, [1], [4], SAMPLING)]), rows) is None
 
 
 def test_a_step_that_samples_nothing_has_no_logits() -> None:
     rows = make_rows()
-    batch = build(rows, (0, 0, 2, 0), admitted=[AdmittedRow(0, [1, 2, 3], [4], SAMPLING)])
+    batch = build(rows, (0, 0, 2, 0), admitted=[AdmittedRow.of(0, [1, 2, 3], [4], SAMPLING)])
     assert batch.logit_indices.tolist() == batch.samples.rows.tolist() == []
     last = only_sampled(5, batch, rows)
     assert last is not None
@@ -106,7 +106,7 @@ def test_a_step_that_samples_nothing_has_no_logits() -> None:
 
 def test_a_block_that_comes_later_is_seen() -> None:
     rows = make_rows()
-    build(rows, (0, 0, 4, 1), admitted=[AdmittedRow(0, [1, 2, 3, 4], [6], SAMPLING)])
+    build(rows, (0, 0, 4, 1), admitted=[AdmittedRow.of(0, [1, 2, 3, 4], [6], SAMPLING)])
     batch = build(rows, (0, 4, 1, 1), new_blocks=[(0, [2])])
     assert batch.metadata.block_tables.tolist() == [[6, 2]]
     batch = build(rows, (0, 8, 1, 1), new_blocks=[(0, [3, 1])])
@@ -116,7 +116,7 @@ def test_a_block_that_comes_later_is_seen() -> None:
 
 def test_a_sampled_token_is_the_next_steps_input_without_a_word_from_the_plan() -> None:
     rows = make_rows()
-    samples = build(rows, (3, 0, 2, 1), admitted=[AdmittedRow(3, [1, 2], [6], SAMPLING)]).samples
+    samples = build(rows, (3, 0, 2, 1), admitted=[AdmittedRow.of(3, [1, 2], [6], SAMPLING)]).samples
     rows.append(samples.device_rows, samples.device_positions, torch.tensor([77]))
     assert build(rows, (3, 2, 1, 1)).input_ids.tolist() == [[77]]
 
@@ -129,7 +129,7 @@ def test_what_is_no_token_is_never_an_input() -> None:
 
 def test_a_row_that_changes_hands_shows_its_new_owner() -> None:
     rows = make_rows()
-    build(rows, (0, 0, 5, 1), admitted=[AdmittedRow(0, [1, 2, 3, 4, 5], [6, 2], SAMPLING)])
-    batch = build(rows, (0, 0, 2, 1), admitted=[AdmittedRow(0, [8, 9], [4], SAMPLING)])
+    build(rows, (0, 0, 5, 1), admitted=[AdmittedRow.of(0, [1, 2, 3, 4, 5], [6, 2], SAMPLING)])
+    batch = build(rows, (0, 0, 2, 1), admitted=[AdmittedRow.of(0, [8, 9], [4], SAMPLING)])
     assert batch.metadata.block_tables.tolist() == [[4]]
     assert batch.input_ids.tolist() == [[8, 9]]

@@ -53,7 +53,7 @@ def run_step(*asked: dict[str, Any]) -> None:
     """Prompts of three tokens, which are admitted and get their first token; and a chunk of one that samples none."""
     state, chooser = Rows(8, 32, BLOCK_SIZE, CUDA), Sampler(8, VOCAB_SIZE, CUDA)
     sampling = [RowSampling(SamplingParams(**params), 5, 3 + params.get("min_tokens", 0), (1, 2)) for params in asked]
-    admitted = [AdmittedRow(row, [1, 2, 3], [row], how) for row, how in enumerate(sampling)]
+    admitted = [AdmittedRow.of(row, [1, 2, 3], [row], how) for row, how in enumerate(sampling)]
     count = len(asked)
     plan = StepPlan(
         number=0,

@@ -53,7 +53,7 @@ class PretendedEncoder:
         assert all(isinstance(row.output, PoolingParams) for row in plan.admitted)
         if self.poison.intersection(brought[row].token_ids[0] for row in plan.rows):
             raise RuntimeError("out of memory")
-        vectors = [vector_of(brought[row].token_ids) for row in plan.rows]
+        vectors = [vector_of(list(brought[row].token_ids)) for row in plan.rows]
         if self.breaks:
             self.breaks, vectors[0] = False, b""
         return lambda _: lambda: StepResult(plan.number, [], vectors=vectors)

@@ -1,9 +1,12 @@
 """Who is let in and when, who is refused, who leaves, and when there is something to do."""
 
+import tracemalloc
+
 import pytest
 from tests.engine.builders import make_request, make_scheduler, names_of, run_all, run_step
 
 from conveyor_engine.errors import InvalidRequest, Overloaded
+from conveyor_engine.wire.messages import Add, FrameReader, encode_frame, to_engine_decoder
 from conveyor_engine.wire.request import EngineRequest, FinishReason
 
 
@@ -80,3 +83,24 @@ def test_the_next_wakeup_is_the_end_of_the_window_or_now_when_draining() -> None
     scheduler.drain()
     assert scheduler.next_wakeup(3.0) == 3.0
     assert set(run_step(scheduler, now=3.0)) == {"a", "b"}
+
+
+def test_a_prompt_that_waits_takes_four_bytes_a_token() -> None:
+    tokens = 100_000
+    scheduler = make_scheduler(max_model_len=2 * tokens, vocab_size=200_000)
+    frames = [encode_frame(Add.of([make_request(name, list(range(50_000, 50_000 + tokens)))])) for name in "abcd"]
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for frame in frames:
+            (payload,) = FrameReader().feed(frame)
+            add = to_engine_decoder.decode(payload)
+            assert isinstance(add, Add)
+            for request in add.requests(0.0):
+                scheduler.add_request(request)
+        del payload, add, request
+        held = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert len(scheduler.waiting) == 4
+    assert held < 4.2 * 4 * tokens

@@ -14,11 +14,12 @@ from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import EngineDead, Overloaded, Unavailable
 from conveyor_engine.serving.engine_client import HEARTBEAT_LATE_SECONDS, STEP_STUCK_SECONDS, EngineClient, State
 from conveyor_engine.serving.generation import Generation
+from conveyor_engine.serving.held_requests import HELD_TOKENS_MAX
 from conveyor_engine.serving.http.app import build_app
 from conveyor_engine.serving.http.app_state import AppState
 from conveyor_engine.serving.metrics import EngineMetrics
-from conveyor_engine.wire.messages import Add, Drain, Heartbeat, Ready, Step, encode_frame
-from conveyor_engine.wire.request import EngineRequest, EngineStats
+from conveyor_engine.wire.messages import Add, Drain, Heartbeat, Ready, Refused, Step, encode_frame
+from conveyor_engine.wire.request import EngineRequest, EngineStats, FinishReason, RequestOutput
 
 
 @asynccontextmanager
@@ -34,7 +35,20 @@ async def running(on_step: Callable[[Step], None] = lambda _: None, device: str 
 
 
 def open_generation(engine: EngineClient, request: EngineRequest) -> Generation:
-    return engine.open_generation([request.request_id], encode_frame(Add.of([request])), 100)
+    sent = {request.request_id: len(request.prompt_token_ids)}
+    return engine.open_generation(sent, encode_frame(Add.of([request])), 100)
+
+
+@asynccontextmanager
+async def connected(**config: int) -> AsyncIterator[EngineClient]:
+    """A ready engine with one row, whose process is only a socket that nobody reads."""
+    engine = EngineClient(EngineConfig(model="m", **config))  # type: ignore[arg-type]
+    engine._take(Ready(make_facts(max_num_seqs=1), 0.0))
+    ours, theirs = socket.socketpair()
+    with theirs:
+        await engine._process.connect(ours)
+        yield engine
+        engine._process.close()
 
 
 async def test_an_engine_that_is_not_understood_is_dead_and_its_requests_hear_it() -> None:
@@ -66,24 +80,59 @@ async def test_what_a_dying_engine_says_is_heard_although_nobody_listens_to_it()
         assert engine.death.reason == "NoDevice"
 
 
-async def test_a_request_that_leaves_keeps_its_place_until_the_engine_has_taken_it() -> None:
-    engine = EngineClient(EngineConfig(model="m", max_num_queued_requests=1))
-    engine._take(Ready(make_facts(max_num_seqs=1), 0.0))
-    ours, theirs = socket.socketpair()
-    with theirs:
-        await engine._process.connect(ours)
+def ended(request_id: str) -> Step:
+    """The step in which the engine gives the last output of an aborted request."""
+    return Step([RequestOutput(request_id=request_id, finish_reason=FinishReason.ABORT)], EngineStats(), 1)
+
+
+async def test_a_request_that_leaves_keeps_its_place_until_the_engine_has_ended_it() -> None:
+    async with connected(max_num_queued_requests=1) as engine:
         for name in ("a", "b"):
             with engine.hold_place():
                 generation = open_generation(engine, make_request(name))
             async with generation:
                 pass
         assert engine.num_open == 0
+        engine._take(Step([], EngineStats(), 2))
         with pytest.raises(Overloaded, match="2 requests are arriving"), engine.hold_place():
             pass
-        engine._take(Step([], EngineStats(), 1))
+        engine._take(ended("a"))
         with engine.hold_place():
             pass
-        engine._process.close()
+
+
+async def test_prompts_wait_up_to_a_bound_of_tokens_also_those_whose_clients_left() -> None:
+    async with connected() as engine:
+        half = HELD_TOKENS_MAX // 2
+        for name in ("a", "b"):
+            with engine.hold_place():
+                async with engine.open_generation({name: half}, b"", 100):
+                    pass
+        with pytest.raises(Overloaded, match="they would have more than 16777216"), engine.hold_place():
+            pass
+        engine._take(ended("a"))
+        with engine.hold_place(), pytest.raises(Overloaded, match=f"have {half} tokens"):
+            engine.open_generation({"c": half - 1, "d": 2}, b"", 100)
+        with engine.hold_place():
+            engine.open_generation({"c": half - 1, "d": 1}, b"", 100)
+
+
+async def test_a_request_that_is_refused_leaves_no_tokens_behind() -> None:
+    async with connected() as engine:
+        with engine.hold_place():
+            generation = engine.open_generation({"a": HELD_TOKENS_MAX}, b"", 100)
+        engine._take(Refused(["a"], "full", overloaded=True))
+        async with generation:
+            with pytest.raises(Overloaded, match="full"):
+                _ = [batch async for batch in generation.batches()]
+        with engine.hold_place():
+            pass
+
+
+async def test_a_request_that_is_larger_than_the_bound_is_taken_when_it_is_alone() -> None:
+    async with connected() as engine:
+        with engine.hold_place():
+            engine.open_generation({f"choice-{n}": HELD_TOKENS_MAX for n in range(2)}, b"", 100)
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,5 @@
+from array import array
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -60,7 +62,7 @@ def test_every_message_arrives_as_it_was_sent(message: msgspec.Struct) -> None:
 def test_a_prompt_travels_once_however_many_choices_it_has() -> None:
     def add(num_choices: int) -> tuple[Add, list[EngineRequest]]:
         requests = []
-        for prompt in (list(range(1000)), list(range(1000))):
+        for prompt in (array("I", range(1000)), array("I", range(1000))):
             requests += [
                 make_request(f"{len(requests) + i}", prompt, arrival_time=7.0, seed=i) for i in range(num_choices)
             ]

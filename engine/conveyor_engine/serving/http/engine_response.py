@@ -13,6 +13,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -60,8 +61,9 @@ async def open_request(request: Request, kind: Kind, task: Task) -> Opened:
             prepared = await state.workers.prepare(job)
             state.metrics.count_ignored_fields(kind, prepared.ignored_fields)
             seconds_left = arrival + timeout - time.monotonic()
-            generation = state.engine.open_generation(prepared.request_ids, prepared.add, seconds_left, wish)
-    return Opened(state, prepared, generation, seconds_left)
+            generation = state.engine.open_generation(prepared.num_tokens_of, prepared.add, seconds_left, wish)
+    sent = msgspec.structs.replace(prepared, add=b"")  # the engine has the prompt now; the answer does not need it
+    return Opened(state, sent, generation, seconds_left)
 
 
 def _check_task(facts: ModelFacts, task: Task) -> None:

@@ -73,9 +73,9 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag=True, array_like=T
     add: bytes  # the message for the engine, encoded: the API process never handles the tokens
 
     @property
-    def request_ids(self) -> list[str]:
-        """Of its engine requests."""
-        return [choice.request_id for choice in self.choices]
+    def num_tokens_of(self) -> dict[str, int]:
+        """By the id of each engine request, the tokens of its prompt."""
+        return {choice.request_id: choice.num_prompt_tokens for choice in self.choices}
 
 
 def prepare(model: ServedModel, job: Job) -> Prepared:
@@ -182,7 +182,7 @@ def _choice(request: EngineRequest, params: SamplingParams) -> PreparedChoice:
         request_id=request.request_id,
         arrival_time=request.arrival_time,
         num_prompt_tokens=len(request.prompt_token_ids),
-        prompt_tail=request.prompt_token_ids[-PROMPT_TAIL_TOKENS:],
+        prompt_tail=list(request.prompt_token_ids[-PROMPT_TAIL_TOKENS:]),
         max_tokens=params.max_tokens,
         min_tokens=params.min_tokens,
     )

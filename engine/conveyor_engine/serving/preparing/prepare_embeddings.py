@@ -33,6 +33,11 @@ class PreparedEmbeddings(msgspec.Struct, frozen=True, kw_only=True, tag=True, ar
     ignored_fields: int
     add: bytes  # the message for the engine, encoded
 
+    @property
+    def num_tokens_of(self) -> dict[str, int]:
+        """By the id of each engine request, the tokens of its prompt."""
+        return dict(zip(self.request_ids, self.nums_prompt_tokens, strict=True))
+
 
 def prepare_embeddings(model: ServedModel, job: Job) -> PreparedEmbeddings:
     """Raises InvalidRequest or UnknownModel."""
