@@ -18,6 +18,7 @@ from conveyor_engine.serving.held_requests import HELD_TOKENS_MAX
 from conveyor_engine.serving.http.app import build_app
 from conveyor_engine.serving.http.app_state import AppState
 from conveyor_engine.serving.metrics import EngineMetrics
+from conveyor_engine.serving.preparing.pool import WorkerPool
 from conveyor_engine.wire.messages import Add, Drain, Heartbeat, Ready, Refused, Step, encode_frame
 from conveyor_engine.wire.request import EngineRequest, EngineStats, FinishReason, RequestOutput
 
@@ -151,7 +152,8 @@ def test_a_step_may_take_five_times_as_long_as_the_longest_of_the_warm_up(
 
 async def test_a_silent_engine_is_not_alive_until_it_is_heard_again() -> None:
     engine = EngineClient(EngineConfig(model="m"))
-    state = AppState(EngineConfig(model="m"), "m", engine, None, EngineMetrics("m"), None, None, 0)  # type: ignore[arg-type]
+    workers = WorkerPool(None, lambda: None)  # type: ignore[arg-type]
+    state = AppState(EngineConfig(model="m"), "m", engine, None, EngineMetrics("m"), workers, None, 0)  # type: ignore[arg-type]
     app = build_app(state)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://a") as client:
 

@@ -33,16 +33,21 @@ def _model(state: AppState) -> Model:
 
 
 async def get_livez(request: Request) -> Response:
-    """200 while the engine process is alive and not stuck, also while it loads; else 503: restart this container."""
-    engine = app_state(request).engine
-    return _json(Status(engine.state.value), 200 if engine.is_alive else 503)
+    """200 while engine process and workers live and none is stuck, also while it loads; else 503: restart me."""
+    state = app_state(request)
+    return _json(Status(state.engine.state.value), 200 if _is_alive(state) else 503)
 
 
 async def get_readyz(request: Request) -> Response:
     """200 while requests are accepted: warm, alive and not draining."""
-    engine = app_state(request).engine
-    ready = engine.state is State.READY and engine.is_alive
-    return _json(Status(engine.state.value if ready or engine.is_alive else "stuck"), 200 if ready else 503)
+    state = app_state(request)
+    alive = _is_alive(state)
+    ready = state.engine.state is State.READY and alive
+    return _json(Status(state.engine.state.value if alive else "stuck"), 200 if ready else 503)
+
+
+def _is_alive(state: AppState) -> bool:
+    return state.engine.is_alive and state.workers.is_alive
 
 
 async def get_version(_: Request) -> Response:

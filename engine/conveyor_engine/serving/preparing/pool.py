@@ -2,19 +2,26 @@
 
 A small request finds a worker soon, whatever other clients send: long bodies share one worker, and chats, whose
 template may be slow, leave one to completions. A worker that dies is replaced, and its job is refused as too costly.
+A worker that is silent past its deadline (stopped, or stuck in the kernel) is killed and replaced, and its job may be
+sent again. One that cannot be killed keeps its place, so processes never pile up; if all are like that, `is_alive` is
+false.
 
 A worker gets its next job in the turn of the event loop that brings its reply: while many answers stream, a turn takes
 milliseconds, and requests come in bursts.
 """
 
 import asyncio
+import contextlib
 import itertools
 import logging
+import os
+import signal
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
+from conveyor_engine.errors import Unavailable
 from conveyor_engine.serving.preparing.prepare import Job, Prepared
 from conveyor_engine.serving.preparing.prepare_embeddings import PreparedEmbeddings
 from conveyor_engine.serving.preparing.process import (
@@ -23,6 +30,8 @@ from conveyor_engine.serving.preparing.process import (
     Failure,
     ForkServer,
     Reply,
+    Started,
+    deadline_seconds,
     encode,
     frame,
     reply_decoder,
@@ -34,6 +43,7 @@ NUM_WORKERS = 3
 _NUM_CHAT_WORKERS = 2
 _LONG_BYTES = 256 * 2**10
 _LONG = "long"
+START_SECONDS = 30.0  # until a new worker has sent its first message
 _AFTER_DEATH_SECONDS = 0.1  # until a worker that died is replaced, so that no loop of deaths takes a core
 _log = logging.getLogger(__name__)
 
@@ -54,18 +64,38 @@ class _Order:
 
 
 class _Worker(asyncio.Protocol):
-    """The socket of one process, which does one job at a time."""
+    """The socket of one process, which does one job at a time and has a deadline for its next message."""
 
-    def __init__(self, on_reply: Callable[["_Worker", Reply], None], on_end: Callable[["_Worker"], None]) -> None:
-        self._on_reply = on_reply
+    def __init__(
+        self,
+        on_message: Callable[["_Worker", Started | Reply], None],
+        on_overdue: Callable[["_Worker"], None],
+        on_end: Callable[["_Worker"], None],
+    ) -> None:
+        self._on_message = on_message
+        self._on_overdue = on_overdue
         self._on_end = on_end
         self._frames = FrameReader()
+        self.pid: int | None = None  # as it says itself
+        self._was_killed = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.WriteTransport, transport)
+        self._expect_message(START_SECONDS)
 
     def run(self, job: Job) -> None:
+        self._expect_message(deadline_seconds(job))
         self._transport.write(frame(encode(job)))
+
+    def _expect_message(self, seconds: float) -> None:
+        self._deadline = asyncio.get_running_loop().call_later(seconds, self._on_overdue, self)
+
+    def kill(self) -> None:
+        """Ends the process, whatever it does; its socket closes once it has ended. One without a pid never started."""
+        if self.pid is not None:
+            self._was_killed = True
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
         """The process exits."""
@@ -73,9 +103,16 @@ class _Worker(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         for payload in self._frames.feed(data):
-            self._on_reply(self, reply_decoder.decode(payload))
+            if self._was_killed:
+                return  # its job was given up
+            self._deadline.cancel()
+            message = reply_decoder.decode(payload)
+            if isinstance(message, Started):
+                self.pid = message.pid
+            self._on_message(self, message)
 
     def connection_lost(self, _: Exception | None) -> None:
+        self._deadline.cancel()
         self._on_end(self)
 
 
@@ -88,9 +125,16 @@ class WorkerPool:
         self._on_broken = on_broken
         self._numbers = itertools.count()
         self._lines: dict[str, deque[_Order]] = {}  # of long bodies, and of short ones by their kind
+        self._workers: set[_Worker] = set()  # those that are replaced when they end
         self._idle: set[_Worker] = set()
         self._running: dict[_Worker, _Order] = {}
+        self._overdue: set[_Worker] = set()
         self._starting: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether a job can still be done: False once all workers are past their deadlines and have not ended."""
+        return len(self._overdue) < NUM_WORKERS
 
     async def start(self) -> None:
         for _ in range(NUM_WORKERS):
@@ -101,9 +145,7 @@ class WorkerPool:
         self._fork_server.close()
         for starting in self._starting:
             starting.cancel()
-        workers = (*self._idle, *self._running)
-        self._idle.clear()
-        self._running.clear()  # so that nobody replaces them
+        workers, self._workers = self._workers, set()  # so that nobody replaces them
         for worker in workers:
             worker.close()
 
@@ -144,19 +186,33 @@ class WorkerPool:
             return False
         return not order.is_chat or sum(other.is_chat for other in running) < _NUM_CHAT_WORKERS
 
-    def _on_reply(self, worker: _Worker, reply: Reply) -> None:
-        self._conclude(worker, reply)
-        if reply.retires:
+    def _on_message(self, worker: _Worker, message: Started | Reply) -> None:
+        self._overdue.discard(worker)  # it has started after all
+        if isinstance(message, Reply):
+            self._conclude(worker, message)
+        if isinstance(message, Reply) and message.retires:
+            self._workers.discard(worker)
             worker.close()
             self._replace()
         else:
             self._idle.add(worker)
         self._run_next()
 
+    def _on_overdue(self, worker: _Worker) -> None:
+        """Gives up its job, and the worker too: it is replaced once its process has ended."""
+        _log.error("event=worker_overdue pid=%s", worker.pid)
+        self._overdue.add(worker)
+        order = self._running.pop(worker, None)
+        if order is not None and not order.reply.done():
+            order.reply.set_exception(Unavailable("the process that reads requests was stuck; send the request again"))
+        worker.kill()
+
     def _on_end(self, worker: _Worker) -> None:
-        """It was told to end, and is in no list any more, or it has died."""
-        if worker in self._idle or worker in self._running:
+        """It was told to end, and is not one of the workers any more, or it has died."""
+        if worker in self._workers:
+            self._workers.discard(worker)
             self._idle.discard(worker)
+            self._overdue.discard(worker)
             self._conclude(worker, None)
             self._replace(_AFTER_DEATH_SECONDS)
             self._run_next()
@@ -180,6 +236,7 @@ class WorkerPool:
             self._on_broken()
             return
         loop = asyncio.get_running_loop()
-        _, worker = await loop.create_connection(lambda: _Worker(self._on_reply, self._on_end), sock=connection)
-        self._idle.add(worker)
-        self._run_next()
+        _, worker = await loop.create_connection(
+            lambda: _Worker(self._on_message, self._on_overdue, self._on_end), sock=connection
+        )
+        self._workers.add(worker)

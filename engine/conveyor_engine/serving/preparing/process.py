@@ -25,6 +25,7 @@ from conveyor_engine.serving.preparing.prepare_embeddings import PreparedEmbeddi
 
 CPU_SECONDS = 1.0  # of one job ...
 CPU_SECONDS_PER_MIB = 1.0  # ... and for each MiB of its body: several times what any takes
+SECONDS_PER_CPU_SECOND = 10.0  # of the clock: a job may wait so long for a CPU, or for memory to be paged in
 MEMORY_BYTES = 96 * 2**20  # that one job may add ...
 MEMORY_BYTES_PER_TOKEN = 512  # ... and for each token of the context: tokenizing takes 110 bytes per character ...
 MEMORY_BYTES_PER_BODY_BYTE = 16  # ... and for each byte of its body: token ids of one digit take 25
@@ -66,7 +67,13 @@ class Bug(msgspec.Struct, tag=True, array_like=True):
 AnyPrepared = Prepared | PreparedEmbeddings
 
 
-class Reply(msgspec.Struct, array_like=True):
+class Started(msgspec.Struct, tag=True, array_like=True):
+    """The first message of a worker."""
+
+    pid: int
+
+
+class Reply(msgspec.Struct, tag=True, array_like=True):
     """The result of a job. `retires`: the worker exits after it."""
 
     result: AnyPrepared | Failure | Bug
@@ -74,13 +81,23 @@ class Reply(msgspec.Struct, array_like=True):
 
 
 encode = msgspec.msgpack.Encoder().encode
-reply_decoder = msgspec.msgpack.Decoder(Reply)
+reply_decoder = msgspec.msgpack.Decoder(Started | Reply)
 _job_decoder = msgspec.msgpack.Decoder(Job)
 
 
 def frame(payload: bytes) -> bytes:
     """A message on the socket: the payload behind its length."""
     return _LENGTH.pack(len(payload)) + payload
+
+
+def cpu_seconds(job: Job) -> float:
+    """The CPU time that the job may take."""
+    return CPU_SECONDS + CPU_SECONDS_PER_MIB * len(job.body) / 2**20
+
+
+def deadline_seconds(job: Job) -> float:
+    """How long a worker may be silent after it got the job: longer than any worker that still runs."""
+    return SECONDS_PER_CPU_SECOND * cpu_seconds(job)
 
 
 def too_costly() -> InvalidRequest:
@@ -149,6 +166,7 @@ def _work(connection: socket.socket, model: ServedModel) -> None:
     os.environ["RUST_BACKTRACE"] = "0"  # tokenizers ends the process when memory ends, and would explain at length
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a thread for each CPU would not fit into a job's memory
     peak = _peak_bytes()
+    connection.sendall(frame(encode(Started(os.getpid()))))
     with connection.makefile("rb") as received:
         for payload in _payloads(received):
             result = _prepare_within_limits(payload, model)
@@ -174,7 +192,7 @@ def _raise_out_of_time(_: int, __: FrameType | None) -> None:
 def _prepare_within_limits(payload: bytes, model: ServedModel) -> AnyPrepared | Failure | Bug:
     """The signal interrupts Python code; the kernel's limit, two seconds later, ends native code."""
     job = _job_decoder.decode(payload)
-    seconds = CPU_SECONDS + CPU_SECONDS_PER_MIB * len(job.body) / 2**20
+    seconds = cpu_seconds(job)
     used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
     _limit(resource.RLIMIT_CPU, math.ceil(used + seconds) + 2)
     num_bytes = MEMORY_BYTES + MEMORY_BYTES_PER_TOKEN * job.facts.max_model_len

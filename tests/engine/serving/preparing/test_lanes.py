@@ -1,8 +1,9 @@
 """Which job a worker gets next: the pool, with workers that do what the test says."""
 
 import asyncio
+import signal
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
@@ -10,13 +11,15 @@ import msgspec
 import pytest
 from tests.engine.builders import make_facts
 
-from conveyor_engine.errors import InvalidRequest, UnknownModel
+from conveyor_engine.errors import InvalidRequest, Unavailable, UnknownModel
+from conveyor_engine.serving.preparing import pool as pool_module
 from conveyor_engine.serving.preparing.pool import NUM_WORKERS, WorkerPool
 from conveyor_engine.serving.preparing.prepare import Job, Kind
-from conveyor_engine.serving.preparing.process import Failure, ForkServer, Reply, encode, frame
+from conveyor_engine.serving.preparing.process import Failure, ForkServer, Reply, Started, encode, frame
 from conveyor_engine.wire.messages import FrameReader
 
 LONG = 300 * 2**10
+NO_PROCESS = 2**22 + 1  # more than any pid
 
 
 class Workers(asyncio.Protocol):
@@ -26,6 +29,8 @@ class Workers(asyncio.Protocol):
         self.jobs: dict[str, asyncio.WriteTransport] = {}  # that were given to a worker and are not answered
         self.num_started = 0
         self.is_gone = False
+        self.pid = 0  # that the next workers say they have; 0: they say nothing, as if they never ran
+        self.silent: list[asyncio.WriteTransport] = []  # those
 
     def start_worker(self) -> socket.socket:
         if self.is_gone:
@@ -33,7 +38,7 @@ class Workers(asyncio.Protocol):
         self.num_started += 1
         ours, theirs = socket.socketpair()
         loop = asyncio.get_running_loop()
-        self._opening = loop.create_task(loop.create_connection(lambda: _Process(self.jobs), sock=theirs))
+        self._opening = loop.create_task(loop.create_connection(lambda: _Process(self), sock=theirs))
         return ours
 
     def close(self) -> None:
@@ -43,27 +48,35 @@ class Workers(asyncio.Protocol):
         reply = Reply(Failure.of(UnknownModel(name)), retires)
         self.jobs.pop(name).write(frame(encode(reply)))
 
+    def start(self, transport: asyncio.WriteTransport) -> None:
+        transport.write(frame(encode(Started(self.pid))))
+
     def kill(self, name: str) -> None:
         self.jobs.pop(name).close()
 
 
 class _Process(asyncio.Protocol):
-    def __init__(self, jobs: dict[str, asyncio.WriteTransport]) -> None:
-        self._jobs = jobs
+    def __init__(self, workers: Workers) -> None:
+        self._workers = workers
         self._frames = FrameReader()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.WriteTransport, transport)
+        if self._workers.pid:
+            self._workers.start(self._transport)
+        else:
+            self._workers.silent.append(self._transport)
 
     def data_received(self, data: bytes) -> None:
         for payload in self._frames.feed(data):
             job = msgspec.msgpack.decode(payload, type=Job)
-            self._jobs[job.body.strip().decode()] = self._transport
+            self._workers.jobs[job.body.strip().decode()] = self._transport
 
 
 class Pool:
     def __init__(self) -> None:
         self.workers = Workers()
+        self.workers.pid = NO_PROCESS
         self.broken = 0
         self.pool = WorkerPool(cast(ForkServer, self.workers), self._break)
         self.prepared: dict[str, asyncio.Task[Any]] = {}
@@ -78,11 +91,14 @@ class Pool:
 
     async def given(self, *names: str) -> None:
         """Waits until these jobs, and no others, are at workers."""
-        async with asyncio.timeout(10):
-            while set(self.workers.jobs) != set(names):  # noqa: ASYNC110  what is looked at has no event
-                await asyncio.sleep(0.001)
+        await self.until(lambda: set(self.workers.jobs) == set(names))
         await asyncio.sleep(0.01)
         assert set(self.workers.jobs) == set(names)
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        async with asyncio.timeout(10):
+            while not condition():  # noqa: ASYNC110  what is looked at has no event
+                await asyncio.sleep(0.001)
 
 
 @asynccontextmanager
@@ -172,9 +188,7 @@ async def test_without_a_fork_server_the_pool_says_so_and_goes_on_with_what_it_h
         await pool.given("a", "b", "c")
         pool.workers.is_gone = True
         pool.workers.kill("a")
-        async with asyncio.timeout(10):
-            while not pool.broken:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+        await pool.until(lambda: pool.broken)
         await pool.given("b", "c")
         pool.workers.answer("b")
         await pool.given("c", "d")
@@ -187,3 +201,37 @@ async def test_a_pool_that_is_stopped_starts_no_workers() -> None:
         await pool.pool.stop()
         await asyncio.sleep(0.2)
         assert (pool.workers.num_started, pool.broken) == (NUM_WORKERS, 0)
+
+
+async def test_a_worker_that_is_silent_is_killed_and_its_job_may_be_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = await asyncio.create_subprocess_exec("sleep", "1000")
+    async with started() as pool:
+        await pool.until(lambda: all(worker.pid for worker in pool.pool._workers))
+        for worker in pool.pool._workers:
+            worker.pid = process.pid
+        with monkeypatch.context() as patch:
+            patch.setattr(pool_module, "deadline_seconds", lambda _: 0.0)
+            pool.send("a")
+            with pytest.raises(Unavailable, match="send the request again"):
+                await pool.prepared["a"]
+        assert await process.wait() == -signal.SIGKILL
+        assert pool.pool.is_alive, "two workers are left"
+        pool.workers.answer("a")  # a reply that was on its way makes no idle worker of a dead one
+        pool.send(*"bcd")
+        await pool.given("b", "c")
+
+
+async def test_while_no_worker_can_be_killed_or_started_the_pool_is_not_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "START_SECONDS", 0.0)
+    pool = Pool()
+    pool.workers.pid = 0
+    await pool.pool.start()
+    await pool.until(lambda: not pool.pool.is_alive)
+    assert pool.workers.num_started == NUM_WORKERS, "processes do not pile up"
+    pool.send("a")
+    await pool.until(lambda: len(pool.workers.silent) == NUM_WORKERS)
+    pool.workers.start(pool.workers.silent[0])
+    await pool.given("a")
+    assert pool.pool.is_alive
+    await pool.pool.stop()
+    pool.prepared["a"].cancel()

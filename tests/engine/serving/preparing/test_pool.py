@@ -1,6 +1,7 @@
 """Costly bodies against a real server: they are refused, and all other requests go on."""
 
 import os
+import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -89,3 +90,18 @@ def test_idle_workers_that_are_killed_are_replaced_and_no_request_is_refused(hos
     wait_until(lambda: len(set(children(fork_server)) - set(workers)) == len(workers), "new workers", hostile)
     answers = [hostile.post(CHAT, say("hello")).status_code for _ in range(2 * len(workers))]
     assert set(answers) == {200}
+
+
+@pytest.mark.slow
+def test_workers_that_are_stopped_are_replaced_and_their_requests_may_be_sent_again(hostile: EngineServer) -> None:
+    fork_server = children(hostile.process.pid)[0]
+    workers = children(fork_server)
+    for pid in workers:
+        os.kill(pid, signal.SIGSTOP)
+    with ThreadPoolExecutor(len(workers)) as threads:
+        asked = [threads.submit(hostile.post, COMPLETION, {"prompt": "a", "max_tokens": 1}) for _ in workers]
+        answers = [future.result() for future in asked]
+    assert {(answer.status_code, answer.json()["error"]["code"]) for answer in answers} == {(503, "unavailable")}
+    assert hostile.post(COMPLETION, {"prompt": "a", "max_tokens": 1}).status_code == 200
+    assert not set(workers) & set(children(fork_server))
+    assert hostile.get("/livez").status_code == 200
