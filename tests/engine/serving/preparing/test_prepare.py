@@ -43,7 +43,7 @@ def test_a_whole_context_of_log_probabilities_is_taken(chat_model: Path) -> None
 def test_the_prompt_stays_in_the_message_for_the_engine(chat_model: Path) -> None:
     one = prepared(chat_model, "completion", prompt=[7] * 100_000, n=64)
     assert (one.num_prompt_tokens, len(one.choices), one.choices[63].prompt_tail) == (100_000, 64, [7] * 6)
-    assert len(one.add) < 200_000
+    assert len(one.add) < 420_000
 
 
 def test_a_prompt_is_cut_at_its_beginning_to_what_the_answer_leaves(chat_model: Path) -> None:
