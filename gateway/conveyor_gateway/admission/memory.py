@@ -1,119 +1,161 @@
-"""How many bytes of requests and answers are in memory: in all, for each service and for each client address.
+"""How many requests this gateway holds, and how many bytes of them and of their answers: for each service and client.
 
-Made by `server`. One `Holding` per request: `bodies` takes what it reads, `engines` what it collects of an answer. No
-service may have more than half of all: requests that wait for one must not shut out those for the others. No client may
-have the last eighth. Bodies that are still arriving give way: when there is no room, the client that holds most in them
-loses the one that it began first.
+Made by `server`. One `Holding` for each request: `bodies` counts what it reads, `engines` what it collects of an
+answer. No service may hold more than half of all bytes and three quarters of all requests, so that requests that wait
+for one service leave room for the others. No client may hold the last eighth of either.
+
+A request may be evicted until its answer begins. When there is no room, the largest holder loses its largest request; a
+holder is a client's part of a service. The new request is refused if it belongs to the largest holder itself.
 """
 
 import contextlib
-from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Self
+from typing import Final, Self
 
-from conveyor_gateway.errors import Code, Unavailable
+from conveyor_gateway.admission.shares import Shares
+from conveyor_gateway.errors import Code, GatewayError, TooManyRequests, Unavailable
+
+MAX_EVICTIONS: Final = 4  # for one piece of a body, or one request: others are served in the same turn of the loop
 
 
 class Memory:
-    """`max_bytes` is for all services together. A request whose service is not known yet counts as of service ""."""
+    """`max_bytes` and `max_requests` are for all services together.
 
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._by_service: Counter[str] = Counter()
-        self._by_client: Counter[str] = Counter()
-        self._arriving: dict[Holding, Callable[[], None]] = {}  # the oldest first
-        self.held_bytes = 0
+    Bytes of a request whose service is not known yet count for service "".
+    """
 
-    def make_room(self, asking: "Holding", size_bytes: int) -> bool:
-        """Whether there is room; takes it from bodies that are still arriving if that is needed."""
-        while True:
-            service_full = self._by_service[asking.service] + size_bytes > self._max_bytes // 2
-            client_full = self._by_client[asking.client] + size_bytes > self._max_bytes - self._max_bytes // 8
-            if not (service_full or client_full or self.held_bytes + size_bytes > self._max_bytes):
-                return True
-            victim = self._find_victim(asking.service if service_full else None, asking.client if client_full else None)
-            if victim is None or victim is asking:
-                return False
-            victim.shrink(0)
-            victim.is_evicted = True
-            self._arriving.pop(victim)()
+    def __init__(self, max_bytes: int, max_requests: int = 1_000_000) -> None:
+        self.bytes = Shares["Holding"](max_bytes, max_bytes // 2, max_bytes - max_bytes // 8)
+        self.requests = Shares["Holding"](
+            max_requests, max_requests - max_requests // 4, max_requests - max_requests // 8
+        )
 
-    def _find_victim(self, service: str | None, client: str | None) -> "Holding | None":
-        """None: of any service, of any client."""
-        candidates = [
-            each
-            for each in self._arriving
-            if each.size_bytes and service in (None, each.service) and client in (None, each.client)
-        ]
-        held: Counter[str] = Counter()
-        for each in candidates:
-            held[each.client] += each.size_bytes
-        worst = max(held, key=held.__getitem__, default=None)
-        return next((each for each in candidates if each.client == worst), None)
-
-    def count(self, holding: "Holding", size_bytes: int) -> None:
-        self.held_bytes += size_bytes
-        for counter, key in ((self._by_service, holding.service), (self._by_client, holding.client)):
-            counter[key] += size_bytes
-            if not counter[key]:
-                del counter[key]
-
-    @contextlib.contextmanager
-    def arriving(self, holding: "Holding", stop: Callable[[], None]) -> Iterator[None]:
-        """While the body of `holding` arrives; `stop` is called when it has to give way."""
-        self._arriving[holding] = stop
-        try:
-            yield
-        finally:
-            self._arriving.pop(holding, None)
+    @property
+    def held_bytes(self) -> int:
+        return self.bytes.total
 
 
 class Holding:
-    """The bytes of one request and its answer, given back at the end of its `with`."""
+    """What one request holds, given back at the end of its `with`."""
 
-    __slots__ = ("_memory", "client", "is_evicted", "service", "size_bytes")
+    __slots__ = ("_evict", "_is_arriving", "_memory", "client", "is_evicted", "num_requests", "service", "size_bytes")
 
     def __init__(self, memory: Memory, service: str, client: str = "") -> None:
         self._memory = memory
+        self._evict: Callable[[], None] | None = None
+        self._is_arriving = False
         self.service = service
         self.client = client
         self.size_bytes = 0
+        self.num_requests = 0  # 1 once the body is here
         self.is_evicted = False
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.shrink(0)
+        self._give_all_back()
 
-    def arriving(self, stop: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
-        """See `Memory.arriving`."""
-        return self._memory.arriving(self, stop)
+    @contextlib.contextmanager
+    def arriving(self, evict: Callable[[], None]) -> Iterator[None]:
+        """While the body arrives; `evict` is called if the request has to go."""
+        self._is_arriving = True
+        self._set_evict(evict)
+        try:
+            yield
+        finally:
+            self._is_arriving = False
+            self._set_evict(None)
 
     def take(self, size_bytes: int) -> bool:
         """Whether there was room; if not, nothing was taken."""
-        if self.is_evicted or not self._memory.make_room(self, size_bytes):
+        if self.is_evicted or not self._make_room(self._memory.bytes, size_bytes):
             return False
-        self._memory.count(self, size_bytes)
-        self.size_bytes += size_bytes
+        self._count(size_bytes, 0)
         return True
 
     def shrink(self, size_bytes: int) -> None:
         """Gives back all but `size_bytes`."""
-        self._memory.count(self, size_bytes - self.size_bytes)
-        self.size_bytes = size_bytes
+        self._count(min(0, max(0, size_bytes) - self.size_bytes), 0)
 
-    def assign(self, service: str, size_bytes: int) -> None:
-        """From now on the request is for `service` and takes `size_bytes`. Raises Unavailable."""
-        if (service, size_bytes) == (self.service, self.size_bytes):
-            return
-        self.shrink(0)
-        self.service = service
-        if not self.take(size_bytes):
-            raise build_memory_full()
+    def wait(self, service: str, size_bytes: int, evict: Callable[[], None]) -> None:
+        """The body is here: it has `size_bytes` and is for `service`. `evict` is called if the request has to go.
+
+        Raises Unavailable or TooManyRequests.
+        """
+        if (service, size_bytes) != (self.service, self.size_bytes):
+            self.shrink(0)
+            self.service = service
+            if not self.take(size_bytes):
+                raise build_memory_full()
+        if not self._make_room(self._memory.requests, 1):
+            raise self._build_requests_full()
+        self._count(0, 1)
+        self._set_evict(evict)
+
+    def keep(self) -> None:
+        """The answer begins: the request is no longer evicted."""
+        self._set_evict(None)
+
+    def _make_room(self, shares: Shares["Holding"], amount: int) -> bool:
+        num_evicted = 0
+        while not shares.has_room(self, amount):
+            victim = shares.find_victim(self, amount)
+            if num_evicted == MAX_EVICTIONS or victim is None or victim is self:
+                return False
+            if victim.holder == self.holder and not victim._is_arriving:
+                return False
+            victim._go()
+            num_evicted += 1
+        return True
+
+    @property
+    def holder(self) -> tuple[str, str]:
+        return self.service, self.client
+
+    def _go(self) -> None:
+        evict, self.is_evicted = self._evict, True
+        assert evict is not None, "only what may be evicted is found"
+        self._give_all_back()
+        evict()
+
+    def _give_all_back(self) -> None:
+        self._count(-self.size_bytes, -self.num_requests)
+        self._set_evict(None)
+
+    def _count(self, size_bytes: int, num_requests: int) -> None:
+        """What is held more, or less."""
+        may_go = self._evict is not None
+        if size_bytes:
+            self._memory.bytes.add(self, size_bytes, may_go)
+            self.size_bytes += size_bytes
+        if num_requests:
+            self._memory.requests.add(self, num_requests, may_go)
+            self.num_requests += num_requests
+
+    def _set_evict(self, evict: Callable[[], None] | None) -> None:
+        more = (evict is not None) - (self._evict is not None)
+        self._memory.bytes.allow_to_go(self, more * self.size_bytes)
+        self._memory.requests.allow_to_go(self, more * self.num_requests)
+        self._evict = evict
+
+    def _build_requests_full(self) -> GatewayError:
+        if self._memory.requests.find_victim(self, 1) is None and self._memory.requests.has_share(self):
+            return Unavailable(
+                "the gateway answers as many requests as it may hold; try again later", Code.TOO_MANY_CONNECTIONS
+            )
+        return build_too_many()
 
 
 def build_memory_full() -> Unavailable:
     return Unavailable(
         "the gateway holds as many bytes of requests as it may; try again later", Code.GATEWAY_MEMORY_FULL
+    )
+
+
+def build_too_many() -> TooManyRequests:
+    return TooManyRequests(
+        "the gateway holds as many requests as it may, and most of them are for this service and from this client; "
+        "send fewer at a time",
+        Code.TOO_MANY_REQUESTS,
     )

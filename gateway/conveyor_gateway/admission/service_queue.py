@@ -132,9 +132,11 @@ class ServiceQueue:
         assert ticket.state is TicketState.DISPATCHED, "only a dispatched request comes back"
         self._release(ticket)
         ticket.state = TicketState.QUEUED
-        self._waiting.add(ticket)
         if ticket.full_until > self.loop.time():
             self._exclusions.add(ticket)
+        else:
+            ticket.end_exclusions()
+        self._waiting.add(ticket)
         self.match()
 
     def note_answer(self, engine: Engine) -> None:

@@ -1,6 +1,26 @@
 """Which bytes have room, and which holding gives way."""
 
-from conveyor_gateway.admission.memory import Holding, Memory
+import pytest
+
+from conveyor_gateway.admission.memory import MAX_EVICTIONS, Holding, Memory
+from conveyor_gateway.errors import Code, GatewayError, TooManyRequests
+
+
+def never() -> None:
+    raise AssertionError("nobody has to go")
+
+
+class Waiting:
+    """A request that is here and waits for its answer."""
+
+    def __init__(self, memory: Memory, service: str, client: str, size_bytes: int = 1) -> None:
+        self.is_evicted = False
+        self.holding = Holding(memory, service, client)
+        assert self.holding.take(size_bytes)
+        self.holding.wait(service, size_bytes, self.evict)
+
+    def evict(self) -> None:
+        self.is_evicted = True
 
 
 class Upload:
@@ -27,13 +47,13 @@ def test_one_service_has_half_and_one_client_seven_eighths() -> None:
     assert not Holding(memory, "a/four", "10.0.0.3").take(1)
 
 
-def test_the_client_that_holds_most_in_arriving_bodies_loses_its_first() -> None:
+def test_the_client_that_holds_most_in_arriving_bodies_loses_its_largest() -> None:
     memory = Memory(800)
     small = Upload(memory, "a/one", "10.0.0.1", 50)
-    large = [Upload(memory, service, "10.0.0.2", 350) for service in ("a/one", "a/two")]
+    large = [Upload(memory, service, "10.0.0.2", n) for service, n in (("a/one", 350), ("a/two", 345))]
     assert Upload(memory, "a/three", "10.0.0.3", 60).was_taken
     assert [each.stopped for each in (small, *large)] == [False, True, False]
-    assert memory.held_bytes == 50 + 350 + 60
+    assert memory.held_bytes == 50 + 345 + 60
     assert not large[0].holding.take(1), "what was given up gets no more"
 
 
@@ -59,7 +79,66 @@ def test_all_is_given_back_at_the_end() -> None:
     memory = Memory(800)
     with Holding(memory, "", "10.0.0.1") as holding:
         assert holding.take(300)
-        holding.assign("a/one", 200)
+        holding.wait("a/one", 200, evict=never)
         assert memory.held_bytes == 200
     assert memory.held_bytes == 0
     assert Holding(memory, "a/one", "10.0.0.1").take(400)
+
+
+def test_requests_of_the_largest_holder_make_room_for_others_newest_first() -> None:
+    memory = Memory(800, max_requests=8)
+    hogs = [Waiting(memory, "a/one", "10.0.0.1") for _ in range(5)]
+    small = [Waiting(memory, "a/two", "10.0.0.2") for _ in range(3)]
+    newcomer = Waiting(memory, "a/three", "10.0.0.3")
+    assert [each.is_evicted for each in hogs] == [False] * 4 + [True]
+    assert not any(each.is_evicted for each in (*small, newcomer))
+
+
+def test_behind_one_proxy_all_clients_are_one_and_the_largest_service_makes_room() -> None:
+    memory = Memory(800, max_requests=16)
+    hogs = [Waiting(memory, "a/one", "10.0.0.1") for _ in range(12)]
+    others = [Waiting(memory, "a/two", "10.0.0.1") for _ in range(2)]
+    Waiting(memory, "a/three", "10.0.0.1")
+    assert [each.is_evicted for each in (*hogs, *others)] == [False] * 11 + [True] + [False] * 2
+
+
+def test_a_request_of_the_largest_holder_is_refused_itself() -> None:
+    memory = Memory(800, max_requests=8)
+    hogs = [Waiting(memory, "a/one", "10.0.0.1") for _ in range(6)]
+    with pytest.raises(TooManyRequests):
+        Waiting(memory, "a/one", "10.0.0.1")
+    assert not any(each.is_evicted for each in hogs)
+
+
+def test_a_request_whose_answer_has_begun_is_not_evicted() -> None:
+    memory = Memory(800, max_requests=8)
+    for service in ("a/one", "a/two", "a/three", "a/four"):
+        for number in (1, 2):
+            Waiting(memory, service, f"10.0.0.{number}").holding.keep()
+    with pytest.raises(GatewayError) as caught:
+        Waiting(memory, "a/five", "10.0.0.3")
+    assert caught.value.code == Code.TOO_MANY_CONNECTIONS
+
+
+def test_bytes_of_requests_that_wait_make_room_too() -> None:
+    memory = Memory(800)
+    hogs = [Waiting(memory, service, client, 190) for service in ("a/one", "a/two") for client in ("1", "2")]
+    assert Upload(memory, "a/three", "3", 100).was_taken
+    assert sum(each.is_evicted for each in hogs) == 1
+
+
+def test_one_piece_evicts_a_few_at_most() -> None:
+    memory = Memory(800)
+    tiny = [Upload(memory, "a/one", "10.0.0.1", 1) for _ in range(400)]
+    assert not Upload(memory, "a/one", "10.0.0.2", 200).was_taken
+    assert sum(each.stopped for each in tiny) <= MAX_EVICTIONS
+
+
+def test_what_has_left_is_not_evicted() -> None:
+    memory = Memory(800, max_requests=8)
+    gone = Waiting(memory, "a/one", "10.0.0.1")
+    gone.holding.__exit__()
+    for number in range(8):
+        Waiting(memory, "a/two" if number < 4 else "a/one", f"10.0.0.{number}")
+    Waiting(memory, "a/three", "10.0.0.9")
+    assert not gone.is_evicted

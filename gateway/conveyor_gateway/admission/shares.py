@@ -1,0 +1,148 @@
+"""One thing that requests share, such as bytes or places for requests: how much each service and client holds of it.
+
+Used by `memory` only. Finds who holds most without a scan: each operation costs O(log holders).
+"""
+
+import heapq
+from collections import defaultdict
+from collections.abc import Hashable
+from typing import Final, Generic, Protocol, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+
+
+class Member(Hashable, Protocol):
+    """A request, by its service and its client."""
+
+    service: str
+    client: str
+
+
+M = TypeVar("M", bound=Member)
+
+
+class Amounts(Generic[K]):
+    """Amounts by key. Finds the largest; of equal ones, the one that changed last."""
+
+    def __init__(self) -> None:
+        self._entries: dict[K, tuple[int, int, K]] = {}
+        self._heap: list[tuple[int, int, K]] = []  # entries that have changed since stay until they are found
+        self._changes = 0
+
+    def __getitem__(self, key: K) -> int:
+        return -self._entries[key][0] if key in self._entries else 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, key: K, amount: int) -> None:
+        """`amount` may be negative. A key of which nothing is left is dropped."""
+        total = self[key] + amount
+        if not total:
+            self._entries.pop(key, None)
+            return
+        self._changes += 1
+        entry = self._entries[key] = (-total, -self._changes, key)
+        heapq.heappush(self._heap, entry)
+        if len(self._heap) > 2 * len(self._entries) + 16:
+            self._heap = list(self._entries.values())
+            heapq.heapify(self._heap)
+
+    def find_largest(self) -> K | None:
+        while self._heap and self._entries.get(self._heap[0][2]) is not self._heap[0]:
+            heapq.heappop(self._heap)
+        return self._heap[0][2] if self._heap else None
+
+
+class Shares(Generic[M]):
+    """`most` of all, and of it for one service and one client. What `may_go` can be taken away again."""
+
+    def __init__(self, most: int, most_of_service: int, most_of_client: int) -> None:
+        self._most: Final = most
+        self._most_of_service: Final = most_of_service
+        self._most_of_client: Final = most_of_client
+        self._services, self._clients = Amounts[str](), Amounts[str]()
+        self._may_go = _Evictable[M]()
+        self.total = 0
+
+    def add(self, member: M, amount: int, may_go: bool) -> None:
+        """`amount` may be negative."""
+        self.total += amount
+        self._services.add(member.service, amount)
+        self._clients.add(member.client, amount)
+        if may_go:
+            self.allow_to_go(member, amount)
+
+    def allow_to_go(self, member: M, amount: int) -> None:
+        """`amount` more of what `member` holds may be taken away; less if it is negative."""
+        self._may_go.add(member, amount)
+
+    def has_room(self, member: M, amount: int) -> bool:
+        full = self._is_service_full(member, amount) or self._is_client_full(member, amount)
+        return not full and self.total + amount <= self._most
+
+    def has_share(self, member: M) -> bool:
+        """Whether neither its service nor its client is what lacks room."""
+        return not (self._is_service_full(member, 1) or self._is_client_full(member, 1))
+
+    def find_victim(self, member: M, amount: int) -> M | None:
+        """Who has to go for `member`: the largest request of the largest holder. None: no one can."""
+        return self._may_go.find_largest(
+            member.service if self._is_service_full(member, amount) else None,
+            member.client if self._is_client_full(member, amount) else None,
+        )
+
+    def _is_service_full(self, member: M, amount: int) -> bool:
+        return self._services[member.service] + amount > self._most_of_service
+
+    def _is_client_full(self, member: M, amount: int) -> bool:
+        return self._clients[member.client] + amount > self._most_of_client
+
+
+class _Evictable(Generic[M]):
+    """What may be taken away, by holder. A holder is a client's part of a service."""
+
+    def __init__(self) -> None:
+        self._services, self._clients = Amounts[str](), Amounts[str]()
+        self._clients_of = defaultdict[str, Amounts[str]](Amounts)
+        self._services_of = defaultdict[str, Amounts[str]](Amounts)
+        self._members: defaultdict[tuple[str, str], Amounts[M]] = defaultdict(Amounts)
+
+    def add(self, member: M, amount: int) -> None:
+        if not amount:
+            return
+        service, client = member.service, member.client
+        self._services.add(service, amount)
+        self._clients.add(client, amount)
+        _add(self._clients_of, service, client, amount)
+        _add(self._services_of, client, service, amount)
+        _add(self._members, (service, client), member, amount)
+
+    def find_largest(self, service: str | None, client: str | None) -> M | None:
+        """None: of any service, of any client."""
+        members = self._members.get(self._find_holder(service, client))
+        return None if members is None else members.find_largest()
+
+    def _find_holder(self, service: str | None, client: str | None) -> tuple[str, str]:
+        """Empty names: there is none."""
+        if service is None and client is None:
+            service, client = self._services.find_largest() or "", self._clients.find_largest() or ""
+            if self._clients[client] >= self._services[service]:
+                return self._find_holder(None, client)
+            return self._find_holder(service, None)
+        if service is None:
+            services = self._services_of.get(client or "")
+            service = services.find_largest() if services is not None else None
+        elif client is None:
+            clients = self._clients_of.get(service)
+            client = clients.find_largest() if clients is not None else None
+        return service or "", client or ""
+
+
+G = TypeVar("G", bound=Hashable)
+
+
+def _add(groups: defaultdict[G, Amounts[K]], group: G, key: K, amount: int) -> None:
+    groups[group].add(key, amount)
+    if not groups[group]:
+        del groups[group]

@@ -1,0 +1,59 @@
+"""Who holds most: what a scan of all holders would say, after any history."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conveyor_gateway.admission.shares import Amounts, Shares
+
+KEYS = st.sampled_from("abcde")
+
+
+@given(st.lists(st.tuples(KEYS, st.integers(-3, 5)), max_size=200))
+def test_the_largest_is_the_one_that_a_scan_finds(changes: list[tuple[str, int]]) -> None:
+    amounts, model = Amounts[str](), Counter[str]()
+    for key, amount in changes:
+        amount = max(amount, -model[key])
+        amounts.add(key, amount)
+        model[key] += amount
+        largest = amounts.find_largest()
+        assert (largest is None) == (not any(model.values()))
+        assert amounts[largest or ""] == max(model.values())
+        assert len(amounts._heap) <= 2 * len(amounts) + 16
+
+
+@dataclass(eq=False)
+class Request:
+    service: str
+    client: str
+
+
+@given(st.lists(st.tuples(KEYS, KEYS, st.integers(1, 5)), min_size=1, max_size=60), st.data())
+def test_the_victim_is_of_the_largest_holder(added: list[tuple[str, str, int]], data: st.DataObject) -> None:
+    """By service or by client, whichever holds more, and then by the other within it."""
+    shares, held = Shares[Request](1 << 40, 1 << 40, 1 << 40), dict[Request, int]()
+    for service, client, amount in added:
+        request = Request(service, client)
+        held[request] = amount
+        shares.add(request, amount, may_go=True)
+    for request in data.draw(st.lists(st.sampled_from([*held]), unique=True, max_size=len(held) - 1)):
+        shares.add(request, -held.pop(request), may_go=True)
+    victim = shares.find_victim(Request("new", "new"), 1)
+    assert victim is not None
+
+    def total(**wanted: str) -> int:
+        return sum(n for each, n in held.items() if all(getattr(each, k) == v for k, v in wanted.items()))
+
+    services, clients = {each.service for each in held}, {each.client for each in held}
+    of_service, of_client = total(service=victim.service), total(client=victim.client)
+    pair = total(service=victim.service, client=victim.client)
+    if of_client == max(total(client=client) for client in clients) >= max(total(service=s) for s in services):
+        assert pair == max(total(service=service, client=victim.client) for service in services)
+    else:
+        assert of_service == max(total(service=service) for service in services)
+        assert pair == max(total(service=victim.service, client=client) for client in clients)
+    assert held[victim] == max(
+        n for each, n in held.items() if (each.service, each.client) == (victim.service, victim.client)
+    )
