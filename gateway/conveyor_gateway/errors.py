@@ -10,6 +10,7 @@ GatewayError
 ├── NotFound              no such path, service or model
 ├── MethodNotAllowed      the path exists, for another method
 ├── QueueFull             the service's queue is full
+├── TooManyRequests       the gateway is full, and the request's service or client holds most of it
 ├── EngineFailed          an engine died before its answer was complete
 ├── Unavailable           the gateway cannot take the request now: starting, stopping, no memory left for bodies
 ├── TimedOut              no engine took, or answered, the request in time
@@ -44,6 +45,11 @@ class Code(AnswerCode):
     ENCODED_BODY = "encoded_body", 415, "at the gateway's root: the body is compressed"
     HOST_WITHOUT_NAMESPACE = "host_without_namespace", 421, "the host names a service but no namespace"
     QUEUE_FULL = "queue_full", 429, "as many requests wait in this gateway as its share of `queue.maxRequests` allows"
+    TOO_MANY_REQUESTS = (
+        "too_many_requests",
+        429,
+        "the gateway holds as many requests as it may, and most of them are this service's or this client's",
+    )
     HEADERS_TOO_LARGE = "headers_too_large", 431, "request line or headers are too long"
     INTERNAL_ERROR = "internal_error", 500, "a bug of the gateway; its log has the request's id"
     ENGINE_LOST = "engine_lost", 502, "two engines died before they answered"
@@ -134,6 +140,10 @@ class MethodNotAllowed(GatewayError):
 
 
 class QueueFull(GatewayError):
+    pass
+
+
+class TooManyRequests(GatewayError):
     pass
 
 

@@ -18,10 +18,12 @@ from dataclasses import dataclass
 
 from conveyor_gateway.admission.memory import Memory
 from conveyor_gateway.admission.queues import Queues
+from conveyor_gateway.clients import Clients
 from conveyor_gateway.engines.client import EngineClient
 from conveyor_gateway.listening.admin import build_admin_handler
 from conveyor_gateway.listening.listener import Listener
 from conveyor_gateway.listening.public import PublicApp
+from conveyor_gateway.listening.self_check import check_for_ever
 from conveyor_gateway.recording.metrics import Metrics, StateCollector
 from conveyor_gateway.recording.record import Recorder
 from conveyor_gateway.relaying.bodies import BodyReader
@@ -61,7 +63,7 @@ class Server:
         self._engines = EngineClient()
         queues = Queues(asyncio.get_running_loop(), self._engines, metrics.forget)
         directory = queues.catalog.directory
-        memory = Memory(settings.max_held_bytes)
+        memory = Memory(settings.max_held_bytes, max(1, settings.max_connections - settings.max_connections // 8))
         bodies = BodyReader(settings.max_request_bytes, settings.body_timeout_seconds)
         self._watches = _plan_watches(settings.watch_namespaces, queues)
         self._readiness = Readiness([watch.state for watch in self._watches])
@@ -72,7 +74,8 @@ class Server:
             queues, self._engines, bodies, memory, recorder, self._readiness, settings.heartbeat_seconds
         )
         own_hosts = OwnHosts(settings.system_namespace, settings.public_hosts)
-        public = PublicApp(self._open_requests, queues.catalog, self._readiness, metrics, own_hosts, memory)
+        clients = Clients(settings.trusted_proxies)
+        public = PublicApp(self._open_requests, queues.catalog, self._readiness, metrics, own_hosts, memory, clients)
         self._public = Listener(public.handle, settings.host, settings.port, settings.max_connections)
         admin = build_admin_handler(queues, self._readiness, metrics)
         self._admin = Listener(admin, settings.host, settings.admin_port, _MAX_ADMIN_CONNECTIONS)
@@ -92,6 +95,7 @@ class Server:
                     for watch in (*self._watches, self._gateways)
                 ]
                 background.append(tasks.create_task(self._log_staleness()))
+                background.append(tasks.create_task(self._check_public_port()))
                 await stop.wait()
                 await self._drain(end_now)
                 for task in background:
@@ -115,6 +119,14 @@ class Server:
             ended.cancel()
         self._open_requests.stop()  # also for what an open connection brings before it is closed
         await _wait_at_most(_LAST_ANSWERS_SECONDS, self._open_requests.wait_idle())
+
+    async def _check_public_port(self) -> None:
+        def set_answers(answers: bool) -> None:
+            if answers != self._readiness.answers_clients:
+                logger.warning("event=public_port answers=%s", str(answers).lower())
+            self._readiness.answers_clients = answers
+
+        await check_for_ever(self._public.port, self._settings.host, set_answers)
 
     async def _log_staleness(self) -> None:
         while True:

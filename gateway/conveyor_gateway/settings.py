@@ -8,7 +8,18 @@ from dataclasses import dataclass
 
 from conveyor_api.names import GATEWAY_ADMIN_PORT, GATEWAY_PORT, SYSTEM_NAMESPACE
 from conveyor_kube.kubeconfig import KUBECONFIG_MEANING
-from conveyor_process.kinds import HOSTS, LOG_FORMAT, LOG_LEVEL, NAMESPACES, PORT, TEXT, seconds, whole_number
+from conveyor_process.kinds import (
+    HOSTS,
+    LOG_FORMAT,
+    LOG_LEVEL,
+    NAMESPACES,
+    NETWORKS,
+    PORT,
+    TEXT,
+    Network,
+    seconds,
+    whole_number,
+)
 from conveyor_process.log import LogFormat
 from conveyor_process.settings import Program, setting
 
@@ -40,11 +51,18 @@ class Settings:
         "read as NAME.NAMESPACE",
         HOSTS,
     )
+    trusted_proxies: tuple[Network, ...] = setting(
+        (),
+        "networks of proxies in front of the gateway: behind them a client is the last address of X-Forwarded-For that "
+        "is not a proxy's, and has its share of the gateway; without them a client is the peer's address",
+        NETWORKS,
+    )
     # One takes 0.1 MiB with the longest headers, 0.25 MiB more with a stream that its client does not read: all of them
     # and max_held_bytes fit in the 1 GiB that the chart allows.
     max_connections: int = setting(
         2048,
-        "clients' connections at a time; for one more, those that wait longest for their client are closed",
+        "clients' connections at a time; for one more, those that wait longest for their client are closed; seven "
+        "eighths of them may have a request",
         whole_number(1, 1_000_000),
     )
     max_request_bytes: int = setting(

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Any, Final, TypeVar, get_args
 
@@ -83,6 +84,19 @@ LOG_LEVEL: Final = one_of(
 LOG_FORMAT: Final = literal(LogFormat)
 
 
+Network = IPv4Network | IPv6Network
+
+
+def _parse_networks(text: str) -> tuple[Network, ...]:
+    networks = list[Network]()
+    for entry in (each.strip() for each in text.split(",") if each.strip()):
+        try:
+            networks.append(ip_network(entry))
+        except ValueError:
+            raise ValueError(entry) from None
+    return tuple(networks)
+
+
 def _list_of(pattern: str, words: str, read: Callable[[str], str] = str) -> Kind[tuple[str, ...]]:
     def parse(text: str) -> tuple[str, ...]:
         entries = tuple(read(entry.strip()) for entry in text.split(",") if entry.strip())
@@ -95,4 +109,5 @@ def _list_of(pattern: str, words: str, read: Callable[[str], str] = str) -> Kind
 
 
 NAMESPACES: Final = _list_of("[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", "names of namespaces")
+NETWORKS: Final = Kind("networks in CIDR notation with commas between, each without host bits", _parse_networks)
 HOSTS: Final = _list_of("[a-z0-9]([a-z0-9.-]*[a-z0-9])?", "DNS names", str.lower)

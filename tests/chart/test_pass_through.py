@@ -91,6 +91,7 @@ OWN: dict[str, Json] = {
         "autoscaling": {"enabled": True},
         "url": "https://inference.example.com",
         "publicHosts": ["inference.example"],
+        "trustedProxies": ["10.244.0.0/16"],
         "drainTimeoutSeconds": 30,
         "service": {"type": "NodePort"},
     },

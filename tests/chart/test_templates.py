@@ -25,6 +25,7 @@ FULL = (
     "gateway.service.annotations.a/b=c",
     "gateway.url=https://inference.example.com",
     "gateway.publicHosts={inference.example}",
+    "gateway.trustedProxies={10.244.0.0/16,fd00::/64}",
     *(f"{process}.nodeSelector.disk=fast" for process in PROCESSES),
     *(f"{process}.priorityClassName=system-cluster-critical" for process in PROCESSES),
     *(f"{process}.tolerations[0].operator=Exists" for process in PROCESSES),
@@ -156,6 +157,7 @@ def test_values_reach_the_processes() -> None:
     spec = pods_of(objects)["conveyor-gateway"]
     settings = conveyor_gateway.settings.PROGRAM.parse(spec["containers"][0]["args"], {})
     assert settings.drain_timeout_seconds == 30
+    assert [str(network) for network in settings.trusted_proxies] == ["10.244.0.0/16", "fd00::/64"]
     assert spec["terminationGracePeriodSeconds"] > settings.drain_delay_seconds + settings.drain_timeout_seconds
     assert {args[name]["log-level"] for name in args} == {"debug"}
 

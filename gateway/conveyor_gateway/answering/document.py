@@ -47,6 +47,7 @@ _ENGINES_ANSWER: Final = (
     Code.BODY_TOO_SLOW,
     Code.REQUEST_TOO_LARGE,
     Code.QUEUE_FULL,
+    Code.TOO_MANY_REQUESTS,
     Code.ENGINE_LOST,
     Code.ENGINE_BROKE,
     Code.STOPPING,
@@ -78,13 +79,19 @@ class _EngineDocument(msgspec.Struct):
 
 
 async def send_document(
-    request: BaseRequest, path: str, service: Service, engines: Sequence[str], pages: SharedPages, memory: Memory
+    request: BaseRequest,
+    client: str,
+    path: str,
+    service: Service,
+    engines: Sequence[str],
+    pages: SharedPages,
+    memory: Memory,
 ) -> StreamResponse:
     """Returns when the client has it, until when its bytes count as held. Raises Unavailable.
 
     `engines` are the ready ones (`host:port`), `path` is the document's below the service's base.
     """
-    with Holding(memory, service.key, request.remote or "") as holding:
+    with Holding(memory, service.key, client) as holding:
         if not holding.take(2 * MAX_BYTES):  # the engine's, and ours
             raise build_memory_full()
         page = await pages.find(path, service.key, engines, MAX_BYTES, _TIMEOUT_SECONDS)

@@ -15,6 +15,7 @@ from conveyor_gateway.answering.document import send_document
 from conveyor_gateway.answering.models import build_model_list, find_model_page, send_model_list
 from conveyor_gateway.answering.status import build_own_status, build_probe, find_status
 from conveyor_gateway.answers import build_error, build_json, find_request_id
+from conveyor_gateway.clients import Clients
 from conveyor_gateway.engines.pages import SharedPages
 from conveyor_gateway.errors import Code, GatewayError, Unavailable
 from conveyor_gateway.recording.metrics import Metrics
@@ -34,6 +35,7 @@ class PublicApp:
     metrics: Metrics
     own_hosts: OwnHosts
     memory: Memory
+    clients: Clients
     pages: SharedPages = field(default_factory=SharedPages)
 
     async def handle(self, request: BaseRequest) -> StreamResponse:
@@ -65,7 +67,7 @@ class PublicApp:
             case Task.DESCRIBE:
                 answer = await self._send_document(request, route)
             case _:
-                return await self.open_requests.answer(request, route)
+                return await self.open_requests.answer(request, route, self.clients.find(request))
         self.metrics.count_request(route.service or "", HTTPStatus.OK)
         return answer
 
@@ -84,7 +86,8 @@ class PublicApp:
     async def _send_document(self, request: BaseRequest, route: Route) -> StreamResponse:
         assert route.service is not None, "only services have a document"
         service, engines = self.catalog.directory.services[route.service], self.catalog.engines(route.service)
-        return await send_document(request, route.path, service, engines, self.pages, self.memory)
+        client = self.clients.find(request)
+        return await send_document(request, client, route.path, service, engines, self.pages, self.memory)
 
 
 def _find_host(request: BaseRequest) -> str:

@@ -6,9 +6,12 @@ has a time and a least rate (408). Called by `request_life`.
 """
 
 import asyncio
+import contextlib
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
+from aiohttp import StreamReader
 from aiohttp.web import BaseRequest, RequestPayloadError
 
 from conveyor_gateway.admission.memory import Holding, build_memory_full
@@ -44,7 +47,7 @@ class BodyReader:
         try:
             async with asyncio.timeout_at(None if is_here else began + self._limit_seconds(0)) as limit:
                 # TimeoutError: aiohttp expects it, also where it reads what is left of a request.
-                with holding.arriving(stop=lambda: content.set_exception(TimeoutError())):
+                with contextlib.nullcontext() if is_here else holding.arriving(_build_evict(content)):
                     while piece := await content.readany():
                         if not holding.take(len(piece)):
                             raise build_memory_full()
@@ -75,6 +78,13 @@ class BodyReader:
         if max_bytes < self._max_request_bytes:
             elsewhere = f"; at /<namespace>/<name>/v1/... it may have {self._max_request_bytes}"
         return RequestTooLarge(f"the body is longer than {max_bytes} bytes{elsewhere}", Code.REQUEST_TOO_LARGE)
+
+
+def _build_evict(content: StreamReader) -> Callable[[], None]:
+    def evict() -> None:
+        content.set_exception(TimeoutError())
+
+    return evict
 
 
 def _send_continue(request: BaseRequest) -> None:

@@ -13,12 +13,13 @@ which is told the time that is left, ends what takes too long; the gateway, afte
 import asyncio
 import math
 import time
+from collections.abc import Callable
 from typing import Final
 
 from aiohttp.web import BaseRequest, StreamResponse
 
 from conveyor_api.endpoints import Task
-from conveyor_gateway.admission.memory import Holding, Memory
+from conveyor_gateway.admission.memory import Holding, Memory, build_too_many
 from conveyor_gateway.admission.queues import Queues
 from conveyor_gateway.admission.ticket import Ticket
 from conveyor_gateway.answers import build_error, build_stopping, find_request_id
@@ -70,9 +71,10 @@ class OpenRequests:
         self._heartbeat_seconds = heartbeat_seconds
         self._running: set[asyncio.Task[object]] = set()
         self._ended_at = -math.inf
+        self._evicted: set[asyncio.Task[object]] = set()
         self._stopped = False
 
-    async def answer(self, request: BaseRequest, route: Route) -> StreamResponse:
+    async def answer(self, request: BaseRequest, route: Route, client: str) -> StreamResponse:
         """What the client gets; a stream has been sent when this returns."""
         record = Record(find_request_id(request), route.path)
         task = asyncio.current_task()
@@ -81,17 +83,19 @@ class OpenRequests:
         try:
             if self._stopped:
                 raise build_stopping()
-            return await self._answer(request, route, record)
+            return await self._answer(request, route, client, record)
         except GatewayError as error:
             return self._refuse(error, record)
         except asyncio.CancelledError:
-            if not self._stopped or request.writer.output_size > 0:
+            ending = self._find_ending()
+            if ending is None or request.writer.output_size > 0:
                 record.set_client_gone()
                 raise
             clear_cancellation()
-            return self._refuse(build_stopping(), record)
+            return self._refuse(ending, record)
         finally:
             self._running.discard(task)
+            self._evicted.discard(task)
             self._ended_at = time.monotonic()
             self._recorder.finish(record)
 
@@ -114,12 +118,29 @@ class OpenRequests:
         for task in self._running:
             task.cancel()
 
+    def _build_evict(self) -> Callable[[], None]:
+        """Ends the current request, which has to give its room to others."""
+        task = asyncio.current_task()
+        assert task is not None, "aiohttp runs every handler in a task"
+
+        def evict() -> None:
+            self._evicted.add(task)
+            task.cancel()
+
+        return evict
+
+    def _find_ending(self) -> GatewayError | None:
+        """Why this gateway has cancelled the current request; None: its client has left."""
+        if asyncio.current_task() in self._evicted:
+            return build_too_many()
+        return build_stopping() if self._stopped else None
+
     def _refuse(self, error: GatewayError, record: Record) -> StreamResponse:
         record.status, record.reason = error.status, error.code
         return build_error(_with_hint(error, record), record.request_id)
 
-    async def _answer(self, request: BaseRequest, route: Route, record: Record) -> StreamResponse:
-        with Holding(self._memory, route.service or "", request.remote or "") as holding:
+    async def _answer(self, request: BaseRequest, route: Route, client: str, record: Record) -> StreamResponse:
+        with Holding(self._memory, route.service or "", client) as holding:
             service, engine_request = await self._read(request, route, record, holding)
             timeout_seconds = _timeout_seconds(request, service) - record.age_seconds()
             ticket = self._queues[service.key].admit(asyncio.get_running_loop().time() + timeout_seconds)
@@ -127,6 +148,7 @@ class OpenRequests:
                 if service.idle_timeout_seconds is not None and route.task is Task.GENERATE:
                     return await self._answer_alive(request, engine_request, ticket, record)
                 answer = await self._ask(engine_request, ticket, record)
+                holding.keep()
                 engine_request.release_body()  # nothing is tried again any more
                 return await self._send(request, answer, ticket, record)
             finally:
@@ -148,11 +170,13 @@ class OpenRequests:
             record.status, record.reason = heartbeat.response.status, error.code
             return await heartbeat.end(_with_hint(error, record))
         except asyncio.CancelledError:
-            if not self._stopped or heartbeat.response is None:
+            ending = self._find_ending()
+            if ending is None or heartbeat.response is None:
                 raise
             clear_cancellation()
-            record.status, record.reason = heartbeat.response.status, Code.STOPPING
-            return await heartbeat.end(build_stopping())
+            record.status, record.reason = heartbeat.response.status, ending.code
+            return await heartbeat.end(ending)
+        engine_request.holding.keep()
         engine_request.release_body()
         if heartbeat.response is None or answer.is_event_stream:
             return await self._send(request, answer, ticket, record, heartbeat.response)
@@ -167,7 +191,7 @@ class OpenRequests:
         body = await self._bodies.read(request, holding, is_routed=route.service is None)
         service, body = self._find_service(request, route, body)
         record.service = service.key
-        holding.assign(service.key, len(body))
+        holding.wait(service.key, len(body), self._build_evict())
         query = request.rel_url.raw_query_string
         path = f"{route.path}?{query}" if query else route.path
         return service, EngineRequest(path, build_engine_headers(request.headers, record.request_id), body, holding)

@@ -1,6 +1,7 @@
 """Whether this gateway should be sent requests: what /readyz and /demand say about it.
 
-Fed by `watch` (through its states) and by `server` (draining). Kubernetes asks /readyz every few seconds.
+Fed by `watch` (through its states), by `server` (draining) and by `self_check` (whether clients are answered).
+Kubernetes asks /readyz every few seconds.
 
 A gateway that has lost the API server stays ready: it serves on with what it knew last, engines that are gone are
 noticed by their connections, and if all gateways left their Service because the API server is away, an outage of the
@@ -24,6 +25,7 @@ class Readiness:
         self._watches = watches
         self._now_seconds = now_seconds
         self.draining = False
+        self.answers_clients = True  # on the public port
 
     @property
     def synced(self) -> bool:
@@ -33,7 +35,8 @@ class Readiness:
     def problems(self) -> list[str]:
         """Why no request should come here; empty: ready."""
         missing = [f"not synced: {watch.name}" for watch in self._watches if not watch.synced]
-        return ["draining"] * self.draining + missing
+        silent = not self.answers_clients and not self.draining
+        return ["draining"] * self.draining + ["the public port answers no clients"] * silent + missing
 
     def warnings(self) -> list[str]:
         """Problems with which this gateway still serves."""

@@ -1,0 +1,60 @@
+"""Which client a request is from: the address that has a share of the gateway.
+
+Made by `server`, called by `listening`. Nobody is authenticated, so a client is an address: the peer's, or behind
+proxies that are trusted the last address of X-Forwarded-For that is not a trusted proxy's. Any address before it was
+written by somebody who is not trusted.
+"""
+
+from collections.abc import Sequence
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+
+from aiohttp.web import BaseRequest
+
+from conveyor_process.kinds import Network
+
+_CLIENT_PREFIX_BITS = 64  # an IPv6 client usually has this much of a network to itself
+
+
+class Clients:
+    """`trusted_proxies` are networks of proxies that append to X-Forwarded-For."""
+
+    def __init__(self, trusted_proxies: Sequence[Network]) -> None:
+        self._trusted_proxies = trusted_proxies
+
+    def find(self, request: BaseRequest) -> str:
+        """The client's IPv4 address or IPv6 network; empty if it is unknown."""
+        client = _parse_address(request.remote or "")
+        if client is None or not self._is_trusted(client):
+            return _describe(client)
+        forwarded = ",".join(request.headers.getall("X-Forwarded-For", ()))
+        for text in reversed(forwarded.split(",")):
+            address = _parse_address(text)
+            if address is None:
+                break
+            client = address
+            if not self._is_trusted(client):
+                break
+        return _describe(client)
+
+    def _is_trusted(self, address: IPv4Address | IPv6Address) -> bool:
+        return any(address in network for network in self._trusted_proxies)
+
+
+def _parse_address(text: str) -> IPv4Address | IPv6Address | None:
+    """With or without a port and brackets, as proxies write it. None for anything else."""
+    text = text.strip()
+    if text.startswith("["):
+        text = text[1:].partition("]")[0]
+    elif text.count(":") == 1:
+        text = text.partition(":")[0]
+    try:
+        address = ip_address(text.partition("%")[0])
+    except ValueError:
+        return None
+    return address.ipv4_mapped or address if isinstance(address, IPv6Address) else address
+
+
+def _describe(address: IPv4Address | IPv6Address | None) -> str:
+    if isinstance(address, IPv6Address):
+        return str(IPv6Network((address, _CLIENT_PREFIX_BITS), strict=False))
+    return "" if address is None else str(address)

@@ -1,0 +1,40 @@
+"""Asks the public port as a client would, so that /readyz fails when no client is answered.
+
+Run by `server`. The admin port has its own connections and can answer at once while the public port answers nobody.
+Liveness does not depend on this check: a restart would end every stream, and a gateway under load would restart again.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from conveyor_api.names import GATEWAY_HEALTH_PATH
+
+PERIOD_SECONDS: Final = 1.0
+TIMEOUT_SECONDS: Final = 1.0
+MAX_FAILURES: Final = 3  # in a row: a short burst of load changes nothing
+
+_REQUEST: Final = f"GET {GATEWAY_HEALTH_PATH} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
+
+
+async def check_for_ever(port: int, host: str, set_answers: Callable[[bool], None]) -> None:
+    """Calls `set_answers` after each check: False after some failures in a row, True after one success."""
+    num_failures = 0
+    while True:
+        num_failures = 0 if await _answers(host or "localhost", port) else num_failures + 1
+        set_answers(num_failures < MAX_FAILURES)
+        await asyncio.sleep(PERIOD_SECONDS)
+
+
+async def _answers(host: str, port: int) -> bool:
+    writer: asyncio.StreamWriter | None = None
+    try:
+        async with asyncio.timeout(TIMEOUT_SECONDS):
+            reader, writer = await asyncio.open_connection(host, port)
+            writer.write(_REQUEST)
+            return (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+    except (OSError, TimeoutError, ValueError):
+        return False
+    finally:
+        if writer is not None:
+            writer.transport.abort()

@@ -1,0 +1,43 @@
+"""Whose share a request takes: the peer's, or that of the last address which no trusted proxy wrote for itself."""
+
+import pytest
+from aiohttp.test_utils import make_mocked_request
+from multidict import CIMultiDict
+
+from conveyor_gateway.clients import Clients
+from conveyor_gateway.settings import PROGRAM
+
+CLIENTS = Clients(PROGRAM.parse(["--trusted-proxies=10.0.0.0/8,fd00::/8"], {}).trusted_proxies)
+
+
+def find(peer: str, *forwarded: str, clients: Clients = CLIENTS) -> str:
+    headers = CIMultiDict(("X-Forwarded-For", each) for each in forwarded)
+    return clients.find(make_mocked_request("POST", "/", headers=headers).clone(remote=peer))
+
+
+@pytest.mark.parametrize(
+    ("peer", "forwarded", "client"),
+    [
+        ("192.0.2.1", ["198.51.100.7"], "192.0.2.1"),  # not trusted, whatever it writes
+        ("10.0.0.1", [], "10.0.0.1"),
+        ("10.0.0.1", ["198.51.100.7"], "198.51.100.7"),
+        ("10.0.0.1", ["203.0.113.9, 198.51.100.7"], "198.51.100.7"),  # the first was written by the client
+        ("10.0.0.1", ["198.51.100.7, 10.2.3.4"], "198.51.100.7"),
+        ("10.0.0.1", ["198.51.100.7", "10.2.3.4"], "198.51.100.7"),
+        ("10.0.0.1", ["10.9.9.9, 10.2.3.4"], "10.9.9.9"),
+        ("10.0.0.1", ["198.51.100.7:4711"], "198.51.100.7"),
+        ("10.0.0.1", ["[2001:db8:1:2:3:4:5:6]:4711"], "2001:db8:1:2::/64"),
+        ("fd00::1", ["198.51.100.7, nonsense, 10.2.3.4"], "10.2.3.4"),
+        ("::ffff:10.0.0.1", ["198.51.100.7"], "198.51.100.7"),
+        ("2001:db8:1:2:3:4:5:6", [], "2001:db8:1:2::/64"),
+        ("", [], ""),
+    ],
+)
+def test_the_client_is_the_last_address_that_is_not_a_trusted_proxys(
+    peer: str, forwarded: list[str], client: str
+) -> None:
+    assert find(peer, *forwarded) == client
+
+
+def test_without_trusted_proxies_a_client_is_the_peer() -> None:
+    assert find("10.0.0.1", "198.51.100.7", clients=Clients(())) == "10.0.0.1"

@@ -1,0 +1,59 @@
+"""A gateway that holds as many requests as it may still answers the clients of other services."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+from tests.gateway.cluster import Cluster, own_address
+from tests.gateway.engine_servers import answering, running_engine
+from tests.gateway.process import GatewayProcess
+from tests.gateway.stack import Stack, post
+
+MAX_CONNECTIONS = 32
+
+
+@pytest.fixture
+async def full(kubeconfig: Path, cluster: Cluster) -> AsyncIterator[tuple[Stack, list[asyncio.StreamReader]]]:
+    """One client's requests wait for `qwen`, which has no engine, on more connections than there may be."""
+    flags = (f"--watch-namespaces={cluster.namespace}", f"--max-connections={MAX_CONNECTIONS}")
+    with GatewayProcess(kubeconfig, *flags) as gateway:
+        stack = Stack(gateway, cluster)
+        await stack.apply_service(queue={"maxRequests": 100_000, "timeout": "1h"}, requestTimeout="2h")
+        sent = f"POST /{stack.key}/v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\nx".encode()
+        readers, writers = [], []
+        for _ in range(MAX_CONNECTIONS + 10):
+            reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+            writer.write(sent)
+            readers.append(reader)
+            writers.append(writer)
+        await stack.wait(lambda: stack.demand()["queued"] >= MAX_CONNECTIONS // 2)
+        yield stack, readers
+        for writer in writers:
+            writer.close()
+
+
+async def test_requests_that_wait_for_one_service_shut_nobody_out_of_another(
+    full: tuple[Stack, list[asyncio.StreamReader]], http: aiohttp.ClientSession
+) -> None:
+    stack, readers = full
+    async with running_engine(answering(web.Response, text="{}")) as engine:
+        other = Stack(stack.gateway, stack.cluster)
+        await asyncio.to_thread(stack.cluster.apply_service, "other")
+        await asyncio.to_thread(stack.cluster.apply_engine, "other", own_address(), engine.port)
+        labels = {"namespace": stack.cluster.namespace, "inference_service": "other"}
+        await other.wait(lambda: stack.gateway.metric("conveyor_gateway_engines", **labels) == 1)
+        url = f"{stack.gateway.url}/{stack.cluster.namespace}/other/v1/completions"
+        for _ in range(MAX_CONNECTIONS):
+            async with http.post(url, data=b"{}", headers={"Connection": "close"}) as answer:
+                assert answer.status == 200, await answer.text()
+    status, body, _ = await post(http, stack.completions)
+    assert (status, body["error"]["code"]) == (429, "too_many_requests")
+    received = b""
+    for reader in readers:
+        with contextlib.suppress(TimeoutError, ConnectionError):
+            received += await asyncio.wait_for(reader.read(1000), 0.05)
+    assert b"HTTP/1.1 429 " in received
