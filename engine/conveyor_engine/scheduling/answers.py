@@ -58,7 +58,7 @@ class Answers:
         if not vector:
             self.finish(request, FinishReason.ERROR, "the model's vector is not finite (NaN or infinity)")
             return
-        self._counters.count_prompt(request.num_prompt_tokens)
+        self._counters.count_prompt(request)
         output = request.output([])
         output.vector = vector
         if self._policy.keeps_together:
@@ -75,7 +75,7 @@ class Answers:
             self.finish(request, FinishReason.ERROR, "the model's logits are not finite (NaN or infinity)")
             return
         if request.num_output_tokens == 0:
-            self._counters.count_prompt(request.num_prompt_tokens)
+            self._counters.count_prompt(request)
         token_ids, reason = request.append(token_ids)
         self._counters.count_generated(len(token_ids))
         if reason is not None:

@@ -40,8 +40,9 @@ class Counters:
         self._stats.prefix_cache_query_tokens += query_tokens
         self._stats.prefix_cache_hit_tokens += hit_tokens
 
-    def count_prompt(self, num_tokens: int) -> None:
-        self._stats.prompt_tokens += num_tokens
+    def count_prompt(self, request: RequestState) -> None:
+        self._stats.prompt_tokens += request.num_prompt_tokens
+        self._stats.prompt_tokens_cached += request.num_cached_tokens
 
     def count_generated(self, num_tokens: int) -> None:
         self._stats.generation_tokens += num_tokens

@@ -58,6 +58,7 @@ class RequestState:
         "num_cached_tokens",
         "num_computed_tokens",
         "num_padding_tokens",
+        "num_preemptions",
         "num_prompt_tokens",
         "num_registered_blocks",
         "num_scheduled_tokens",
@@ -70,6 +71,7 @@ class RequestState:
         "request_id",
         "row",
         "sampling",
+        "scheduled_time",
         "serial",
         "stop_ids",
         "stop_strings",
@@ -108,6 +110,8 @@ class RequestState:
         self.cache_root = _cache_root(request.cache_salt)  # before the first block's hash
         self.num_registered_blocks = 0
         self.was_admitted = False
+        self.scheduled_time = 0.0  # when it was admitted first
+        self.num_preemptions = 0
         self.constraint: Constraint | None = None
         self.stop_strings: Detokenizer | None = None  # where only the engine can find them in time
         self.finished: FinishReason | None = None
@@ -209,6 +213,8 @@ class RequestState:
             new_token_ids=new_token_ids,
             logprobs=logprobs,
             num_cached_tokens=self.num_cached_tokens,
+            num_preemptions=self.num_preemptions,
+            scheduled_time=self.scheduled_time,
         )
 
     def hold_output(self, new_token_ids: list[int], logprobs: list[TokenLogprobs] | None) -> None:

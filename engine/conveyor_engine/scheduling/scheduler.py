@@ -171,6 +171,7 @@ class Scheduler:
     def _wait_to_come_back(self, request: RequestState) -> None:
         """At the head of the queue."""
         self.waiting.put_back(request)
+        request.num_preemptions += 1
         self._counters.count_preemption()
 
     def _candidates(self, now: float) -> Candidates:
@@ -200,7 +201,7 @@ class Scheduler:
                 close_reason = close_reason and ("kv_blocks" if short else close_reason)
                 break
             admitted.append(request)
-            self._note_prefix_hits(request)
+            self._note_admission(request, now)
             if not waits:
                 self._batch.feed(step, request)
         for request in admitted:
@@ -212,11 +213,12 @@ class Scheduler:
             self._batch.feed_all(step)
         return short
 
-    def _note_prefix_hits(self, request: RequestState) -> None:
+    def _note_admission(self, request: RequestState, now: float) -> None:
         if self._prefix_caching:
             self._counters.count_prefix(len(request.token_ids), request.num_computed_tokens)
         if not request.was_admitted:
             request.was_admitted = True
+            request.scheduled_time = now
             request.num_cached_tokens = request.num_computed_tokens
 
     def _pad_prompts(self, batch: list[RequestState]) -> None:

@@ -1,21 +1,14 @@
-"""Every metric of the engine, each name once. Filled by `http` and by the engine's steps; rendered at /metrics.
+"""The metrics of requests and steps, observed by `http` as they pass; all of the engine's, rendered at /metrics.
 
 Metrics that vLLM has too keep its names (vllm:*), for dashboards, gateways and load generators; the others are
-conveyor_engine_*. Gauges and counters of the engine process are read from its newest snapshot.
+conveyor_engine_*. What is read at a scrape is in `metrics_snapshot`.
 """
 
-import itertools
-import math
-from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
-
+from conveyor_engine.serving.metrics_snapshot import Counts, Snapshot
 from conveyor_engine.wire.messages import Step
-from conveyor_engine.wire.request import EngineStats, FinishReason, ModelFacts
+from conveyor_engine.wire.request import FinishReason
 
 _FIRST_TOKEN_SECONDS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560,
@@ -25,56 +18,22 @@ _BETWEEN_TOKENS_SECONDS = (
 )  # fmt: skip
 _REQUEST_SECONDS = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 _POWERS_OF_TWO = tuple(2**power for power in range(15))
-
-# (name, help, how to read it from a snapshot)
-_GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
-    ("vllm:num_requests_running", "Requests that take part in steps.", lambda s: s.num_running),
-    ("vllm:kv_cache_usage_perc", "Share of the KV blocks in use, 0 to 1.", lambda s: s.kv_cache_usage),
-)
-_COUNTERS: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
-    ("vllm:prompt_tokens", "Prompt tokens computed or found in the prefix cache.", lambda s: s.prompt_tokens),
-    ("vllm:generation_tokens", "Tokens generated.", lambda s: s.generation_tokens),
-    ("vllm:num_preemptions", "Requests preempted, to be computed again.", lambda s: s.num_preemptions),
-    (
-        "vllm:prefix_cache_queries",
-        "Tokens looked up in the prefix cache: of prompts and, after a preemption, of answers so far.",
-        lambda s: s.prefix_cache_query_tokens,
-    ),
-    (
-        "vllm:prefix_cache_hits",
-        "Tokens found in the prefix cache, of those looked up.",
-        lambda s: s.prefix_cache_hit_tokens,
-    ),
-    ("conveyor_engine_steps", "Steps run.", lambda s: s.num_steps),
-    ("conveyor_engine_padding_tokens", "Dummy tokens stepped.", lambda s: s.padding_tokens),
-    (
-        "conveyor_engine_kv_live_token_steps",
-        "Sum over steps of tokens in the KV cache.",
-        lambda s: s.kv_live_token_steps,
-    ),
-    (
-        "conveyor_engine_kv_allocated_token_steps",
-        "Sum over steps of the room allocated for them; waste is 1 - live / allocated.",
-        lambda s: s.kv_allocated_token_steps,
-    ),
-)
+_PREEMPTIONS = (0, 1, 2, 3, 4, 5, 10, 20)
+_METHODS = {"GET", "POST", "DELETE", "HEAD", "OPTIONS"}  # labels: a client may send any word
 
 
 class EngineMetrics:
-    """The engine's metrics in a registry of their own."""
+    """The engine's metrics in a registry of their own, each name once."""
 
     def __init__(self, model_name: str) -> None:
         self._registry = CollectorRegistry()
         self._label = {"model_name": model_name}
-        self._registry.register(_Snapshot(self))
-        self.stats = EngineStats()
-        self.num_waiting: Callable[[], int] = lambda: self.stats.num_waiting
-        self.facts: Callable[[], ModelFacts | None] = lambda: None
-        self.start_seconds: Callable[[], Mapping[str, float]] = dict
+        self._between_tokens = Counts(_BETWEEN_TOKENS_SECONDS)
+        self.snapshot = Snapshot(self._label, self._between_tokens)
+        self._registry.register(self.snapshot)
         self._first_token = self._histogram(
             "vllm:time_to_first_token_seconds", "From arrival to the first token.", _FIRST_TOKEN_SECONDS
         )
-        self._between_tokens = _Counts(_BETWEEN_TOKENS_SECONDS)
         self._per_output_token = self._histogram(
             "vllm:request_time_per_output_token_seconds",
             "Mean time per token after the first of one answer.",
@@ -83,10 +42,31 @@ class EngineMetrics:
         self._request = self._histogram(
             "vllm:e2e_request_latency_seconds", "From arrival to the last token.", _REQUEST_SECONDS
         )
+        self._queued = self._histogram(
+            "vllm:request_queue_time_seconds", "From the engine's queue to the first step.", _REQUEST_SECONDS
+        )
+        self._prefill = self._histogram(
+            "vllm:request_prefill_time_seconds", "From the first step to the first token.", _REQUEST_SECONDS
+        )
+        self._decode = self._histogram(
+            "vllm:request_decode_time_seconds", "From the first token to the last.", _REQUEST_SECONDS
+        )
+        self._inference = self._histogram(
+            "vllm:request_inference_time_seconds", "From the first step to the last token.", _REQUEST_SECONDS
+        )
+        self._preemptions = self._histogram("vllm:request_num_preemptions", "Of one answer.", _PREEMPTIONS)
         self._prompt_tokens = self._histogram("vllm:request_prompt_tokens", "Of one request.", _POWERS_OF_TWO)
         self._output_tokens = self._histogram("vllm:request_generation_tokens", "Of one answer.", _POWERS_OF_TWO)
         self._max_tokens = self._histogram("vllm:request_params_max_tokens", "As asked for.", _POWERS_OF_TWO)
-        self._step_tokens = self._histogram("vllm:iteration_tokens_total", "Tokens of one step.", _POWERS_OF_TWO)
+        self._longest_tokens = self._histogram(
+            "vllm:request_max_num_generation_tokens", "Of the longest of a prompt's answers.", _POWERS_OF_TWO
+        )
+        self._choices = self._histogram("vllm:request_params_n", "As asked for.", _POWERS_OF_TWO[:8])
+        self._step_tokens = self._histogram(
+            "vllm:iteration_tokens_total",
+            "Of one step: generated tokens, and the prompts that it completed.",
+            _POWERS_OF_TWO,
+        )
         self._step_seqs = self._histogram(
             "conveyor_engine_batch_size", "Requests that took part in one step.", _POWERS_OF_TWO[:11]
         )
@@ -98,6 +78,7 @@ class EngineMetrics:
             "conveyor_engine_ignored_fields", "Fields of requests that nobody defines: ignored.", "kind"
         )
         self._responses = self._counter("conveyor_engine_http_responses", "By route and status.", "route", "status")
+        self._requests = self._counter("http_requests", "As vLLM counts them, by route.", "handler", "method", "status")
 
     def render(self) -> bytes:
         """Prometheus text format."""
@@ -105,11 +86,12 @@ class EngineMetrics:
 
     def observe_step(self, step: Step) -> None:
         """After each engine step, also one that only reported aborts."""
-        ran = step.stats.num_steps > self.stats.num_steps
-        self.stats = step.stats
-        if ran:
-            self._step_tokens.observe(step.stats.step_num_tokens)
-            self._step_seqs.observe(step.stats.step_num_seqs)
+        before, now = self.snapshot.stats, step.stats
+        self.snapshot.stats = now
+        if now.num_steps > before.num_steps:
+            generated = now.generation_tokens - before.generation_tokens
+            self._step_tokens.observe(now.prompt_tokens - before.prompt_tokens + generated)
+            self._step_seqs.observe(now.step_num_seqs)
 
     def observe_prompt(self, num_tokens: int, max_tokens: int | None = None) -> None:
         """When a request was admitted; an embedding has no `max_tokens`."""
@@ -133,6 +115,19 @@ class EngineMetrics:
         if num_tokens > 1:
             self._per_output_token.observe(seconds_after_first / (num_tokens - 1))
 
+    def observe_stages(self, queued: float, prefill: float, decode: float, num_preemptions: int) -> None:
+        """When one answer ended that had begun: the seconds of its stages."""
+        self._queued.observe(queued)
+        self._prefill.observe(prefill)
+        self._decode.observe(decode)
+        self._inference.observe(prefill + decode)
+        self._preemptions.observe(num_preemptions)
+
+    def observe_choices(self, number: int, longest_tokens: int) -> None:
+        """When all answers to one prompt ended."""
+        self._choices.observe(number)
+        self._longest_tokens.observe(longest_tokens)
+
     def count_rejection(self, reason: str) -> None:
         """One request was refused before it ran."""
         self._rejections.labels(reason=reason).inc()
@@ -141,57 +136,11 @@ class EngineMetrics:
         """A request of this kind had so many fields that nobody defines. Their names would be labels without end."""
         self._ignored_fields.labels(kind=kind).inc(number)
 
-    def count_response(self, route: str, status: int) -> None:
-        """One HTTP answer began."""
+    def count_response(self, route: str, method: str, status: int) -> None:
+        """One HTTP answer began. `route` is one of few."""
         self._responses.labels(route=route, status=str(status)).inc()
-
-    def collect(self) -> Iterator[Metric]:
-        """The metrics that are read from the newest snapshot, or made of counts, at a scrape."""
-        stats, names, values = self.stats, list(self._label), list(self._label.values())
-        for name, text, read in (
-            *_GAUGES,
-            ("vllm:num_requests_waiting", "Requests without a place in the batch.", lambda _: self.num_waiting()),
-        ):
-            gauge = GaugeMetricFamily(name, text, labels=names)
-            gauge.add_metric(values, read(stats))
-            yield gauge
-        for name, text, read in _COUNTERS:
-            counter = CounterMetricFamily(name, text, labels=names)
-            counter.add_metric(values, read(stats))
-            yield counter
-        between = HistogramMetricFamily(
-            "vllm:inter_token_latency_seconds", "Between two tokens of one answer.", labels=names
-        )
-        between.add_metric(values, self._between_tokens.buckets(), self._between_tokens.sum)
-        yield between
-        closes = CounterMetricFamily(
-            "conveyor_engine_batch_close", "Batches closed, by why.", labels=[*names, "reason"]
-        )
-        for reason, count in stats.batch_close_reasons.items():
-            closes.add_metric([*values, reason], count)
-        yield closes
-        if (facts := self.facts()) is not None:
-            info = GaugeMetricFamily(
-                "vllm:cache_config_info", "The KV cache's shape.", labels=[*names, "block_size", "num_gpu_blocks"]
-            )
-            info.add_metric([*values, str(facts.block_size), str(facts.num_kv_blocks)], 1)
-            yield info
-        start = GaugeMetricFamily(
-            "conveyor_engine_start_seconds",
-            "What it took the engine process to be ready: to load the weights, to warm up.",
-            labels=[*names, "part"],
-        )
-        for part, seconds in self.start_seconds().items():
-            start.add_metric([*values, part], seconds)
-        yield start
-        capacity = GaugeMetricFamily(
-            "conveyor_engine_capacity",
-            "Requests that it could run at once lately: its batch, or what the KV cache carried.",
-            labels=names,
-        )
-        if facts is not None:
-            capacity.add_metric(values, facts.max_num_seqs if stats.num_carried is None else stats.num_carried)
-        yield capacity
+        method = method if method in _METHODS else "other"
+        self._requests.labels(handler=route, method=method, status=f"{status // 100}xx").inc()
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         histogram = Histogram(name, text, list(self._label), buckets=buckets, registry=self._registry)
@@ -199,23 +148,6 @@ class EngineMetrics:
 
     def _counter(self, name: str, text: str, *labels: str) -> "_LabelledCounter":
         return _LabelledCounter(Counter(name, text, [*self._label, *labels], registry=self._registry), self._label)
-
-
-class _Counts:
-    """A histogram that takes many equal values at once; prometheus_client's would cost each token a microsecond."""
-
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self._bounds = (*bounds, math.inf)
-        self._counts = [0] * len(self._bounds)
-        self.sum = 0.0
-
-    def add(self, value: float, times: int) -> None:
-        self._counts[bisect_left(self._bounds, value)] += times
-        self.sum += value * times
-
-    def buckets(self) -> list[tuple[str, int]]:
-        """Each bound, and how many values were not above it."""
-        return list(zip(map(floatToGoString, self._bounds), itertools.accumulate(self._counts), strict=True))
 
 
 class _LabelledCounter:
@@ -227,16 +159,3 @@ class _LabelledCounter:
 
     def labels(self, **labels: str) -> Counter:
         return self._counter.labels(**self._label, **labels)
-
-
-class _Snapshot(Collector):
-    """Makes the registry ask EngineMetrics at each scrape."""
-
-    def __init__(self, metrics: EngineMetrics) -> None:
-        self._metrics = metrics
-
-    def collect(self) -> Iterator[Metric]:
-        return self._metrics.collect()
-
-    def describe(self) -> list[GaugeMetricFamily]:
-        return []  # so that registering does not collect

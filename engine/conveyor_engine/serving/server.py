@@ -65,9 +65,9 @@ async def serve(config: EngineConfig, fork_server: ForkServer, engine_program: s
     listener = _listen(config.host, config.port)
     metrics = EngineMetrics(model.name)
     engine = EngineClient(config, metrics.observe_step, engine_program)
-    metrics.num_waiting = lambda: engine.num_waiting
-    metrics.facts = lambda: engine.facts
-    metrics.start_seconds = lambda: engine.start_seconds
+    metrics.snapshot.num_waiting = lambda: engine.num_waiting
+    metrics.snapshot.facts = lambda: engine.facts
+    metrics.snapshot.start_seconds = lambda: engine.start_seconds
     stopping = _catch_signals()
     workers = WorkerPool(fork_server, stopping.begun.set)
     state = AppState(config, model.name, engine, model.tokenizer, metrics, workers, Memory(), int(time.time()))

@@ -42,6 +42,11 @@ class Detokenizer:
         self._last_start = 0  # of the first token that is not shown
         self._ends: deque[int] = deque()  # of the tokens that are not shown, in characters of the answer
 
+    @property
+    def num_characters(self) -> int:
+        """Of the answer, shown so far."""
+        return self._shown
+
     def push(self, token_ids: Sequence[int]) -> Piece:
         """Takes the next tokens; after a stop string was found the rest of them is ignored."""
         for token_id in token_ids:

@@ -105,6 +105,8 @@ class RequestOutput(msgspec.Struct, kw_only=True, array_like=True):
     finish_reason: FinishReason | None = None
     message: str | None = None
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache
+    num_preemptions: int = 0
+    scheduled_time: float = 0.0  # time.monotonic() seconds of its first step; 0: it never had one
     vector: bytes | None = None  # the prompt's, float32 each
 
     @property
@@ -119,6 +121,7 @@ class RequestOutput(msgspec.Struct, kw_only=True, array_like=True):
             self.logprobs = [*(self.logprobs or ()), *later.logprobs]
         self.finish_reason, self.message, self.vector = later.finish_reason, later.message, later.vector
         self.num_cached_tokens = max(self.num_cached_tokens, later.num_cached_tokens)
+        self.num_preemptions, self.scheduled_time = later.num_preemptions, later.scheduled_time
 
 
 class EmbeddingFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -171,7 +174,8 @@ class EngineStats(msgspec.Struct, kw_only=True, array_like=True):
     num_preemptions: int = 0
     prefix_cache_query_tokens: int = 0
     prefix_cache_hit_tokens: int = 0
-    prompt_tokens: int = 0  # prompt tokens computed or found in the prefix cache
+    prompt_tokens: int = 0  # prompt tokens computed or found in the prefix cache ...
+    prompt_tokens_cached: int = 0  # ... and those of them that were found there
     generation_tokens: int = 0
     padding_tokens: int = 0  # dummy tokens stepped (static)
     kv_live_token_steps: int = 0  # sum over steps of tokens held in the KV cache ...

@@ -30,6 +30,7 @@ class Model(msgspec.Struct):
     object: Literal["model"]
     created: int
     owned_by: str
+    root: str
     max_model_len: int | None
 
 
@@ -54,8 +55,9 @@ class Version(msgspec.Struct):
 
 class Load(msgspec.Struct):
     """How many requests run and wait, how many the KV cache carried at once if it was short lately, whether the engine
-    drains, and how long it warmed up when it started."""
+    drains, and how long it warmed up when it started. `server_load` is vLLM's name for all requests here."""
 
+    server_load: int
     running: int
     waiting: int
     max_num_seqs: int

@@ -47,12 +47,24 @@ def build_app(state: AppState) -> ASGIApp:
     document = build_document()  # once: it takes 17 ms, for which it would block every stream
     app.openapi = lambda: document  # type: ignore[method-assign]  # as FastAPI has it be extended; served at /openapi.json
     app.state.conveyor = state
-    for (method, path), answer in ROUTES.items():
-        app.add_route(path, answer, methods=[method])
+    for path in dict.fromkeys(path for _, path in ROUTES):
+        answers = {method: answer for (method, at), answer in ROUTES.items() if at == path}
+        app.add_route(path, _by_method(answers), methods=list(answers))
     app.add_exception_handler(ConveyorEngineError, _answer_failure)
     app.add_exception_handler(HTTPException, _answer_http_exception)
     app.add_exception_handler(Exception, _answer_bug)
     return _Envelope(app, state.metrics)
+
+
+def _by_method(
+    answers: dict[str, Callable[[Request], Awaitable[Response]]],
+) -> Callable[[Request], Awaitable[Response]]:
+    """One route for all methods of a path, so that 405 lists them all."""
+
+    async def answer(request: Request) -> Response:
+        return await answers["GET" if request.method == "HEAD" else request.method](request)
+
+    return answer
 
 
 async def _answer_failure(request: Request, error: Exception) -> Response:
@@ -97,7 +109,7 @@ class _Envelope:
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message.get("headers", ()), (REQUEST_ID_HEADER.lower().encode(), request_id)]
-                self._metrics.count_response(_route(scope["path"]), message["status"])
+                self._metrics.count_response(_route(scope["path"]), scope["method"], message["status"])
             await send(message)
 
         await self._app(scope, receive, send_with_id)

@@ -92,7 +92,7 @@ class ChatFormat:
         return ChatChunk(self._id, self._created, self._state.model_name, [choice], usage or self._no_usage)
 
     def _logprobs(self, delta: Delta) -> ChatLogprobs | None:
-        return chat_logprobs(self._state.tokenizer, delta.tokens) if self._with_logprobs else None
+        return chat_logprobs(self._state.tokenizer, delta.tokens) if self._with_logprobs and delta.tokens else None
 
     def usage_chunk(self, usage: Usage) -> ChatChunk:
         """The counts, with no choice."""

@@ -17,7 +17,10 @@ from conveyor_engine.wire.request import FinishReason, RequestOutput, TokenLogpr
 
 
 class Token(NamedTuple):
-    """A shown token's log probabilities, and where in the choice's text it begins (characters)."""
+    """A token's log probabilities, and where in the choice's text it begins (characters).
+
+    Those of an end token are told although its text is not shown.
+    """
 
     logprobs: TokenLogprobs
     start: int
@@ -46,20 +49,21 @@ class Choice:
         self.num_cached_tokens = 0
         self._detokenizer = Detokenizer(tokenizer, request.prompt_tail, stop, request.min_tokens)
         self._logprobs: list[TokenLogprobs] = []  # of the tokens not shown yet
-        self._clock = _Clock(metrics, request.arrival_time)
+        self._clock = _Clock(metrics, request.arrival_time, time.monotonic())
 
     def take(self, output: RequestOutput) -> Delta | None:
         """The next output's visible part. Raises DeadlineExceeded or GenerationFailed."""
         self.num_tokens += len(output.new_token_ids)
         self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
-        self._clock.observe_tokens(len(output.new_token_ids))
+        self._clock.observe_tokens(output)
         if output.finish_reason is not None:
             self._raise_failure(output)
         token_ids = output.new_token_ids
         self._logprobs.extend(output.logprobs or ())
+        end: list[TokenLogprobs] = []
         if output.finish_reason is FinishReason.STOP:
             token_ids = token_ids[:-1]  # the token that ended it is not shown
-            del self._logprobs[-1:]
+            end = [self._logprobs.pop()] if self._logprobs else []
         piece = self._detokenizer.push(token_ids)
         if output.finish_reason is not None and not piece.stopped:
             rest = self._detokenizer.finish()
@@ -69,7 +73,7 @@ class Choice:
             self._end(FinishReason.STOP)
         elif output.finish_reason is not None:
             self._end(output.finish_reason)
-        return self._delta(piece)
+        return self._delta(piece, [] if piece.stopped else end)
 
     def leave(self) -> None:
         """Ends the choice, if it is not finished: its reader has left."""
@@ -80,10 +84,11 @@ class Choice:
         self.finish_reason = reason.value
         self._clock.observe_end(reason.value, self.num_tokens)
 
-    def _delta(self, piece: Piece) -> Delta | None:
+    def _delta(self, piece: Piece, end: list[TokenLogprobs]) -> Delta | None:
         num_tokens = len(piece.token_starts)
         shown, self._logprobs = self._logprobs[:num_tokens], self._logprobs[num_tokens:]
         tokens = [Token(logprobs, start) for logprobs, start in zip(shown, piece.token_starts, strict=False)]
+        tokens += [Token(logprobs, self._detokenizer.num_characters) for logprobs in end]
         if not (piece.text or tokens or self.finish_reason):
             return None
         return Delta(self.index, piece.text, tokens, self.finish_reason, self.num_tokens)
@@ -101,10 +106,15 @@ class _Clock:
 
     metrics: EngineMetrics
     arrival: float
+    sent: float  # to the engine
     first: float = field(default=0.0)
     last: float = field(default=0.0)
+    scheduled: float = field(default=0.0)
+    num_preemptions: int = field(default=0)
 
-    def observe_tokens(self, num_tokens: int) -> None:
+    def observe_tokens(self, output: RequestOutput) -> None:
+        self.scheduled, self.num_preemptions = output.scheduled_time, output.num_preemptions
+        num_tokens = len(output.new_token_ids)
         if not num_tokens:
             return
         now = time.monotonic()
@@ -119,3 +129,6 @@ class _Clock:
     def observe_end(self, reason: str, num_tokens: int) -> None:
         now = time.monotonic()
         self.metrics.observe_end(reason, num_tokens, now - self.arrival, now - self.first if self.first else 0.0)
+        if self.first:
+            queued, prefill = max(0.0, self.scheduled - self.sent), self.first - self.scheduled
+            self.metrics.observe_stages(queued, prefill, self.last - self.first, self.num_preemptions)

@@ -42,7 +42,7 @@ class CompletionFormat:
 
     def __init__(self, state: AppState, prepared: Prepared) -> None:
         self._state = state
-        self._num_top = prepared.top_logprobs
+        self._with_logprobs = prepared.top_logprobs is not None
         self._id = prepared.id
         self._created = int(time.time())
         self._no_usage = None if prepared.include_usage else UNSET
@@ -62,16 +62,16 @@ class CompletionFormat:
     def choice(self, answer: Answer) -> Iterator[bytes]:
         """One choice of the body."""
         yield b'{"index":%d,"text":%b,"logprobs":' % (answer.index, encode(answer.text.getvalue()))
-        if self._num_top is None:
-            yield b"null"
+        if self._with_logprobs:
+            yield from completion_logprobs_pieces(self._state.tokenizer, answer.tokens)
         else:
-            yield from completion_logprobs_pieces(self._state.tokenizer, answer.tokens, self._num_top)
+            yield b"null"
         yield b',"finish_reason":%b}' % encode(answer.finish_reason)
 
     def _chunk_choice(self, delta: Delta) -> CompletionChoice:
         logprobs = None
-        if self._num_top is not None:
-            logprobs = completion_logprobs(self._state.tokenizer, delta.tokens, self._num_top)
+        if self._with_logprobs and delta.tokens:
+            logprobs = completion_logprobs(self._state.tokenizer, delta.tokens)
         return CompletionChoice(delta.choice, delta.text, logprobs, delta.finish_reason)
 
     def _completion(self, choices: list[CompletionChoice], usage: Usage | UnsetType | None) -> Completion:

@@ -52,6 +52,7 @@ class EmbeddingsResponse(EngineResponse):
         super().__init__(opened)
         assert isinstance(opened.prepared, PreparedEmbeddings)
         self._prepared = opened.prepared
+        self._sent = time.monotonic()
         self._vectors: dict[str, bytes] = {}
         self._open = set(self._prepared.request_ids)
 
@@ -70,6 +71,8 @@ class EmbeddingsResponse(EngineResponse):
         if (failure := find_failure(output)) is not None:
             raise failure
         assert output.vector is not None
+        queued, computed = output.scheduled_time - self._sent, time.monotonic() - output.scheduled_time
+        self._state.metrics.observe_stages(max(0.0, queued), computed, 0.0, output.num_preemptions)
         self._vectors[output.request_id] = output.vector
         self._held.grow(len(output.vector))
 

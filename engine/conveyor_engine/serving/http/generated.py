@@ -54,6 +54,10 @@ class GeneratedResponse(EngineResponse):
             await self._send_stream(send)
         else:
             await self._send_whole(send)
+        n = self._prepared.choices_per_prompt
+        for first in range(0, len(self._choices), n):
+            longest = max(choice.num_tokens for choice in self._choices[first : first + n])
+            self._state.metrics.observe_choices(n, longest)
 
     def _take(self, outputs: list[RequestOutput]) -> list[Delta]:
         """What they add to the choices. Raises DeadlineExceeded or GenerationFailed."""

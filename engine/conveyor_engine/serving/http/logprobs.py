@@ -16,7 +16,7 @@ class CompletionLogprobs(msgspec.Struct):
 
     tokens: list[str]
     token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]] | None
+    top_logprobs: list[dict[str, float]]
     text_offset: list[int]
 
 
@@ -44,12 +44,12 @@ class ChatLogprobs(msgspec.Struct):
     refusal: None = None
 
 
-def completion_logprobs(tokenizer: Tokenizer, tokens: Sequence[Token], num_top: int) -> CompletionLogprobs:
-    """The chosen token is among the top ones even if it was not one of the likeliest."""
+def completion_logprobs(tokenizer: Tokenizer, tokens: Sequence[Token]) -> CompletionLogprobs:
+    """The chosen token is among the top ones even if it was not one of the likeliest, or if none were asked for."""
     return CompletionLogprobs(
         tokens=[_text(tokenizer, t.logprobs.token_id) for t in tokens],
         token_logprobs=[max(LOWEST, t.logprobs.logprob) for t in tokens],
-        top_logprobs=[_top_by_text(tokenizer, t) for t in tokens] if num_top else None,
+        top_logprobs=[_top_by_text(tokenizer, t) for t in tokens],
         text_offset=[t.start for t in tokens],
     )
 
@@ -59,17 +59,14 @@ def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[Token]) -> ChatLogprobs
     return ChatLogprobs([_chat_token(tokenizer, token) for token in tokens])
 
 
-def completion_logprobs_pieces(tokenizer: Tokenizer, tokens: Sequence[Token], num_top: int) -> Iterator[bytes]:
+def completion_logprobs_pieces(tokenizer: Tokenizer, tokens: Sequence[Token]) -> Iterator[bytes]:
     """The JSON of `completion_logprobs`, a few tokens at a time."""
     yield b'{"tokens":'
     yield from _array(tokens, lambda t: _text(tokenizer, t.logprobs.token_id))
     yield b',"token_logprobs":'
     yield from _array(tokens, lambda t: max(LOWEST, t.logprobs.logprob))
     yield b',"top_logprobs":'
-    if num_top:
-        yield from _array(tokens, lambda t: _top_by_text(tokenizer, t))
-    else:
-        yield b"null"
+    yield from _array(tokens, lambda t: _top_by_text(tokenizer, t))
     yield b',"text_offset":'
     yield from _array(tokens, lambda t: t.start)
     yield b"}"

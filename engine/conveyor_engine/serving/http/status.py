@@ -28,8 +28,8 @@ async def get_model(request: Request) -> Response:
 
 
 def _model(state: AppState) -> Model:
-    facts = state.engine.facts
-    return Model(state.model_name, "model", state.created, "conveyor", facts.max_model_len if facts else None)
+    facts, root = state.engine.facts, state.config.model
+    return Model(state.model_name, "model", state.created, "conveyor", root, facts.max_model_len if facts else None)
 
 
 async def get_livez(request: Request) -> Response:
@@ -60,6 +60,7 @@ async def get_load(request: Request) -> Response:
     state = app_state(request)
     engine = state.engine
     load = Load(
+        server_load=engine.stats.num_running + engine.num_waiting,
         running=engine.stats.num_running,
         waiting=engine.num_waiting,
         max_num_seqs=engine.facts.max_num_seqs if engine.facts else state.config.max_num_seqs,

@@ -143,7 +143,31 @@ def test_a_stop_token_ends_the_answer_and_min_tokens_keeps_it_away(server: Engin
     assert early["choices"][0]["finish_reason"] == late["choices"][0]["finish_reason"] == "stop"
     assert early["usage"]["completion_tokens"] <= 30 < late["usage"]["completion_tokens"]
     # the token that ended it is counted, but is no part of the text
-    assert len(late["choices"][0]["logprobs"]["tokens"]) == late["usage"]["completion_tokens"] - 1
+    assert len(late["choices"][0]["logprobs"]["tokens"]) == late["usage"]["completion_tokens"]
+
+
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_each_token_has_log_probabilities_the_end_token_too(server: EngineServer, path: str, stream: bool) -> None:
+    """As vLLM tells them. A chunk without a token has null, not an empty list."""
+    chat = path.startswith("chat")
+    body = {"seed": 3, "max_tokens": 900, "stop_token_ids": list(range(128)), "stream": stream}
+    body |= (
+        {"messages": [{"role": "user", "content": "a"}], "logprobs": True} if chat else {"prompt": "a", "logprobs": 0}
+    )
+    body |= {"stream_options": {"include_usage": True}} if stream else {}
+    answer = server.post(f"/v1/{path}", body)
+    lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: {")]
+    answers = [json.loads(line) for line in lines] if stream else [answer.json()]
+    choices = [choice for each in answers for choice in each["choices"]]
+    assert choices[-1]["finish_reason"] == "stop"
+    told = [choice["logprobs"]["content" if chat else "tokens"] for choice in choices if choice["logprobs"] is not None]
+    assert all(told)
+    assert sum(map(len, told)) == answers[-1]["usage"]["completion_tokens"]
+    if not chat:
+        last, text = choices[-1]["logprobs"], "".join(choice["text"] for choice in choices)
+        assert last["text_offset"][-1] == len(text)
+        assert last["top_logprobs"][-1] == {last["tokens"][-1]: last["token_logprobs"][-1]}
 
 
 def test_logprobs_have_the_chosen_and_the_likeliest_tokens(client: OpenAI) -> None:

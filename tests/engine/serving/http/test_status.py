@@ -34,15 +34,40 @@ def test_the_model_is_listed(server: EngineServer) -> None:
     assert listed["object"] == "list"
     assert [model["id"] for model in listed["data"]] == ["tiny"]
     assert listed["data"][0]["max_model_len"] == CONTEXT_TOKENS
+    assert listed["data"][0]["root"].endswith("/tiny"), "vLLM's load generator takes it for the tokenizer's name"
     assert server.get("/v1/models/tiny").json() == listed["data"][0]
     assert server.get("/v1/models/org/other").status_code == 404
 
 
 def test_the_load_of_an_idle_engine_is_nothing(server: EngineServer) -> None:
     server.wait_load(running=0, waiting=0, draining=False, max_num_seqs=2, carried=None)
-    numbers = {"running", "waiting", "max_num_seqs", "kv_cache_usage", "carried", "warm_up_seconds"}
+    numbers = {"server_load", "running", "waiting", "max_num_seqs", "kv_cache_usage", "carried", "warm_up_seconds"}
     assert set(server.load()) == numbers | {"draining"}
     assert samples(server)["conveyor_engine_capacity"] == 2
+
+
+def test_a_path_lists_all_of_its_methods(server: EngineServer) -> None:
+    answer = server.client.options(server.url + "/place")
+    assert (answer.status_code, {*answer.headers["allow"].split(", ")}) == (405, {"GET", "HEAD", "DELETE"})
+    assert server.client.head(server.url + "/readyz").status_code == 200
+
+
+def test_a_request_s_stages_and_choices_are_counted_as_vllm_does(server: EngineServer) -> None:
+    before = samples(server)
+    body = {"prompt": [5, 6, 7], "max_tokens": 10, "ignore_eos": True, "n": 2}
+    assert server.post("/v1/completions", body).status_code == 200
+    grown = {name: value - before.get(name, 0) for name, value in samples(server).items()}
+    stages = [grown[f"vllm:request_{stage}_time_seconds_sum"] for stage in ("prefill", "decode", "inference")]
+    assert stages[0] > 0
+    assert stages[1] > 0
+    assert stages[2] == pytest.approx(stages[0] + stages[1])
+    assert 0 <= grown["vllm:request_queue_time_seconds_sum"] < grown["vllm:e2e_request_latency_seconds_sum"]
+    for stage in ("queue", "prefill", "decode", "inference"):
+        assert grown[f"vllm:request_{stage}_time_seconds_count"] == 2
+    assert (grown["vllm:request_num_preemptions_count"], grown["vllm:request_num_preemptions_sum"]) == (2, 0)
+    assert (grown["vllm:request_params_n_count"], grown["vllm:request_params_n_sum"]) == (1, 2)
+    assert grown["vllm:request_max_num_generation_tokens_sum"] == 10
+    assert grown["vllm:iteration_tokens_total_sum"] == 2 * 3 + 2 * 10, "prompts and generated tokens, as vLLM counts"
 
 
 def test_metrics_count_what_was_done(server: EngineServer) -> None:

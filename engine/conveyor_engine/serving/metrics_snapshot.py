@@ -1,0 +1,153 @@
+"""The metrics that are read at a scrape: the newest snapshot of the engine process, and counts. Used by `metrics`."""
+
+import itertools
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+from conveyor_engine.wire.request import EngineStats, ModelFacts
+
+# (name, help, how to read it from a snapshot)
+_GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
+    ("vllm:num_requests_running", "Requests that take part in steps.", lambda s: s.num_running),
+    ("vllm:kv_cache_usage_perc", "Share of the KV blocks in use, 0 to 1.", lambda s: s.kv_cache_usage),
+)
+_COUNTERS: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
+    ("vllm:prompt_tokens", "Prompt tokens computed or found in the prefix cache.", lambda s: s.prompt_tokens),
+    (
+        "vllm:prompt_tokens_cached",
+        "Prompt tokens found in the prefix cache, each prompt's first time.",
+        lambda s: s.prompt_tokens_cached,
+    ),
+    ("vllm:generation_tokens", "Tokens generated.", lambda s: s.generation_tokens),
+    ("vllm:num_preemptions", "Requests preempted, to be computed again.", lambda s: s.num_preemptions),
+    (
+        "vllm:prefix_cache_queries",
+        "Tokens looked up in the prefix cache: of prompts and, after a preemption, of answers so far.",
+        lambda s: s.prefix_cache_query_tokens,
+    ),
+    (
+        "vllm:prefix_cache_hits",
+        "Tokens found in the prefix cache, of those looked up.",
+        lambda s: s.prefix_cache_hit_tokens,
+    ),
+    ("conveyor_engine_steps", "Steps run.", lambda s: s.num_steps),
+    ("conveyor_engine_padding_tokens", "Dummy tokens stepped.", lambda s: s.padding_tokens),
+    (
+        "conveyor_engine_kv_live_token_steps",
+        "Sum over steps of tokens in the KV cache.",
+        lambda s: s.kv_live_token_steps,
+    ),
+    (
+        "conveyor_engine_kv_allocated_token_steps",
+        "Sum over steps of the room allocated for them; waste is 1 - live / allocated.",
+        lambda s: s.kv_allocated_token_steps,
+    ),
+)
+
+
+class Counts:
+    """A histogram that takes many equal values at once; prometheus_client's would cost each token a microsecond."""
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = (*bounds, math.inf)
+        self._counts = [0] * len(self._bounds)
+        self.sum = 0.0
+
+    def add(self, value: float, times: int) -> None:
+        self._counts[bisect_left(self._bounds, value)] += times
+        self.sum += value * times
+
+    def buckets(self) -> list[tuple[str, int]]:
+        """Each bound, and how many values were not above it."""
+        return list(zip(map(floatToGoString, self._bounds), itertools.accumulate(self._counts), strict=True))
+
+
+class Snapshot(Collector):
+    """The engine's state as metrics. Whoever makes it tells it where to read."""
+
+    def __init__(self, label: Mapping[str, str], between_tokens: Counts) -> None:
+        self._names, self._values = list(label), list(label.values())
+        self._between_tokens = between_tokens
+        self.stats = EngineStats()
+        self.num_waiting: Callable[[], int] = lambda: self.stats.num_waiting
+        self.facts: Callable[[], ModelFacts | None] = lambda: None
+        self.start_seconds: Callable[[], Mapping[str, float]] = dict
+
+    def describe(self) -> list[Metric]:
+        return []  # so that registering does not collect
+
+    def collect(self) -> Iterator[Metric]:
+        """Called at each scrape."""
+        for name, text, read in _GAUGES:
+            yield self._gauge(name, text, read(self.stats))
+        for name, text, read in _COUNTERS:
+            counter = CounterMetricFamily(name, text, labels=self._names)
+            counter.add_metric(self._values, read(self.stats))
+            yield counter
+        between = HistogramMetricFamily(
+            "vllm:inter_token_latency_seconds", "Between two tokens of one answer.", labels=self._names
+        )
+        between.add_metric(self._values, self._between_tokens.buckets(), self._between_tokens.sum)
+        yield between
+        closes = CounterMetricFamily(
+            "conveyor_engine_batch_close", "Batches closed, by why.", labels=[*self._names, "reason"]
+        )
+        for reason, count in self.stats.batch_close_reasons.items():
+            closes.add_metric([*self._values, reason], count)
+        yield closes
+        yield from self._waiting()
+        if (facts := self.facts()) is not None:
+            yield self._cache_config(facts)
+        yield from self._capacity(facts)
+
+    def _waiting(self) -> Iterator[Metric]:
+        waiting = self.num_waiting()
+        yield self._gauge("vllm:num_requests_waiting", "Requests without a place in the batch.", waiting)
+        reasons = {"capacity": waiting, "deferred": 0}  # vLLM's; here nobody is deferred
+        yield self._gauges("vllm:num_requests_waiting_by_reason", "The same, by why.", "reason", reasons)
+
+    def _cache_config(self, facts: ModelFacts) -> Metric:
+        size = facts.num_kv_blocks * facts.block_size
+        labels = {
+            "block_size": str(facts.block_size),
+            "num_gpu_blocks": str(facts.num_kv_blocks),
+            "kv_cache_size_tokens": str(size),
+            "kv_cache_max_concurrency": str(size / facts.max_model_len),
+        }
+        info = GaugeMetricFamily("vllm:cache_config_info", "The KV cache's shape.", labels=[*self._names, *labels])
+        info.add_metric([*self._values, *labels.values()], 1)
+        return info
+
+    def _capacity(self, facts: ModelFacts | None) -> Iterator[Metric]:
+        yield self._gauges(
+            "conveyor_engine_start_seconds",
+            "What it took the engine process to be ready: to load the weights, to warm up.",
+            "part",
+            self.start_seconds(),
+        )
+        capacity = GaugeMetricFamily(
+            "conveyor_engine_capacity",
+            "Requests that it could run at once lately: its batch, or what the KV cache carried.",
+            labels=self._names,
+        )
+        if facts is not None:
+            carried = self.stats.num_carried
+            capacity.add_metric(self._values, facts.max_num_seqs if carried is None else carried)
+        yield capacity
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        gauge = GaugeMetricFamily(name, text, labels=self._names)
+        gauge.add_metric(self._values, value)
+        return gauge
+
+    def _gauges(self, name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
+        gauge = GaugeMetricFamily(name, text, labels=[*self._names, label])
+        for each, value in values.items():
+            gauge.add_metric([*self._values, each], value)
+        return gauge
