@@ -18,7 +18,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export KUBECACHEDIR := $(CACHE)/kubectl
 KUBECONFIG_FILE = $$($(PY) -m e2e.cluster kubeconfig)
 
-.PHONY: help venv tools cluster-tools generate check check-generated test test-all test-oldest set-up e2e demo demo-url demo-down demo-model images cluster cluster-down deploy fresh clients vllm oci keda expose bench soak release-dry-run clean
+.PHONY: help venv tools cluster-tools generate check check-generated test test-all test-oldest set-up e2e demo demo-url demo-down demo-model offline-models images cluster cluster-down deploy fresh clients vllm oci keda expose bench soak release-dry-run clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -84,6 +84,9 @@ images: venv ## Build the control and the engine image
 
 demo-model: venv ## Train the demo's model into the cache, once
 	@nice $(PY) -m e2e.demo_model
+
+offline-models: demo-model ## Train that model and one that embeds into the cache, once: nothing is downloaded
+	@nice $(PY) -m e2e.demo_model demo-embed
 
 cluster: cluster-tools venv ## Bring up a whole empty local Kubernetes; prints its KUBECONFIG
 	$(PY) -m e2e.cluster up

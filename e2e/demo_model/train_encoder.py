@@ -23,7 +23,7 @@ from e2e.demo_model.corpus import NAMES, QUESTIONS, prose, topics
 SEED = 20261125
 VOCABULARY = 4096
 DIMENSIONS = 128
-TEXT_TOKENS_MAX = 64  # in training; the model has 512 positions, of which it learns the first ones
+TEXT_TOKENS_MAX = 64  # of the 512 positions it learns these, and the engine takes no longer text
 PAIRS = 48  # per step, each of another page
 STEPS = 300
 LEARNING_RATE = 1e-3
@@ -80,7 +80,9 @@ def _train_tokenizer(pages: list[Page]) -> PreTrainedTokenizerFast:
     ends = [(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
     tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
     names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, mask_token="[MASK]", model_max_length=512, **names)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, mask_token="[MASK]", model_max_length=TEXT_TOKENS_MAX, **names
+    )
 
 
 def _shape(tokenizer: PreTrainedTokenizerFast) -> BertConfig:
@@ -148,7 +150,7 @@ def _write_sentence_files(directory: Path) -> None:
         for number, (path, kind) in enumerate(kinds)
     ]
     pooling = {"word_embedding_dimension": DIMENSIONS, "pooling_mode_mean_tokens": True}
-    limits = {"max_seq_length": 512, "do_lower_case": False}
+    limits = {"max_seq_length": TEXT_TOKENS_MAX, "do_lower_case": False}
     for file, content in (
         ("modules.json", modules), ("1_Pooling/config.json", pooling), ("sentence_bert_config.json", limits)
     ):  # fmt: skip

@@ -12,8 +12,9 @@ from e2e.demo_model import demo_model_directory
 
 
 def replace_training(monkeypatch: pytest.MonkeyPatch, train: Callable[[Path, Callable[[str], None]], None]) -> None:
-    """The module as a whole, since it would import torch."""
-    monkeypatch.setitem(sys.modules, "e2e.demo_model.train", SimpleNamespace(train=train))
+    """The modules as a whole, since they would import torch."""
+    for recipe in ("train", "train_encoder"):
+        monkeypatch.setitem(sys.modules, f"e2e.demo_model.{recipe}", SimpleNamespace(train=train))
 
 
 @pytest.fixture
@@ -35,9 +36,15 @@ def test_the_model_is_trained_once(trained: list[Path]) -> None:
     assert len(trained) == 1
 
 
+def test_the_two_models_lie_side_by_side(trained: list[Path]) -> None:
+    folders = [demo_model_directory(name) for name in module.SOURCES]
+    assert [folder.name for folder in folders] == ["demo", "demo-embed"]
+    assert len(trained) == len({module.model_key(name) for name in module.SOURCES}) == 2
+
+
 def test_another_recipe_is_trained_anew_in_the_same_place(trained: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     before = demo_model_directory()
-    monkeypatch.setattr(module, "model_key", lambda: "another")
+    monkeypatch.setattr(module, "model_key", lambda name: "another")
     assert demo_model_directory() == demo_model_directory() == before
     assert (before / "weights").read_text() == "2"
 

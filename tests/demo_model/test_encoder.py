@@ -1,0 +1,47 @@
+"""The embedding model that is trained here, as the engine serves it: what it finds."""
+
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.engine.processes import EngineServer
+
+from e2e.demo_model import EMBEDDING, demo_model_directory
+from e2e.demo_model.corpus import NAMES
+from e2e.demo_model.train_encoder import QUESTIONS, build_pages
+
+QUESTION = "how to use {}"  # in none of the forms that it was trained with
+TEXT_CHARACTERS_MAX = 200
+
+
+def embed(engine: EngineServer, texts: list[str]) -> list[list[float]]:
+    answer: httpx.Response = engine.post("/v1/embeddings", {"model": EMBEDDING, "input": texts})
+    assert answer.status_code == 200, answer.text
+    return [item["embedding"] for item in answer.json()["data"]]
+
+
+def nearest(vector: list[float], others: list[list[float]]) -> int:
+    """By the cosine: all vectors have length 1."""
+    products = [sum(a * b for a, b in zip(vector, other, strict=True)) for other in others]
+    return products.index(max(products))
+
+
+@pytest.mark.slow  # trains for two minutes where the cache has no model
+@pytest.mark.timeout(1800)
+def test_a_question_finds_its_page(tmp_path: Path) -> None:
+    assert QUESTION not in QUESTIONS
+    pages = build_pages()
+    asked = [number for number, page in enumerate(pages) if page.key in NAMES]
+    with EngineServer(tmp_path, demo_model_directory(EMBEDDING), served_model_name=EMBEDDING) as engine:
+        engine.wait_ready()
+        beginnings = embed(engine, [" ".join(page.sentences[:3])[:TEXT_CHARACTERS_MAX] for page in pages])
+        questions = embed(engine, [QUESTION.format(pages[number].names[0]) for number in asked])
+    found = [nearest(vector, beginnings) for vector in questions]
+    right = sum(one == other for one, other in zip(found, asked, strict=True))
+    assert right >= 0.7 * len(asked), f"{right} of {len(asked)}, among {len(pages)} pages"
+
+
+def test_every_page_has_names_and_sentences() -> None:
+    pages = build_pages()
+    assert len(pages) > 50
+    assert all(page.names and len(page.sentences) >= 3 for page in pages)
