@@ -21,6 +21,7 @@ from conveyor_gateway.admission.queues import Queues
 from conveyor_gateway.clients import Clients
 from conveyor_gateway.engines.client import EngineClient
 from conveyor_gateway.listening.admin import build_admin_handler
+from conveyor_gateway.listening.cors import Cors
 from conveyor_gateway.listening.listener import Listener
 from conveyor_gateway.listening.public import PublicApp
 from conveyor_gateway.listening.self_check import check_for_ever
@@ -75,8 +76,11 @@ class Server:
         )
         own_hosts = OwnHosts(settings.system_namespace, settings.public_hosts)
         clients = Clients(settings.trusted_proxies)
-        public = PublicApp(self._open_requests, queues.catalog, self._readiness, metrics, own_hosts, memory, clients)
-        self._public = Listener(public.handle, settings.host, settings.port, settings.max_connections)
+        cors = Cors(frozenset(settings.allowed_origins))
+        public = PublicApp(
+            self._open_requests, queues.catalog, self._readiness, metrics, own_hosts, memory, clients, cors
+        )
+        self._public = Listener(public.handle, settings.host, settings.port, settings.max_connections, cors)
         admin = build_admin_handler(queues, self._readiness, metrics)
         self._admin = Listener(admin, settings.host, settings.admin_port, _MAX_ADMIN_CONNECTIONS)
 

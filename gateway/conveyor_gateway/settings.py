@@ -14,6 +14,7 @@ from conveyor_process.kinds import (
     LOG_LEVEL,
     NAMESPACES,
     NETWORKS,
+    ORIGINS,
     PORT,
     TEXT,
     Network,
@@ -56,6 +57,12 @@ class Settings:
         "networks of proxies in front of the gateway: behind them a client is the last address of X-Forwarded-For that "
         "is not a proxy's, and has its share of the gateway; without them a client is the peer's address",
         NETWORKS,
+    )
+    allowed_origins: tuple[str, ...] = setting(
+        (),
+        "origins of web pages whose scripts may call the gateway (CORS), as https://chat.example.com; * for all; empty "
+        "for none",
+        ORIGINS,
     )
     # One takes 0.1 MiB with the longest headers, 0.25 MiB more with a stream that its client does not read: all of them
     # and max_held_bytes fit in the 1 GiB that the chart allows.

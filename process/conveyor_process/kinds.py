@@ -110,4 +110,5 @@ def _list_of(pattern: str, words: str, read: Callable[[str], str] = str) -> Kind
 
 NAMESPACES: Final = _list_of("[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", "names of namespaces")
 NETWORKS: Final = Kind("networks in CIDR notation with commas between, each without host bits", _parse_networks)
+ORIGINS: Final = _list_of(r"\*|[a-z][a-z0-9+.-]*://[^/,\s]+", "origins SCHEME://HOST[:PORT] or *", str.lower)
 HOSTS: Final = _list_of("[a-z0-9]([a-z0-9.-]*[a-z0-9])?", "DNS names", str.lower)

@@ -92,6 +92,7 @@ OWN: dict[str, Json] = {
         "url": "https://inference.example.com",
         "publicHosts": ["inference.example"],
         "trustedProxies": ["10.244.0.0/16"],
+        "cors": {"allowedOrigins": ["https://chat.example.com"]},
         "drainTimeoutSeconds": 30,
         "service": {"type": "NodePort"},
     },

@@ -26,6 +26,7 @@ FULL = (
     "gateway.url=https://inference.example.com",
     "gateway.publicHosts={inference.example}",
     "gateway.trustedProxies={10.244.0.0/16,fd00::/64}",
+    "gateway.cors.allowedOrigins={https://chat.example.com,http://localhost:3000}",
     *(f"{process}.nodeSelector.disk=fast" for process in PROCESSES),
     *(f"{process}.priorityClassName=system-cluster-critical" for process in PROCESSES),
     *(f"{process}.tolerations[0].operator=Exists" for process in PROCESSES),
@@ -158,6 +159,7 @@ def test_values_reach_the_processes() -> None:
     settings = conveyor_gateway.settings.PROGRAM.parse(spec["containers"][0]["args"], {})
     assert settings.drain_timeout_seconds == 30
     assert [str(network) for network in settings.trusted_proxies] == ["10.244.0.0/16", "fd00::/64"]
+    assert settings.allowed_origins == ("https://chat.example.com", "http://localhost:3000")
     assert spec["terminationGracePeriodSeconds"] > settings.drain_delay_seconds + settings.drain_timeout_seconds
     assert {args[name]["log-level"] for name in args} == {"debug"}
 

@@ -63,6 +63,7 @@ def test_the_schema_knows_exactly_the_values_that_there_are() -> None:
         ("gateway.url=https://a.example/", "'https://a.example/' does not match pattern"),
         ("gateway.publicHosts[0]=https://a", "'https://a' does not match pattern"),
         ("gateway.trustedProxies[0]=10.0.0.1", "'10.0.0.1' does not match pattern"),
+        ("gateway.cors.allowedOrigins[0]=chat.example.com", "'chat.example.com' does not match pattern"),
         ("watchNamespaces[0]=Team A", "'Team A' does not match pattern"),
         ("watchNamespaces[0]=team.a", "'team.a' does not match pattern"),
         (f"watchNamespaces[0]={'a' * 64}", "at '/watchNamespaces/0': maxLength: got 64, want 63"),

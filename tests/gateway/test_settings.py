@@ -32,6 +32,7 @@ def test_empty_lists_are_all_and_none() -> None:
     [
         (["--port=http"], "flag --port: `port` must be a port number from 0 to 65535, not 'http'"),
         (["--port=65536"], "from 0 to 65535"),
+        (["--allowed-origins=https://a/b"], "`allowed_origins` must be origins SCHEME://HOST[:PORT] or * with commas"),
         (["--trusted-proxies=10.0.0.0/8,10.0.0.1/8"], "`trusted_proxies` must be networks in CIDR notation"),
         (["--trusted-proxies=ingress"], "each without host bits, not 'ingress'"),
         (["--admin-port=-1"], "`admin_port` must be a port number from 0 to 65535, not '-1'"),

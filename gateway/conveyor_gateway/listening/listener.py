@@ -17,6 +17,7 @@ from aiohttp.http_exceptions import LineTooLong
 
 from conveyor_gateway.answers import build_error, find_request_id
 from conveyor_gateway.errors import Code, GatewayError, HeadersTooLarge, InternalError, InvalidRequest, Unavailable
+from conveyor_gateway.listening.cors import NOBODY, Cors
 from conveyor_kube.http_connection import MAX_HEAD_BYTES, MAX_LINE_BYTES, Connection
 from conveyor_kube.http_server import Server, open_port
 from conveyor_process.listening import close_port
@@ -42,21 +43,24 @@ def _build_full() -> bytes:
     return "\r\n".join((*lines, "Connection: close", "", "")).encode() + body
 
 
-class _Request(web.BaseRequest):
-    """aiohttp's, whose every answer gets `SAFE_HEADERS`."""
+def _request_factory(cors: Cors) -> Callable[..., web.BaseRequest]:
+    class Request(web.BaseRequest):
+        """aiohttp's, whose every answer gets `SAFE_HEADERS` and those of `cors`."""
 
-    async def _prepare_hook(self, response: web.StreamResponse) -> None:
-        response.headers.update(SAFE_HEADERS)
+        async def _prepare_hook(self, response: web.StreamResponse) -> None:
+            response.headers.update(SAFE_HEADERS)
+            response.headers.update(cors.build_headers(self))
 
+    def make(
+        message: RawRequestMessage,
+        payload: StreamReader,
+        protocol: web.RequestHandler,
+        writer: AbstractStreamWriter,
+        task: asyncio.Task[None],
+    ) -> web.BaseRequest:
+        return Request(message, payload, protocol, writer, task, asyncio.get_running_loop())
 
-def _make_request(
-    message: RawRequestMessage,
-    payload: StreamReader,
-    protocol: web.RequestHandler,
-    writer: AbstractStreamWriter,
-    task: asyncio.Task[None],
-) -> _Request:
-    return _Request(message, payload, protocol, writer, task, asyncio.get_running_loop())
+    return make
 
 
 class _Connection(Connection):
@@ -87,8 +91,9 @@ class _Connection(Connection):
 class Listener:
     """One port. `port` is the real one once it is open, also if 0 was asked for."""
 
-    def __init__(self, handler: Handler, host: str, port: int, max_connections: int) -> None:
+    def __init__(self, handler: Handler, host: str, port: int, max_connections: int, cors: Cors = NOBODY) -> None:
         self._handler = handler
+        self._cors = cors
         self._max_connections = max_connections
         self._host = host
         self._asked_port = port
@@ -96,7 +101,11 @@ class Listener:
 
     async def open(self) -> None:
         server = Server(
-            self._handler, self._max_connections, _Connection, handler_cancellation=True, request_factory=_make_request
+            self._handler,
+            self._max_connections,
+            _Connection,
+            handler_cancellation=True,
+            request_factory=_request_factory(self._cors),
         )
         self._runner = web.ServerRunner(server, shutdown_timeout=1.0)
         await self._runner.setup()

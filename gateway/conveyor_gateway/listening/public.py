@@ -18,6 +18,7 @@ from conveyor_gateway.answers import build_error, build_json, find_request_id
 from conveyor_gateway.clients import Clients
 from conveyor_gateway.engines.pages import SharedPages
 from conveyor_gateway.errors import Code, GatewayError, Unavailable
+from conveyor_gateway.listening.cors import NOBODY, Cors
 from conveyor_gateway.recording.metrics import Metrics
 from conveyor_gateway.relaying.request_life import OpenRequests
 from conveyor_gateway.routing import OwnHosts, Route, parse_route
@@ -36,12 +37,15 @@ class PublicApp:
     own_hosts: OwnHosts
     memory: Memory
     clients: Clients
+    cors: Cors = NOBODY
     pages: SharedPages = field(default_factory=SharedPages)
 
     async def handle(self, request: BaseRequest) -> StreamResponse:
         path = request.rel_url.raw_path
         if path in (GATEWAY_HEALTH_PATH, READINESS_PATH):
             answer: StreamResponse = build_probe(request, self.readiness)
+        elif (preflight := self.cors.answer_preflight(request)) is not None:
+            answer = preflight
         else:
             try:
                 answer = await self._answer(request, path)

@@ -1,0 +1,53 @@
+"""Which web pages may read the gateway's answers: cross-origin resource sharing (fetch.spec.whatwg.org).
+
+Used by `public` for preflight requests, and by `listener` for the headers of every answer. Engines cannot set any of
+these headers: `engines.headers` does not pass them on. Cookies are never asked for.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from aiohttp.web import BaseRequest, Response
+
+from conveyor_process.request_headers import REQUEST_ID_HEADER
+
+ANY: Final = "*"
+_MAX_AGE_SECONDS: Final = 600
+_PREFLIGHT: Final = {
+    "Access-Control-Allow-Methods": "GET, POST",
+    "Access-Control-Allow-Headers": "authorization, *",  # the star does not include it
+    "Access-Control-Max-Age": str(_MAX_AGE_SECONDS),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cors:
+    """The origins of pages that may call, as `https://chat.example.com`; `*` is all of them."""
+
+    origins: frozenset[str] = frozenset()
+
+    def build_headers(self, request: BaseRequest) -> dict[str, str]:
+        """What each answer has beside its own headers. None if no origin is allowed."""
+        if not self.origins:
+            return {}
+        if ANY in self.origins:
+            return _allow(ANY)
+        varies = {"Vary": "Origin"}  # for caches: another origin gets another answer
+        origin = request.headers.get("Origin", "")
+        return varies | _allow(origin) if origin in self.origins else varies
+
+    def answer_preflight(self, request: BaseRequest) -> Response | None:
+        """The answer to a browser that asks before it sends; None for another request, or if no origin is allowed."""
+        if request.method != "OPTIONS" or not self.origins or "Access-Control-Request-Method" not in request.headers:
+            return None
+        return Response(status=204, headers=_PREFLIGHT)
+
+
+NOBODY: Final = Cors()
+
+
+def _allow(origin: str) -> dict[str, str]:
+    return {
+        "Access-Control-Allow-Origin": origin,
+        "Access-Control-Expose-Headers": f"{REQUEST_ID_HEADER}, Retry-After",
+    }
