@@ -69,7 +69,15 @@ class GatewaySource:
             raise NotKnown(f"a gateway cannot be read, so the sum is not known: {unreadable[0]}")
         if not demands:
             raise NotKnown("no gateway can be reached that has read the InferenceServices")
-        return sum_demand(service, demands)
+        demand = sum_demand(service, demands)
+        logger.debug(
+            "event=demand service=%s gateways=%d unreadable=%d demand=%s",
+            service,
+            len(demands),
+            len(unreadable),
+            demand,
+        )
+        return demand
 
     def _check_heard(self) -> None:
         """Raises NotKnown when there may be gateways that are not in the list."""

@@ -123,9 +123,12 @@ async def watch_collection(client: ApiClient, collection: Collection, sink: Sink
         except (TimeoutError, OSError, aiohttp.ClientError, ValueError, WatchFailed) as error:
             watch.version = None
             failure = str(error) or type(error).__name__
-            logger.warning("event=watch_failed watch=%s retry_seconds=%.1f error=%s", state.name, pause, failure)
         if loop.time() - began > longest:
             pause = shortest
+        if failure is not None:
+            # A watch that ends now and then is routine. One that fails again at once needs somebody.
+            level = logging.INFO if pause == shortest else logging.WARNING
+            logger.log(level, "event=watch_failed watch=%s retry_seconds=%.1f error=%s", state.name, pause, failure)
         await asyncio.sleep(random.uniform(pause / 2, pause))
         pause = shortest if failure is None else min(2 * pause, longest)
 

@@ -23,6 +23,9 @@ _URL: Final = re.compile(r"(https?://)(?:[^\s/'\"]*@)?([^\s?'\"]*)(?:\?[^\s'\"]*
 _PAIR: Final = re.compile(r'([a-z][a-z0-9_]*)=("(?:[^"\\]|\\.)*"|[^\s"]*)(?: |$)')
 _ARGUMENT: Final = re.compile(r"%[-#0 +]*\d*(?:\.\d+)?([a-zA-Z])")
 _NUMBERS: Final = "dfg"
+_OWN_LOGGERS: Final = (
+    "conveyor_engine", "conveyor_gateway", "conveyor_kube", "conveyor_metrics", "conveyor_operator", "conveyor_process"
+)  # fmt: skip
 _BARE: Final = re.compile('[^ "=]+')
 
 Value = tuple[str, str, bool]
@@ -30,11 +33,18 @@ Value = tuple[str, str, bool]
 
 
 def set_up_log(level: str, log_format: LogFormat, quiet: tuple[str, ...] = ()) -> None:
-    """For the whole process. `quiet`: loggers of libraries that say too much below WARNING."""
+    """For the whole process. `quiet`: loggers of libraries that say too much below WARNING.
+
+    DEBUG is for our own loggers: libraries write whole bodies there, those of Secrets among them.
+    """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonFormatter() if log_format == "json" else _LogfmtFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.captureWarnings(True)
+    own_level = logging.getLogger().level
+    logging.getLogger().setLevel(max(own_level, logging.INFO))
+    for name in _OWN_LOGGERS:
+        logging.getLogger(name).setLevel(own_level)
     for name in quiet:
         logging.getLogger(name).setLevel(logging.WARNING)
 

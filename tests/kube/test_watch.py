@@ -1,6 +1,7 @@
 """A watch follows a real API server, through a door that loses events, ends watches and shuts."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -120,6 +121,22 @@ async def test_while_the_api_server_is_away_what_was_known_stays(followed: Follo
     await asyncio.to_thread(followed.cluster.apply_service, "new")
     await until(lambda: followed.knows("qwen", "new"))
     assert followed.states[0].heard_at > heard
+
+
+async def test_a_watch_that_ends_once_is_routine_and_one_that_fails_again_is_a_warning(
+    followed: Followed, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    followed.proxy.end_watches(410)
+    await until(lambda: len(find_failures(caplog)) == 2 and followed.proxy.watches == 2)
+    assert {record.levelname for record in find_failures(caplog)} == {"INFO"}
+    followed.proxy.is_shut = True
+    followed.proxy.end_watches()
+    await until(lambda: "WARNING" in {record.levelname for record in find_failures(caplog)})
+
+
+def find_failures(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    return [record for record in caplog.records if "event=watch_failed" in record.message]
 
 
 async def test_a_watch_that_falls_silent_is_given_up_and_listed_again(

@@ -90,6 +90,18 @@ def test_the_whole_process_writes_so(capsys: pytest.CaptureFixture[str], log_for
     assert lines[0]["message"] == "Invalid HTTP request received."
 
 
+def test_at_debug_only_our_own_loggers_say_more(capsys: pytest.CaptureFixture[str], log_format: LogFormat) -> None:
+    """Libraries write whole bodies there, those of Secrets among them."""
+    set_up_log("DEBUG", log_format)
+    for name in ("kubernetes.aio.client.rest", "aiohttp", "kopf", "conveyor_gateway.relaying"):
+        logging.getLogger(name).debug("event=detail body=%s", "secret")
+    lines = [FORMATTERS[log_format][1](line) for line in capsys.readouterr().err.splitlines()]
+    assert [(line["level"], line["event"]) for line in lines] == [("DEBUG", "detail")]
+    set_up_log("INFO", log_format)
+    logging.getLogger("conveyor_gateway.relaying").debug("event=detail body=%s", "secret")
+    assert not capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [

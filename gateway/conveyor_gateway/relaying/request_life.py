@@ -11,6 +11,7 @@ which is told the time that is left, ends what takes too long; the gateway, afte
 """
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import Callable
@@ -44,6 +45,8 @@ from conveyor_gateway.routing import Route, find_model
 from conveyor_gateway.watching.catalog import Service
 from conveyor_gateway.watching.readiness import Readiness
 from conveyor_process.request_headers import REQUEST_ID_HEADER, REQUEST_TIMEOUT_HEADER, parse_timeout_seconds
+
+logger = logging.getLogger(__name__)
 
 # A request whose engine dies is tried on one more engine only: it may be what ends them.
 MAX_LOST: Final = 2
@@ -144,6 +147,7 @@ class OpenRequests:
             service, engine_request = await self._read(request, route, record, holding)
             timeout_seconds = _timeout_seconds(request, service) - record.age_seconds()
             ticket = self._queues[service.key].admit(asyncio.get_running_loop().time() + timeout_seconds)
+            self._log_admitted(service, record, timeout_seconds)
             try:
                 if service.idle_timeout_seconds is not None and route.task is Task.GENERATE:
                     return await self._answer_alive(request, engine_request, ticket, record)
@@ -153,6 +157,16 @@ class OpenRequests:
                 return await self._send(request, answer, ticket, record)
             finally:
                 ticket.close()
+
+    def _log_admitted(self, service: Service, record: Record, timeout_seconds: float) -> None:
+        """For `--log-level=debug`: where the request was routed to, and what it meets there."""
+        if logger.isEnabledFor(logging.DEBUG):
+            queue = self._queues[service.key]
+            logger.debug(
+                "event=admitted id=%s service=%s path=%s queued=%d dispatched=%d engines=%d timeout_seconds=%.1f",
+                record.request_id, service.key, record.path, queue.queued, queue.dispatched, queue.num_engines,
+                timeout_seconds,
+            )  # fmt: skip
 
     async def _answer_alive(
         self, request: BaseRequest, engine_request: EngineRequest, ticket: Ticket, record: Record
@@ -220,6 +234,10 @@ class OpenRequests:
                 record.waited_seconds = ticket.waited_seconds
             record.engine = engine.address
             record.attempts += 1
+            logger.debug(
+                "event=dispatched id=%s engine=%s attempt=%d wait_seconds=%.4f granted=%s",
+                record.request_id, engine.address, record.attempts, record.waited_seconds, ticket.is_granted,
+            )  # fmt: skip
             try:
                 answer = await self._ask_one(engine.address, request, ticket)
             except EngineHasNoPlace as error:

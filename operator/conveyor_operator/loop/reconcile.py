@@ -72,6 +72,8 @@ class Reconciler:
             now = datetime.now(UTC)
             plan = case.plan(now)
             steps = [step for step in plan if not isinstance(step, RequeueAt)]
+            if logger.isEnabledFor(logging.DEBUG):
+                logger.debug("event=planned key=%s steps=%s", key, "; ".join(map(_tell, plan)) or "none")
             if not steps:
                 times = [step.at for step in plan if isinstance(step, RequeueAt)]
                 memory.waiting_since = (memory.waiting_since or now) if times else None
@@ -157,3 +159,9 @@ def _recorded_as_obstacle(memory: Memory, id: ChildId) -> Iterator[None]:
         temporary, message = not isinstance(error, Refused), f"{' '.join(id)}: {error.message}"
         memory.refused[id] = Obstacle(*id, Reason.CHILD_REFUSED, message, temporary)
         raise
+
+
+def _tell(step: Step) -> str:
+    """A step in one word or three, without the object that it carries."""
+    kind = type(step).__name__
+    return f"{kind} {step.at.isoformat()}" if isinstance(step, RequeueAt) else f"{kind} {step.id[0]} {step.id[1]}"
