@@ -154,7 +154,7 @@ bench: venv tools ## Measure the gateway, the operator and the engine
 	$(PY) -m conveyor_engine bench host
 	$(PY) bench/hostile_engine.py
 
-soak: venv tools ## Measure what others get while clients and engines are hostile
+soak: venv tools demo-model ## Measure what others get while clients and engines are hostile
 	$(PY) bench/hostile.py
 
 # What is in the two images: the extras of their Dockerfiles.

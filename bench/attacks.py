@@ -12,6 +12,8 @@ from typing import Any
 from tests.gateway.process import GatewayProcess
 
 HOSTILE = "default/hostile"
+REFUSING, EMPTY, REAL = "default/refusing", "default/empty", "default/real"  # services of the attacks that queue
+NUM_REFUSING = 8  # engines
 MIB = 1 << 20
 TOKEN_SECONDS = 0.02
 
@@ -19,8 +21,8 @@ TOKEN_SECONDS = 0.02
 # An engine, a process for each service; the first word of a body says what to answer
 
 
-async def run_engine(address: str) -> None:
-    """Prints its port; ends with its stdin."""
+async def run_engine(address: str, num_ports: int) -> None:
+    """Prints its ports; ends with its stdin."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
@@ -40,6 +42,9 @@ async def run_engine(address: str) -> None:
             b"tiny": (stream, b"1\r\na\r\n" * 8000),
             b"stream": (stream, b"%x\r\n%b\r\n" % (len(event), event)),
         }
+        if kind == b"full":
+            writer.write(b"HTTP/1.1 429 Too Many Requests\r\nContent-Length: 2\r\n\r\n{}")
+            return await writer.drain()
         if kind not in endless:
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}")
             return await writer.drain()
@@ -51,8 +56,8 @@ async def run_engine(address: str) -> None:
             if kind == b"tokens":
                 await asyncio.sleep(TOKEN_SECONDS)
 
-    server = await asyncio.start_server(answer, address, 0, limit=16 * MIB, backlog=1024)
-    print(server.sockets[0].getsockname()[1], flush=True)
+    servers = [await asyncio.start_server(answer, address, 0, limit=16 * MIB, backlog=1024) for _ in range(num_ports)]
+    print(*(server.sockets[0].getsockname()[1] for server in servers), flush=True)
     await asyncio.to_thread(sys.stdin.read)
 
 
@@ -91,9 +96,9 @@ class Stage:
 
         self.clients.callback(asyncio.create_task(go_on()).cancel)
 
-    async def post(self, body: bytes, missing: int = 0, **options: int) -> socket.socket:
-        """A request for the hostile service, `missing` bytes of it."""
-        head = f"POST /{HOSTILE}/v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body) + missing}\r\n\r\n"
+    async def post(self, body: bytes, missing: int = 0, service: str = HOSTILE, **options: int) -> socket.socket:
+        """A request without `missing` bytes of its body."""
+        head = f"POST /{service}/v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body) + missing}\r\n\r\n"
         return await self.connect(self.gateway.port, head.encode() + body, **options)
 
 
@@ -148,6 +153,45 @@ async def nested(stage: Stage) -> None:
         await stage.connect(stage.gateway.port, head + body)
 
 
+async def post_many(stage: Stage, count: int, body: bytes, missing: int = 0, service: str = HOSTILE) -> None:
+    """A quarter of what a gateway takes in a second: what waits is measured, and not how many come."""
+    for start in range(0, count, 5):
+        batch = range(min(5, count - start))
+        await asyncio.gather(*(stage.post(body, missing, service) for _ in batch))
+        await asyncio.sleep(0.02)
+
+
+async def refusals(stage: Stage) -> None:
+    """Requests that eight engines refuse."""
+    await post_many(stage, 1800, b"full ", service=REFUSING)
+
+
+async def queued(stage: Stage) -> None:
+    """As many requests as there may be connections, for a service without engines."""
+    await post_many(stage, 2048, b"x", service=EMPTY)
+
+
+async def bodies(stage: Stage) -> None:
+    """Bodies that have begun, and then large ones for the same service, which take its memory."""
+    await post_many(stage, 1900, b"x", missing=8 * MIB - 1)
+    await asyncio.gather(*(stage.post(b"x" * (8 * MIB - 1), missing=1) for _ in range(8)))
+
+
+async def choices(stage: Stage) -> None:
+    """Requests for 128 choices each from an engine of ours."""
+    body = b'{"prompt": "hello world hello world", "max_tokens": 400, "n": 128, "ignore_eos": true}'
+    await post_many(stage, 1000, body, service=REAL)
+
+
+async def abandoned(stage: Stage) -> None:
+    """Streams that their clients open and leave."""
+    for _ in range(100):
+        async with contextlib.AsyncExitStack() as clients:
+            await post_many(Stage(stage.gateway, stage.ports, clients), 100, b"tokens ")
+
+
+# Measured against the same attack on another gateway of the same machine.
+COMPARED: dict[str, Attack] = {each.__name__: each for each in (refusals, queued, bodies, choices, abandoned)}
 ATTACKS: dict[str, Attack] = {
     each.__name__: each for each in (idle, ahead, uploads, writers, readers, interim, tiny, nested)
 }

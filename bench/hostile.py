@@ -4,7 +4,8 @@
 
 Real processes on a real API server (the control plane of the tests), all on the loopback, each attack for some seconds.
 Prints each bar of each attack with what somebody else (`others`) measured meanwhile, met or missed, and ends with
-status 1 if one is missed; the last line is one JSON object.
+status 1 if one is missed; the last line is one JSON object. Attacks that cost much processor time are measured twice,
+first while they are aimed at a second gateway: what is judged is the difference, without the shared processors.
 """
 
 import argparse
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -29,8 +30,9 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `e2e` and `tests` are no installed packages
 
-from attacks import ATTACKS, HOSTILE, MIB, Stage, run_engine
-from others import Asked, Others, Taken
+from attacks import ATTACKS, COMPARED, HOSTILE, MIB, NUM_REFUSING, Stage, run_engine
+from others import NEVER, Asked, Others, Taken
+from tests.engine.processes import EngineServer
 from tests.gateway.cluster import Cluster, own_address
 from tests.gateway.process import GatewayProcess
 from tests.metrics.aggregation import (
@@ -49,6 +51,7 @@ from e2e.cluster.control_plane import ControlPlane
 
 ROOT = Path(__file__).resolve().parents[1]
 CRD = ROOT / "crds" / "inferenceservices.conveyor.dev.yaml"
+MODEL = Path.home() / ".cache" / "conveyor" / "models" / "demo"
 TIMEOUT_SECONDS = 3  # of the hostile service
 
 
@@ -89,27 +92,36 @@ def running_metrics(plane: ControlPlane, gateway: tuple[str, int]) -> Iterator[t
 
 
 @contextlib.contextmanager
-def running_engine(address: str) -> Iterator[int]:
-    command = [sys.executable, __file__, "--engine-address", address]
+def running_engine(address: str, num_ports: int = 1) -> Iterator[list[int]]:
+    command = [sys.executable, __file__, "--engine-address", address, "--engine-ports", str(num_ports)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as engine:
         assert engine.stdin is not None
         assert engine.stdout is not None
-        yield int(engine.stdout.readline())
+        yield [int(port) for port in engine.stdout.readline().split()]
         engine.stdin.close()
 
 
-def prepare(plane: ControlPlane, address: str, ports: dict[str, int]) -> None:
-    """A service for each engine's port."""
+@contextlib.contextmanager
+def running_real_engine() -> Iterator[list[int]]:
+    """Conveyor's own, with the demo's model."""
+    options = {"host": "0.0.0.0", "max_num_seqs": 32, "num_threads": 1}
+    with tempfile.TemporaryDirectory() as folder, EngineServer(Path(folder, "server"), MODEL, **options) as engine:
+        yield [int(engine.wait_ready().url.rpartition(":")[2])]
+
+
+def prepare(plane: ControlPlane, address: str, ports: dict[str, list[int]]) -> None:
+    """The services, each with its engines' ports."""
     api = Api(plane.kubeconfig)
     crd = yaml.safe_load(CRD.read_text(encoding="utf-8"))
     api.apply(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{crd['metadata']['name']}", crd)
     wait_until("the CRD", lambda: api.reachable("/apis/conveyor.dev/v1alpha1/inferenceservices"), 20, lambda: None)
     cluster = Cluster(api, "default")
-    for name, port in ports.items():
+    for name, of_service in ports.items():
         timeout_seconds = TIMEOUT_SECONDS if name == "hostile" else 600
-        limits = {"requestTimeout": f"{timeout_seconds}s", "queue": {"maxRequests": 5000}}
+        limits = {"requestTimeout": f"{timeout_seconds}s", "queue": {"maxRequests": 5000, "timeout": "10m"}}
         cluster.apply_service(name, batching={"maxBatchSize": 8}, **limits)
-        cluster.apply_engine(name, address, port)
+        for port in of_service:
+            cluster.apply_engine(name, address, port)
 
 
 # The bars
@@ -192,10 +204,43 @@ async def attack(stage: Stage, others: Others, name: str, seconds: float) -> lis
         return judge(name, alone, beside, (before, peak), await attacking)
 
 
-async def run_attacks(stage: Stage, others: Others, names: list[str], seconds: float) -> bool:
+async def compare(stages: tuple[Stage, Stage], others: Others, name: str, seconds: float) -> list[Bar]:
+    """The attack on another gateway, and then on that of `others`."""
+    taken = []
+    for stage in stages:
+        await asyncio.to_thread(others.read)  # what came before
+        async with contextlib.AsyncExitStack() as stage.clients:
+            await COMPARED[name](stage)
+            await asyncio.sleep(seconds)
+            taken.append(await asyncio.to_thread(others.read))
+        await asyncio.sleep(1)
+        await asyncio.to_thread(others.read)
+        await asyncio.sleep(seconds / 2)
+        taken.append(await asyncio.to_thread(others.read))
+    return judge_compared(name, *taken)
+
+
+def judge_compared(name: str, elsewhere: Taken, elsewhere_after: Taken, here: Taken, here_after: Taken) -> list[Bar]:
+    def figures(of: Callable[[list[float]], float], *taken: Taken) -> list[float]:
+        return [of(each.requests) * 1000 for each in taken]
+
+    num_failed = sum(seconds == NEVER for seconds in here.requests)
+    return [
+        Bar(name, "others' p50, ms", *figures(median, elsewhere, here), 3),
+        Bar(name, "others' p99, ms", *figures(p99, elsewhere, here), 30),
+        Bar(name, "others' requests that failed", 0, num_failed, 1),
+        Bar(name, "others' p99 after 1 s, ms", *figures(p99, elsewhere_after, here_after), 30),
+    ]
+
+
+async def run_attacks(stages: tuple[Stage, Stage], others: Others, names: list[str], seconds: float) -> bool:
     bars = []
     for name in names:
-        for bar in await attack(stage, others, name, seconds):
+        if name in COMPARED:
+            measured = await compare(stages, others, name, seconds)
+        else:
+            measured = await attack(stages[1], others, name, seconds)
+        for bar in measured:
             print(bar, flush=True)
             bars.append(bar)
     rows = [asdict(bar) | {"met": bar.met} for bar in bars]
@@ -207,13 +252,19 @@ def run(names: list[str], seconds: float) -> bool:
     address = own_address()
     with contextlib.ExitStack() as stack:
         plane = stack.enter_context(ControlPlane())
-        prepare(plane, address, {name: stack.enter_context(running_engine(address)) for name in ("hostile", "good")})
+        ports = {name: stack.enter_context(running_engine(address)) for name in ("hostile", "good")}
+        ports |= {"refusing": stack.enter_context(running_engine(address, NUM_REFUSING)), "empty": []}
+        if "choices" in names:
+            ports["real"] = stack.enter_context(running_real_engine())
+        prepare(plane, address, ports)
         operator = stack.enter_context(running_operator(plane))
         gateway = stack.enter_context(GatewayProcess(plane.kubeconfig, "--host="))  # no slice may name a loopback
+        elsewhere = stack.enter_context(GatewayProcess(plane.kubeconfig, "--host="))
         https, metrics = stack.enter_context(running_metrics(plane, (address, gateway.admin_port)))
-        for name in ("hostile", "good"):
+        for name in ports.keys() - {"empty"}:
             labels = {"namespace": "default", "inference_service": name}
-            wait_until("engines", partial(gateway.metric, "conveyor_gateway_engines", **labels), 20, lambda: None)
+            for each in (gateway, elsewhere):
+                wait_until("engines", partial(each.metric, "conveyor_gateway_engines", **labels), 20, lambda: None)
         probes = {gateway.port: "healthz", gateway.admin_port: "readyz", metrics: "livez", operator: "livez"}
         urls = [f"http://127.0.0.1:{port}/{path}" for port, path in probes.items()]
         urls.append(f"http://127.0.0.1:{gateway.admin_port}/demand?service=default/good")
@@ -221,23 +272,28 @@ def run(names: list[str], seconds: float) -> bool:
         wait_until("the HPA's value", partial(Api(plane.kubeconfig).reachable, value), 30, lambda: None)
         service = f"{gateway.url}/default/good/v1/completions"
         others = stack.enter_context(Others(Asked(service, urls, str(plane.kubeconfig), value)))
-        stage = Stage(gateway, [*probes, https], contextlib.AsyncExitStack())
+        stages = (
+            Stage(elsewhere, [], contextlib.AsyncExitStack()),
+            Stage(gateway, [*probes, https], contextlib.AsyncExitStack()),
+        )
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(run_attacks(stage, others, names, seconds))
+            return runner.run(run_attacks(stages, others, names, seconds))
 
 
 def main() -> int:
+    names = [*ATTACKS, *COMPARED]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("attacks", nargs="*", metavar="attack", help=f"of {', '.join(ATTACKS)}; default: all")
+    parser.add_argument("attacks", nargs="*", metavar="attack", help=f"of {', '.join(names)}; default: all")
     parser.add_argument("--engine-address", help=argparse.SUPPRESS)
+    parser.add_argument("--engine-ports", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, default=8.0, help="of each attack")
     arguments = parser.parse_args()
-    if unknown := set(arguments.attacks) - set(ATTACKS):
+    if unknown := set(arguments.attacks) - set(names):
         parser.error(f"no such attack: {', '.join(sorted(unknown))}")
     if arguments.engine_address:
-        asyncio.run(run_engine(arguments.engine_address))
+        asyncio.run(run_engine(arguments.engine_address, arguments.engine_ports))
         return 0
-    return 0 if run(arguments.attacks or list(ATTACKS), arguments.seconds) else 1
+    return 0 if run(arguments.attacks or names, arguments.seconds) else 1
 
 
 if __name__ == "__main__":
