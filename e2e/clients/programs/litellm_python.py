@@ -35,6 +35,23 @@ def router() -> None:
     assert answer.choices
 
 
+def cache_control() -> None:
+    part = {"type": "text", "text": QUESTION, "cache_control": {"type": "ephemeral"}}
+    messages = [{"role": "user", "content": [part]}]
+    for provider in ("openai", "hosted_vllm"):
+        assert litellm.completion(model=f"{provider}/{MODEL}", **CALL | {"messages": messages}).choices
+
+
+def context_overflow() -> None:
+    for provider in ("openai", "hosted_vllm"):
+        for changes in ({"max_tokens": 1_000_000}, {"messages": [{"role": "user", "content": "word " * 100_000}]}):
+            try:
+                litellm.completion(model=f"{provider}/{MODEL}", **CALL | changes)
+            except litellm.ContextWindowExceededError:
+                continue
+            raise AssertionError("litellm does not see that the context is too short")
+
+
 def errors() -> None:
     try:
         litellm.completion(model="openai/no-such", **CALL)
@@ -43,4 +60,4 @@ def errors() -> None:
     raise AssertionError("an unknown model was served")
 
 
-run(chat, stream, text_completion, router, errors)
+run(chat, stream, text_completion, router, cache_control, context_overflow, errors)

@@ -22,12 +22,13 @@ _MODELS_PER_PIECE: Final = 100
 
 
 class Model(TypedDict):
-    """As OpenAI describes one, and its context as vLLM does."""
+    """As OpenAI describes one, and its root and context as vLLM does. Where the model lies is its owner's matter."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
+    root: str
     max_model_len: int | None
 
 
@@ -42,6 +43,7 @@ def build_model(service: Service, model: str) -> Model:
         "object": "model",
         "created": service.created_unix,
         "owned_by": service.namespace,
+        "root": model,
         "max_model_len": service.max_model_len,
     }
 

@@ -23,6 +23,7 @@ async def test_the_root_lists_a_service_that_has_no_engine_and_its_path_lists_on
     assert (status, listed["object"]) == (200, "list")
     [found] = [model for model in listed["data"] if model["owned_by"] == stack.cluster.namespace]
     assert (found["id"], found["object"], found["max_model_len"]) == (own_name, "model", 512)
+    assert found["root"] == own_name, "vLLM's load generator reads it"
     assert found["created"] > 1_700_000_000
     assert await get(http, f"{stack.url}/models") == (200, {"object": "list", "data": [found]})
 
