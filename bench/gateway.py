@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `e2e` and `tests
 from tests.gateway.cluster import Cluster, own_address
 from tests.gateway.process import GatewayProcess
 
+from conveyor_process.request_headers import USAGE_HEADER, USAGE_MARK
 from e2e.cluster.api import Api, wait_until
 from e2e.cluster.control_plane import ControlPlane
 
@@ -39,6 +40,7 @@ GATEWAY_CORE, LOAD_CORE = 0, 1
 ADDED_LATENCY_BAR_MS = 3.0
 PROMPT = json.dumps({"model": "qwen", "prompt": "x" * 400, "max_tokens": 16}).encode()
 ANSWER = json.dumps({"id": "cmpl-1", "object": "text_completion", "choices": [{"text": "y" * 400}]}).encode()
+USAGE = json.dumps({"prompt_tokens": 100, "cached_tokens": 0, "completion_tokens": 16})
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +68,10 @@ async def run_engine(address: str) -> None:
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         await request.read()
+        reports = {USAGE_HEADER: USAGE} if USAGE_HEADER in request.headers else {}  # as Conveyor's engine does
         if "events" not in request.query:
-            return web.Response(body=ANSWER, content_type="application/json")
-        stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+            return web.Response(body=ANSWER, content_type="application/json", headers=reports)
+        stream = web.StreamResponse(headers={"Content-Type": "text/event-stream", **reports})
         await stream.prepare(request)
         pause_seconds = 1 / float(request.query["rate"])
         due = asyncio.get_running_loop().time()
@@ -76,6 +79,8 @@ async def run_engine(address: str) -> None:
             await stream.write(event(number))
             due += pause_seconds
             await asyncio.sleep(max(0.0, due - asyncio.get_running_loop().time()))
+        if reports:
+            await stream.write(USAGE_MARK + USAGE.encode())
         return stream
 
     runner = web.ServerRunner(web.Server(answer, access_log=None, handler_cancellation=True))

@@ -1,4 +1,4 @@
-"""The headers that gateway and engine both read: a request's id, its time-out and its place. Pure."""
+"""The headers that gateway and engine both read: a request's id, its time-out, its place and its usage. Pure."""
 
 import math
 import re
@@ -12,6 +12,11 @@ PLACE_HEADER: Final = "X-Engine-Place"
 PLACE_IF_FREE: Final = "if-free"
 PLACE_GRANTED: Final = "granted"
 NO_PLACE: Final = "none"
+# A gateway's own key for a request; in the answer, what the request has used. Behind a stream's last event stands a
+# mark, which no event contains, and the same report. `GET /usage?key=` has it for a request whose client has left.
+USAGE_HEADER: Final = "X-Engine-Usage"
+USAGE_MARK: Final = b"\x1e"  # ASCII's record separator
+USAGE_PATH: Final = "/usage"
 
 _REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
 

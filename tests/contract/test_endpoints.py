@@ -8,7 +8,7 @@ from conveyor_engine.serving.http.openapi import build_document
 from e2e.cluster.paths import REPOSITORY
 
 DOCUMENT = ("GET", "/openapi.json")  # which FastAPI answers
-OWN = {"/livez", "/readyz", "/load", "/place", "/metrics"}  # of an engine, for the cluster
+OWN = {"/livez", "/readyz", "/load", "/place", "/usage", "/metrics"}  # of an engine, for the cluster
 PAGE = (REPOSITORY / "docs" / "openai-api.md").read_text()
 
 

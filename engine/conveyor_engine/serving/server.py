@@ -24,6 +24,7 @@ from conveyor_engine.serving.http.app import build_app
 from conveyor_engine.serving.http.app_state import AppState
 from conveyor_engine.serving.http.connection import Connection
 from conveyor_engine.serving.http.memory import Memory
+from conveyor_engine.serving.http.usage import UsageReports
 from conveyor_engine.serving.metrics import EngineMetrics
 from conveyor_engine.serving.preparing.pool import WorkerPool
 from conveyor_engine.serving.preparing.process import ForkServer
@@ -70,7 +71,9 @@ async def serve(config: EngineConfig, fork_server: ForkServer, engine_program: s
     metrics.snapshot.start_seconds = lambda: engine.start_seconds
     stopping = _catch_signals()
     workers = WorkerPool(fork_server, stopping.begun.set)
-    state = AppState(config, model.name, engine, model.tokenizer, metrics, workers, Memory(), int(time.time()))
+    state = AppState(
+        config, model.name, engine, model.tokenizer, metrics, workers, Memory(), UsageReports(), int(time.time())
+    )
     server = _Server(
         uvicorn.Config(
             build_app(state), http=Connection, loop="uvloop", lifespan="off", log_config=None, access_log=False,

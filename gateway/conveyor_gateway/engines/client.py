@@ -17,12 +17,17 @@ from yarl import URL
 from conveyor_gateway.admission.memory import Holding
 from conveyor_gateway.engines.connection import PARSED_BYTES, Connector
 from conveyor_gateway.engines.headers import EVENT_STREAM, build_answer_headers, choose_content_type
+from conveyor_gateway.usage import MAX_REPORT_BYTES, Usage, parse_usage, split_report
+from conveyor_kube.answers import AnswerTooLong, read_answer
 from conveyor_process.request_headers import (
     NO_PLACE,
     PLACE_GRANTED,
     PLACE_HEADER,
     PLACE_IF_FREE,
     REQUEST_TIMEOUT_HEADER,
+    USAGE_HEADER,
+    USAGE_MARK,
+    USAGE_PATH,
 )
 
 # Answers that are no event stream are collected up to this size, then passed on as they come.
@@ -31,6 +36,7 @@ _FULL, _LOST, _REFUSED = 429, 502, 503
 KEPT_BACK: Final = frozenset((_FULL, _LOST, _REFUSED))  # statuses of engines' answers that no client sees
 _CONNECT_SECONDS: Final = 3.0  # or half of what the request has left: the rest is for another engine
 _MIN_CONNECT_SECONDS: Final = 0.25
+_USAGE_SECONDS: Final = 5.0  # the engine answers once the request has ended
 _PIECE_BYTES: Final = 256 << 10  # of a request
 
 
@@ -74,7 +80,10 @@ class EngineRequest:
 
 
 class Answer:
-    """An engine's answer of which `first` has been read. Close it, whatever happens."""
+    """An engine's answer of which `first` has been read. Close it, whatever happens.
+
+    `usage` is what the engine says that the request has used; while it `awaits_report`, that is not the last word.
+    """
 
     def __init__(self, response: aiohttp.ClientResponse, first: bytes, is_whole: bool) -> None:
         self._response = response
@@ -82,6 +91,9 @@ class Answer:
         self.first = first
         self.is_whole = is_whole
         self.is_event_stream = _is_event_stream(response)
+        self.usage = parse_usage(response.headers.get(USAGE_HEADER))  # a stream's until its end: so far
+        self.awaits_report = self.is_event_stream and self.usage is not None
+        self._is_over = is_whole
         self.headers = build_answer_headers(response.headers)
         if is_whole:
             self.headers["Content-Length"] = str(len(first))
@@ -89,9 +101,21 @@ class Answer:
     async def read(self) -> bytes:
         """What comes next after `first`, as it is read; empty at the end. Raises EngineBroke."""
         try:
-            return await self._response.content.readany()
+            return await self.read_piece()
         except (aiohttp.ClientError, OSError) as error:
             raise EngineBroke(_describe(error)) from error
+
+    async def read_piece(self) -> bytes:
+        """As `read`, but raises what aiohttp raises."""
+        if self._is_over:
+            return b""
+        piece = await self._response.content.readany()
+        if not self.awaits_report or USAGE_MARK not in piece:
+            return piece
+        events, report = await split_report(piece, self._response.content)
+        self._is_over, self.awaits_report = True, False
+        self.usage = parse_usage(report) or self.usage
+        return events
 
     def close(self) -> None:
         """Ends the exchange; before the answer's end it breaks the connection, which aborts the request there."""
@@ -131,6 +155,18 @@ class EngineClient:
             return False
         response.release()
         return response.status == 204
+
+    async def fetch_usage(self, address: str, key: str) -> Usage | None:
+        """What the request with this key has used at the engine, if it says so."""
+        try:
+            async with self._session.get(
+                URL(f"http://{address}{USAGE_PATH}?key={key}", encoded=True),
+                allow_redirects=False,
+                timeout=aiohttp.ClientTimeout(total=_USAGE_SECONDS),
+            ) as response:
+                return parse_usage(bytes(await read_answer(response.content, MAX_REPORT_BYTES)))
+        except (AnswerTooLong, aiohttp.ClientError, OSError, TimeoutError):
+            return None
 
     async def ask(
         self, address: str, request: EngineRequest, remaining_seconds: float, is_granted: bool = False
@@ -177,8 +213,9 @@ async def _begin(response: aiohttp.ClientResponse, holding: Holding) -> Answer:
         if response.status == _LOST or not 200 <= response.status < 600:
             raise EngineLost(f"it answered {response.status}")
         if _is_event_stream(response):
-            first = await response.content.readany()
-            return Answer(response, first, is_whole=False)
+            answer = Answer(response, b"", is_whole=False)
+            answer.first = await answer.read_piece()
+            return answer
         return Answer(response, *await _collect(response.content, holding))
     except (aiohttp.ClientError, OSError) as error:
         raise EngineLost(_describe(error)) from error

@@ -10,7 +10,7 @@ from typing import Final
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from conveyor_process.request_headers import REQUEST_ID_HEADER
+from conveyor_process.request_headers import REQUEST_ID_HEADER, USAGE_HEADER
 
 EVENT_STREAM: Final = "text/event-stream; charset=utf-8"
 # Proxies pass such an answer on without collecting it.
@@ -37,10 +37,10 @@ _NO_DOCUMENT: Final = "application/octet-stream"  # which a browser saves and do
 _PRINTABLE: Final = re.compile(r"[\x20-\x7e]*")
 
 
-def build_engine_headers(headers: CIMultiDictProxy[str], request_id: str) -> CIMultiDict[str]:
-    """The client's headers that an engine gets, and the request's id."""
+def build_engine_headers(headers: CIMultiDictProxy[str], request_id: str, usage_key: str) -> CIMultiDict[str]:
+    """The client's headers that an engine gets, and the gateway's of this request."""
     kept = _select(headers, _TO_ENGINES)
-    kept[REQUEST_ID_HEADER] = request_id
+    kept[REQUEST_ID_HEADER], kept[USAGE_HEADER] = request_id, usage_key
     return kept
 
 

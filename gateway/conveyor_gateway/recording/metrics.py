@@ -21,6 +21,7 @@ from prometheus_client.registry import Collector
 
 from conveyor_gateway.admission.memory import Memory
 from conveyor_gateway.admission.queues import Queues
+from conveyor_gateway.usage import Usage
 from conveyor_gateway.watching.readiness import Readiness
 
 _SERVICE = ("namespace", "inference_service")
@@ -64,6 +65,45 @@ class Metrics:
             buckets=_BUCKETS_SECONDS,
             registry=registry,
         )
+        self._engine_seconds = Counter(
+            "conveyor_gateway_engine_seconds",
+            "Time that requests spent at engines, those in an engine's own queue included.",
+            _SERVICE,
+            registry=registry,
+        )
+        self._prompt_tokens = Counter(
+            "conveyor_gateway_prompt_tokens", "Tokens of prompts, as engines report them.", _SERVICE, registry=registry
+        )
+        self._cached_tokens = Counter(
+            "conveyor_gateway_cached_prompt_tokens",
+            "Tokens of prompts that were in an engine's prefix cache.",
+            _SERVICE,
+            registry=registry,
+        )
+        self._generation_tokens = Counter(
+            "conveyor_gateway_generation_tokens",
+            "Tokens generated, as engines report them.",
+            _SERVICE,
+            registry=registry,
+        )
+        self._uncounted = Counter(
+            "conveyor_gateway_uncounted_requests",
+            "Requests whose engine reports no tokens: it is of another runtime, or has ended.",
+            _SERVICE,
+            registry=registry,
+        )
+        self._of_services = (
+            self._requests,
+            self._dropped,
+            self._retries,
+            self._queue_wait,
+            self._first_byte,
+            self._engine_seconds,
+            self._prompt_tokens,
+            self._cached_tokens,
+            self._generation_tokens,
+            self._uncounted,
+        )
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=registry)
 
@@ -81,10 +121,21 @@ class Metrics:
         self._queue_wait.labels(*labels).observe(waited_seconds)
         self._first_byte.labels(*labels).observe(first_byte_seconds)
 
+    def count_used(self, service: str, engine_seconds: float, usage: Usage | None) -> None:
+        """Of a request that was at an engine."""
+        labels = _split(service)
+        self._engine_seconds.labels(*labels).inc(engine_seconds)
+        if usage is None:
+            self._uncounted.labels(*labels).inc()
+            return
+        self._prompt_tokens.labels(*labels).inc(usage.prompt_tokens)
+        self._cached_tokens.labels(*labels).inc(usage.cached_tokens)
+        self._generation_tokens.labels(*labels).inc(usage.completion_tokens)
+
     def forget(self, service: str) -> None:
         """Drops every series of a service that is gone."""
         labels = dict(zip(_SERVICE, _split(service), strict=True))
-        for metric in (self._requests, self._dropped, self._retries, self._queue_wait, self._first_byte):
+        for metric in self._of_services:
             metric.remove_by_labels(labels)
 
     def render(self) -> bytes:

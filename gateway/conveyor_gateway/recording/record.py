@@ -3,16 +3,23 @@
 Filled by `relaying` on the way; `Recorder.finish` is called exactly once per request.
 """
 
+import itertools
 import logging
+import secrets
 import time
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
+
 from conveyor_gateway.recording.metrics import Metrics
+from conveyor_gateway.usage import Usage
 from conveyor_gateway.watching.catalog import Directory
 
 logger = logging.getLogger("conveyor_gateway.requests")
 
+_PROCESS: Final = secrets.token_hex(8)
+_NUMBERS: Final = itertools.count()
 CLIENT_CLOSED_REQUEST: Final = 499  # nginx's number; in log and metrics only, since the client has gone
 
 
@@ -22,6 +29,7 @@ class Record:
 
     request_id: str
     path: str
+    client: str  # its address
     began: float = field(default_factory=time.monotonic)
     service: str = ""
     engine: str = "-"
@@ -31,9 +39,31 @@ class Record:
     waited_seconds: float = 0.0
     first_byte_seconds: float | None = None
     sent_bytes: int = 0
+    usage: Usage | None = None
+    usage_key: str = field(default_factory=lambda: f"{_PROCESS}{next(_NUMBERS):x}")  # by which engines know the request
+    awaits_usage: bool = False  # the engine may say more than `usage`
+    engine_seconds: float = 0.0
+    seconds: float = 0.0  # until its end
+    _engine_began: float | None = None
 
     def age_seconds(self) -> float:
         return time.monotonic() - self.began
+
+    def enter_engine(self, address: str) -> None:
+        """The request goes to this engine."""
+        self.engine, self.awaits_usage, self._engine_began = address, True, time.monotonic()
+        self.attempts += 1
+
+    def leave_engine(self, usage: Usage | None, awaits_usage: bool = False) -> None:
+        """It is there no longer. What an engine has used that broke off is not asked for."""
+        if self._engine_began is not None:
+            self.engine_seconds += time.monotonic() - self._engine_began
+            self._engine_began = None
+        self.usage, self.awaits_usage = usage, awaits_usage
+
+    def end(self) -> None:
+        self.seconds = self.age_seconds()
+        self.leave_engine(self.usage, self.awaits_usage)
 
     def set_answered(self, status: int) -> None:
         self.status, self.reason = status, "-"
@@ -65,11 +95,15 @@ class Recorder:
         self._metrics.count_request(label, record.status)
         if record.reason != "-":
             self._metrics.count_dropped(label, record.reason)
+        if record.engine != "-":
+            self._metrics.count_used(label, record.engine_seconds, record.usage)
         logger.info(
-            "event=request id=%s service=%s path=%s status=%d reason=%s engine=%s attempts=%d wait_seconds=%.4f "
-            "first_byte_seconds=%s seconds=%.4f bytes=%d",
+            "event=request id=%s service=%s client=%s path=%s status=%d reason=%s engine=%s attempts=%d "
+            "wait_seconds=%.4f first_byte_seconds=%s engine_seconds=%.4f seconds=%.4f bytes=%d prompt_tokens=%s "
+            "cached_tokens=%s completion_tokens=%s",
             record.request_id,
             record.service or "-",
+            record.client,
             record.path,
             record.status,
             record.reason,
@@ -77,8 +111,10 @@ class Recorder:
             record.attempts,
             record.waited_seconds,
             "-" if record.first_byte_seconds is None else f"{record.first_byte_seconds:.4f}",
-            record.age_seconds(),
+            record.engine_seconds,
+            record.seconds,
             record.sent_bytes,
+            *(("-", "-", "-") if record.usage is None else msgspec.structs.astuple(record.usage)),
         )
 
     def _label(self, record: Record) -> str:

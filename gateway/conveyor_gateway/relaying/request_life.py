@@ -39,6 +39,7 @@ from conveyor_gateway.engines.headers import build_engine_headers
 from conveyor_gateway.errors import Code, EngineFailed, GatewayError, InvalidRequest, NotFound, TimedOut
 from conveyor_gateway.recording.record import Record, Recorder
 from conveyor_gateway.relaying.bodies import BodyReader, read_model, rename_model
+from conveyor_gateway.relaying.ending import Ending
 from conveyor_gateway.relaying.heartbeat import Heartbeat
 from conveyor_gateway.relaying.relay import Relay, clear_cancellation
 from conveyor_gateway.routing import Route, find_model
@@ -70,6 +71,7 @@ class OpenRequests:
         self._bodies = bodies
         self._memory = memory
         self._recorder = recorder
+        self._ending = Ending(recorder, engines)
         self._readiness = readiness
         self._heartbeat_seconds = heartbeat_seconds
         self._running: set[asyncio.Task[object]] = set()
@@ -79,7 +81,7 @@ class OpenRequests:
 
     async def answer(self, request: BaseRequest, route: Route, client: str) -> StreamResponse:
         """What the client gets; a stream has been sent when this returns."""
-        record = Record(find_request_id(request), route.path)
+        record = Record(find_request_id(request), route.path, request.remote or "-")
         task = asyncio.current_task()
         assert task is not None, "aiohttp runs every handler in a task"
         self._running.add(task)
@@ -100,7 +102,7 @@ class OpenRequests:
             self._running.discard(task)
             self._evicted.discard(task)
             self._ended_at = time.monotonic()
-            self._recorder.finish(record)
+            self._ending.end(record)
 
     @property
     def num_open(self) -> int:
@@ -108,10 +110,10 @@ class OpenRequests:
         return len(self._running)
 
     async def wait_idle(self, seconds: float = 0.0) -> None:
-        """Returns when no request is held, nor has been for so long."""
-        while self._running or self._ended_at + seconds > time.monotonic():
-            if self._running:
-                await asyncio.wait(set(self._running))
+        """Returns when no request is held, nor has been for so long, and all have been recorded."""
+        while (tasks := self._running | self._ending.tasks) or self._ended_at + seconds > time.monotonic():
+            if tasks:
+                await asyncio.wait(tasks)
             else:
                 await asyncio.sleep(self._ended_at + seconds - time.monotonic())
 
@@ -195,6 +197,7 @@ class OpenRequests:
         if heartbeat.response is None or answer.is_event_stream:
             return await self._send(request, answer, ticket, record, heartbeat.response)
         record.set_answered(heartbeat.response.status)
+        record.leave_engine(answer.usage)
         answer.close()
         ticket.close()
         return await heartbeat.end_with(answer)
@@ -208,7 +211,8 @@ class OpenRequests:
         holding.wait(service.key, len(body), self._build_evict())
         query = request.rel_url.raw_query_string
         path = f"{route.path}?{query}" if query else route.path
-        return service, EngineRequest(path, build_engine_headers(request.headers, record.request_id), body, holding)
+        headers = build_engine_headers(request.headers, record.request_id, record.usage_key)
+        return service, EngineRequest(path, headers, body, holding)
 
     def _find_service(self, request: BaseRequest, route: Route, body: bytes) -> tuple[Service, bytes]:
         """The service, and the body as its engines understand it."""
@@ -232,8 +236,7 @@ class OpenRequests:
                 engine = await ticket.place()
             finally:
                 record.waited_seconds = ticket.waited_seconds
-            record.engine = engine.address
-            record.attempts += 1
+            record.enter_engine(engine.address)
             logger.debug(
                 "event=dispatched id=%s engine=%s attempt=%d wait_seconds=%.4f granted=%s",
                 record.request_id, engine.address, record.attempts, record.waited_seconds, ticket.is_granted,
@@ -253,17 +256,20 @@ class OpenRequests:
                 num_lost += 1
                 ticket.note_failure()
                 if num_lost == MAX_LOST:
+                    record.leave_engine(None)
                     raise EngineFailed(
                         f"{num_lost} engines broke off before they answered", Code.ENGINE_LOST
                     ) from error
                 self._recorder.retry(record, "lost", error)
             except EngineBroke as error:
                 ticket.note_failure()
+                record.leave_engine(None)
                 raise EngineFailed(f"the engine broke off in its answer: {error}", Code.ENGINE_BROKE) from error
             else:
                 ticket.note_answer()
                 self._recorder.first_byte(record)
                 return answer
+            record.leave_engine(None)
             ticket.give_back()
 
     async def _ask_one(self, address: str, request: EngineRequest, ticket: Ticket) -> Answer:
@@ -295,9 +301,11 @@ class OpenRequests:
         try:
             if answer.is_whole:
                 ticket.close()  # the engine's place is free, however slowly the client reads
+                record.leave_engine(answer.usage)
                 return await relay.send_whole()
             return await relay.send_stream(begun)
         finally:
+            record.leave_engine(answer.usage, answer.awaits_report)
             answer.close()
 
 

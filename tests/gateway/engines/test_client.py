@@ -344,8 +344,8 @@ def test_an_engine_gets_what_it_needs_of_a_request_and_nothing_else_of_its_clien
         ("X-Request-Timeout-Seconds", "9999"),
         ("X-Anything-Else", "1"),
     ]
-    kept = build_engine_headers(CIMultiDictProxy(CIMultiDict(passed + dropped)), "new")
-    assert list(kept.items()) == [*passed, ("X-Request-Id", "new")]
+    kept = build_engine_headers(CIMultiDictProxy(CIMultiDict(passed + dropped)), "new", "key")
+    assert list(kept.items()) == [*passed, ("X-Request-Id", "new"), ("X-Engine-Usage", "key")]
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,9 @@ from conveyor_engine.serving.http.embeddings import create_embeddings
 from conveyor_engine.serving.http.failures import error_body, failure_response
 from conveyor_engine.serving.http.openapi import build_document
 from conveyor_engine.serving.http.places import ask_for_place, give_place_back
+from conveyor_engine.serving.http.usage import UsageReports
 from conveyor_engine.serving.metrics import EngineMetrics
-from conveyor_process.request_headers import REQUEST_ID_HEADER, choose_request_id
+from conveyor_process.request_headers import REQUEST_ID_HEADER, USAGE_HEADER, USAGE_PATH, choose_request_id
 
 _log = logging.getLogger(__name__)
 # By method and path. Clients of vLLM and SGLang begin with /health, /ping or /version, some below the OpenAI base URL.
@@ -36,8 +37,10 @@ ROUTES: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {
     ("GET", "/load"): status.get_load,
     ("GET", "/place"): ask_for_place,
     ("DELETE", "/place"): give_place_back,
+    ("GET", USAGE_PATH): status.get_usage,
     ("GET", "/metrics"): status.get_metrics,
 }
+_REQUEST_ID, _USAGE = REQUEST_ID_HEADER.lower().encode(), USAGE_HEADER.lower().encode()
 _LABELS = {"/openapi.json", *(path for _, path in ROUTES)}
 
 
@@ -53,7 +56,7 @@ def build_app(state: AppState) -> ASGIApp:
     app.add_exception_handler(ConveyorEngineError, _answer_failure)
     app.add_exception_handler(HTTPException, _answer_http_exception)
     app.add_exception_handler(Exception, _answer_bug)
-    return _Envelope(app, state.metrics)
+    return _Envelope(app, state.metrics, state.usage)
 
 
 def _by_method(
@@ -94,11 +97,12 @@ async def _answer_bug(_: Request, error: Exception) -> Response:
 
 
 class _Envelope:
-    """Around every answer: X-Request-Id as it came (or a new one), and a count by route and status."""
+    """Around every answer: X-Request-Id as it came, or a new one; what it has used; and a count by route and status."""
 
-    def __init__(self, app: ASGIApp, metrics: EngineMetrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: EngineMetrics, usage: UsageReports) -> None:
         self._app = app
         self._metrics = metrics
+        self._usage = usage
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -106,17 +110,21 @@ class _Envelope:
             return
         request_id = _request_id(scope)
 
-        async def send_with_id(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), (REQUEST_ID_HEADER.lower().encode(), request_id)]
+                headers = [*message.get("headers", ()), (_REQUEST_ID, request_id)]
+                if report is not None:
+                    headers.append((_USAGE, report.encode()))
+                message["headers"] = headers
                 self._metrics.count_response(_route(scope["path"]), scope["method"], message["status"])
             await send(message)
 
-        await self._app(scope, receive, send_with_id)
+        with self._usage.reporting(scope) as report:
+            await self._app(scope, receive, send_with_headers)
 
 
 def _request_id(scope: Scope) -> bytes:
-    wish = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+    wish = next((value for name, value in scope["headers"] if name == _REQUEST_ID), b"")
     return choose_request_id(wish.decode("latin-1")).encode()
 
 

@@ -8,6 +8,7 @@ from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import Unavailable
 from conveyor_engine.serving.engine_client import EngineClient
 from conveyor_engine.serving.http.memory import Memory
+from conveyor_engine.serving.http.usage import UsageReports
 from conveyor_engine.serving.metrics import EngineMetrics
 from conveyor_engine.serving.preparing.pool import WorkerPool
 from conveyor_engine.text.tokenizer import Tokenizer
@@ -25,6 +26,7 @@ class AppState:
     metrics: EngineMetrics
     workers: WorkerPool  # validation and tokenizing, in processes of their own
     memory: Memory
+    usage: UsageReports
     created: int  # Unix seconds
 
 

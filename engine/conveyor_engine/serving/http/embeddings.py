@@ -12,6 +12,7 @@ from starlette.types import Send
 from conveyor_engine.serving.http.engine_response import EngineResponse, Opened, open_request
 from conveyor_engine.serving.http.failures import find_failure
 from conveyor_engine.serving.http.formats import encode
+from conveyor_engine.serving.http.usage import UsedTokens
 from conveyor_engine.serving.preparing.prepare_embeddings import PreparedEmbeddings
 from conveyor_engine.wire.request import FinishReason, RequestOutput, Task
 
@@ -75,6 +76,10 @@ class EmbeddingsResponse(EngineResponse):
         self._state.metrics.observe_stages(max(0.0, queued), computed, 0.0, output.num_preemptions)
         self._vectors[output.request_id] = output.vector
         self._held.grow(len(output.vector))
+
+    def _count_used(self) -> UsedTokens:
+        nums = zip(self._prepared.request_ids, self._prepared.nums_prompt_tokens, strict=True)
+        return UsedTokens(prompt_tokens=sum(num for request_id, num in nums if request_id in self._vectors))
 
     def _leave(self) -> None:
         for request_id in list(self._open):

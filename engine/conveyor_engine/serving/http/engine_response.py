@@ -22,6 +22,7 @@ from conveyor_engine.errors import ConveyorEngineError, DeadlineExceeded, ErrorC
 from conveyor_engine.serving.generation import Generation
 from conveyor_engine.serving.http.app_state import AppState, app_state, model_facts
 from conveyor_engine.serving.http.reading import body_bytes_max, read_body, timeout_seconds
+from conveyor_engine.serving.http.usage import Report, UsedTokens, find_report
 from conveyor_engine.serving.preparing.prepare import Job, Kind
 from conveyor_engine.serving.preparing.process import AnyPrepared
 from conveyor_engine.wire.request import ModelFacts, Task
@@ -81,9 +82,12 @@ class EngineResponse(Response):
         self._generation = opened.generation
         self._held = opened.state.memory.hold(opened.seconds + _READING_SECONDS)
         self._started = False
+        self._report: Report | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Errors before the first byte are raised, for the app's handlers to answer."""
+        if (report := find_report(scope)) is not None:
+            report.count, self._report = self._count_used, report
         try:
             async with self._generation, self._held:
                 self._generation.on_held = self._held.grow
@@ -97,6 +101,10 @@ class EngineResponse(Response):
     @abstractmethod
     async def _answer(self, send: Send) -> None:
         """Sends the whole answer."""
+
+    @abstractmethod
+    def _count_used(self) -> UsedTokens:
+        """What the request has used until now."""
 
     @abstractmethod
     def _leave(self) -> None:

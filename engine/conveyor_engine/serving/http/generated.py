@@ -15,6 +15,7 @@ from conveyor_engine.serving.http.choice import Choice, Delta
 from conveyor_engine.serving.http.engine_response import EngineResponse, Opened
 from conveyor_engine.serving.http.failures import failure_body
 from conveyor_engine.serving.http.formats import Answer, Format, Usage, encode
+from conveyor_engine.serving.http.usage import UsedTokens, build_last_words
 from conveyor_engine.serving.preparing.prepare import Prepared
 from conveyor_engine.text.stop_strings import StopStrings
 from conveyor_engine.wire.request import RequestOutput
@@ -104,11 +105,21 @@ class GeneratedResponse(EngineResponse):
                 raise
             _log.info("event=stream_failed id=%s error=%s", self._prepared.id, type(error).__name__)
             last = event(failure_body(error))
-        await send({"type": "http.response.body", "body": last})
+        await send({"type": "http.response.body", "body": last + build_last_words(self._report)})
 
     async def _send_events(self, deltas: list[Delta], send: Send) -> None:
         events = b"".join(event(encode(self._format.chunk(delta, self._usage_so_far(delta)))) for delta in deltas)
         await send({"type": "http.response.body", "body": events, "more_body": True})
+
+    def _count_used(self) -> UsedTokens:
+        """A prompt counts from its first token on: a request that has only waited has used nothing."""
+        prompt_tokens = cached_tokens = 0
+        for start in range(0, len(self._choices), self._prepared.choices_per_prompt):
+            of_prompt = self._choices[start : start + self._prepared.choices_per_prompt]
+            if any(choice.num_tokens for choice in of_prompt):
+                prompt_tokens += self._prepared.choices[start].num_prompt_tokens
+                cached_tokens += of_prompt[0].num_cached_tokens
+        return UsedTokens(prompt_tokens, cached_tokens, sum(choice.num_tokens for choice in self._choices))
 
     def _usage(self) -> Usage:
         prompt_tokens = self._prepared.num_prompt_tokens

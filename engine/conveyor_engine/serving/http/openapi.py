@@ -18,6 +18,7 @@ from conveyor_engine.serving.http.answers import ErrorAnswer, Load, Model, Model
 from conveyor_engine.serving.http.chat import ChatChunk, ChatCompletion
 from conveyor_engine.serving.http.completions import Completion
 from conveyor_engine.serving.http.embeddings import EmbeddingList
+from conveyor_engine.serving.http.usage import UsedTokens
 from conveyor_engine.serving.preparing.fields import ROWS
 from conveyor_engine.serving.preparing.schemas import (
     ChatMessage,
@@ -31,7 +32,19 @@ Json = dict[str, Any]
 
 _REFERENCE = "#/components/schemas/{name}"
 _REQUESTS: tuple[type[BaseModel], ...] = (ChatRequest, CompletionRequest, EmbeddingRequest, ChatMessage, StreamOptions)
-_ANSWERS = (ChatCompletion, ChatChunk, Completion, EmbeddingList, ErrorAnswer, ModelList, Model, Status, Version, Load)
+_ANSWERS = (
+    ChatCompletion,
+    ChatChunk,
+    Completion,
+    EmbeddingList,
+    ErrorAnswer,
+    ModelList,
+    Model,
+    Status,
+    Version,
+    Load,
+    UsedTokens,
+)
 _HEADERS = [
     {"name": "X-Request-Id", "in": "header", "schema": {"type": "string", "pattern": r"^[\x21-\x7e]{1,128}$"}},
     {"name": "X-Request-Timeout-Seconds", "in": "header", "schema": {"type": "number", "exclusiveMinimum": 0}},
@@ -72,6 +85,9 @@ def _operations() -> Iterator[tuple[str, str, Json]]:
     yield "/load", "get", _page("Who runs and who waits.", Load)
     yield "/place", "get", _of_place("Keeps a place for the next request of a gateway, as soon as there is one.")
     yield "/place", "delete", _of_place("The place is not needed.")
+    used = _page("What a request has used, by its gateway's key.", UsedTokens, (404,))
+    used["parameters"] = [{"name": "key", "in": "query", "required": True, "schema": {"type": "string"}}]
+    yield "/usage", "get", used
     metrics = {"description": "Prometheus' text format.", "content": {"text/plain": {"schema": {"type": "string"}}}}
     yield "/metrics", "get", {"summary": "Metrics.", "responses": {"200": metrics}}
 

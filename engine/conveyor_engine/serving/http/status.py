@@ -1,6 +1,11 @@
 """GET routes: the model list, probes, metrics and load. None of them waits for the engine loop."""
 
+import asyncio
+import contextlib
+from typing import Final
+
 import msgspec
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -9,6 +14,8 @@ from conveyor_engine.serving.engine_client import State
 from conveyor_engine.serving.http.answers import Load, Model, ModelList, Status, Version
 from conveyor_engine.serving.http.app_state import AppState, app_state
 from conveyor_engine.serving.preparing.prepare import check_model
+
+_END_SECONDS: Final = 2.0  # in which a request whose client has left ends
 
 
 def _json(content: msgspec.Struct, status: int = 200) -> Response:
@@ -70,6 +77,16 @@ async def get_load(request: Request) -> Response:
         warm_up_seconds=engine.start_seconds.get("warm_up"),
     )
     return _json(load)
+
+
+async def get_usage(request: Request) -> Response:
+    """GET /usage: what a request has used, by its gateway's key, once it has ended, which it soon does."""
+    report = app_state(request).usage.find(request.query_params.get("key", ""))
+    if report is None:
+        raise HTTPException(404)
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(report.ended.wait(), _END_SECONDS)
+    return _json(report.count())
 
 
 async def get_metrics(request: Request) -> Response:

@@ -17,6 +17,7 @@ from tests.engine.processes import IDLE, EngineServer, wait_until
 from tokenizers import Tokenizer
 
 from conveyor_api.endpoints import ENDPOINTS, Task
+from conveyor_process.request_headers import USAGE_HEADER
 
 CONTEXT_TOKENS = 512
 TEXTS = ["the fox", "naïve café", "x", "the quick brown fox jumps over the lazy dog", "the fox"]
@@ -77,6 +78,16 @@ def test_texts_become_the_vectors_of_transformers(served: Served, client: OpenAI
     num_tokens = sum(len(served.token_ids(text)) for text in TEXTS)
     assert (answer.usage.prompt_tokens, answer.usage.total_tokens) == (num_tokens, num_tokens)
     assert (answer.object, answer.model, answer.data[0].object) == ("list", "tiny", "embedding")
+
+
+def test_a_gateway_is_told_the_tokens_that_were_used(served: Served) -> None:
+    answer = served.server.post("/v1/embeddings", {"input": TEXTS}, **{USAGE_HEADER: "embedded"})
+    used = json.loads(answer.headers[USAGE_HEADER])
+    assert used == {
+        "prompt_tokens": answer.json()["usage"]["prompt_tokens"],
+        "cached_tokens": 0,
+        "completion_tokens": 0,
+    }
 
 
 def test_the_tokenizer_s_own_tokens_are_around_a_text(served: Served, client: OpenAI) -> None:

@@ -15,6 +15,7 @@ from tests.openapi import find_references
 from conveyor_engine.serving.http import app
 from conveyor_engine.serving.http.app import ROUTES
 from conveyor_engine.serving.http.openapi import build_document
+from conveyor_engine.serving.http.usage import UsageReports
 from conveyor_engine.serving.metrics import EngineMetrics
 from conveyor_engine.serving.preparing.fields import ROWS, Place
 from conveyor_engine.serving.preparing.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
@@ -117,7 +118,7 @@ def test_a_real_engine_serves_it(server: EngineServer) -> None:
 def test_it_is_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[int] = []
     monkeypatch.setattr(app, "build_document", lambda: built.append(1) or {"openapi": "3.1.0"})
-    served = TestClient(app.build_app(SimpleNamespace(metrics=EngineMetrics("tiny"))))
+    served = TestClient(app.build_app(SimpleNamespace(metrics=EngineMetrics("tiny"), usage=UsageReports())))
     for _ in range(2):
         assert served.get("/openapi.json").json() == {"openapi": "3.1.0"}
     assert built == [1]

@@ -1,0 +1,67 @@
+"""Tokens of requests through a real gateway: what its log and counters say, and what the engine has counted."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import aiohttp
+import pytest
+from tests.contract.serving import serving
+from tests.engine.chat_model import write_chat_model
+from tests.engine.processes import IDLE, EngineServer
+from tests.gateway.process import GatewayProcess
+
+from e2e.cluster.api import Api
+
+BODY = {"prompt": "hello", "max_tokens": 20, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
+    model = write_chat_model(tmp_path_factory.mktemp("models") / "tiny")
+    folder = tmp_path_factory.mktemp("engine")
+    with EngineServer(folder, model, IDLE, host="0.0.0.0", max_num_seqs=4, num_kv_blocks=8192) as started:
+        yield started.wait_ready()
+
+
+async def find_line(gateway: GatewayProcess, request_id: str) -> dict[str, str]:
+    async with asyncio.timeout(60):
+        while True:
+            for line in await asyncio.to_thread(lambda: gateway.log):
+                if f" event=request id={request_id} " in line:
+                    return dict(pair.split("=", 1) for pair in line.split(" "))
+            await asyncio.sleep(0.05)
+
+
+async def test_the_gateway_logs_and_counts_what_the_engine_has_generated(
+    engine: EngineServer, gateway: GatewayProcess, crd: Api, namespace: str
+) -> None:
+    async with serving(engine, [gateway], crd, namespace) as service, aiohttp.ClientSession() as http:
+
+        def post(request_id: str, **fields: Any) -> Any:
+            headers = {"X-Request-Id": f"{namespace}-{request_id}"}
+            return http.post(f"{gateway.url}/{service}/v1/completions", json=BODY | fields, headers=headers)
+
+        async with post("whole", n=2) as answer:
+            usage = (await answer.json())["usage"]
+        async with post("stream", stream=True) as answer:
+            body = await answer.read()
+        assert body.endswith(b"data: [DONE]\n\n"), "the report is not the client's"
+        async with post("left", stream=True, max_tokens=8000) as answer:
+            seen = [await answer.content.readuntil(b"\n\n") for _ in range(3)]
+        lines = {each: await find_line(gateway, f"{namespace}-{each}") for each in ("whole", "stream", "left")}
+        labels = {"namespace": namespace, "inference_service": "tiny"}
+        counted = [
+            await asyncio.to_thread(gateway.metric, f"conveyor_gateway_{name}_tokens_total", **labels)
+            for name in ("prompt", "generation")
+        ]
+
+    assert lines["whole"]["prompt_tokens"] == str(usage["prompt_tokens"])
+    assert lines["whole"]["completion_tokens"] == str(usage["completion_tokens"]) == "40"
+    assert lines["stream"]["completion_tokens"] == "20"
+    assert lines["left"]["status"] == "499"
+    assert len(seen) <= int(lines["left"]["completion_tokens"]) < 8000
+    assert json.loads(seen[0].removeprefix(b"data: "))["choices"]
+    logged = [sum(int(line[name]) for line in lines.values()) for name in ("prompt_tokens", "completion_tokens")]
+    assert counted == logged
