@@ -2,14 +2,15 @@
 
 Called by `listening`. One ready engine is asked for its document; a service that sleeps is not woken, and tells its
 paths without the fields of their bodies. The engine's image may be anybody's: what its document does not have in
-OpenAPI's form is left out. Only what the gateway adds to is read, the rest passed on as it was written, so that a
-document costs little whatever is in it.
+OpenAPI's form is left out. Only what the gateway adds to is read, by names that are known here, and the rest is passed
+on as it was written. So a document costs little more than a look at its bytes, whatever is in it.
 """
 
 import contextlib
 from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
-from typing import Any, Final, TypeVar
+from http import HTTPStatus
+from typing import Any, Final
 
 import msgspec
 from aiohttp.web import BaseRequest, Response, StreamResponse
@@ -27,7 +28,6 @@ from conveyor_gateway.watching.catalog import Service
 from conveyor_process.request_headers import REQUEST_ID_HEADER
 
 Json = dict[str, Any]
-Value = TypeVar("Value")
 Raws = dict[str, msgspec.Raw]  # an object of which nothing below its names is read
 
 _TIMEOUT_SECONDS: Final = 10.0  # vLLM makes its when first asked
@@ -52,6 +52,7 @@ _ENGINES_ANSWER: Final = (
     Code.ENGINE_BROKE,
     Code.STOPPING,
     Code.GATEWAY_MEMORY_FULL,
+    Code.START_FAILED,
     Code.QUEUE_TIMEOUT,
     Code.DEADLINE_EXCEEDED,
 )
@@ -68,14 +69,53 @@ _REFERENCE: Final = f"#/components/schemas/{_NAME}"
 _JSON: Final = "application/json"
 
 
+class _Names:
+    """The names of an object that are read. The decoder steps over all others without making anything of them."""
+
+    _ABSENT: Final = msgspec.Raw()
+
+    def __init__(self, *names: str) -> None:
+        self._names = {f"field_{number}": name for number, name in enumerate(names)}
+        fields = [
+            (field, msgspec.Raw, msgspec.field(default=self._ABSENT, name=name)) for field, name in self._names.items()
+        ]
+        self._decoder = msgspec.json.Decoder(msgspec.defstruct("Named", fields))
+
+    def find(self, value: msgspec.Raw | None) -> Raws | None:
+        """Those of them that are there; None for what is no object."""
+        try:
+            read = None if value is None else self._decoder.decode(value)
+        except msgspec.ValidationError:
+            read = None
+        if read is None:
+            return None
+        found = {name: getattr(read, field) for field, name in self._names.items()}
+        return {name: raw for name, raw in found.items() if raw is not self._ABSENT}
+
+    def read(self, value: msgspec.Raw | None) -> Raws:
+        """As `find`; empty for what is no object."""
+        return self.find(value) or {}
+
+
 class _Components(msgspec.Struct):
-    schemas: Raws = {}
+    schemas: msgspec.Raw = msgspec.Raw(b"{}")
 
 
 class _EngineDocument(msgspec.Struct):
     openapi: str
-    paths: Raws
+    paths: msgspec.Raw
     components: _Components = msgspec.field(default_factory=_Components)
+
+
+_METHODS: Final = _Names("get", "post")
+# Without `servers`, `security` and `callbacks`: where a service is, its gateway says.
+_OPERATION: Final = _Names(
+    "tags", "summary", "description", "operationId", "parameters", "requestBody", "responses", "deprecated"
+)
+_RESPONSES: Final = _Names(*(str(status.value) for status in HTTPStatus if status >= 200), "4XX", "5XX", "default")
+_RESPONSE: Final = _Names("description", "headers", "content")
+_CONTENT: Final = _Names(_JSON, "text/event-stream", "text/plain")
+_SCHEMA: Final = _Names("schema")
 
 
 async def send_document(
@@ -122,20 +162,27 @@ def build_document(of_engine: bytes, service: str, base: str) -> bytes:
     Raises DecodeError, RecursionError or UnicodeDecodeError for no document.
     """
     engine = msgspec.json.decode(of_engine.decode(), type=_EngineDocument)  # Raw alone would take any bytes
-    paths: dict[str, Json] = {}
+    if not bytes(engine.paths).startswith(b"{"):
+        raise msgspec.ValidationError("its paths are no object")
+    known, paths = _PATHS.read(engine.paths), dict[str, Json]()
     for endpoint in ENDPOINTS:
         path, method = _template(endpoint), endpoint.method.lower()
-        known = _object(engine.paths.get(path)).get(method)
-        for operation in _describe(endpoint.task, _read(known, Raws)):
+        for operation in _describe(endpoint.task, _OPERATION.find(_METHODS.read(known.get(path)).get(method))):
             paths.setdefault(path, {})[method] = operation
     document = {
         "openapi": engine.openapi,
         "info": {"title": service, "version": __version__},
         "servers": [{"url": base or "/"}],
         "paths": paths,
-        "components": {"schemas": engine.components.schemas | _SCHEMAS},
+        "components": {"schemas": _add_schemas(engine.components.schemas)},
     }
     return msgspec.json.encode(document)
+
+
+def _add_schemas(of_engine: msgspec.Raw) -> msgspec.Raw:
+    """The engine's schemas and ours, joined as text: there may be tens of thousands."""
+    inside = bytes(of_engine).strip()[1:-1] if bytes(of_engine).startswith(b"{") else b""
+    return msgspec.Raw(b"{" + inside + (b"," if inside.strip() else b"") + _SCHEMAS[1:])
 
 
 def _template(endpoint: Endpoint) -> str:
@@ -162,19 +209,15 @@ def _describe(task: Task, known: Raws | None) -> Iterator[Json]:
 
 
 def _responses(operation: Raws | None) -> Raws:
-    return _object((operation or {}).get("responses"))
+    return _RESPONSES.read((operation or {}).get("responses"))
 
 
-def _object(value: msgspec.Raw | None) -> Raws:
+def _read_text(value: msgspec.Raw | None) -> str:
     """Empty for what is none."""
-    return _read(value, Raws) or {}
-
-
-def _read(value: msgspec.Raw | None, kind: type[Value]) -> Value | None:
     try:
-        return None if value is None else msgspec.json.decode(value, type=kind)
+        return "" if value is None else msgspec.json.decode(value, type=str)
     except msgspec.ValidationError:
-        return None
+        return ""
 
 
 def _page(summary: str, schema: Json, refusals: Json) -> Json:
@@ -201,25 +244,30 @@ def _build_refusals(codes: Collection[Code]) -> Json:
 def _join(engine: Raws, gateway: Json) -> Json:
     """The responses of two who may answer, by status."""
     engine = {status: response for status, response in engine.items() if status not in _KEPT_BACK}
-    both = {status: _join_one(_object(engine[status]), gateway[status]) for status in engine.keys() & gateway.keys()}
+    both = {
+        status: _join_one(_RESPONSE.read(engine[status]), gateway[status]) for status in engine.keys() & gateway.keys()
+    }
     return dict(sorted((engine | gateway | both).items()))
 
 
 def _join_one(engine: Raws, gateway: Json) -> Json:
-    content = _object(engine.get("content"))
-    schemas = [_object(content.get(_JSON)).get("schema", {}), gateway["content"][_JSON]["schema"]]
+    content = _CONTENT.read(engine.get("content"))
+    schemas = [_SCHEMA.read(content.get(_JSON)).get("schema", {}), gateway["content"][_JSON]["schema"]]
     return {
-        "description": f"By an engine: {_read(engine.get('description'), str) or ''} {gateway['description']}",
+        "description": f"By an engine: {_read_text(engine.get('description'))} {gateway['description']}",
         "content": content | {_JSON: {"schema": {"anyOf": schemas}}},
     }
 
 
-_SCHEMAS: Final = {
-    _NAME.format(name=name): schema
-    for name, schema in msgspec.json.schema_components((ErrorAnswer, Model, ModelList), ref_template=_REFERENCE)[
-        1
-    ].items()
-}
+_PATHS: Final = _Names(*(_template(endpoint) for endpoint in ENDPOINTS))
+_SCHEMAS: Final = msgspec.json.encode(
+    {
+        _NAME.format(name=name): schema
+        for name, schema in msgspec.json.schema_components((ErrorAnswer, Model, ModelList), ref_template=_REFERENCE)[
+            1
+        ].items()
+    }
+)
 
 
 def _build_outline() -> bytes:

@@ -81,7 +81,7 @@ class OpenRequests:
 
     async def answer(self, request: BaseRequest, route: Route, client: str) -> StreamResponse:
         """What the client gets; a stream has been sent when this returns."""
-        record = Record(find_request_id(request), route.path, request.remote or "-")
+        record = Record(find_request_id(request), route.path, client or "-")
         task = asyncio.current_task()
         assert task is not None, "aiohttp runs every handler in a task"
         self._running.add(task)

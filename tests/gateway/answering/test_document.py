@@ -129,6 +129,30 @@ def test_a_document_takes_a_few_times_its_bytes_whatever_is_in_it(item: str, whe
     assert peak_bytes < 5 * MAX_BYTES
 
 
+def test_what_the_gateway_does_not_know_of_a_document_is_stepped_over() -> None:
+    """However many names it has, only those that are known here are made anything of."""
+    many = {str(number): {"post": 0} for number in range(20_000)}
+    operation = {
+        "responses": many | {"200": {"description": "ok"}, "400": {"content": many}},
+        "servers": [{"url": "//x"}],
+    }
+    page = {
+        "openapi": "3.1.0",
+        "paths": many | {COMPLETIONS: {"post": operation}},
+        "components": {"schemas": {"A": {}}},
+    }
+    document = json.loads(build_document(json.dumps(page).encode(), "default/qwen", ""))
+    told = document["paths"][COMPLETIONS]["post"]
+    assert document["paths"].keys() == json.loads(build_document(OUTLINE, "q", ""))["paths"].keys() - {
+        "/v1/chat/completions", "/v1/embeddings"
+    }  # fmt: skip
+    assert told["responses"].keys() <= {str(number) for number in range(200, 600)}
+    assert told["responses"]["200"] == {"description": "ok"}
+    assert told["responses"]["400"]["content"].keys() == {"application/json"}
+    assert "servers" not in told
+    assert {"A", "GatewayModel"} <= document["components"]["schemas"].keys()
+
+
 def test_an_engine_that_says_little_or_nonsense_of_its_paths_has_what_the_gateway_says() -> None:
     paths = {
         COMPLETIONS: {"post": []},
