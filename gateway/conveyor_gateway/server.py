@@ -126,6 +126,8 @@ class Server:
 
     async def _check_public_port(self) -> None:
         def set_answers(answers: bool) -> None:
+            if self._readiness.draining:  # the port is about to close
+                return
             if answers != self._readiness.answers_clients:
                 logger.warning("event=public_port answers=%s", str(answers).lower())
             self._readiness.answers_clients = answers

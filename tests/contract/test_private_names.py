@@ -22,7 +22,6 @@ import uvicorn.server
 from conveyor_engine.serving import server
 from conveyor_engine.serving.http import connection
 from conveyor_gateway.engines import connection as engine_connection
-from conveyor_gateway.listening import listener
 from conveyor_kube import http_connection, http_server
 from e2e.cluster.paths import REPOSITORY
 
@@ -32,7 +31,6 @@ EXTENDED: tuple[type, ...] = (
     http_server.AppRunner,
     engine_connection._Connection,
     engine_connection.Connector,
-    listener._Request,
     connection.Connection,
     server._Server,
 )

@@ -35,8 +35,8 @@ class Readiness:
     def problems(self) -> list[str]:
         """Why no request should come here; empty: ready."""
         missing = [f"not synced: {watch.name}" for watch in self._watches if not watch.synced]
-        silent = not self.answers_clients and not self.draining
-        return ["draining"] * self.draining + ["the public port answers no clients"] * silent + missing
+        silent = ["the public port answers no clients"] * (not self.answers_clients)
+        return ["draining"] * self.draining + silent + missing
 
     def warnings(self) -> list[str]:
         """Problems with which this gateway still serves."""

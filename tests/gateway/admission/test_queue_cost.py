@@ -38,15 +38,14 @@ def count_lines(work: Callable[[], object]) -> int:
 
 
 def make_queue(num_waiting: int, num_engines: int) -> tuple[ServiceQueue, list[Ticket]]:
-    """Every request that waits has been refused by an engine that had no room for it."""
-    queue = ServiceQueue(make_limits(num_waiting + 100), asyncio.get_running_loop(), NeverAsked())
+    """Every request that waits has been refused by engines that had no room for it. They have places for others."""
+    queue = ServiceQueue(make_limits(num_waiting + 100, place_limit=10_000), asyncio.get_running_loop(), NeverAsked())
     queue.set_engines(f"10.0.0.{number}:8000" for number in range(num_engines))
     tickets = []
     while queue.queued < num_waiting:
         tickets.append(queue.admit(FAR))
-        for ticket in tickets[-1:]:
-            if ticket.engine is not None:
-                refuse(ticket)
+        while tickets[-1].engine is not None:
+            refuse(tickets[-1])
     return queue, tickets
 
 
