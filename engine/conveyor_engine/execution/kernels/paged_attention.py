@@ -23,6 +23,7 @@ import triton.language as tl
 from conveyor_engine.execution.kernels.decode_plan import DecodePlan
 
 _MIN_ROWS = 16  # the smallest M of the tensor cores' products; the interpreter would take less
+_MOST_ROWS_FLOAT32 = 64  # it is multiplied without tensor cores, whose operands would stay in registers
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,22 +37,25 @@ class TileShape:
 
 
 # By (decode only, bytes of a head up to); wider heads leave less room in registers and shared memory. With three stages
-# two tiles of keys and values are on their way while a third is computed with.
+# two tiles of keys and values are on their way while a third is computed with. All of them fit into the 99 KiB that a
+# block has on parts 8.6, 8.9 and 12.0.
 _TILES = (
     (True, 256, TileShape(rows=16, keys=64, num_warps=4, num_stages=3)),
     (True, 512, TileShape(rows=16, keys=32, num_warps=4, num_stages=3)),
     (True, 1024, TileShape(rows=16, keys=16, num_warps=4, num_stages=3)),
     (False, 256, TileShape(rows=128, keys=64, num_warps=8, num_stages=3)),
-    (False, 512, TileShape(rows=64, keys=32, num_warps=8, num_stages=3)),
+    (False, 512, TileShape(rows=64, keys=16, num_warps=8, num_stages=3)),
     (False, 1024, TileShape(rows=16, keys=16, num_warps=4, num_stages=3)),
 )
 
 
-def tile_shape(decode: bool, head_bytes: int, group: int) -> TileShape:
+def tile_shape(decode: bool, head_dim: int, item_bytes: int, group: int) -> TileShape:
     """The tile for heads of this size, tall enough for one token of a whole group of query heads."""
+    head_bytes = head_dim * item_bytes
     for for_decode, limit, tile in _TILES:
         if for_decode == decode and head_bytes <= limit:
-            rows = max(tile.rows, _MIN_ROWS, triton.next_power_of_2(group))
+            rows = tile.rows if item_bytes < 4 else min(tile.rows, _MOST_ROWS_FLOAT32)
+            rows = max(rows, _MIN_ROWS, triton.next_power_of_2(group))
             return TileShape(rows, tile.keys, tile.num_warps, tile.num_stages)
     raise ValueError(f"heads of {head_bytes} bytes are wider than this kernel's widest tile")
 
@@ -246,7 +250,7 @@ def paged_attention(
     num_kv_heads, value_dim = values.shape[1:]
     group = num_heads // num_kv_heads
     decode = plan is not None
-    tile = tile_shape(decode, max(dim, value_dim) * query.itemsize, group)
+    tile = tile_shape(decode, max(dim, value_dim), query.itemsize, group)
     assert tile.rows >= _MIN_ROWS
     assert not decode or query_start.storage_offset() == 0
     tokens_per_tile = tile.rows // group

@@ -176,13 +176,13 @@ def test_warm_up_compiles_all_that_serving_needs(
 
 def test_a_tile_is_never_shorter_than_the_hardware_takes_nor_than_a_group() -> None:
     for decode in (True, False):
-        for head_bytes in (32, 128, 160, 256, 512, 1024):
+        for head_dim, item_bytes in ((8, 4), (64, 2), (80, 2), (64, 4), (256, 2), (256, 4)):
             for group in (1, 2, 7, 16, 20):
-                tile = kernels.tile_shape(decode, head_bytes, group)
+                tile = kernels.tile_shape(decode, head_dim, item_bytes, group)
                 assert tile.rows >= max(16, group)
                 assert tile.rows.bit_count() == tile.keys.bit_count() == 1
     with pytest.raises(ValueError, match="2048 bytes"):
-        kernels.tile_shape(True, 2048, 1)
+        kernels.tile_shape(True, 512, 4, 1)
 
 
 def test_a_negative_slot_is_not_written() -> None:

@@ -3,7 +3,8 @@
 A program of its own, since a process with Triton's interpreter cannot compile. The layers run on tensors without
 numbers; each launch goes through Triton's own launcher up to where the GPU would begin, so types, alignment, constants
 and options are those of a real launch, and cannot drift from it. What is compiled lies in Triton's cache for next time.
-`python -m tests.engine.execution.kernels.compile_kernels` prints the table.
+`python -m tests.engine.execution.kernels.compile_kernels` prints the table, with `FILE CAPABILITY ...` it writes it.
+Where there is little shared memory attention in float32 is compiled too, which takes the most.
 """
 
 import pickle
@@ -11,12 +12,13 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 import triton
-from tests.engine.execution.kernels.compiled import CAPABILITIES, HEADER, Compiled
+from tests.engine.execution.kernels.compiled import CAPABILITIES, HEADER, SMALL_CAPABILITIES, Compiled
 from tests.engine.execution.kernels.cuda_layers import SHAPES, STEPS, prepare, prepare_attention, prepare_sampling
 from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.backends.compiler import GPUTarget
@@ -50,7 +52,7 @@ class Pointer:
         return self._address
 
 
-def compile_all() -> list[Compiled]:
+def compile_all(capabilities: Iterable[int] = CAPABILITIES) -> list[Compiled]:
     found: dict[tuple[int, int], Compiled] = {}
     launch = JITFunction.run
     place: tuple[str, str, int] = ("", "", 0)
@@ -61,7 +63,7 @@ def compile_all() -> list[Compiled]:
         found.setdefault((id(kernel), place[2]), _describe(kernel, *place))
 
     JITFunction.run = compile_only
-    for capability in CAPABILITIES:
+    for capability in capabilities:
         triton.runtime.driver.set_active(AbsentGpu(capability))
         for layer, shape in SHAPES.items():
             for step in STEPS:
@@ -69,6 +71,8 @@ def compile_all() -> list[Compiled]:
                 with FakeTensorMode(), torch.inference_mode():
                     prepare(shape, STEPS[step])()
                     prepare_attention(shape, STEPS[step])()
+                    if capability == SMALL_CAPABILITIES[0]:
+                        prepare_attention(shape, STEPS[step], torch.float32)()
         place = ("sampler", "draws", capability)
         with FakeTensorMode(), torch.inference_mode():
             prepare_sampling(64)()
@@ -102,11 +106,11 @@ def _resource_usage(cubin: bytes) -> dict[str, int]:
 
 
 def main() -> None:
-    compiled = compile_all()
-    if len(sys.argv) > 1:
-        Path(sys.argv[1]).write_bytes(pickle.dumps([vars(kernel) for kernel in compiled]))
-    else:
-        print(HEADER, *compiled, sep="\n")
+    if len(sys.argv) == 1:
+        print(HEADER, *compile_all(), sep="\n")
+        return
+    compiled = compile_all(map(int, sys.argv[2:]))
+    Path(sys.argv[1]).write_bytes(pickle.dumps([vars(kernel) for kernel in compiled]))
 
 
 if __name__ == "__main__":

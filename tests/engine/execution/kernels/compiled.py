@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 CAPABILITIES = (80, 90, 100)
+SMALL_CAPABILITIES = (86, 89, 120)  # their blocks have less shared memory
 
 
 @dataclass(frozen=True)
