@@ -94,9 +94,11 @@ def _serve(flags: argparse.Namespace) -> int:
     from uvloop import run
 
     from conveyor_engine.model_files import check_files
+    from conveyor_engine.model_numbers import check_numbers
     from conveyor_engine.serving.preparing.prepare import ServedModel
     from conveyor_engine.serving.preparing.process import ForkServer
     from conveyor_engine.serving.preparing.sampling_defaults import SamplingDefaults, read_sampling_defaults
+    from conveyor_engine.serving.preparing.trial import try_files
     from conveyor_engine.serving.server import serve
     from conveyor_engine.text.tokenizer import Tokenizer
 
@@ -105,6 +107,8 @@ def _serve(flags: argparse.Namespace) -> int:
     directory = Path(config.model)
     if directory.is_dir():  # the tokenizer says what else it is
         check_files(directory)
+        check_numbers(directory)
+        try_files(directory)
     defaults = read_sampling_defaults(directory) if config.sampling_defaults == "model" else SamplingDefaults()
     model = ServedModel(config.served_model_name or directory.resolve().name, Tokenizer(directory), defaults)
     death = run(serve(config, ForkServer(model)))

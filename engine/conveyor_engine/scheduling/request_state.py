@@ -7,6 +7,7 @@ import random
 from array import array
 from hashlib import blake2b
 
+from conveyor_engine.errors import GenerationFailed
 from conveyor_engine.scheduling.constraint import Constraint
 from conveyor_engine.text.detokenizer import Detokenizer
 from conveyor_engine.wire.request import (
@@ -189,11 +190,20 @@ class RequestState:
         """Whether the token just appended ends the request, and why. min_tokens is the sampler's part."""
         if token_id in self.stop_ids and self.num_output_tokens > self.params.min_tokens:
             return FinishReason.STOP
-        if self.stop_strings is not None and self.stop_strings.push([token_id]).stopped:
+        if self._completes_stop_string(token_id):
             return FinishReason.STOP_STRING
         if len(self.token_ids) >= self.max_total_tokens:
             return FinishReason.LENGTH
         return None
+
+    def _completes_stop_string(self, token_id: int) -> bool:
+        if self.stop_strings is None:
+            return False
+        try:
+            return self.stop_strings.push([token_id]).stopped
+        except GenerationFailed:  # the API process decodes the same tokens, and answers with this error
+            self.stop_strings = None
+            return False
 
     def append(self, token_ids: list[int]) -> tuple[list[int], FinishReason | None]:
         """Takes the tokens up to the one that ends the request; those taken, and why it ended."""

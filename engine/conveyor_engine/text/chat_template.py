@@ -8,6 +8,7 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 import jinja2
@@ -27,14 +28,28 @@ class TooManyCharacters(Exception):
 
 
 class ChatTemplate:
-    """One compiled template. Thread-safe: rendering keeps no state."""
+    """One template. Thread-safe: rendering keeps no state.
+
+    It is compiled where it is first rendered. Compiling computes constants, such as `'a' * 3000000000`, so it needs the
+    limits that rendering needs.
+    """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """`special_tokens`: bos_token and the like, which templates name. Raises ModelError if it does not compile."""
+        """`special_tokens`: bos_token and the like, which templates name. Raises TypeError if they are no text."""
         self._special_tokens = dict(special_tokens)
+        if not isinstance(source, str):
+            raise TypeError(f"the template is a {type(source).__name__}")
+        self._source = source
+
+    def compile(self) -> None:
+        """Raises ModelError if it is no template. The caller bounds time and memory (`serving.preparing`)."""
+        _ = self._template
+
+    @cached_property
+    def _template(self) -> jinja2.Template:
         try:
-            self._template = _environment().from_string(source)
-        except jinja2.TemplateError as error:
+            return _environment().from_string(self._source)
+        except (jinja2.TemplateError, SyntaxError, RecursionError, ValueError) as error:
             raise ModelError(f"the model's chat template is not valid Jinja: {error}") from error
 
     def render(self, messages: Sequence[Mapping[str, Any]], max_characters: int, variables: Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@ Workers render and encode (`serving.preparing`); the API process decodes, which 
 adds stop strings.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any, Literal
 from tokenizers import Encoding
 from tokenizers import Tokenizer as _FastTokenizer
 
-from conveyor_engine.errors import InvalidRequest, ModelError, context_exceeded
+from conveyor_engine.errors import GenerationFailed, InvalidRequest, ModelError, context_exceeded
 from conveyor_engine.model_files import read_object
 from conveyor_engine.text.chat_template import ChatTemplate, TooManyCharacters
 from conveyor_process.failure_reasons import FailureReason
@@ -22,6 +23,7 @@ _CHARACTERS_PER_TOKEN = 4  # about as many as natural language has
 _CUT_TOKENS_MAX = 100  # ample for what a beginning has in tokens, being cut anywhere, that the whole has not
 PROMPT_TAIL_TOKENS = 6  # enough left context for a decoder to tell whether a space or a byte continues
 _UNFINISHED_TOKENS_MAX = 3  # a character has at most four bytes, and each token of it at least one
+_BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")  # SentencePiece's token for a byte
 _REPLACEMENT = "\ufffd"  # what bytes that are no text, or not yet, decode to
 
 Side = Literal["left", "right"]
@@ -45,7 +47,10 @@ class Tokenizer:
     """The tokenizer of one model directory. Thread-safe."""
 
     def __init__(self, directory: Path) -> None:
-        """Raises ModelError if the directory, its tokenizer.json or its chat template cannot be read."""
+        """Raises ModelError if the directory, its tokenizer.json or its chat template cannot be read.
+
+        The template is not compiled yet.
+        """
         if not directory.is_dir():
             raise ModelError(
                 f"{directory} is not a directory: there is no model there", reason=FailureReason.MODEL_NOT_FOUND
@@ -61,13 +66,7 @@ class Tokenizer:
         self._fast.no_padding()
         self._byte_of = _byte_level_alphabet() if '"ByteLevel"' in path.read_text() else None
         self._longest_token = max((len(piece) for piece in self._fast.get_vocab()), default=1)
-        try:
-            config = read_object(directory / "tokenizer_config.json")
-            source = _chat_template_source(directory, config)
-            self._chat_template = ChatTemplate(source, _special_tokens(directory, config)) if source else None
-        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-            what = f"the chat template in {directory}, or what tokenizer_config.json says of it, is not usable"
-            raise ModelError(f"{what}: {type(error).__name__}: {error}") from error
+        self._chat_template = read_chat_template(directory)
 
     @property
     def vocab_size(self) -> int:
@@ -149,8 +148,8 @@ class Tokenizer:
         if self._byte_of is not None:
             encoded = [self._byte_of.get(character) for character in piece]
             return bytes(b for b in encoded if b is not None) if None not in encoded else piece.encode()
-        if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
-            return bytes([int(piece[3:5], 16)])
+        if (byte := _BYTE.fullmatch(piece)) is not None:
+            return bytes.fromhex(byte[1])
         return piece.replace("▁", " ").encode()
 
 
@@ -170,7 +169,7 @@ class TextStream:
         self._pending: list[int] = []
 
     def push(self, token_id: int) -> str:
-        """The text that this token completes; empty while a character may be unfinished."""
+        """The text that this token completes; empty while a character may be unfinished. Raises GenerationFailed."""
         self._pending.append(token_id)
         shown = ""
         while True:
@@ -196,7 +195,10 @@ class TextStream:
         return self._decode(token_ids)  # bytes that are no text have changed what came before them
 
     def _decode(self, token_ids: list[int]) -> str:
-        text: str = self._fast.decode(token_ids, skip_special_tokens=True)
+        try:
+            text: str = self._fast.decode(token_ids, skip_special_tokens=True)
+        except BaseException as error:  # `tokenizers` raises bare Exception; a panic is a BaseException of its own
+            raise GenerationFailed(f"the model's tokenizer.json cannot decode the answer: {error}") from error
         return text
 
 
@@ -206,6 +208,17 @@ def too_long(num_tokens: int | str, max_model_len: int, param: str) -> InvalidRe
     return context_exceeded(
         max_model_len, f"your prompt contains {num_tokens} input tokens{answer}. Shorten the prompt.", param=param
     )
+
+
+def read_chat_template(directory: Path) -> ChatTemplate | None:
+    """The model's, not compiled yet; None if it has none. Raises ModelError if it cannot be read."""
+    try:
+        config = read_object(directory / "tokenizer_config.json")
+        source = _chat_template_source(directory, config)
+        return ChatTemplate(source, _special_tokens(directory, config)) if source else None
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        what = f"the chat template in {directory}, or what tokenizer_config.json says of it, is not usable"
+        raise ModelError(f"{what}: {type(error).__name__}: {error}") from error
 
 
 def _chat_template_source(directory: Path, config: Mapping[str, Any]) -> str | None:

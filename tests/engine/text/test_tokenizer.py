@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.engine.chat_model import ASSISTANT, END, USER, VOCABULARY, write_tokenizer
 from tests.engine.processes import environment
 
-from conveyor_engine.errors import InvalidRequest, ModelError
-from conveyor_engine.text.tokenizer import Tokenizer, Truncation
+from conveyor_engine.errors import GenerationFailed, InvalidRequest, ModelError
+from conveyor_engine.text.tokenizer import Tokenizer, Truncation, read_chat_template
 
 TEXT = "naïve café 🙂 — 日本語 the fox\n\tdef f(x):"
 MESSAGES = [{"role": "user", "content": "the fox"}, {"role": "assistant", "content": "é"}]
@@ -210,8 +210,33 @@ def test_what_cannot_be_a_model_is_refused_with_a_reason(directory: Path, tmp_pa
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(ModelError, match="cannot be read"):
         Tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("source", ["{% if %}", "{{ " + "(" * 5000 + ")" * 5000 + " }}", "{{ 'x'|nothing }}"])
+def test_what_is_no_template_is_refused_where_it_is_compiled(directory: Path, tmp_path: Path, source: str) -> None:
+    with_config(directory, tmp_path, chat_template=source)
+    template = read_chat_template(tmp_path)
+    assert template is not None
     with pytest.raises(ModelError, match="not valid Jinja"):
-        with_config(directory, tmp_path, chat_template="{% if %}")
+        template.compile()
+
+
+@pytest.mark.parametrize("piece", ["<0xZZ>", "<0x 5>", "<0x+5>", "<0x_5>", "<0xé5>"])
+def test_a_token_that_only_looks_like_a_byte_is_its_own_text(tmp_path: Path, piece: str) -> None:
+    tokenizer = sentencepiece_like(tmp_path, piece)
+    assert tokenizer.token_bytes(261) == piece.encode()
+    assert tokenizer.token_bytes(2 + 0xAB) == b"\xab"
+
+
+def test_a_decoder_that_fails_ends_the_answer_with_a_reason(tmp_path: Path) -> None:
+    sentencepiece_like(tmp_path, "b" * 60 + "xc")
+    path = tmp_path / "tokenizer.json"
+    content = json.loads(path.read_text())
+    pattern = {"Regex": "^(b|b|bb)*c"}  # of an exponential number of tries
+    content["decoder"] = {"type": "Replace", "pattern": pattern, "content": "-"}
+    path.write_text(json.dumps(content))
+    with pytest.raises(GenerationFailed, match=r"tokenizer\.json cannot decode the answer"):
+        streamed(Tokenizer(tmp_path), [261])
 
 
 @pytest.mark.parametrize("chat_template", [[{"template": "x"}], ["x"], {"default": "x"}, 5])
@@ -238,12 +263,12 @@ def with_config(directory: Path, folder: Path, **config: object) -> Tokenizer:
     return Tokenizer(folder)
 
 
-def sentencepiece_like(folder: Path) -> Tokenizer:
-    """0 unknown, 1 begin, 2..257 bytes, then words whose space is ▁."""
+def sentencepiece_like(folder: Path, *more: str) -> Tokenizer:
+    """0 unknown, 1 begin, 2..257 bytes, then words whose space is ▁, and from 261 on `more`."""
     from tokenizers import Tokenizer as Fast
     from tokenizers import decoders, models
 
-    pieces = ["<unk>", "<s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁the", "▁a", "b"]
+    pieces = ["<unk>", "<s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁the", "▁a", "b", *more]
     fast = Fast(models.BPE({p: i for i, p in enumerate(pieces)}, [], byte_fallback=True, unk_token="<unk>"))
     strip = decoders.Strip(" ", 1, 0)
     fast.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), strip])

@@ -193,10 +193,9 @@ def _prepare_within_limits(payload: bytes, model: ServedModel) -> AnyPrepared | 
     """The signal interrupts Python code; the kernel's limit, two seconds later, ends native code."""
     job = _job_decoder.decode(payload)
     seconds = cpu_seconds(job)
-    used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
-    _limit(resource.RLIMIT_CPU, math.ceil(used + seconds) + 2)
+    limit_cpu_seconds(seconds + 2)
     num_bytes = MEMORY_BYTES + MEMORY_BYTES_PER_TOKEN * job.facts.max_model_len
-    _limit(resource.RLIMIT_AS, _virtual_bytes() + num_bytes + MEMORY_BYTES_PER_BODY_BYTE * len(job.body))
+    limit_more_memory(num_bytes + MEMORY_BYTES_PER_BODY_BYTE * len(job.body))
     try:
         signal.setitimer(signal.ITIMER_PROF, seconds)
         try:
@@ -205,6 +204,17 @@ def _prepare_within_limits(payload: bytes, model: ServedModel) -> AnyPrepared | 
             signal.setitimer(signal.ITIMER_PROF, 0)
     except (_OutOfTime, MemoryError):
         return Failure.of(too_costly())
+
+
+def limit_cpu_seconds(seconds: float) -> None:
+    """From now on this process may use so many more seconds of CPU time; then the kernel ends it."""
+    used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
+    _limit(resource.RLIMIT_CPU, math.ceil(used + seconds))
+
+
+def limit_more_memory(num_bytes: int) -> None:
+    """From now on this process may add so much to its memory; beyond that, allocations fail."""
+    _limit(resource.RLIMIT_AS, _virtual_bytes() + num_bytes)
 
 
 def _limit(what: int, most: int) -> None:

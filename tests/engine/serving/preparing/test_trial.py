@@ -1,0 +1,56 @@
+"""What a tenant's model files may cost before they are read without limits."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from tests.engine.chat_model import write_tokenizer
+
+from conveyor_engine.errors import ModelError
+from conveyor_engine.serving.preparing import trial
+from conveyor_engine.serving.preparing.trial import run_limited, try_files
+
+
+def model(folder: Path, template: str) -> Path:
+    write_tokenizer(folder)
+    (folder / "chat_template.jinja").write_text(template)
+    return folder
+
+
+def test_a_model_whose_files_are_fine_passes(tmp_path: Path) -> None:
+    try_files(model(tmp_path, "{{ messages[0].content }}"))
+    try_files(tmp_path / "none")  # whoever reads it says what is wrong
+
+
+@pytest.mark.parametrize("source", ["{{ 7 ** (7 ** 9) }}", "{{ (7 ** (7 ** 9)) | center(9) }}"])
+def test_a_template_that_compiles_without_end_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    monkeypatch.setattr(trial, "TEMPLATE_CPU_SECONDS", 1.0)
+    with pytest.raises(ModelError, match=r"chat template takes more than 1 s of CPU time or 2 GiB of memory"):
+        try_files(model(tmp_path, source))
+
+
+def test_constants_of_a_template_take_no_memory_of_this_process(tmp_path: Path) -> None:
+    try_files(model(tmp_path, "{{ 'a' * 3000000000 }}"))  # whoever renders it has limits, too
+    with pytest.raises(ModelError, match=r"takes more than|not valid"):
+        try_files(model(tmp_path, "{{ 'a' * 1000000000 }}" * 4))
+
+
+def test_an_error_arrives_as_it_was_raised(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="not valid Jinja") as caught:
+        try_files(model(tmp_path, "{% if %}"))
+    assert caught.value.reason == "UnsupportedModel"
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(ModelError, match=r"tokenizer\.json cannot be read"):
+        try_files(tmp_path)
+
+
+def test_a_process_that_ends_itself_or_hangs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ModelError, match="what it was takes more than 9 s of CPU time"):
+        run_limited("what it was", lambda: os.kill(os.getpid(), signal.SIGKILL), 9.0)
+    monkeypatch.setattr(trial, "_CLOCK_TIMES", 0.01)
+    with pytest.raises(ModelError, match=r"what it was takes more than 0\.1 s to read"):
+        run_limited("what it was", lambda: time.sleep(1000), 10.0)
