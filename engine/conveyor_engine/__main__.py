@@ -93,7 +93,6 @@ def _run(flags: argparse.Namespace) -> int:
 def _serve(flags: argparse.Namespace) -> int:
     from uvloop import run
 
-    from conveyor_engine.model_files import check_files
     from conveyor_engine.model_numbers import check_numbers
     from conveyor_engine.serving.preparing.prepare import ServedModel
     from conveyor_engine.serving.preparing.process import ForkServer
@@ -106,9 +105,8 @@ def _serve(flags: argparse.Namespace) -> int:
     configure_logging(config.log_format)
     directory = Path(config.model)
     if directory.is_dir():  # the tokenizer says what else it is
-        check_files(directory)
-        check_numbers(directory)
         try_files(directory)
+        check_numbers(directory)
     defaults = read_sampling_defaults(directory) if config.sampling_defaults == "model" else SamplingDefaults()
     model = ServedModel(config.served_model_name or directory.resolve().name, Tokenizer(directory), defaults)
     death = run(serve(config, ForkServer(model)))

@@ -1,5 +1,6 @@
 """`fetch` against a hub that sends other bytes than it announced, or announces impossible ones."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,3 +70,20 @@ def test_an_index_names_safetensors_and_nothing_else(
         fetch_from(hub.url, "hf://org/tiny", target)
     assert caught.value.reason == "UnsupportedModel"
     assert not any("pytorch_model" in request.path for request in hub.requests)
+
+
+def test_redirects_without_end_are_a_failed_download(fetch_from: Fetch, root: Path, target: Path) -> None:
+    with running_hub(root) as hub:
+        hub.faults = replace(hub.faults, storage=hub.url)  # each redirect leads to the next
+        with pytest.raises(ModelError, match="cannot be fetched: TooManyRedirects") as caught:
+            fetch_from(hub.url, "hf://org/tiny", target)
+    assert caught.value.reason == "ModelDownloadFailed"
+    assert len(hub.requests) < 100
+
+
+@pytest.mark.parametrize("name", ["../../evil.safetensors", "/tmp/evil.safetensors", "a/../../evil.safetensors"])
+def test_a_name_that_leads_outside_is_never_fetched(fetch_from: Fetch, root: Path, target: Path, name: str) -> None:
+    siblings = [CONFIG, CONFIG | {"rfilename": name}]
+    with running_hub(root, info={"siblings": siblings}) as hub, pytest.raises(ModelError, match="no safetensors"):
+        fetch_from(hub.url, "hf://org/tiny", target)
+    assert not any("evil" in request.path for request in hub.requests)

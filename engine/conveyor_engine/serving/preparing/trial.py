@@ -1,4 +1,4 @@
-"""Reads a tenant's tokenizer and template in a child process with limits first. Called by `__main__`.
+"""Reads a tenant's headers of weights, tokenizer and template in a child process with limits. Called by `__main__`.
 
 A tokenizer and a chat template are the work of the model's author: reading them can take any time and memory, or end
 the process. After a trial the same files are read again without limits, at the same cost.
@@ -15,19 +15,22 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from conveyor_engine.errors import ModelError
+from conveyor_engine.model_files import check_files
 from conveyor_engine.serving.preparing.process import limit_cpu_seconds, limit_more_memory
 from conveyor_engine.text.tokenizer import Tokenizer, read_chat_template
 from conveyor_process.failure_reasons import FailureReason
 
 TOKENIZER_CPU_SECONDS: Final = 60.0  # a vocabulary of 256,000 takes about one
+FILES_CPU_SECONDS: Final = 60.0  # headers of weights have some MiB in all
 TEMPLATE_CPU_SECONDS: Final = 5.0  # the longest take a tenth of one
 MEMORY_BYTES: Final = 2 * 2**30
-_CLOCK_TIMES: Final = 10.0  # of the CPU time may pass by the clock
+_CLOCK_TIMES: Final = 30.0  # of the CPU time may pass by the clock
 
 
 def try_files(directory: Path) -> None:
-    """Raises the ModelError of reading the tokenizer and compiling the template, or one that names a limit."""
+    """Raises the ModelError of reading one of them, or one that names a limit."""
     if directory.is_dir():  # the tokenizer says what else it is
+        run_limited(f"{directory}", lambda: check_files(directory), FILES_CPU_SECONDS)
         run_limited(f"{directory / 'tokenizer.json'}", lambda: Tokenizer(directory), TOKENIZER_CPU_SECONDS)
         run_limited("the model's chat template", lambda: _compile(directory), TEMPLATE_CPU_SECONDS)
 

@@ -29,7 +29,7 @@ def test_a_template_that_compiles_without_end_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
 ) -> None:
     monkeypatch.setattr(trial, "TEMPLATE_CPU_SECONDS", 1.0)
-    with pytest.raises(ModelError, match=r"chat template takes more than 1 s of CPU time or 2 GiB of memory"):
+    with pytest.raises(ModelError, match="chat template takes more than"):
         try_files(model(tmp_path, source))
 
 
@@ -37,6 +37,15 @@ def test_constants_of_a_template_take_no_memory_of_this_process(tmp_path: Path) 
     try_files(model(tmp_path, "{{ 'a' * 3000000000 }}"))  # whoever renders it has limits, too
     with pytest.raises(ModelError, match=r"takes more than|not valid"):
         try_files(model(tmp_path, "{{ 'a' * 1000000000 }}" * 4))
+
+
+@pytest.mark.parametrize("header_bytes", [2**31, 2**64 - 1, 99_000_000])
+def test_weights_that_claim_a_huge_header_are_refused(tmp_path: Path, header_bytes: int) -> None:
+    folder = model(tmp_path, "")
+    (folder / "model.safetensors").write_bytes(header_bytes.to_bytes(8, "little") + b'{"a":')
+    with pytest.raises(ModelError, match="is not a whole safetensors file") as caught:
+        try_files(folder)
+    assert caught.value.reason == "ModelUnreadable"
 
 
 def test_an_error_arrives_as_it_was_raised(tmp_path: Path) -> None:
