@@ -19,7 +19,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export KUBECACHEDIR := $(CACHE)/kubectl
 KUBECONFIG_FILE = $$($(PY) -m e2e.cluster kubeconfig)
 
-.PHONY: help venv tools cluster-tools generate check check-generated test test-all test-oldest set-up e2e demo demo-url demo-down demo-model offline-models images cluster cluster-down deploy fresh clients vllm oci keda expose bench soak release-dry-run clean
+.PHONY: help venv tools cluster-tools generate check check-generated test test-all test-oldest set-up e2e demo demo-url demo-down demo-model offline-models images cluster cluster-down deploy fresh clients vllm oci keda alerts expose bench soak release-dry-run clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -46,6 +46,7 @@ generate: venv ## Write the CRD, the chart's copy of it and the generated docume
 	$(PY) docs/configuration.py > docs/configuration.md
 	$(PY) docs/openai_fields.py > docs/openai-fields.md
 	$(PY) docs/errors.py > docs/errors.md
+	$(PY) docs/alerts.py > docs/alerts.md
 	$(PY) docs/gpu_models.py > docs/gpu-models.md
 
 check: venv check-generated ## Lint, format, types, layers, generated files
@@ -56,23 +57,23 @@ check: venv check-generated ## Lint, format, types, layers, generated files
 
 check-generated: venv ## Whether the CRD, the generated pages and uv.lock are what their sources say
 	$(PY) crds/generate.py --check
-	for page in configuration errors gpu-models openai-fields; do \
+	for page in alerts configuration errors gpu-models openai-fields; do \
 		$(PY) docs/$${page//-/_}.py | diff -u docs/$$page.md - || { echo "docs/$$page.md is out of date: run make generate"; exit 1; }; done
 	$(UV) lock --check
 
 # What needs no program of Kubernetes.
 PYTHON_ALONE := tests/engine tests/demo_model tests/clients
 NEEDS_TOOLS = $(filter-out $(addsuffix %,$(PYTHON_ALONE)),$(TESTS))
-SELECT := not slow and not brings_keda and not brings_contour
+SELECT := not slow and not brings_keda and not brings_contour and not brings_promtool
 # Beside Kubernetes two workers more than cores: every second one begins with tests that mostly wait, see tests/conftest.py.
 # In the order of the folders: by default the files of few tests are left to the end, which are the slow ones.
 test: venv $(if $(NEEDS_TOOLS),tools) ## The tests that need no pods, but the slow ones; `make test-engine` and so on for one part
 	.venv/bin/pytest -n $$(($$(nproc) + $(if $(NEEDS_TOOLS),2,0))) --dist loadfile --no-loadscope-reorder --durations=25 -m '$(SELECT)' $(TESTS)
 
-test-all: SELECT := not brings_keda and not brings_contour
+test-all: SELECT := not brings_keda and not brings_contour and not brings_promtool
 test-all: test ## Every test that needs no pods, as CI runs them
 
-$(patsubst tests/%/,test-%,$(filter-out tests/keda/ tests/expose/ %/__pycache__/,$(wildcard tests/*/))): test-%:
+$(patsubst tests/%/,test-%,$(filter-out tests/alerts/ tests/keda/ tests/expose/ %/__pycache__/,$(wildcard tests/*/))): test-%:
 	@$(MAKE) --no-print-directory test TESTS=tests/$*
 
 # Triton 3.6's interpreter reads scalars from arrays, which NumPy deprecates.
@@ -133,6 +134,10 @@ oci: venv ## Mount a model from an image, on a local cluster with containerd 2; 
 keda: venv tools ## Let KEDA itself scale a service, on a real API server; builds it once (15 minutes of a core)
 	$(PY) -m e2e.keda
 	.venv/bin/pytest -m brings_keda tests/keda
+
+alerts: venv tools ## Test the chart's alerts with promtool, on what the programs expose; builds it once
+	$(PY) -m e2e.promtool
+	.venv/bin/pytest -m brings_promtool tests/alerts
 
 expose: venv tools ## Try docs/expose.md with a real Ingress controller and Gateway API; builds Contour once (4 minutes of a core)
 	$(PY) -m e2e.contour

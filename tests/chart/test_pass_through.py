@@ -20,6 +20,7 @@ from tests.chart.installation import (
 
 from conveyor_api import names
 from e2e.cluster.api import Api
+from e2e.cluster.paths import REPOSITORY
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,7 @@ WHOLE: Json = {
     "userRoles": {"create": False},
     "networkPolicies": {"create": False},
     "podMonitors": {"create": True},
+    "prometheusRules": {"create": True},
 }
 DEFAULTS: Json = yaml.safe_load((CHART / "values.yaml").read_text())
 
@@ -295,11 +297,31 @@ def test_pod_monitors_find_the_pods_and_their_ports(rendered: list[Json]) -> Non
         assert selector["matchLabels"].items() <= labels.items()
         assert labels[names.NAME_LABEL] in selector["matchExpressions"][0]["values"]
         (endpoint,) = ours["spec"]["podMetricsEndpoints"]
-        assert endpoint == {"port": "admin", "path": names.PROMETHEUS_PATH, "interval": "7s"}
+        assert endpoint == {"port": "admin", "path": names.PROMETHEUS_PATH, "interval": "7s", "honorLabels": True}
         assert "admin" in {port["name"] for port in template["spec"]["containers"][0]["ports"]}
     assert engines["spec"]["selector"]["matchLabels"].items() <= names.child_labels("qwen").items()
     assert engines["spec"]["podMetricsEndpoints"][0]["port"] == names.ENGINE_PORT_NAME
+    assert "honorLabels" not in engines["spec"]["podMetricsEndpoints"][0], "tenants write what engines expose"
     assert engines["spec"]["namespaceSelector"] == {"matchNames": ["team-a"]}
     assert {item["metadata"]["labels"]["release"] for item in (ours, engines)} == {"prometheus"}
     everywhere = find(render_json(podMonitors=settings), "PodMonitor", "conveyor-engine")
     assert everywhere["spec"]["namespaceSelector"] == {"any": True}
+
+
+def test_alerts_are_a_prometheus_rule_whose_runbook_is_the_page(rendered: list[Json]) -> None:
+    assert "PrometheusRule" not in {item["kind"] for item in rendered}
+    settings = {"create": True, "labels": {"release": "prometheus"}, "runbookUrl": "https://wiki.example.com/alerts"}
+    rule = find(render_json(prometheusRules=settings), "PrometheusRule", "conveyor")
+    assert rule["metadata"]["labels"]["release"] == "prometheus"
+    written = yaml.safe_load((CHART / "alerts.yaml").read_text())["groups"]
+    page = (REPOSITORY / "docs" / "alerts.md").read_text()
+    for group, source in zip(rule["spec"]["groups"], written, strict=True):
+        for alert, plain in zip(group["rules"], source["rules"], strict=True):
+            url = alert["annotations"].pop("runbook_url")
+            assert alert == plain
+            assert url == f"https://wiki.example.com/alerts#{alert['alert'].lower()}"
+            assert f"\n## {alert['alert']}\n" in page
+            assert alert["labels"]["severity"] in ("critical", "warning")
+            assert alert["for"]
+    without = find(render_json(prometheusRules=settings, metrics={"enabled": False}), "PrometheusRule", "conveyor")
+    assert {group["name"] for group in without["spec"]["groups"]} == {"conveyor-gateway", "conveyor-operator"}

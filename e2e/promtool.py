@@ -1,0 +1,34 @@
+"""Prometheus' promtool, from its Go module. Built once, by `make alerts`; `tests/alerts` runs it on the rules."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from e2e import go_module
+from e2e.cluster import programs
+from e2e.cluster.paths import CACHE
+from e2e.cluster.progress import announced
+
+VERSION = "0.316.0"
+FOLDER = CACHE / f"promtool-{VERSION}"
+PROGRAM = FOLDER / "promtool"
+_PACKAGE = f"github.com/prometheus/prometheus/cmd/promtool@v{VERSION}"
+
+
+def build() -> Path:
+    """The program. What building it needs is gone afterwards."""
+    if not PROGRAM.exists():
+        partial = FOLDER / "partial"
+        environment = go_module.build_environment(partial / "modules")
+        environment |= {"GOCACHE": str(partial / "build"), "GOBIN": str(partial / "bin"), "CGO_ENABLED": "0"}
+        options: dict[str, Any] = {"env": environment, "check": True}
+        with announced(f"promtool {VERSION}: building it, which takes a core some minutes and 2 GB meanwhile"):
+            # Without service discovery, whose SDKs of clouds would be most of the build.
+            programs.run("go", "install", "-tags=remove_all_sd", "-trimpath", "-ldflags=-s -w", _PACKAGE, **options)
+        (partial / "bin" / "promtool").rename(PROGRAM)
+        shutil.rmtree(partial)
+    return PROGRAM
+
+
+if __name__ == "__main__":
+    build()

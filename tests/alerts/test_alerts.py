@@ -1,0 +1,215 @@
+"""The chart's alerts, tested by promtool on what the programs expose: which fire, when, and for whom."""
+
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.alerts.series import LENGTH, Series, constant, growing, scrape
+from tests.chart.installation import find, render_json
+from tests.gateway.process import GatewayProcess
+from tests.metrics.aggregation import Aggregated
+from tests.metrics.test_server import read_health
+from tests.operator.stage import Stage, wait_until
+from tests.operator.test_process import process
+
+from conveyor_api.names import SYSTEM_NAMESPACE
+from e2e import promtool
+from e2e.cluster import programs
+
+pytestmark = pytest.mark.brings_promtool
+
+Json = dict[str, Any]
+MISSED = f"1x19 stale 1x{LENGTH}"
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """/metrics of each program; of the gateway also while a request waits."""
+
+    namespace: str
+    gateway: str
+    waiting: str
+    operator: str
+    metrics: str
+
+    def scrape(self, gateway: str) -> list[Series]:
+        """As Prometheus does: two gateways, an operator that acts and one that stands by, a metrics server."""
+        monitor = find(render_json(podMonitors={"create": True}), "PodMonitor", "conveyor")
+        honors = monitor["spec"]["podMetricsEndpoints"][0].get("honorLabels", False)
+        found = [each for number in (1, 2) for each in scrape(gateway, "gateway", number, honor_labels=honors)]
+        found += scrape(self.operator, "operator", honor_labels=honors)
+        found += scrape("conveyor_operator_leader 0\n", "operator", 2, honor_labels=honors)
+        return [*found, *scrape(self.metrics, "metrics", honor_labels=honors)]
+
+
+@pytest.fixture
+def pages(stage: Stage, gateway: GatewayProcess, aggregated: Aggregated) -> Pages:
+    with process(stage) as operator:
+        stage.space.make_service(queue={"timeout": "10s"})
+        stage.space.wait_children("qwen")
+        service = {"namespace": stage.space.namespace, "inference_service": "qwen"}
+        asking = threading.Thread(target=ask, args=(f"{gateway.url}/{stage.space.namespace}/qwen/v1/completions",))
+        wait_until("it is known", lambda: gateway.demand(f"{stage.space.namespace}/qwen"))
+        asking.start()
+        wait_until("a request waits", lambda: gateway.metric("conveyor_gateway_queued_requests", **service))
+        waiting = gateway.admin("/metrics")[1]
+        asking.join(60)
+        return Pages(
+            namespace=stage.space.namespace,
+            gateway=gateway.admin("/metrics")[1],
+            waiting=waiting,
+            operator=operator.get("/metrics")[1],
+            metrics=read_health(aggregated.admin_port, "/metrics")[1],
+        )
+
+
+def ask(url: str) -> None:
+    try:
+        urllib.request.urlopen(urllib.request.Request(url, b"{}"), timeout=60).close()
+    except urllib.error.HTTPError as error:
+        error.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What Prometheus has for three hours, and which alerts fire when: minute -> their labels."""
+
+    name: str
+    series: Iterable[Series]
+    fires: dict[int, list[Json]] = field(default_factory=dict)
+
+    def write(self) -> Json:
+        expression = 'count by (alertname, namespace, inference_service, pod) (ALERTS{alertstate="firing"})'
+        tests = [
+            {
+                "expr": expression,
+                "eval_time": f"{minute}m",
+                "exp_samples": [{"labels": tell(labels), "value": 1} for labels in expected],
+            }
+            for minute, expected in self.fires.items()
+        ]
+        series = [each.write() for each in self.series]
+        return {"name": self.name, "interval": "30s", "input_series": series, "promql_expr_test": tests}
+
+
+def tell(labels: Json) -> str:
+    return "{" + ",".join(f'{name}="{value}"' for name, value in labels.items()) + "}"
+
+
+def change(series: Iterable[Series], values: str, **wanted: str) -> list[Series]:
+    """With other values for those of this `name`, or that have these labels."""
+
+    def is_meant(each: Series) -> bool:
+        labels = {"name": each.name, **each.labels}
+        return wanted.items() <= labels.items()
+
+    found = list(series)
+    assert any(map(is_meant, found)), f"no program exposes {wanted}"
+    return [replace(each, values=values) if is_meant(each) else each for each in found]
+
+
+def stop(series: Iterable[Series], **labels: str) -> list[Series]:
+    """Those with these labels end after ten minutes."""
+    ended = f"x19 stale _x{LENGTH}"
+    return [
+        replace(each, values=each.values.removesuffix(f"x{LENGTH}") + ended) if labels.items() <= each.labels.items()
+        else each
+        for each in series
+    ]  # fmt: skip
+
+
+def add(series: Iterable[Series], exposed: str, name: str, container: str, **labels: str) -> list[Series]:
+    """With one more series of a counter that a program exposes, which grows."""
+    found = list(series)
+    assert f"# TYPE {name}" in exposed
+    like = next(each for each in found if each.labels["container"] == container)
+    target = {key: like.labels[key] for key in ("job", "container", "endpoint", "pod")}
+    return [*found, Series(name, {"namespace": SYSTEM_NAMESPACE, **target, **labels}, growing())]
+
+
+def build_scenes(pages: Pages) -> list[Scene]:
+    healthy = pages.scrape(pages.gateway)
+    service = {"namespace": pages.namespace, "inference_service": "qwen"}
+    gateway_page, request = pages.gateway, "conveyor_gateway_requests_total"
+
+    def fires(alert: str, **labels: str) -> dict[int, list[Json]]:
+        return {150: [{"alertname": alert, **labels}]}
+
+    def grow(name: str, **labels: str) -> list[Series]:
+        return add(healthy, gateway_page, name, "gateway", **service, **labels)
+
+    queue = "conveyor_gateway_queued_requests"
+    stuck = change(change(healthy, constant(3), name=queue, **service), constant(1),
+                   name="conveyor_gateway_engines", **service)  # fmt: skip
+    leader = {"name": "conveyor_operator_leader", "pod": "conveyor-operator-1"}
+    soon = constant(150 * 60 + 5 * 86400)
+    return [
+        Scene("all is well", healthy, {minute: [] for minute in (5, 30, 150)}),
+        Scene("all operators gone", stop(healthy, container="operator"), {12: [], **fires("ConveyorNoOperatorActs")}),
+        Scene("nobody takes over", change(healthy, constant(0), **leader), fires("ConveyorNoOperatorActs")),
+        Scene("one missed scrape", change(healthy, MISSED, **leader), {minute: [] for minute in range(9, 16)}),
+        Scene("all gateways gone", stop(healthy, container="gateway"), {12: [], **fires("ConveyorGatewaysGone")}),
+        Scene("a gateway gone", stop(healthy, pod="conveyor-gateway-1"), {150: []}),
+        Scene("no metrics server", stop(healthy, container="metrics"), {12: [], **fires("ConveyorMetricsServerGone")}),
+        Scene(
+            "a request waits without an engine",
+            pages.scrape(pages.waiting),
+            fires("ConveyorRequestsWaitWithoutEngine", **service),
+        ),
+        Scene("engines answer nothing", stuck, fires("ConveyorQueueStuck", **service)),
+        Scene("engines answer", add(stuck, gateway_page, request, "gateway", code="200", **service), {150: []}),
+        Scene("queue full", grow(request, code="429"), fires("ConveyorQueueFull", **service)),
+        Scene("too late", grow(request, code="504"), fires("ConveyorRequestsTimeOut", **service)),
+        Scene("a start fails", grow(request, code="503"), fires("ConveyorRequestsUnavailable", **service)),
+        Scene(
+            "engines end",
+            grow("conveyor_gateway_dropped_requests_total", reason="engine_lost"),
+            fires("ConveyorEnginesBreakOff", **service),
+        ),
+        Scene(
+            "the API server is silent",
+            change(healthy, constant(200), name="conveyor_gateway_watch_silence_seconds", pod="conveyor-gateway-2",
+                   watch=f"inferenceservices/{pages.namespace}"),
+            fires("ConveyorGatewayWatchSilent", pod="conveyor-gateway-2"),
+        ),
+        Scene(
+            "reconciles fail",
+            add(healthy, pages.operator, "conveyor_operator_reconciles_total", "operator", result="error"),
+            fires("ConveyorOperatorFails"),
+        ),
+        Scene(
+            "workers are busy",
+            change(healthy, constant(2), name="conveyor_operator_queue_depth"),
+            fires("ConveyorOperatorQueueStuck", namespace=SYSTEM_NAMESPACE, pod="conveyor-operator-1"),
+        ),
+        Scene(
+            "a gateway cannot be read",
+            add(healthy, pages.metrics, "conveyor_metrics_gateway_reads_total", "metrics", outcome="failed"),
+            fires("ConveyorMetricsUnreadable"),
+        ),
+        Scene(
+            "the certificate ends",
+            change(healthy, soon, name="conveyor_metrics_serving_certificate_expiry_timestamp_seconds"),
+            fires("ConveyorCertificateExpires", namespace=SYSTEM_NAMESPACE, pod="conveyor-metrics-1"),
+        ),
+    ]  # fmt: skip
+
+
+def test_each_alert_fires_for_its_cause_and_none_for_another(pages: Pages, tmp_path: Path) -> None:
+    rules = find(render_json(prometheusRules={"create": True}), "PrometheusRule", "conveyor")["spec"]
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rules))
+    scenes = build_scenes(pages)
+    fired = {labels["alertname"] for scene in scenes for expected in scene.fires.values() for labels in expected}
+    assert fired == {rule["alert"] for group in rules["groups"] for rule in group["rules"]}
+    tests = {"rule_files": ["rules.yaml"], "evaluation_interval": "30s", "tests": [each.write() for each in scenes]}
+    (tmp_path / "tests.yaml").write_text(yaml.safe_dump(tests))
+    tool = promtool.build()
+    for command in (("check", "rules", "rules.yaml"), ("test", "rules", "tests.yaml")):
+        done = programs.run(tool, *command, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
