@@ -23,7 +23,6 @@ from typing import Any
 
 import aiohttp
 import uvloop
-import yaml
 from aiohttp import web
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `e2e` and `tests` are no installed packages
@@ -34,8 +33,8 @@ from tests.gateway.process import GatewayProcess
 from conveyor_process.request_headers import USAGE_HEADER, USAGE_MARK
 from e2e.cluster.api import Api, wait_until
 from e2e.cluster.control_plane import ControlPlane
+from e2e.cluster.definitions import install_definitions
 
-CRD = Path(__file__).resolve().parents[1] / "crds" / "inferenceservices.conveyor.dev.yaml"
 GATEWAY_CORE, LOAD_CORE = 0, 1
 ADDED_LATENCY_BAR_MS = 3.0
 PROMPT = json.dumps({"model": "qwen", "prompt": "x" * 400, "max_tokens": 16}).encode()
@@ -208,10 +207,7 @@ def pin(pid: int, core: int) -> None:
 def prepare(control_plane: ControlPlane, address: str, port: int) -> None:
     """The service `default/qwen` with one engine."""
     api = Api(control_plane.kubeconfig)
-    crd = yaml.safe_load(CRD.read_text(encoding="utf-8"))
-    api.apply(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{crd['metadata']['name']}", crd)
-    collection = "/apis/conveyor.dev/v1alpha1/inferenceservices"
-    wait_until("the CRD", lambda: api.reachable(collection), 20, lambda: None)
+    install_definitions(api)
     cluster = Cluster(api, "default")
     cluster.apply_service("qwen", batching={"maxBatchSize": 1024}, queue={"maxRequests": 10_000})
     cluster.apply_engine("qwen", address, port)

@@ -29,11 +29,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `e2e` and `tests` are no installed packages
 
-from tests.operator.stage import Json, Space, install_crd, make_service, wait_until
+from tests.operator.stage import Json, Space, make_service, wait_until
 
 from conveyor_api import names
 from e2e.cluster.api import Api
 from e2e.cluster.control_plane import ControlPlane
+from e2e.cluster.definitions import install_definitions
 
 QUOTA_BYTES = 2 << 30
 LIMITS_MIB = {"operator": 256, "gateway": 300}
@@ -217,7 +218,7 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, ControlPlane(folder=Path(folder)) as control_plane:
         api = Api(control_plane.kubeconfig)
-        install_crd(api)
+        install_definitions(api)
         api.create("/api/v1/namespaces", {"metadata": {"name": TENANT}})
         print("| objects | what | seen | bar |\n| --- | --- | --- | --- |")
         good = measure(Space(api, "default"), control_plane, options)

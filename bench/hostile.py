@@ -26,7 +26,6 @@ from pathlib import Path
 from statistics import median
 
 import uvloop
-import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `e2e` and `tests` are no installed packages
 
@@ -48,9 +47,9 @@ from conveyor_api.names import SYSTEM_NAMESPACE
 from e2e.cluster.api import Api, wait_until
 from e2e.cluster.certificates import Authority
 from e2e.cluster.control_plane import ControlPlane
+from e2e.cluster.definitions import install_definitions
 
 ROOT = Path(__file__).resolve().parents[1]
-CRD = ROOT / "crds" / "inferenceservices.conveyor.dev.yaml"
 MODEL = Path.home() / ".cache" / "conveyor" / "models" / "demo"
 TIMEOUT_SECONDS = 3  # of the hostile service
 
@@ -112,9 +111,7 @@ def running_real_engine() -> Iterator[list[int]]:
 def prepare(plane: ControlPlane, address: str, ports: dict[str, list[int]]) -> None:
     """The services, each with its engines' ports."""
     api = Api(plane.kubeconfig)
-    crd = yaml.safe_load(CRD.read_text(encoding="utf-8"))
-    api.apply(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{crd['metadata']['name']}", crd)
-    wait_until("the CRD", lambda: api.reachable("/apis/conveyor.dev/v1alpha1/inferenceservices"), 20, lambda: None)
+    install_definitions(api)
     cluster = Cluster(api, "default")
     for name, of_service in ports.items():
         timeout_seconds = TIMEOUT_SECONDS if name == "hostile" else 600

@@ -24,10 +24,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `e2e` and `tests` are no installed packages
 
 from tests.operator.api_proxy import ApiProxy
-from tests.operator.stage import Space, install_crd, make_service, wait_until
+from tests.operator.stage import Space, make_service, wait_until
 
 from e2e.cluster.api import Api
 from e2e.cluster.control_plane import ControlPlane
+from e2e.cluster.definitions import install_definitions
 
 NAMESPACE = "default"
 CHILDREN_PER_SERVICE = 7.5  # seven, and an HPA for every second one
@@ -123,7 +124,7 @@ def main() -> int:
     # The HPA looks every 15 s, as it does by default.
     with ControlPlane(hpa_sync_period_seconds=15) as plane, tempfile.TemporaryDirectory() as folder:
         api = Api(plane.kubeconfig)
-        install_crd(api)
+        install_definitions(api)
         space = Space(api, NAMESPACE)
         found = measure_creation(space, plane.kubeconfig, given.services)
         found |= measure_restart(plane.kubeconfig, Path(folder), given.idle_seconds)

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `e2e` and `tests
 import aiohttp
 from tests.gateway.cluster import publish_gateway
 from tests.gateway.process import GatewayProcess
-from tests.operator.stage import Space, install_crd, make_service, wait_until
+from tests.operator.stage import Space, make_service, wait_until
 
 from bench.reconcile import operator
 from conveyor_kube.wanted_json import Json
@@ -30,6 +30,7 @@ from conveyor_kube.watch import Collection, WatchState, connect, watch_collectio
 from conveyor_kube.watched_list import WatchedList
 from e2e.cluster.api import Api
 from e2e.cluster.control_plane import ControlPlane
+from e2e.cluster.definitions import install_definitions
 
 NAMESPACE = "default"
 BAR_SECONDS = 1.0
@@ -93,7 +94,7 @@ def main() -> int:
     names = [f"service-{number}" for number in range(given.services)]
     with ControlPlane(hpa_sync_period_seconds=15) as plane:
         space = Space(Api(plane.kubeconfig), NAMESPACE)
-        install_crd(space.api)
+        install_definitions(space.api)
         flags = ("--host", "", "--drain-delay-seconds", "0")
         with GatewayProcess(plane.kubeconfig, *flags) as one, GatewayProcess(plane.kubeconfig, *flags) as two:
             for name, gateway in (("one", one), ("two", two)):

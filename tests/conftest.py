@@ -13,7 +13,6 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-import yaml
 from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling
 
@@ -23,10 +22,9 @@ if shutil.which("nvidia-smi") is None:
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `e2e` is no installed package
 
-from conveyor_api import names
-from e2e.cluster.api import Api, wait_until
+from e2e.cluster.api import Api
 from e2e.cluster.control_plane import ControlPlane
-from e2e.cluster.paths import REPOSITORY
+from e2e.cluster.definitions import install_definitions
 
 # Files that share what takes long to start run in one worker: the start of their paths, and what they share.
 TOGETHER = {
@@ -111,12 +109,9 @@ def kubeconfig(control_plane: ControlPlane) -> Path:
 
 @pytest.fixture(scope="session")
 def crd(control_plane: ControlPlane) -> Api:
-    """The control plane with InferenceServices served."""
+    """The control plane with our kinds served, as gateways want it to be ready."""
     api = Api(control_plane.kubeconfig)
-    definition = yaml.safe_load((REPOSITORY / "crds" / f"{names.CRD_NAME}.yaml").read_text(encoding="utf-8"))
-    api.apply(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{names.CRD_NAME}", definition)
-    path = f"/apis/{names.API_VERSION}/{names.PLURAL}"
-    wait_until("the CRD", lambda: api.reachable(path), 20, lambda: None)
+    install_definitions(api)
     return api
 
 

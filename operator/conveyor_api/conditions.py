@@ -11,7 +11,7 @@ from conveyor_process.failure_reasons import OF_THE_MODEL, FailureReason
 
 
 class ConditionType(StrEnum):
-    """What a condition is about. `Ready` sums up the others."""
+    """What a condition is about. `Ready` sums up the others but `NameClaimed`."""
 
     READY = "Ready"
     PROGRESSING = "Progressing"
@@ -19,6 +19,7 @@ class ConditionType(StrEnum):
     WORKLOAD_READY = "WorkloadReady"
     ENDPOINT_READY = "EndpointReady"
     SCALING_READY = "ScalingReady"
+    NAME_CLAIMED = "NameClaimed"
 
 
 CONDITION_MEANINGS: Final[dict[ConditionType, str]] = {
@@ -34,6 +35,10 @@ CONDITION_MEANINGS: Final[dict[ConditionType, str]] = {
     ConditionType.WORKLOAD_READY: "As many engines are ready as are wanted.",
     ConditionType.ENDPOINT_READY: "The gateway has at least one engine to send requests to.",
     ConditionType.SCALING_READY: "Replicas are under control: the autoscaler works, or their number is fixed.",
+    ConditionType.NAME_CLAIMED: (
+        "The served name leads to this service at the gateway's root. "
+        "Without it the service answers there as `NAMESPACE/NAME`, and at its own URL."
+    ),
 }
 
 
@@ -93,6 +98,12 @@ class Reason(StrEnum):
     METRICS_API_OWNED_BY_OTHER = "MetricsAPIOwnedByOther"
     KEDA_NOT_INSTALLED = "KEDANotInstalled"
     AUTOSCALER_FAILED = "AutoscalerFailed"
+    # The served name at the gateway's root.
+    NAME_CLAIMED = "NameClaimed"
+    NAME_PENDING = "NamePending"
+    NAME_TAKEN = "NameTaken"
+    TOO_MANY_NAMES = "TooManyNames"
+    NAME_NOT_ALLOWED = "NameNotAllowed"
 
 
 REASON_MEANINGS: Final[dict[Reason, str]] = {
@@ -142,6 +153,11 @@ REASON_MEANINGS: Final[dict[Reason, str]] = {
     Reason.METRICS_API_OWNED_BY_OTHER: "Another server owns `custom.metrics.k8s.io` in this cluster.",
     Reason.KEDA_NOT_INSTALLED: "The provider is KEDA, and the cluster has no ScaledObjects; the replicas stay.",
     Reason.AUTOSCALER_FAILED: "The autoscaler reports an error; the message is its own.",
+    Reason.NAME_CLAIMED: "The served name belongs to this namespace, and leads to this service.",
+    Reason.NAME_PENDING: "The served name is not claimed yet. If the API server refused it, the message says why.",
+    Reason.NAME_TAKEN: "The served name is taken, or leads to an older service of the same namespace.",
+    Reason.TOO_MANY_NAMES: "The namespace holds as many names as it may; delete a ServedName that it no longer needs.",
+    Reason.NAME_NOT_ALLOWED: "The served name may be the `NAMESPACE/NAME` of another namespace's service.",
 }
 
 # Reasons that an engine or a model download may write into its termination message, by the condition they falsify.
@@ -225,5 +241,12 @@ REASONS_BY_CONDITION: Final[dict[ConditionType, tuple[Reason, ...]]] = {
         Reason.AUTOSCALER_FAILED,
         Reason.CHILD_REFUSED,
         Reason.CHILD_NOT_OWNED,
+    ),
+    ConditionType.NAME_CLAIMED: (
+        Reason.NAME_CLAIMED,
+        Reason.NAME_PENDING,
+        Reason.NAME_TAKEN,
+        Reason.TOO_MANY_NAMES,
+        Reason.NAME_NOT_ALLOWED,
     ),
 }

@@ -1,4 +1,4 @@
-"""The CustomResourceDefinition, made from the models: pydantic's JSON schema turned into a structural one.
+"""The CustomResourceDefinitions, made from the models: pydantic's JSON schema turned into a structural one.
 
 Called by `generate` and by tests. Pure. What pydantic says and Kubernetes cannot read is translated; a keyword
 that is in neither list is an error here rather than a surprise on a cluster.
@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from conveyor_api import names
+from conveyor_api.base import ApiModel
 from conveyor_api.errors import ConveyorApiError
 from conveyor_api.resource import InferenceService
+from conveyor_api.served_name import ServedName
 
 Schema = dict[str, Any]
 
@@ -41,52 +43,64 @@ class UnsupportedSchema(ConveyorApiError):
     """A model says something that a structural schema cannot."""
 
 
+def build_crds() -> list[Schema]:
+    """Every CustomResourceDefinition, ready to apply."""
+    return [build_crd(), build_served_name_crd()]
+
+
 def build_crd() -> Schema:
-    """The CustomResourceDefinition of InferenceService, ready to apply."""
+    """The one of InferenceService."""
+    scale = {
+        "specReplicasPath": ".spec.replicas",
+        "statusReplicasPath": ".status.replicas",
+        "labelSelectorPath": ".status.selector",
+    }
+    columns = [
+        _column("Ready", "string", '.status.conditions[?(@.type=="Ready")].status'),
+        _column("Reason", "string", '.status.conditions[?(@.type=="Ready")].reason'),
+        _column("Model", "string", ".spec.model.uri"),
+        _column("Replicas", "integer", ".status.replicas"),
+        _column("ReadyReplicas", "integer", ".status.readyReplicas"),
+        _column("Desired", "integer", ".status.desiredReplicas"),
+        _column("Mode", "string", ".spec.batching.mode", priority=1),
+        _column("URL", "string", ".status.url", priority=1),
+        _AGE,
+    ]
+    version = _version(build_schema(), columns) | {"subresources": {"status": {}, "scale": scale}}
+    plural, short_names = (names.PLURAL, names.SINGULAR), [names.SHORT_NAME]
+    return _definition(names.CRD_NAME, names.KIND, plural, version, shortNames=short_names)
+
+
+def build_served_name_crd() -> Schema:
+    """The one of ServedName."""
+    columns = [_column("ServedName", "string", ".spec.name"), _AGE]
+    plural = (names.SERVED_NAME_PLURAL, names.SERVED_NAME_KIND.lower())
+    version = _version(build_schema(ServedName), columns)
+    return _definition(names.SERVED_NAME_CRD_NAME, names.SERVED_NAME_KIND, plural, version)
+
+
+def _definition(name: str, kind: str, plural: tuple[str, str], version: Schema, **more: Any) -> Schema:
+    """`plural`: how many and how one of them are written in URLs."""
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": names.CRD_NAME, "labels": {names.PART_OF_LABEL: "conveyor"}},
+        "metadata": {"name": name, "labels": {names.PART_OF_LABEL: "conveyor"}},
         "spec": {
             "group": names.GROUP,
-            "names": {
-                "kind": names.KIND,
-                "listKind": names.LIST_KIND,
-                "plural": names.PLURAL,
-                "singular": names.SINGULAR,
-                "shortNames": [names.SHORT_NAME],
-            },
+            "names": {"kind": kind, "listKind": f"{kind}List", "plural": plural[0], "singular": plural[1], **more},
             "scope": "Namespaced",
-            "versions": [_version()],
+            "versions": [version],
         },
     }
 
 
-def _version() -> Schema:
+def _version(schema: Schema, columns: list[Schema]) -> Schema:
     return {
         "name": names.VERSION,
         "served": True,
         "storage": True,
-        "schema": {"openAPIV3Schema": build_schema()},
-        "subresources": {
-            "status": {},
-            "scale": {
-                "specReplicasPath": ".spec.replicas",
-                "statusReplicasPath": ".status.replicas",
-                "labelSelectorPath": ".status.selector",
-            },
-        },
-        "additionalPrinterColumns": [
-            _column("Ready", "string", '.status.conditions[?(@.type=="Ready")].status'),
-            _column("Reason", "string", '.status.conditions[?(@.type=="Ready")].reason'),
-            _column("Model", "string", ".spec.model.uri"),
-            _column("Replicas", "integer", ".status.replicas"),
-            _column("ReadyReplicas", "integer", ".status.readyReplicas"),
-            _column("Desired", "integer", ".status.desiredReplicas"),
-            _column("Mode", "string", ".spec.batching.mode", priority=1),
-            _column("URL", "string", ".status.url", priority=1),
-            _column("Age", "date", ".metadata.creationTimestamp"),
-        ],
+        "schema": {"openAPIV3Schema": schema},
+        "additionalPrinterColumns": columns,
     }
 
 
@@ -96,11 +110,17 @@ def _column(name: str, type_: str, json_path: str, priority: int = 0) -> Schema:
     return column | {"priority": priority} if priority else column
 
 
-def build_schema() -> Schema:
-    """The structural schema of the whole resource; `metadata` is the API server's own."""
-    schema = InferenceService.model_json_schema(by_alias=True)
+_AGE: Final = _column("Age", "date", ".metadata.creationTimestamp")
+
+
+def build_schema(resource: type[ApiModel] = InferenceService) -> Schema:
+    """The structural schema of a whole resource; `metadata` is the API server's own."""
+    schema = resource.model_json_schema(by_alias=True)
     definitions = schema["$defs"]
-    members = schema["properties"]
+    members = {name: member for name, member in schema["properties"].items() if name in ("spec", "status")}
+    if "status" in members:
+        members["status"] = {k: v for k, v in members["status"].items() if k != "default"}
+    rules = schema.get("x-kubernetes-validations")
     return {
         "type": "object",
         "description": _one_line(schema["description"]),
@@ -109,11 +129,9 @@ def build_schema() -> Schema:
             "apiVersion": {"type": "string"},
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
-            "spec": _structural(members["spec"], definitions),
-            "status": _structural({k: v for k, v in members["status"].items() if k != "default"}, definitions),
+            **{name: _structural(member, definitions) for name, member in members.items()},
         },
-        "x-kubernetes-validations": schema["x-kubernetes-validations"],
-    }
+    } | ({"x-kubernetes-validations": rules} if rules else {})
 
 
 def _structural(schema: Schema, definitions: Mapping[str, Schema]) -> Schema:

@@ -233,7 +233,7 @@ ModelUri = Annotated[
     ),
 ]
 
-ServedName = Annotated[
+ModelName = Annotated[
     str,
     Field(min_length=1, max_length=128),
     Rule(
@@ -280,7 +280,7 @@ class Model(ApiModel):
     uri: ModelUri
     """Source: `hf://organisation/name[@revision]`, `s3://bucket/prefix`, `pvc://claim/path` or
 `oci://registry/repository[:tag][@digest][//path]`. Without a revision the hub's `main`."""
-    name: ServedName | None = None
+    name: ModelName | None = None
     """Name that clients put in `model`; default: `metadata.name`."""
     secret_ref: SecretRef | None = None
     """Credentials for a private or gated model of the hub, or for a bucket."""

@@ -10,11 +10,16 @@ GROUP: Final = "conveyor.dev"
 VERSION: Final = "v1alpha1"
 API_VERSION: Final = "conveyor.dev/v1alpha1"
 KIND: Final = "InferenceService"
-LIST_KIND: Final = "InferenceServiceList"
 PLURAL: Final = "inferenceservices"
 SINGULAR: Final = "inferenceservice"
 SHORT_NAME: Final = "infsvc"
 CRD_NAME: Final = f"{PLURAL}.{GROUP}"
+
+# A namespace's claim to a name on the gateway's root.
+SERVED_NAME_KIND: Final = "ServedName"
+SERVED_NAME_PLURAL: Final = "servednames"
+SERVED_NAME_CRD_NAME: Final = f"{SERVED_NAME_PLURAL}.{GROUP}"
+MAX_SERVED_NAMES: Final = 100  # of one namespace
 
 # Field managers of server-side apply. The second one only ever owns spec.replicas of a Deployment.
 FIELD_MANAGER: Final = "conveyor"

@@ -145,6 +145,8 @@ class InferenceServiceSpec(ApiModel):
 
     model: Model
     """Which model is served, where it comes from, and where it is kept."""
+    listed: bool = False
+    """Whether `GET /v1/models` of the gateway's root lists this service. An unlisted one answers all the same."""
     runtime: Runtime = "Conveyor"
     """Program that runs the model. VLLM: the one in `engine.image`, with the same queue, autoscaling and rollouts."""
     engine: Engine = Engine()

@@ -1,13 +1,14 @@
-"""What the gateway asks the API server for: two collections, and the members that `catalog` and `slices` read."""
+"""What the gateway reads from the API server: three collections, and the members that `catalog`, `slices` and
+`served_names` use. The operator reads the third one too."""
 
 from typing import Any, NotRequired, TypedDict
 
-from conveyor_api.names import GROUP, INFERENCE_SERVICE_LABEL, PLURAL, VERSION
+from conveyor_api.names import GROUP, INFERENCE_SERVICE_LABEL, PLURAL, SERVED_NAME_PLURAL, VERSION
 from conveyor_kube.wanted_json import Identity
 from conveyor_kube.watch import Collection
 
 
-class _ServiceMetadata(Identity):
+class _DatedMetadata(Identity):
     creationTimestamp: NotRequired[str | None]
     generation: NotRequired[Any]
 
@@ -24,6 +25,7 @@ class _Autoscaling(TypedDict):
 
 class _ServiceSpec(TypedDict):
     model: Any
+    listed: NotRequired[Any]
     engine: NotRequired[_Engine | None]
     batching: NotRequired[Any]
     queue: NotRequired[Any]
@@ -48,7 +50,7 @@ class _ServiceStatus(TypedDict):
 class ServiceBody(TypedDict):
     """An InferenceService."""
 
-    metadata: _ServiceMetadata
+    metadata: _DatedMetadata
     spec: _ServiceSpec
     status: NotRequired[_ServiceStatus | None]
 
@@ -80,6 +82,17 @@ class _Target(TypedDict):
     uid: NotRequired[str | None]
 
 
+class _ClaimMetadata(_DatedMetadata):
+    uid: str
+
+
+class ClaimBody(TypedDict):
+    """A ServedName."""
+
+    metadata: _ClaimMetadata
+    spec: Any
+
+
 def service_collection(namespace: str) -> Collection:
     """The InferenceServices of a namespace; empty: of all."""
     return Collection(GROUP, VERSION, PLURAL, namespace, shape=ServiceBody)
@@ -88,3 +101,8 @@ def service_collection(namespace: str) -> Collection:
 def slice_collection(namespace: str, label_selector: str = INFERENCE_SERVICE_LABEL) -> Collection:
     """The EndpointSlices of engines, or of what else `label_selector` says."""
     return Collection("discovery.k8s.io", "v1", "endpointslices", namespace, label_selector, shape=SliceBody)
+
+
+def claim_collection(namespace: str) -> Collection:
+    """The ServedNames of a namespace; empty: of all."""
+    return Collection(GROUP, VERSION, SERVED_NAME_PLURAL, namespace, shape=ClaimBody)

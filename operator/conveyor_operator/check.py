@@ -15,7 +15,7 @@ from conveyor_api import names
 from conveyor_kube.kubeconfig import load_configuration
 from conveyor_operator.cluster import Cluster
 from conveyor_operator.errors import ApiError
-from conveyor_operator.kinds import Kind
+from conveyor_operator.kinds import SERVED_NAME, Kind
 from conveyor_operator.metrics import Metrics
 
 _CRD = Kind(names.GROUP, names.VERSION, names.KIND, names.PLURAL)
@@ -62,8 +62,10 @@ def _tell_metrics(given: argparse.Namespace) -> str:
 async def _look(cluster: Cluster, given: argparse.Namespace) -> AsyncIterator[str]:
     """What is not as it should be, each with what to do."""
     try:
-        if not await cluster.is_served(_CRD):
-            yield f"the CRD {names.CRD_NAME} is not installed: set crds.create, or apply it by hand"
+        for kind in (_CRD, SERVED_NAME):
+            if not await cluster.is_served(kind):
+                crd = f"{kind.plural}.{kind.group}"
+                yield f"the CRD {crd} is not installed: set crds.create, or apply it by hand"
         if given.metrics_api == "true" and not await cluster.is_served(_METRIC):
             yield (
                 f"{_API_SERVICE} is not there or another adapter's, so nothing is autoscaled: `kubectl get apiservice "

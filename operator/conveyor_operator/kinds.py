@@ -1,10 +1,13 @@
 """Kinds of objects: their API coordinates, and those of Kubernetes' own that the operator reads and writes.
 
-Used everywhere. Fixed, so no API discovery is needed. The kinds of a resource of ours stand in its own room.
+Used everywhere. Fixed, so no API discovery is needed. The kinds of a resource that is reconciled
+stand in its own room.
 """
 
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from conveyor_api import names
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,8 @@ DEPLOYMENT = Kind("apps", "v1", "Deployment", "deployments")
 DISRUPTION_BUDGET = Kind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets")
 AUTOSCALER = Kind("autoscaling", "v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers")
 SCALED_OBJECT = Kind("keda.sh", "v1alpha1", "ScaledObject", "scaledobjects")
+
+SERVED_NAME = Kind(names.GROUP, names.VERSION, names.SERVED_NAME_KIND, names.SERVED_NAME_PLURAL)
 
 REPLICA_SET = Kind("apps", "v1", "ReplicaSet", "replicasets")
 POD = Kind("", "v1", "Pod", "pods")

@@ -22,7 +22,7 @@ from conveyor_operator.election import Election
 from conveyor_operator.health import Health, HealthServer
 from conveyor_operator.inferenceservice.kinds import INFERENCE_SERVICE
 from conveyor_operator.inferenceservice.resource import InferenceServices
-from conveyor_operator.kinds import Key, Kind
+from conveyor_operator.kinds import SERVED_NAME, Key, Kind
 from conveyor_operator.loop.handlers import build_registry, configure
 from conveyor_operator.loop.optional import OptionalKinds
 from conveyor_operator.loop.reconcile import Reconciler
@@ -34,6 +34,8 @@ from conveyor_operator.loop.workers import Workers
 from conveyor_operator.metrics import Metrics
 from conveyor_operator.metrics_api.answer import MetricsApi
 from conveyor_operator.metrics_api.keeper import MetricsApiKeeper
+from conveyor_operator.served_names.answer import NameAnswer
+from conveyor_operator.served_names.keeper import ServedNames
 from conveyor_operator.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -48,9 +50,10 @@ def build_resources(
     activity: Callable[[str], Activity],
     ask_warm_up: Callable[[str, str, Tell], None],
     serves: Callable[[Kind], bool | None],
+    tell_name: Callable[[str, str], NameAnswer],
 ) -> tuple[Resource, ...]:
     """Every kind of resource that the operator reconciles."""
-    return (InferenceServices(settings, metrics, metrics_api, activity, ask_warm_up, serves),)
+    return (InferenceServices(settings, metrics, metrics_api, activity, ask_warm_up, serves, tell_name),)
 
 
 class Operator:
@@ -66,6 +69,9 @@ class Operator:
         )
         self.activity = ActivityFollower(cluster.client, settings.system_namespace, metrics, self._mark_service)
         self.warm_ups = WarmUps(lambda: self.activity.gateways, self._mark_service)
+        namespaces, system_namespace = settings.watch_namespaces, settings.system_namespace
+        self.served_names = ServedNames(cluster, namespaces, system_namespace, self._mark_service)
+        self.store.follow(INFERENCE_SERVICE, self.served_names.see)
         self.resources: Sequence[Resource] = build_resources(
             settings,
             metrics,
@@ -73,6 +79,7 @@ class Operator:
             self.activity.__getitem__,
             self.warm_ups.ask,
             lambda kind: self.optional.serves(kind),
+            self.served_names.tell,
         )
         self.workers = Workers(Reconciler(self.resources, cluster, self.store).reconcile, metrics, settings.workers)
         self.watches = Watches(self.resources, self.store, metrics, self.workers.mark)
@@ -116,8 +123,8 @@ class Operator:
 
     async def _wait_for_crds(self, stop: asyncio.Event) -> bool:
         """Whether all CRDs are served now; False if `stop` came first."""
-        for resource in self.resources:
-            async for waiting_for in wait_for(self.cluster, resource.kind, _CRD_POLL_SECONDS):
+        for kind in (*(resource.kind for resource in self.resources), SERVED_NAME):
+            async for waiting_for in wait_for(self.cluster, kind, _CRD_POLL_SECONDS):
                 if waiting_for != self.health.waiting_for:
                     logger.warning("event=waiting for=%s", waiting_for)
                 self.health.waiting_for = waiting_for
@@ -133,6 +140,7 @@ class Operator:
         session = KopfSession(settings.kubeconfig, self.resources, settings.watch_namespaces, self.watches)
         async with contextlib.aclosing(session), asyncio.TaskGroup() as tasks:
             running = [self._tell_ready(ready), self.activity.run(), self.warm_ups.run(), self.optional.run()]
+            running.append(self.served_names.run(self._wait_for_services))
             if settings.metrics_api:
                 running.append(self.keeper.run())
             beside = [tasks.create_task(each) for each in running]
@@ -144,6 +152,7 @@ class Operator:
                 await asyncio.wait(beside)
                 await self.workers.stop()
 
+            await _wait_any(self.served_names.synced, stop)  # before, no status could say to whom a name belongs
             await kopf.operator(
                 # Kopf waits five seconds for every task that is left when it ends, so ours end before.
                 registry=build_registry(self.resources, self.store, self.workers, session, end),
@@ -158,10 +167,20 @@ class Operator:
             )
             await end()  # again, for a Kopf that was stopped before it had begun
 
+    async def _wait_for_services(self) -> None:
+        await self.watches.wait_listed(INFERENCE_SERVICE, self.settings.watch_namespaces)
+
     async def _tell_ready(self, ready: asyncio.Event) -> None:
         await ready.wait()
         self.health.waiting_for = ""
         logger.info("event=ready namespaces=%s", ",".join(self.settings.watch_namespaces) or "all")
+
+
+async def _wait_any(*events: asyncio.Event) -> None:
+    waiting = [asyncio.create_task(event.wait()) for event in events]
+    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    for task in waiting:
+        task.cancel()
 
 
 def _end_at_once() -> None:

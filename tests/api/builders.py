@@ -28,6 +28,7 @@ def build_full_body() -> Json:
             "secretRef": {"name": "hub", "key": "token"},
             "cache": {"strategy": "PVC", "size": "20Gi", "storageClassName": "fast", "prewarm": True},
         },
+        listed=True,
         runtime="Conveyor",
         engine={
             "image": "registry.example:5000/conveyor/engine:1.0@sha256:" + "a" * 64,

@@ -75,6 +75,7 @@ def test_the_defaults_stand_in_the_answer(services: Services) -> None:
     answer = services.create(build_body(autoscaling={"maxReplicas": 4}))
     assert answer["spec"] == {
         "model": {"uri": "hf://Qwen/Qwen3-0.6B", "cache": {"strategy": "EmptyDir"}},
+        "listed": False,
         "runtime": "Conveyor",
         "engine": {"device": "CUDA", "dtype": "Auto", "maxQueuedRequests": 256, "samplingDefaults": "Model"},
         "batching": {"mode": "Continuous"},

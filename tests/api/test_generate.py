@@ -7,6 +7,7 @@ import pytest
 import yaml
 from tests.api.conftest import REPOSITORY
 
+from conveyor_api.crd import build_crds
 from crds import generate
 from crds.generate import main
 from e2e.cluster.tools import binary
@@ -31,15 +32,15 @@ def test_check_fails_when_a_file_differs_and_generate_mends_it(
 
 
 def test_generate_writes_only_what_changed(tmp_path: Path) -> None:
-    assert len(generate.write_files(tmp_path)) == 3
+    assert len(generate.write_files(tmp_path)) == 4
     assert generate.write_files(tmp_path) == []
 
 
 def test_the_charts_copy_renders_to_the_crd_and_is_kept(tmp_path: Path) -> None:
     rendered = _helm_template(tmp_path, "true")
-    crd = yaml.safe_load(rendered)
-    assert crd["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
-    assert crd == yaml.safe_load(generate.render_crd())
+    crds = list(yaml.safe_load_all(rendered))
+    assert [crd["metadata"].pop("annotations") for crd in crds] == [{"helm.sh/resource-policy": "keep"}] * 2
+    assert crds == build_crds()
 
 
 def test_the_charts_copy_can_be_turned_off(tmp_path: Path) -> None:
@@ -47,7 +48,7 @@ def test_the_charts_copy_can_be_turned_off(tmp_path: Path) -> None:
 
 
 def test_braces_in_a_sentence_survive_helm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generate, "build_crd", lambda: {"kind": "X", "metadata": {"name": "a {{ .Values.b }} c"}})
+    monkeypatch.setattr(generate, "build_crds", lambda: [{"kind": "X", "metadata": {"name": "a {{ .Values.b }} c"}}])
     assert yaml.safe_load(_helm_template(tmp_path, "true"))["metadata"]["name"] == "a {{ .Values.b }} c"
 
 
@@ -55,6 +56,6 @@ def _helm_template(folder: Path, create: str) -> str:
     """The chart's copy of the CRD through a real Helm, in a chart that has nothing else."""
     (folder / "templates").mkdir()
     (folder / "Chart.yaml").write_text("apiVersion: v2\nname: conveyor\nversion: 0.1.0\n")
-    (folder / "templates" / "crd.yaml").write_text(generate.render_chart_crd(), encoding="utf-8")
+    (folder / "templates" / "crd.yaml").write_text(generate.render_chart_crds(), encoding="utf-8")
     command = [binary("helm"), "template", "conveyor", folder, "--set", f"crds.create={create}"]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout

@@ -72,7 +72,7 @@ def test_it_says_what_answers_and_what_does_not(release: Release, tmp_path: Path
     asked = Asked(release, tmp_path)
     code, text = asked.answer(0)
     assert code == 1
-    assert len(re.findall(r"^FAILED: ", text, re.MULTILINE)) == 3
+    assert len(re.findall(r"^FAILED: ", text, re.MULTILINE)) == 4
     assert f"the CRD {CRD_NAME} is not installed" in text
     assert "whose it is" in text
     assert f"the gateway at http://127.0.0.1:{asked.port}: ClientConnectorError" in text

@@ -15,9 +15,7 @@ from e2e.cluster.paths import REPOSITORY
 pytestmark = pytest.mark.slow
 
 DEPLOYMENT = f"/apis/apps/v1/namespaces/{SYSTEM_NAMESPACE}/deployments/conveyor-gateway"
-CRD_BY_HAND = (
-    "kubectl apply --server-side --field-manager=helm --force-conflicts -f crds/inferenceservices.conveyor.dev.yaml"
-)
+CRD_BY_HAND = "kubectl apply --server-side --field-manager=helm --force-conflicts -f crds/"
 ONE_VALUE = (
     "helm upgrade conveyor charts/conveyor -n conveyor-system --reset-then-reuse-values --set gateway.replicas=3"
 )
@@ -78,13 +76,13 @@ def test_services_are_looked_at_saved_deleted_and_brought_back(release: Release,
     wait_until("the kind's name and fields", lambda: "maxBatchSize" in explain(release), 30, lambda: None)
     release.shell("kubectl apply -f e2e/manifests/qwen.yaml")
     assert "Max Batch Size" in release.shell("kubectl describe infsvc qwen")
-    release.shell("kubectl get infsvc -A -o yaml > infsvc.yaml", tmp_path)
+    release.shell("kubectl get infsvc,servednames -A -o yaml > conveyor.yaml", tmp_path)
     release.shell("kubectl delete infsvc -A --all")
     assert not release.api.reachable(f"{SERVICES}/qwen")
-    release.shell("kubectl apply -f infsvc.yaml", tmp_path)
+    release.shell("kubectl apply -f conveyor.yaml", tmp_path)
     assert release.api.reachable(f"{SERVICES}/qwen")
     release.shell("helm uninstall conveyor -n conveyor-system")
-    release.shell("kubectl delete crd inferenceservices.conveyor.dev")
+    release.shell("kubectl delete crd inferenceservices.conveyor.dev servednames.conveyor.dev")
     wait_until("the end of the kind", lambda: not release.api.reachable(SERVICES), 30, lambda: None)
 
 

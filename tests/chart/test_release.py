@@ -124,7 +124,7 @@ def uninstalled(chart_plane: AuditedControlPlane) -> Iterator[Uninstalled]:
 
 def test_uninstall_leaves_the_definition_and_what_people_made(uninstalled: Uninstalled) -> None:
     api = uninstalled.release.api
-    assert [item["kind"] for item in render() if exists(api, item)] == ["CustomResourceDefinition"]
+    assert [item["kind"] for item in render() if exists(api, item)] == ["CustomResourceDefinition"] * 2
     assert api.reachable(uninstalled.service)
 
 
@@ -174,8 +174,11 @@ def test_kubernetes_own_roles_for_people_cover_inference_services(release: Relea
         ("edit", "deletecollection", "inferenceservices"),
         ("edit", "patch", "inferenceservices/scale"),
         ("admin", "create", "inferenceservices"),
+        ("view", "list", "servednames"),
+        ("edit", "delete", "servednames"),
     ]
     for access in granted:  # Kubernetes aggregates each role by itself, some time after the install
         wait_until(f"{access}", lambda access=access: may(*access), 20, lambda: None)
     assert not may("view", "create", "inferenceservices")
     assert not may("admin", "patch", "inferenceservices/status")
+    assert not [verb for verb in ("create", "update", "patch") if may("admin", verb, "servednames")]

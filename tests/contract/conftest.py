@@ -9,10 +9,11 @@ import yaml
 from tests.gateway.cluster import publish_gateway
 from tests.gateway.process import GatewayProcess
 from tests.operator.api_proxy import ApiProxy
-from tests.operator.stage import Space, Stage, build_settings, install_crd
+from tests.operator.stage import Space, Stage, build_settings
 
 from e2e.cluster.api import Api
 from e2e.cluster.control_plane import ControlPlane
+from e2e.cluster.definitions import install_definitions
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def nowhere(tmp_path: Path) -> Path:
 @pytest.fixture
 def space(control_plane: ControlPlane, namespace: str) -> Space:
     api = Api(control_plane.kubeconfig)
-    install_crd(api)
+    install_definitions(api)
     return Space(api, namespace)
 
 

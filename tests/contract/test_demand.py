@@ -11,22 +11,20 @@ import pytest
 import yaml
 from tests.gateway.process import GatewayProcess
 
-from conveyor_api.names import API_VERSION, CRD_NAME, KIND, PLURAL
+from conveyor_api.names import API_VERSION, KIND, PLURAL
 from conveyor_kube.gateways import Gateway
 from conveyor_kube.watch import WatchState
 from conveyor_metrics.errors import NotFound, NotKnown
 from conveyor_metrics.source import GatewaySource, ServiceDemand
-from e2e.cluster.api import Api, wait_until
+from e2e.cluster.api import Api
 from e2e.cluster.control_plane import ControlPlane
-from e2e.cluster.paths import REPOSITORY
+from e2e.cluster.definitions import install_definitions
 
 
 @pytest.fixture
 def api(control_plane: ControlPlane) -> Api:
     api = Api(control_plane.kubeconfig)
-    crd = yaml.safe_load((REPOSITORY / "crds" / f"{CRD_NAME}.yaml").read_text())
-    api.apply(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{CRD_NAME}", crd)
-    wait_until("the CRD", lambda: api.reachable(f"/apis/{API_VERSION}/{PLURAL}"), 20, lambda: None)
+    install_definitions(api)
     return api
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from tests.metrics.aggregation import Aggregated, DemandServer, running_server, write_serving_certificate
 from tests.operator.builders import make_resource
 
@@ -18,7 +17,7 @@ from conveyor_operator.inferenceservice.manifests.autoscaling import build_autos
 from e2e.cluster.api import Api, wait_until
 from e2e.cluster.certificates import Authority
 from e2e.cluster.control_plane import ControlPlane
-from e2e.cluster.paths import REPOSITORY
+from e2e.cluster.definitions import install_definitions
 
 Json = dict[str, Any]
 
@@ -110,20 +109,12 @@ def build_deployment(name: str) -> Json:
     }
 
 
-def install_crd(api: Api) -> None:
-    """The HPA finds the path of the described object's kind by discovery; the object itself is not asked for."""
-    (file,) = (REPOSITORY / "crds").glob("*.yaml")
-    crd = yaml.safe_load(file.read_text())
-    name = crd["metadata"]["name"]
-    api.apply(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}", crd)
-
-
 @pytest.mark.slow
 def test_the_hpa_of_a_real_controller_follows_the_value_and_holds_when_it_is_not_known(
     aggregated: Aggregated, start_gateway: Callable[[dict[str, Json]], DemandServer]
 ) -> None:
     api: Api = aggregated.api
-    install_crd(api)
+    install_definitions(api)
     gateway = start_gateway({"default/scaled": {"in_flight": 35, "queue_depth": 0}})
     aggregated.set_gateways(gateway)
     api.create("/apis/apps/v1/namespaces/default/deployments", build_deployment("scaled"))
@@ -158,7 +149,7 @@ def test_while_a_gateway_cannot_be_read_the_hpa_goes_up_and_never_down(
 ) -> None:
     """With the metrics that the operator asks for: targets of 30 in flight and 5 that wait."""
     api: Api = aggregated.api
-    install_crd(api)
+    install_definitions(api)
     name = "partly"
     one, other = (start_gateway({f"default/{name}": {"in_flight": 60, "queue_depth": 0}}) for _ in range(2))
     aggregated.set_gateways(one, other)

@@ -17,6 +17,7 @@ from conveyor_operator.loop.child import Child
 from conveyor_operator.loop.owner import Object
 from conveyor_operator.metrics import Metrics
 from conveyor_operator.metrics_api.answer import MetricsApi
+from conveyor_operator.served_names.answer import NameAnswer, NameState
 from conveyor_operator.settings import Settings
 
 ROLLED_OUT = {"Progressing": ("True", "NewReplicaSetAvailable", "")}
@@ -36,6 +37,7 @@ def make_services(**asked: Any) -> InferenceServices:
         "activity": lambda service: Activity.STEADY,
         "ask_warm_up": lambda service, pod, tell: None,
         "serves": lambda kind: False,
+        "tell_name": lambda service, name: NameAnswer(NameState.HELD),
     }
     return InferenceServices(SETTINGS, **nothing | asked)
 

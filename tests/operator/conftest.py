@@ -1,7 +1,7 @@
 """Fixtures: the operator's real process against a real API server, through a recording proxy.
 
 No pods run there, but the controllers for Deployments, HPAs and garbage collection do; `kubelet.py` plays the
-kubelet. One CRD for the whole session; every test has its own namespace and operators that serve only it.
+kubelet. One set of CRDs for the whole session; every test has its own namespace and operators that serve only it.
 """
 
 from collections.abc import Iterator
@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 from tests.operator.api_proxy import ApiProxy
-from tests.operator.stage import Space, Stage, build_settings, install_crd
+from tests.operator.stage import Space, Stage, build_settings
 
 from e2e.cluster.api import Api
 from e2e.cluster.control_plane import ControlPlane
+from e2e.cluster.definitions import install_definitions
 
 
 @pytest.fixture(scope="session")
@@ -22,7 +23,7 @@ def api(control_plane: ControlPlane) -> Api:
 
 @pytest.fixture(scope="session")
 def crd(api: Api) -> None:
-    install_crd(api)
+    install_definitions(api)
 
 
 @pytest.fixture

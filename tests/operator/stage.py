@@ -24,7 +24,6 @@ from e2e.cluster.api import Api, ApiError, pauses
 Json = dict[str, Any]
 T = TypeVar("T")
 
-CRD = Path(__file__).resolve().parents[2] / "crds" / f"{names.CRD_NAME}.yaml"
 COLLECTIONS = {
     "InferenceService": f"apis/{names.API_VERSION}/namespaces/{{}}/{names.PLURAL}",
     "Deployment": "apis/apps/v1/namespaces/{}/deployments",
@@ -44,6 +43,7 @@ COLLECTIONS = {
     "ResourceQuota": "api/v1/namespaces/{}/resourcequotas",
     "ScaledObject": "apis/keda.sh/v1alpha1/namespaces/{}/scaledobjects",  # where scaled_objects.py has installed them
     "Lease": "apis/coordination.k8s.io/v1/namespaces/{}/leases",
+    "ServedName": f"apis/{names.API_VERSION}/namespaces/{{}}/{names.SERVED_NAME_PLURAL}",
     "Widget": "apis/tests.conveyor.dev/v1/namespaces/{}/widgets",  # loop/widget.py
 }
 CHILD_KINDS = (
@@ -227,10 +227,6 @@ class Stage:
     def close(self) -> None:
         for life in self._lives:
             self.kill(life)
-
-
-def install_crd(api: Api) -> None:
-    install_definition(api, CRD)
 
 
 def install_definition(api: Api, file: Path) -> None:

@@ -13,11 +13,12 @@ from collections.abc import Iterator
 
 import pytest
 from tests.operator.kubelet import Kubelet, ready
-from tests.operator.stage import Stage, install_crd, wait_until
+from tests.operator.stage import Stage, wait_until
 
 from conveyor_api import names
+from e2e.cluster.definitions import install_definitions
 
-CRD_PATH = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{names.CRD_NAME}"
+DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 _PORT = re.compile(r"serving admin_port=(\d+)")
 
 
@@ -78,12 +79,14 @@ def process(stage: Stage, *flags: str) -> Iterator[Process]:
 
 @contextlib.contextmanager
 def crd_removed(stage: Stage) -> Iterator[None]:
-    stage.space.api.delete(CRD_PATH)
-    wait_until("no CRD", lambda: not stage.space.api.reachable(f"/apis/{names.API_VERSION}"))
+    api = stage.space.api
+    for name in (names.CRD_NAME, names.SERVED_NAME_CRD_NAME):
+        api.delete(f"{DEFINITIONS}/{name}")
+    wait_until("no CRD", lambda: not api.reachable(f"/apis/{names.API_VERSION}"))
     try:
         yield
     finally:
-        install_crd(stage.space.api)
+        install_definitions(stage.space.api)
 
 
 def test_the_process_works_tells_the_truth_and_ends_on_sigterm(stage: Stage) -> None:
@@ -131,7 +134,7 @@ def test_before_the_crd_is_there_the_process_lives_is_not_ready_says_why_and_end
 def test_the_operator_begins_when_the_crd_comes(stage: Stage) -> None:
     with crd_removed(stage), stage.operator():
         wait_until("it looked", lambda: [c for c in stage.proxy.calls if c.status == 404])
-        install_crd(stage.space.api)
+        install_definitions(stage.space.api)
         stage.space.make_service()
         stage.space.wait_children("qwen", 60)
 

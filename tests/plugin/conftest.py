@@ -7,9 +7,10 @@ import pytest
 from tests.contract.conftest import nowhere
 from tests.metrics.aggregation import Aggregated
 from tests.metrics.conftest import aggregated, metrics_plane, own_address, start_gateway
-from tests.operator.stage import RunningOperator, Space, install_crd
+from tests.operator.stage import RunningOperator, Space
 
 from conveyor_operator.settings import Settings
+from e2e.cluster.definitions import install_definitions
 
 __all__ = ["aggregated", "metrics_plane", "nowhere", "own_address", "start_gateway"]
 
@@ -17,7 +18,7 @@ __all__ = ["aggregated", "metrics_plane", "nowhere", "own_address", "start_gatew
 @pytest.fixture
 def space(aggregated: Aggregated) -> Iterator[Space]:
     """A namespace of its own, with an operator."""
-    install_crd(aggregated.api)
+    install_definitions(aggregated.api)
     namespace = f"explained-{uuid4().hex[:8]}"
     aggregated.api.create("/api/v1/namespaces", {"metadata": {"name": namespace}})
     settings = Settings(

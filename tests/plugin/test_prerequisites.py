@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import yaml
 from tests.operator import scaled_objects
-from tests.operator.stage import install_crd
 
 from conveyor_api import names
 from conveyor_kubectl.cluster import Cluster
@@ -15,6 +14,7 @@ from conveyor_kubectl.command import main
 from conveyor_kubectl.prerequisites import OLDEST_KUBERNETES, Verdict, check
 from e2e.cluster.api import Api
 from e2e.cluster.control_plane import ControlPlane
+from e2e.cluster.definitions import install_definitions
 from e2e.cluster.paths import REPOSITORY
 
 
@@ -71,17 +71,17 @@ def provide(api: Api) -> None:
     is_default = {"storageclass.kubernetes.io/is-default-class": "true"}
     for one in (build_class("slow"), build_class("fast", **is_default)):
         api.create("/apis/storage.k8s.io/v1/storageclasses", one)
-    install_crd(api)
+    install_definitions(api)
 
 
 def test_a_crd_of_another_release_is_told(plane: ControlPlane) -> None:
     api = Api(plane.kubeconfig)
-    install_crd(api)
+    install_definitions(api)
     older = {"op": "remove", "path": "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/profile"}
     path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{names.CRD_NAME}"
     api.patch_json(path, [older])
     assert find(plane.kubeconfig)["CRD"][0] is Verdict.LOOK
-    install_crd(api)
+    install_definitions(api)
 
 
 def test_who_may_do_nothing_is_told_so(plane: ControlPlane, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,7 @@
 Made by `resource`, driven by `loop.reconcile`; every decision is asked of the pure parts.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -13,6 +13,7 @@ from conveyor_api.resource import InferenceService
 from conveyor_operator.activity.answer import Activity
 from conveyor_operator.inferenceservice.desired import Desired
 from conveyor_operator.inferenceservice.memory import ServiceMemory
+from conveyor_operator.inferenceservice.naming import NameOf
 from conveyor_operator.inferenceservice.observed import Observed
 from conveyor_operator.inferenceservice.plan import (
     AUTOSCALERS,
@@ -30,6 +31,7 @@ from conveyor_operator.loop.differences import id_of
 from conveyor_operator.loop.owner import Object
 from conveyor_operator.loop.steps import Step
 from conveyor_operator.metrics_api.answer import MetricsApi
+from conveyor_operator.served_names.answer import NameAnswer
 
 _FROM_ZERO = (Reason.SCALED_TO_ZERO, Reason.STARTING_FROM_ZERO)
 
@@ -42,6 +44,8 @@ class Told:
     activity: Activity
     serves_keda: bool | None
     """None: not known yet."""
+    tell_name: Callable[[], NameAnswer]
+    """Asked when the status is written: a new service's name is mostly claimed by then."""
 
 
 class ServiceCase:
@@ -104,6 +108,7 @@ class ServiceCase:
             is_prewarming(self._desired, self._observed),
             find_podless_job(self._desired, self._observed, now),
             self._told.serves_keda,
+            NameOf(self._service.key, self._service.served_model_name, self._told.tell_name()),
         )
         starts = self._memory.pod_starts
         written = Written(self._url, self._desired.effective, starts.last if starts else None)

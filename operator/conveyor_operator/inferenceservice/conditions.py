@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from conveyor_api.conditions import ConditionType, Reason
 from conveyor_api.model import Mounted
 from conveyor_operator.inferenceservice.manifests.pods import FETCH_CONTAINER
+from conveyor_operator.inferenceservice.naming import judge_claim
 from conveyor_operator.inferenceservice.pods import PodState
 from conveyor_operator.inferenceservice.scaling import judge_scaling
 from conveyor_operator.inferenceservice.situation import POD_KINDS, Blocker, Situation
@@ -18,7 +19,7 @@ from conveyor_operator.inferenceservice.situation import POD_KINDS, Blocker, Sit
 IN_PROGRESS = frozenset(
     {Reason.ROLLING_OUT, Reason.MODEL_DOWNLOADING, Reason.MODEL_LOADING, Reason.PODS_STARTING,
      Reason.NO_READY_ENDPOINTS, Reason.WAITING_FOR_AUTOSCALER, Reason.SCALED_TO_ZERO, Reason.STARTING_FROM_ZERO,
-     Reason.UP_TO_DATE}
+     Reason.UP_TO_DATE, Reason.NAME_PENDING}
 )  # fmt: skip
 _PREWARMING = "a Job fetches the model; pods of the present spec come when it is there"
 
@@ -45,6 +46,7 @@ def judge_all(situation: Situation) -> list[Judged]:
         judge_workload(situation),
         judge_endpoint(situation),
         judge_scaling_ready(situation),
+        judge_name(situation),
     ]
     return [judge_ready(situation, parts), *parts]
 
@@ -173,6 +175,10 @@ def judge_scaling_ready(situation: Situation) -> Judged:
         return Judged(ConditionType.SCALING_READY, "False", obstacle.reason, obstacle.message)
     judged = judge_scaling(situation.spec, situation.observed, situation.metrics_api, situation.serves_keda)
     return Judged(ConditionType.SCALING_READY, *judged)
+
+
+def judge_name(situation: Situation) -> Judged:
+    return Judged(ConditionType.NAME_CLAIMED, *judge_claim(situation.name))
 
 
 def _blocked(type: ConditionType, blocker: Blocker) -> Judged:

@@ -14,7 +14,7 @@ from conveyor_operator.loop.events import Event
 Object = Mapping[str, Any]
 
 # The conditions that are reported; the others are causes of these, or their effects.
-_TOLD = (ConditionType.READY, ConditionType.PROGRESSING, ConditionType.SCALING_READY)
+_TOLD = (ConditionType.READY, ConditionType.PROGRESSING, ConditionType.SCALING_READY, ConditionType.NAME_CLAIMED)
 
 # What to change instead of a child of each kind.
 _FIELDS = {
@@ -66,7 +66,7 @@ def _is_warning(type: str, status: str, reason: str) -> bool:
 def _is_good_news(type: str, status: str, reason: str, was: tuple[str, str] | None) -> bool:
     if type == ConditionType.PROGRESSING:  # Ready reports the first pods
         return reason == Reason.ROLLING_OUT or (was is not None and was[1] == Reason.ROLLING_OUT)
-    if type == ConditionType.SCALING_READY:
+    if type in (ConditionType.SCALING_READY, ConditionType.NAME_CLAIMED):
         return was is not None and was[0] == "False"
     if status == "True":  # an incident is over when all engines are back
         return reason != Reason.PODS_STARTING

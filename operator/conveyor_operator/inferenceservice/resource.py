@@ -19,6 +19,7 @@ from conveyor_operator.inferenceservice.case import ServiceCase, Told
 from conveyor_operator.inferenceservice.desired import build_desired
 from conveyor_operator.inferenceservice.kinds import CHILDREN, GRANDCHILDREN, INFERENCE_SERVICE, OPTIONAL
 from conveyor_operator.inferenceservice.memory import ServiceMemory
+from conveyor_operator.inferenceservice.naming import find_wish
 from conveyor_operator.inferenceservice.observed import observe, project
 from conveyor_operator.inferenceservice.pods import PodState
 from conveyor_operator.inferenceservice.profiles import read_profiles
@@ -31,13 +32,14 @@ from conveyor_operator.loop.owner import Object
 from conveyor_operator.loop.store import Store
 from conveyor_operator.metrics import Metrics
 from conveyor_operator.metrics_api.answer import MetricsApi
+from conveyor_operator.served_names.answer import NameAnswer
 from conveyor_operator.settings import Settings
 
 
 class InferenceServices:
     """A `loop.resource.Resource`; `metrics_api` tells who serves custom.metrics.k8s.io, `activity` what requests there
     are for `namespace/name`, `serves` whether the cluster has an optional kind; `ask_warm_up` asks for that of the
-    engine in a pod of `namespace/name`."""
+    engine in a pod of `namespace/name`; `tell_name` says to whom the served name of `namespace/name` belongs."""
 
     kind = INFERENCE_SERVICE
     label = names.INFERENCE_SERVICE_LABEL
@@ -53,6 +55,7 @@ class InferenceServices:
         activity: Callable[[str], Activity],
         ask_warm_up: Callable[[str, str, Tell], None],
         serves: Callable[[Kind], bool | None],
+        tell_name: Callable[[str, str], NameAnswer],
     ) -> None:
         self._settings = settings
         self._profiles = read_profiles(settings.profiles)
@@ -61,9 +64,10 @@ class InferenceServices:
         self._activity = activity
         self._ask_warm_up = ask_warm_up
         self._serves = serves
+        self._tell_name = tell_name
 
     def project(self, kind: Kind, key: Key, body: Mapping[str, Any]) -> Any:
-        return project(kind, key, body)
+        return find_wish(body) if kind == self.kind else project(kind, key, body)
 
     def new_memory(self, uid: str) -> ServiceMemory:
         return ServiceMemory(uid)
@@ -79,7 +83,8 @@ class InferenceServices:
         seen = (observed.autoscaler, observed.scaled_object)
         memory.had_autoscaler = any(each is not None for each in seen) or _was_left_to_others(service.status)
         starts = self._see_starts(service, memory, observed.pods)
-        told = Told(self._metrics_api(), self._activity(service.key), self._serves(SCALED_OBJECT))
+        tell_name = partial(self._tell_name, service.key, service.served_model_name)
+        told = Told(self._metrics_api(), self._activity(service.key), self._serves(SCALED_OBJECT), tell_name)
         now = datetime.now(UTC)
         desired = build_desired(service, self._settings, observed, starts, now, from_profile, told.serves_keda)
         url = self._settings.service_url(service.namespace, service.name)

@@ -11,6 +11,7 @@ from conveyor_api.conditions import MODEL_FAILURES, Reason
 from conveyor_api.spec import InferenceServiceSpec
 from conveyor_operator.activity.answer import Activity
 from conveyor_operator.inferenceservice.failures import PodFailure, find_failures
+from conveyor_operator.inferenceservice.naming import NameOf
 from conveyor_operator.inferenceservice.observed import DeploymentState, Observed
 from conveyor_operator.inferenceservice.pods import PodState
 from conveyor_operator.inferenceservice.replicas import is_asleep, may_sleep
@@ -63,6 +64,8 @@ class Situation:
     """Its name, if no pod of it could be made."""
     serves_keda: bool | None = None
     """Whether the cluster has ScaledObjects, as far as is known."""
+    name: NameOf = field(default_factory=NameOf)
+    """The served name, and to whom it belongs."""
 
     @property
     def deployment(self) -> DeploymentState:

@@ -56,7 +56,8 @@ class Resource(Protocol):
     """What controllers make of the children; watched for the status."""
 
     def project(self, kind: Kind, key: Key, body: Mapping[str, Any]) -> Any:
-        """What the store keeps of a child or grandchild of `key`. What it raises makes the object unreadable."""
+        """What the store keeps of the resource `key` itself, of a child or of a grandchild. What it raises makes the
+        object unreadable."""
         ...
 
     def new_memory(self, uid: str) -> Memory: ...

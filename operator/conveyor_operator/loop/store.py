@@ -1,10 +1,11 @@
-"""What is known of the cluster, read by key.
+"""What is known of the cluster, read by key, and told on change to those who follow a kind.
 
 `watches` puts in what the API server tells, as a resource projects it; a resource reads it when it observes. Objects
 are kept by uid: for a moment there may be two of one name, of which the later one counts.
 """
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,11 @@ class Store:
     def __init__(self) -> None:
         self._objects: defaultdict[Kind, dict[str, Entry]] = defaultdict(dict)
         self._by_key: defaultdict[Kind, dict[Key, dict[str, Entry]]] = defaultdict(dict)
+        self._followers: dict[Kind, Callable[[Key, Any], None]] = {}
+
+    def follow(self, kind: Kind, tell: Callable[[Key, Any], None]) -> None:
+        """`tell(key, value)` is called after each change of an object of this kind; None: there is none any more."""
+        self._followers[kind] = tell
 
     def put(self, kind: Kind, uid: str, key: Key, value: Any) -> Key | None:
         """The object is there, with this value; a former one is replaced. Returns that one's key if it was another."""
@@ -35,6 +41,7 @@ class Store:
         entry = Entry(key, value)
         self._objects[kind][uid] = entry
         self._by_key[kind].setdefault(key, {})[uid] = entry
+        self._tell(kind, key)
         return left
 
     def drop(self, kind: Kind, uid: str) -> Key | None:
@@ -46,6 +53,7 @@ class Store:
         del of_key[uid]
         if not of_key:
             del self._by_key[kind][entry.key]
+        self._tell(kind, entry.key)
         return entry.key
 
     def keys(self, kind: Kind, namespace: str | None) -> dict[str, Key]:
@@ -60,8 +68,12 @@ class Store:
 
     def uid(self, key: Key) -> str | None:
         """The resource's uid, None if there is none."""
-        return next(reversed(self.values(key.kind, key)), None)
+        return next(reversed(self._by_key[key.kind].get(key, {})), None)
 
     def values(self, kind: Kind, key: Key) -> list[Any]:
         """Of all objects of a kind that belong to this resource."""
         return [entry.value for entry in self._by_key[kind].get(key, {}).values()]
+
+    def _tell(self, kind: Kind, key: Key) -> None:
+        if (tell := self._followers.get(kind)) is not None:
+            tell(key, next(reversed(self.values(kind, key)), None))

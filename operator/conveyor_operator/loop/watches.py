@@ -5,9 +5,11 @@ one that cannot be read is counted, logged and skipped, and only its projection 
 that there is also tells what is there no more, so Kopf is told of deletions that no watch saw.
 """
 
+import asyncio
 import json
 import logging
 import re
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
@@ -42,6 +44,12 @@ class Watches:
         self._mark = mark
         self._unfinished: set[tuple[Kind, str | None]] = set()
         """Watches whose initial list was cut off; Kopf cancels a silent watch, and would resume it."""
+        self._listed: defaultdict[tuple[Kind, str | None], asyncio.Event] = defaultdict(asyncio.Event)
+
+    async def wait_listed(self, kind: Kind, namespaces: Sequence[str]) -> None:
+        """Until the store has all objects of a kind that there were; no namespaces: of all."""
+        for namespace in namespaces or (None,):
+            await self._listed[kind, namespace].wait()
 
     async def read(
         self, kind: Kind, namespace: str | None, content: aiohttp.StreamReader, from_the_start: bool
@@ -70,6 +78,7 @@ class Watches:
                     for gone in self._find_deleted(kind, namespace, seen):
                         yield _to_line(gone)
                     self._unfinished.discard((kind, namespace))
+                    self._listed[kind, namespace].set()
                     seen = None
                 elif seen is not None:
                     seen.add(event["object"]["metadata"]["uid"])
@@ -129,8 +138,7 @@ class Watches:
         if key is None or type == "DELETED":
             left = self._store.drop(kind, uid)
         else:
-            value = uid if kind == key.kind else self._resources[key.kind].project(kind, key, body)
-            left = self._store.put(kind, uid, key, value)
+            left = self._store.put(kind, uid, key, self._resources[key.kind].project(kind, key, body))
         if left not in (None, key):  # its label was changed; the event names only the new owner
             self._mark(left)
         return key

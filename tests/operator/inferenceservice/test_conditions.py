@@ -76,6 +76,7 @@ def test_a_service_whose_pods_all_run_is_ready_in_every_respect() -> None:
         "WorkloadReady": ("True", "ReplicasReady"),
         "EndpointReady": ("True", "EndpointsAvailable"),
         "ScalingReady": ("True", "FixedReplicas"),
+        "NameClaimed": ("Unknown", "NamePending"),
     }
 
 

@@ -131,8 +131,13 @@ def test_an_operator_lists_nothing_that_tenants_write(stage: Stage) -> None:
         with watches_expired(stage, POD):
             pass
         stage.proxy.wait_quiet(2)
-    listed = {call.namespace for call in stage.proxy.calls if call.verb == "list"}
-    assert listed == {stage.settings.system_namespace}, "who the gateways are"
+    listed = {(call.resource, call.namespace) for call in stage.proxy.calls if call.verb == "list"}
+    system = stage.settings.system_namespace
+    assert listed == {
+        ("endpointslices", system),  # who the gateways are
+        ("servednames", system),
+        ("servednames", stage.space.namespace),  # which tenants may not write
+    }
 
 
 def deep_object(api_version: str, kind: str, rest: str = "") -> str:

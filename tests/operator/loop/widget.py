@@ -88,7 +88,9 @@ class Widgets:
     optional: Sequence[Kind] = ()
     grandchildren: Sequence[Kind] = ()
 
-    def project(self, kind: Kind, key: Key, body: Mapping[str, Any]) -> Child:
+    def project(self, kind: Kind, key: Key, body: Mapping[str, Any]) -> Child | None:
+        if kind == WIDGET:
+            return None
         return observe_child(body, (names.MANAGED_BY_LABEL, LABEL))
 
     def new_memory(self, uid: str) -> Memory:

@@ -17,11 +17,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import yaml
 from tests.metrics.aggregation import register, write_serving_certificate
 from tests.operator.builders import make_resource
 from tests.operator.metrics_api.adapters import build_deployment
-from tests.operator.stage import CRD
 
 from conveyor_api import names
 from conveyor_metrics.documents import build_metric_values, build_resource_list
@@ -31,6 +29,7 @@ from conveyor_operator.simulate.hpa import Controller
 from e2e.cluster.api import Api, wait_until
 from e2e.cluster.certificates import Authority
 from e2e.cluster.control_plane import ControlPlane
+from e2e.cluster.definitions import install_definitions
 from e2e.other_adapter import Handler
 
 Json = dict[str, Any]
@@ -160,10 +159,7 @@ class _Handler(Handler):
 def serving(plane: ControlPlane, hpas: list[Hpa]) -> Iterator[Api]:
     """The control plane's API with InferenceServices and their metrics."""
     api = Api(plane.kubeconfig)
-    api.create("/api/v1/namespaces", {"metadata": {"name": names.SYSTEM_NAMESPACE}})
-    api.apply(
-        f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{names.CRD_NAME}", yaml.safe_load(CRD.read_text())
-    )
+    install_definitions(api)
     with tempfile.TemporaryDirectory() as folder:
         authority = Authority(Path(folder), "metrics-authority")
         write_serving_certificate(authority, Path(folder))

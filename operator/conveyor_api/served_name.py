@@ -1,0 +1,83 @@
+"""ServedName: a namespace's claim to a name on the gateway's root, and which claims a namespace may make.
+
+Made by the operator, read by it and by the gateway. Pure.
+"""
+
+import hashlib
+import re
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final, Literal, Self
+
+from pydantic import ValidationError
+
+from conveyor_api import names
+from conveyor_api.base import ApiModel, Rule
+from conveyor_api.errors import InvalidResource
+from conveyor_api.model import ModelName
+from conveyor_api.resource import Metadata
+
+_LABEL: Final = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
+# A name of this form may be the `namespace/name` of some service, now or later.
+_SERVICE_KEY: Final = re.compile(rf"({_LABEL})/{_LABEL}")
+_SLUG_CHARACTERS: Final = 40
+
+
+class ServedNameSpec(ApiModel):
+    """What is claimed."""
+
+    rules: ClassVar = (Rule("self == oldSelf", "a claim cannot change; delete it, and the name is free"),)
+
+    name: ModelName
+    """Name that clients put in `model` at the gateway's root."""
+
+
+class ServedName(ApiModel):
+    """A name at the gateway's root that belongs to this namespace. Made by the operator; deleting it releases the
+    name."""
+
+    api_version: Literal["conveyor.dev/v1alpha1"] = names.API_VERSION
+    kind: Literal["ServedName"] = names.SERVED_NAME_KIND
+    metadata: Metadata
+    spec: ServedNameSpec
+
+    @classmethod
+    def parse(cls, body: Mapping[str, Any]) -> Self:
+        """The claim that `body` (JSON from the API server) is. Raises InvalidResource."""
+        try:
+            return cls.model_validate(dict(body), by_alias=True, by_name=False, extra="ignore")
+        except ValidationError as error:
+            raise InvalidResource.of(error) from error
+
+
+def may_claim(namespace: str, name: str) -> bool:
+    """A name that may be another namespace's `namespace/name` is never claimed."""
+    match = _SERVICE_KEY.fullmatch(name)
+    return match is None or match[1] == namespace
+
+
+def object_name(name: str) -> str:
+    """Name of the ServedName for a served name: itself where Kubernetes allows that, else a readable part and a hash.
+
+    Only the second form has a dot, so no two names get the same object but by a collision of the hash.
+    """
+    if re.fullmatch(_LABEL, name):
+        return name
+    slug = re.sub("[^a-z0-9]+", "-", name.lower())[:_SLUG_CHARACTERS].strip("-")
+    return f"{slug}.{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+
+
+def build_served_name(namespace: str, name: str) -> dict[str, Any]:
+    """The manifest of a claim."""
+    labels = {names.MANAGED_BY_LABEL: "conveyor"}
+    return {
+        "apiVersion": names.API_VERSION,
+        "kind": names.SERVED_NAME_KIND,
+        "metadata": {"name": object_name(name), "namespace": namespace, "labels": labels},
+        "spec": {"name": name},
+    }
+
+
+def root_name(system_namespace: str) -> str:
+    """The gateways' own name. The operator claims it after those of all services, and gateways are ready from then on:
+    so an upgrade to the first release with claims takes no name away."""
+    return f"{system_namespace}/{names.GATEWAY_SERVICE}"

@@ -1,0 +1,187 @@
+"""Which namespace holds each served name, and to which of its services the name leads at the gateway's root.
+
+One rule for the operator, which makes claims by it, and the gateway, which routes by it. `ClaimSink` fills a
+`NameIndex` from a watch of ServedNames; services come from whoever watches InferenceServices. Pure but for the log.
+"""
+
+from bisect import bisect_left, insort
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+
+from conveyor_api.names import MAX_SERVED_NAMES
+from conveyor_api.served_name import ServedName, may_claim
+from conveyor_kube.unreadable import Unreadable
+from conveyor_kube.wanted_json import Json, find_key, keys_within
+
+_Ranked = list[tuple[int, str]]
+"""Time of creation, and whose, oldest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One ServedName. The API server sets the time, so nobody can claim that a claim of theirs is older."""
+
+    namespace: str
+    object_name: str
+    uid: str
+    name: str
+    created_unix: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Server:
+    namespace: str
+    name: str
+    created_unix: int
+
+
+class NameIndex:
+    """The oldest claim of a name holds it; of the holder's services with that name the oldest one gets the requests.
+
+    Claims and services are known by `namespace/name` of their objects. Each change costs by what has the same name.
+    """
+
+    def __init__(self) -> None:
+        self.claims: dict[str, Claim] = {}
+        self._by_name: defaultdict[str, _Ranked] = defaultdict(list)
+        self._counts: Counter[str] = Counter()
+        self._servers: dict[str, _Server] = {}
+        self._by_server: defaultdict[str, dict[str, _Ranked]] = defaultdict(dict)
+
+    def put_claim(self, key: str, claim: Claim) -> None:
+        """Of one namespace the first `MAX_SERVED_NAMES` claims count; whoever writes more has made them by hand."""
+        self.remove_claim(key)
+        if self._counts[claim.namespace] < MAX_SERVED_NAMES:
+            self.claims[key] = claim
+            self._counts[claim.namespace] += 1
+            insort(self._by_name[claim.name], (claim.created_unix, claim.namespace))
+
+    def remove_claim(self, key: str) -> Claim | None:
+        """The claim that was there."""
+        claim = self.claims.pop(key, None)
+        if claim is not None:
+            self._counts[claim.namespace] -= 1
+            if not self._counts[claim.namespace]:
+                del self._counts[claim.namespace]
+            _remove(self._by_name, claim.name, (claim.created_unix, claim.namespace))
+        return claim
+
+    def count_claims(self, namespace: str) -> int:
+        return self._counts[namespace]
+
+    def put_service(self, key: str, name: str, created_unix: int) -> None:
+        namespace = key.partition("/")[0]
+        server = _Server(namespace, name, created_unix)
+        if server == self._servers.get(key):
+            return
+        self.remove_service(key)
+        self._servers[key] = server
+        insort(self._by_server[name].setdefault(namespace, []), (created_unix, key))
+
+    def remove_service(self, key: str) -> None:
+        server = self._servers.pop(key, None)
+        if server is not None:
+            namespaces = self._by_server[server.name]
+            _remove(namespaces, server.namespace, (server.created_unix, key))
+            if not namespaces:
+                del self._by_server[server.name]
+
+    def name_of(self, key: str) -> str | None:
+        """The name that this service serves; None if it is not known."""
+        server = self._servers.get(key)
+        return server.name if server is not None else None
+
+    def find_holder(self, name: str) -> str | None:
+        """The namespace to which `name` belongs."""
+        ranked = self._by_name.get(name)
+        return ranked[0][1] if ranked else None
+
+    def find_first(self, namespace: str, name: str) -> str | None:
+        """The oldest service of that namespace that serves `name`."""
+        ranked = self._by_server.get(name, {}).get(namespace)
+        return ranked[0][1] if ranked else None
+
+    def find_service(self, name: str) -> str | None:
+        """The service to which `name` leads."""
+        holder = self.find_holder(name)
+        return None if holder is None else self.find_first(holder, name)
+
+    def list_applicants(self, name: str) -> list[str]:
+        """Each namespace with a service that serves `name`; the one with the oldest such service first."""
+        namespaces = self._by_server.get(name, {})
+        return sorted(namespaces, key=lambda namespace: namespaces[namespace][0])
+
+    def list_unclaimed(self) -> list[str]:
+        """Every name that is served and belongs to nobody, by the age of its oldest service."""
+        names = [name for name in self._by_server if name not in self._by_name]
+        return sorted(names, key=lambda name: min(ranked[0] for ranked in self._by_server[name].values()))
+
+    def list_siblings(self, namespace: str, name: str) -> list[str]:
+        """The services of that namespace that serve `name`."""
+        return [key for _, key in self._by_server.get(name, {}).get(namespace, ())]
+
+
+def _remove(lists: dict[str, _Ranked], name: str, item: tuple[int, str]) -> None:
+    ranked = lists[name]
+    del ranked[bisect_left(ranked, item)]
+    if not ranked:
+        del lists[name]
+
+
+class ClaimSink:
+    """A sink of `watch`. `on_came(claim)`, `on_gone(claim)` and, with the namespace or nothing, `on_listed` are called
+    after the index has changed."""
+
+    def __init__(
+        self,
+        index: NameIndex,
+        on_came: Callable[[Claim], None] = lambda claim: None,
+        on_gone: Callable[[Claim], None] = lambda claim: None,
+        on_listed: Callable[[str], None] = lambda namespace: None,
+    ) -> None:
+        self._index = index
+        self._on_came = on_came
+        self._on_gone = on_gone
+        self._on_listed = on_listed
+        self.unreadable = Unreadable("servedname")
+
+    def put(self, body: Json) -> str:
+        key = find_key(body)
+        claim = self.unreadable.parse(key, parse_claim, body)
+        if claim is not None and claim != self._index.claims.get(key):
+            self._remove(key)
+            self._index.put_claim(key, claim)
+            self._on_came(claim)
+        return key
+
+    def delete(self, body: Json) -> None:
+        key = find_key(body)
+        self.unreadable.forget(key)
+        self._remove(key)
+
+    def keep_only(self, keys: set[str], namespace: str) -> None:
+        self.unreadable.forget_others(keys, namespace)
+        for key in keys_within(namespace, self._index.claims) - keys:
+            self._remove(key)
+        self._on_listed(namespace)
+
+    def _remove(self, key: str) -> None:
+        if (claim := self._index.remove_claim(key)) is not None:
+            self._on_gone(claim)
+
+
+def parse_claim(body: Json) -> Claim:
+    """Raises InvalidResource, or ValueError for a claim that does not count."""
+    resource = ServedName.parse(body)
+    metadata, name = resource.metadata, resource.spec.name
+    if not may_claim(metadata.namespace, name):
+        raise ValueError(f"{name!r} may be the NAMESPACE/NAME of a service of another namespace")
+    created_unix = parse_time_unix(metadata.creation_timestamp or "")
+    return Claim(metadata.namespace, metadata.name, metadata.uid, name, created_unix)
+
+
+def parse_time_unix(text: str) -> int:
+    """Seconds, of a time as the API server writes it. Raises ValueError."""
+    return int(datetime.fromisoformat(text).timestamp())

@@ -1,0 +1,53 @@
+"""The served name of an InferenceService: what it wants, and the condition `NameClaimed`. Pure.
+
+A message never says which other namespace has a name: whoever reads it may not know that there is one.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from conveyor_api.conditions import Reason
+from conveyor_api.names import MAX_SERVED_NAMES
+from conveyor_kube.served_names import parse_time_unix
+from conveyor_operator.served_names.answer import NameAnswer, NameState, Wish
+
+
+@dataclass(frozen=True, slots=True)
+class NameOf:
+    """The served name of one service, `namespace/name`, and to whom it belongs."""
+
+    service: str = ""
+    name: str = ""
+    answer: NameAnswer = field(default_factory=NameAnswer)
+
+
+def find_wish(body: Mapping[str, Any]) -> Wish:
+    """The served name of an InferenceService, also of one whose spec cannot be read as a whole."""
+    metadata, model = body["metadata"], (body.get("spec") or {}).get("model") or {}
+    return Wish(str(model.get("name") or metadata["name"]), parse_time_unix(metadata["creationTimestamp"]))
+
+
+def judge_claim(found: NameOf) -> tuple[str, Reason, str]:
+    """Status, reason and message of the condition."""
+    name, key = found.name, found.service
+    instead = f"at the gateway's root clients reach this service as {key!r}"
+    choose = f"{instead}; for a name of its own choose another model.name"
+    match found.answer.state:
+        case NameState.HELD:
+            return "True", Reason.NAME_CLAIMED, f"at the gateway's root clients reach this service as {name!r}"
+        case NameState.SHARED:
+            older = f"the name {name!r} leads to the older InferenceService {found.answer.detail} of this namespace"
+            return "False", Reason.NAME_TAKEN, f"{older}; {choose}"
+        case NameState.TAKEN:
+            return "False", Reason.NAME_TAKEN, f"the name {name!r} is taken; {choose}"
+        case NameState.TOO_MANY:
+            most = f"the namespace has {MAX_SERVED_NAMES} names, which is the most"
+            mend = "delete a ServedName that it no longer needs"
+            return "False", Reason.TOO_MANY_NAMES, f"{most}, so {name!r} is not claimed; {instead}; {mend}"
+        case NameState.NOT_ALLOWED:
+            why = f"{name!r} may be the NAMESPACE/NAME of another namespace's service"
+            return "False", Reason.NAME_NOT_ALLOWED, f"{why}; {choose}"
+        case NameState.PENDING:
+            refusal = f": {found.answer.detail}" if found.answer.detail else ""
+            return "Unknown", Reason.NAME_PENDING, f"the name {name!r} is not claimed yet{refusal}; {instead}"

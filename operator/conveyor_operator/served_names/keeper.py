@@ -1,0 +1,207 @@
+"""Claims the served names of services for their namespaces, and says to whom each name belongs.
+
+Runs beside Kopf as one task, started by `process`. A claim is a ServedName in the namespace that holds the name: it
+outlives the service, and goes with the namespace or when somebody deletes it. The first service gets a name, of those
+that wait for it the oldest. One claim is made at a time, so that no namespace gets more than its share of them.
+"""
+
+import asyncio
+import logging
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Final
+
+from conveyor_api.names import API_VERSION, MAX_SERVED_NAMES, SERVED_NAME_KIND
+from conveyor_api.served_name import build_served_name, may_claim, root_name
+from conveyor_kube.resources import claim_collection
+from conveyor_kube.served_names import Claim, ClaimSink, NameIndex
+from conveyor_kube.watch import WatchState, watch_collection
+from conveyor_operator.cluster import Cluster
+from conveyor_operator.errors import ApiError, Unavailable
+from conveyor_operator.kinds import EVENT, SERVED_NAME, Key
+from conveyor_operator.loop.events import Event, build_event
+from conveyor_operator.loop.workers import backoff_seconds
+from conveyor_operator.served_names.answer import NameAnswer, NameState, Wish
+
+logger = logging.getLogger(__name__)
+
+_MAX_TRIES: Final = 5  # of a call that may succeed later; an admission webhook may fail for one namespace alone
+_REFUSED_SECONDS: Final = 30.0  # until a namespace in which a claim was refused is tried again
+
+
+class ServedNames:
+    """`mark` is called with `namespace/name` of each service about whose name there is something new to say."""
+
+    def __init__(
+        self, cluster: Cluster, namespaces: Sequence[str], system_namespace: str, mark: Callable[[str], None]
+    ) -> None:
+        self._cluster = cluster
+        self._mark = mark
+        self._index = NameIndex()
+        self._sink = ClaimSink(self._index, self._see_claim, self._lose_claim, self._end_listing)
+        self._namespaces = {*namespaces, system_namespace} if namespaces else {""}
+        self._unlisted = set(self._namespaces)
+        self.synced = asyncio.Event()
+        """All claims are known."""
+        self._told: dict[str, NameAnswer] = {}
+        self._open: dict[str, Claim | None] = {}
+        """Names to decide on, each with the claim that it had."""
+        self._opened = asyncio.Event()
+        self._held_back: dict[str, dict[str, None]] = {}
+        """By namespace: names that it would get, had it not too many or were its claims not refused."""
+        self._refusals: dict[str, str] = {}
+        """By namespace: what the API server said to its last claim."""
+        # The gateways' own name is claimed as if by the youngest of all services.
+        self._index.put_service(f"{system_namespace}/*", root_name(system_namespace), sys.maxsize)
+
+    def see(self, key: Key, wish: Wish | None) -> None:
+        """A service is there, with this wish, or there no more."""
+        service, namespace = str(key), key.namespace
+        names = {self._index.name_of(service), wish.name if wish is not None else None} - {None}
+        before = {name: self._index.find_first(namespace, name) for name in names if name is not None}
+        if wish is None:
+            self._index.remove_service(service)
+            self._told.pop(service, None)
+        else:
+            self._index.put_service(service, wish.name, wish.created_unix)
+            self._reopen(wish.name)
+        for name, first in before.items():
+            if first != self._index.find_first(namespace, name):
+                self._let_go(namespace, name)
+                self._tell(name)
+
+    def tell(self, service: str, name: str) -> NameAnswer:
+        """What is to be said about the name of `namespace/name`; it is marked when that changes."""
+        answer = self._told[service] = self._find(service, name)
+        return answer
+
+    async def run(self, services_listed: Callable[[], Awaitable[None]]) -> None:
+        """Until cancelled; claims nothing before all services and all claims are known."""
+        async with asyncio.TaskGroup() as tasks:
+            for namespace in self._namespaces:
+                collection = claim_collection(namespace)
+                state = WatchState(collection.name)
+                tasks.create_task(watch_collection(self._cluster.client, collection, self._sink, state))
+            await self.synced.wait()
+            await services_listed()
+            for name in self._index.list_unclaimed():
+                await self._decide(name, self._open.pop(name, None))
+            while True:
+                while self._open:
+                    name = next(iter(self._open))
+                    await self._decide(name, self._open.pop(name))
+                self._opened.clear()
+                await self._opened.wait()
+
+    def _find(self, service: str, name: str) -> NameAnswer:
+        namespace = service.partition("/")[0]
+        if not may_claim(namespace, name):
+            return NameAnswer(NameState.NOT_ALLOWED)
+        holder = self._index.find_holder(name)
+        if holder == namespace:
+            first = self._index.find_first(namespace, name)
+            if first is None or first == service:
+                return NameAnswer(NameState.HELD)
+            return NameAnswer(NameState.SHARED, first.partition("/")[2])
+        if holder is not None:
+            return NameAnswer(NameState.TAKEN)
+        if self._index.count_claims(namespace) >= MAX_SERVED_NAMES:
+            return NameAnswer(NameState.TOO_MANY)
+        return NameAnswer(NameState.PENDING, self._refusals.get(namespace, ""))
+
+    def _tell(self, name: str) -> None:
+        """Marks the services of this name that were told something else."""
+        for namespace in self._index.list_applicants(name):
+            for service in self._index.list_siblings(namespace, name):
+                if service in self._told and self._told[service] != self._find(service, name):
+                    self._mark(service)
+
+    def _end_listing(self, namespace: str) -> None:
+        self._unlisted.discard(namespace)
+        if not self._unlisted:
+            self.synced.set()
+
+    def _see_claim(self, claim: Claim) -> None:
+        self._tell(claim.name)
+
+    def _lose_claim(self, claim: Claim) -> None:
+        self._open[claim.name] = claim
+        self._opened.set()
+        self._try_next(claim.namespace)
+
+    def _reopen(self, name: str) -> None:
+        if self._index.find_holder(name) is None:
+            self._open.setdefault(name, None)
+            self._opened.set()
+
+    def _let_go(self, namespace: str, name: str) -> None:
+        """What nobody in the namespace serves any more is not held back for it."""
+        if self._index.find_first(namespace, name) is None and namespace in self._held_back:
+            self._held_back[namespace].pop(name, None)
+
+    def _hold_back(self, namespace: str, name: str) -> None:
+        self._held_back.setdefault(namespace, {})[name] = None
+
+    def _try_next(self, namespace: str) -> None:
+        """One of the names that were held back; after it the next one."""
+        names = self._held_back.get(namespace, {})
+        if names:
+            name = next(iter(names))
+            del names[name]
+            self._reopen(name)
+        if not names:
+            self._held_back.pop(namespace, None)
+
+    async def _decide(self, name: str, former: Claim | None) -> None:
+        """Gives a name that nobody has to the one whose services have served it, or to the oldest who wants it."""
+        last = former.namespace if former is not None else None
+        for namespace in sorted(self._index.list_applicants(name), key=lambda each: each != last):
+            if self._index.find_holder(name) is not None:
+                break
+            if may_claim(namespace, name):
+                await self._apply(namespace, name)
+        self._tell(name)
+        if former is not None and self._index.find_holder(name) != former.namespace:
+            await self._record_release(former)
+
+    async def _apply(self, namespace: str, name: str) -> None:
+        """A claim for that namespace, if it may have one more."""
+        if self._index.count_claims(namespace) >= MAX_SERVED_NAMES or namespace in self._refusals:
+            self._hold_back(namespace, name)
+            return
+        try:
+            made = await self._create(namespace, name)
+        except ApiError as error:
+            # A conflict: it was made just now, and the watch will tell. Or another name has the same hash.
+            logger.warning("event=claim_refused namespace=%s name=%s error=%s", namespace, name, error.message)
+            self._refusals[namespace] = error.message
+            self._hold_back(namespace, name)
+            asyncio.get_running_loop().call_later(_REFUSED_SECONDS, self._end_refusal, namespace)
+        else:
+            logger.info("event=name_claimed namespace=%s name=%s", namespace, name)
+            self._sink.put(made)
+            self._try_next(namespace)
+
+    def _end_refusal(self, namespace: str) -> None:
+        del self._refusals[namespace]
+        self._try_next(namespace)
+
+    async def _create(self, namespace: str, name: str) -> dict[str, object]:
+        """Raises ApiError."""
+        for tries in range(1, _MAX_TRIES):
+            try:
+                return await self._cluster.create(SERVED_NAME, build_served_name(namespace, name))
+            except Unavailable as error:
+                logger.warning("event=claim_failed namespace=%s name=%s error=%s", namespace, name, error.message)
+                await asyncio.sleep(max(backoff_seconds(tries), error.retry_after_seconds or 0.0))
+        return await self._cluster.create(SERVED_NAME, build_served_name(namespace, name))
+
+    async def _record_release(self, claim: Claim) -> None:
+        logger.info("event=name_released namespace=%s name=%s", claim.namespace, claim.name)
+        metadata = {"namespace": claim.namespace, "name": claim.object_name, "uid": claim.uid}
+        body = {"apiVersion": API_VERSION, "kind": SERVED_NAME_KIND, "metadata": metadata}
+        told = Event("NameReleased", f"the name {claim.name!r} no longer belongs to this namespace")
+        with suppress(ApiError):  # its namespace may be on its way out
+            await self._cluster.create(EVENT, build_event(body, told, datetime.now(UTC)))

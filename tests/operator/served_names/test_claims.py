@@ -1,0 +1,298 @@
+"""Served names on a real API server: who gets one, who keeps it, and how it becomes free again."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from tests.operator.api_proxy import ApiProxy
+from tests.operator.stage import Json, RunningOperator, Space, Stage, build_settings, make_service, wait_until
+
+from conveyor_api.names import MAX_SERVED_NAMES
+from conveyor_api.served_name import build_served_name, root_name
+from e2e.cluster.api import Api, ApiError
+from e2e.cluster.definitions import claim_name
+
+MODEL = {"uri": "hf://org/model"}
+
+
+class Teams:
+    """Two namespaces of one installation, and its operator."""
+
+    def __init__(self, a: Space, b: Space, stage: Stage) -> None:
+        self.a = a
+        self.b = b
+        self.stage = stage
+
+    def start(self) -> RunningOperator:
+        return self.stage.start(watch_namespaces=(self.a.namespace, self.b.namespace))
+
+
+@pytest.fixture
+def teams(space: Space, api: Api, proxy: ApiProxy, tmp_path: Path) -> Iterator[Teams]:
+    other = Space(api, f"{space.namespace}-b")
+    api.create("/api/v1/namespaces", {"metadata": {"name": other.namespace}})
+    stage = Stage(space, proxy, build_settings(space, proxy, tmp_path))
+    yield Teams(space, other, stage)
+    stage.close()
+
+
+@pytest.fixture
+def name() -> str:
+    """A name that no other test has claimed."""
+    return f"Org/Llama-{uuid4().hex[:8]}"
+
+
+def serve(space: Space, service: str, name: str) -> Json:
+    return space.make_service(service, model=MODEL | {"name": name})
+
+
+def holders(*spaces: Space) -> dict[str, str]:
+    """Namespaces by served name; the name of a service that says none is that of its metadata."""
+    return {claim["spec"]["name"]: space.namespace for space in spaces for claim in space.list("ServedName")}
+
+
+def wait_told(space: Space, service: str, status: str, reason: str) -> str:
+    return str(space.wait_condition(service, "NameClaimed", status, reason, 60)["message"])
+
+
+def list_events(space: Space, reason: str) -> list[tuple[str, str, str]]:
+    found = [event for event in space.list("Event") if event["reason"] == reason]
+    return [(each["involvedObject"]["name"], each["type"], each["message"]) for each in found]
+
+
+def test_the_first_service_claims_a_name_and_a_later_one_is_told_that_it_is_taken(teams: Teams, name: str) -> None:
+    teams.start()
+    serve(teams.a, "good", name)
+    told = wait_told(teams.a, "good", "True", "NameClaimed")
+    assert told == f"at the gateway's root clients reach this service as {name!r}"
+    serve(teams.b, "squat", name)
+    told = wait_told(teams.b, "squat", "False", "NameTaken")
+    assert f"the name {name!r} is taken" in told
+    assert f"clients reach this service as '{teams.b.namespace}/squat'" in told
+    ((service, type, message),) = wait_until("its Event", lambda: list_events(teams.b, "NameTaken"), 60)
+    assert (service, type, message) == ("squat", "Warning", told)
+    everything = json.dumps([*teams.b.list("Event"), *teams.b.list("InferenceService")])
+    assert "good" not in everything
+    assert f'"{teams.a.namespace}"' not in everything
+    assert holders(teams.a, teams.b) == {name: teams.a.namespace}
+
+
+def test_an_older_service_of_another_team_does_not_get_a_name_by_taking_it_on(teams: Teams, name: str) -> None:
+    teams.start()
+    serve(teams.b, "old", f"{name}-old")
+    wait_told(teams.b, "old", "True", "NameClaimed")
+    serve(teams.a, "good", name)
+    wait_told(teams.a, "good", "True", "NameClaimed")
+    teams.b.edit("old", model={"name": name})
+    wait_told(teams.b, "old", "False", "NameTaken")
+    assert holders(teams.a)[name] == teams.a.namespace
+    teams.b.edit("old", model={"name": f"{name}-old"})
+    wait_told(teams.b, "old", "True", "NameClaimed")
+
+
+@pytest.mark.parametrize("operator_runs", [True, False])
+def test_a_name_outlives_its_service_whether_or_not_an_operator_sees_it_go(
+    teams: Teams, name: str, operator_runs: bool
+) -> None:
+    life = teams.start()
+    serve(teams.a, "good", name)
+    wait_told(teams.a, "good", "True", "NameClaimed")
+    serve(teams.b, "squat", name)
+    wait_told(teams.b, "squat", "False", "NameTaken")
+    if not operator_runs:
+        life.stop()
+    teams.a.delete("InferenceService", "good")
+    serve(teams.a, "later", name)
+    if not operator_runs:
+        teams.start()
+    wait_told(teams.a, "later", "True", "NameClaimed")
+    assert holders(teams.a, teams.b) == {name: teams.a.namespace}
+    assert teams.b.condition("squat", "NameClaimed")["reason"] == "NameTaken"
+
+
+def test_a_released_name_goes_to_the_service_that_waits_for_it_and_both_are_told(teams: Teams, name: str) -> None:
+    teams.start()
+    serve(teams.a, "good", name)
+    wait_told(teams.a, "good", "True", "NameClaimed")
+    serve(teams.b, "squat", name)
+    wait_told(teams.b, "squat", "False", "NameTaken")
+    teams.a.edit("good", model={"name": f"{name}-2"})
+    wait_until("another name", lambda: f"{name}-2" in teams.a.condition("good", "NameClaimed")["message"], 60)
+    assert holders(teams.a, teams.b)[name] == teams.a.namespace, "an edit releases nothing"
+    release(teams.a, name)
+    wait_told(teams.b, "squat", "True", "NameClaimed")
+    assert holders(teams.a, teams.b)[name] == teams.b.namespace
+    ((_, type, message),) = wait_until("its Event", lambda: list_events(teams.a, "NameReleased"), 60)
+    assert (type, message) == ("Normal", f"the name {name!r} no longer belongs to this namespace")
+
+
+def release(space: Space, name: str) -> None:
+    space.delete("ServedName", build_served_name(space.namespace, name)["metadata"]["name"])
+
+
+def test_a_claim_that_is_deleted_while_its_service_is_there_comes_back(teams: Teams, name: str) -> None:
+    teams.start()
+    serve(teams.b, "old", f"{name}-old")
+    serve(teams.a, "good", name)
+    wait_told(teams.a, "good", "True", "NameClaimed")
+    teams.b.edit("old", model={"name": name})
+    wait_told(teams.b, "old", "False", "NameTaken")
+    (before,) = teams.a.list("ServedName")
+    release(teams.a, name)
+    wait_until("another claim", lambda: is_replaced(teams.a, before["metadata"]["uid"]), 60)
+    teams.stage.proxy.wait_quiet()
+    assert name not in holders(teams.b)
+    assert list_events(teams.a, "NameReleased") == []
+
+
+def is_replaced(space: Space, uid: str) -> bool:
+    return [claim["metadata"]["uid"] != uid for claim in space.list("ServedName")] == [True]
+
+
+def test_a_name_is_handed_over_by_a_second_claim_and_the_end_of_the_first(teams: Teams, name: str) -> None:
+    """As an administrator does, who takes it from a service that goes on serving it."""
+    teams.start()
+    serve(teams.b, "squat", name)
+    wait_told(teams.b, "squat", "True", "NameClaimed")
+    (claim,) = teams.b.list("ServedName")
+    wait_until("another second", lambda: is_past(teams.b, claim), 10)
+    claim_name(teams.a.api, teams.a.namespace, name)
+    serve(teams.a, "good", name)
+    wait_told(teams.a, "good", "False", "NameTaken")
+    release(teams.b, name)
+    wait_told(teams.a, "good", "True", "NameClaimed")
+    wait_told(teams.b, "squat", "False", "NameTaken")
+    wait_until("an Event", lambda: list_events(teams.b, "NameTaken"), 60)
+
+
+def test_the_names_of_a_namespace_go_with_it_and_a_new_one_is_another_holder(teams: Teams, name: str) -> None:
+    teams.start()
+    serve(teams.a, "good", name)
+    wait_told(teams.a, "good", "True", "NameClaimed")
+    serve(teams.b, "squat", name)
+    wait_told(teams.b, "squat", "False", "NameTaken")
+    path = f"/api/v1/namespaces/{teams.a.namespace}"
+    teams.a.api.delete(path)
+    wait_told(teams.b, "squat", "True", "NameClaimed")
+    wait_until("the end of the namespace", lambda: not teams.a.api.reachable(path), 120)
+    teams.a.api.create("/api/v1/namespaces", {"metadata": {"name": teams.a.namespace}})
+    serve(teams.a, "good", name)
+    wait_told(teams.a, "good", "False", "NameTaken")
+
+
+def test_a_namespace_has_a_hundred_names_and_gets_another_when_one_is_released(teams: Teams, name: str) -> None:
+    teams.start()
+    for number in range(MAX_SERVED_NAMES):
+        claim_name(teams.a.api, teams.a.namespace, f"{name}/{number}")
+    serve(teams.a, "good", name)
+    told = wait_told(teams.a, "good", "False", "TooManyNames")
+    assert "delete a ServedName that it no longer needs" in told
+    wait_until("its Event", lambda: list_events(teams.a, "TooManyNames"), 60)
+    assert len(holders(teams.a)) == MAX_SERVED_NAMES
+    serve(teams.b, "other", f"{name}-b")
+    wait_told(teams.b, "other", "True", "NameClaimed")
+    release(teams.a, f"{name}/7")
+    wait_told(teams.a, "good", "True", "NameClaimed")
+    assert len(holders(teams.a)) == MAX_SERVED_NAMES
+
+
+def test_the_first_operator_with_claims_gives_each_name_to_the_oldest_service(
+    teams: Teams, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Services that were there before: the young one's namespace is the first by name."""
+    old = serve(teams.b, "old", name)
+    wait_until("another second", lambda: is_past(teams.b, old), 10)
+    serve(teams.a, "young", name)
+    teams.start()
+    wait_told(teams.b, "old", "True", "NameClaimed")
+    wait_told(teams.a, "young", "False", "NameTaken")
+    assert holders(teams.a, teams.b) == {name: teams.b.namespace}
+
+
+def is_past(space: Space, made: Json) -> bool:
+    """Whether the second in which that object was made is over: times of creation are whole seconds."""
+    created = made["metadata"]["creationTimestamp"]
+    probe = make_service("probe")
+    dated = space.api.create(space.path("InferenceService") + "?dryRun=All", probe)["metadata"]["creationTimestamp"]
+    return bool(dated > created)
+
+
+def test_the_gateways_own_name_is_claimed_after_those_of_all_services(teams: Teams, name: str) -> None:
+    for number in range(5):
+        serve(teams.a, f"s{number}", f"{name}/{number}")
+    system = teams.b.namespace
+    teams.stage.start(watch_namespaces=(teams.a.namespace,), system_namespace=system)
+    wait_until("its claim", lambda: root_name(system) in holders(teams.b), 60)
+    assert set(holders(teams.a)) == {f"{name}/{number}" for number in range(5)}
+    made = [call for call in teams.stage.proxy.calls if (call.verb, call.resource) == ("create", "servednames")]
+    assert [call.status for call in made] == [201] * 6
+
+
+def test_a_second_operator_claims_nothing_twice_and_tells_nothing_new(teams: Teams, name: str) -> None:
+    life = teams.start()
+    serve(teams.a, "good", name)
+    wait_told(teams.a, "good", "True", "NameClaimed")
+    teams.stage.proxy.wait_quiet()
+    life.stop()
+    before = teams.a.need("InferenceService", "good")["metadata"]["resourceVersion"], teams.a.list("ServedName")
+    count = len(teams.stage.proxy.calls)
+    teams.start()
+    wait_until("it looked", lambda: any(call.is_write for call in teams.stage.proxy.calls[count:]), 60)
+    teams.stage.proxy.wait_quiet()
+    after = teams.a.need("InferenceService", "good")["metadata"]["resourceVersion"], teams.a.list("ServedName")
+    assert after == before
+
+
+def test_two_services_of_one_namespace_share_a_name_that_leads_to_the_older_one(teams: Teams, name: str) -> None:
+    teams.start()
+    chat = serve(teams.a, "chat", name)
+    wait_told(teams.a, "chat", "True", "NameClaimed")
+    wait_until("another second", lambda: is_past(teams.a, chat), 10)
+    serve(teams.a, "next", name)
+    assert "the older InferenceService chat of this namespace" in wait_told(teams.a, "next", "False", "NameTaken")
+    teams.a.delete("InferenceService", "chat")
+    wait_told(teams.a, "next", "True", "NameClaimed")
+
+
+def test_a_name_that_may_be_another_namespaces_service_is_never_claimed(teams: Teams) -> None:
+    teams.start()
+    serve(teams.a, "good", f"{teams.b.namespace}/anything")
+    assert "another namespace's service" in wait_told(teams.a, "good", "False", "NameNotAllowed")
+    assert holders(teams.a) == {}
+
+
+def test_a_claim_is_made_again_after_faults_of_the_api_server(teams: Teams, name: str) -> None:
+    proxy = teams.stage.proxy
+    faults = [proxy.fail(is_claim, status, times=1, Retry_After="0") for status in (500, 0)]
+    teams.start()
+    serve(teams.a, "good", name)
+    wait_told(teams.a, "good", "True", "NameClaimed")
+    assert [fault.hits for fault in faults] == [1, 1]
+
+
+is_claim: Callable[..., bool] = lambda call: (call.verb, call.resource) == ("create", "servednames")  # noqa: E731
+
+
+@pytest.mark.parametrize("status", [403, 409, 500])
+def test_a_namespace_in_which_claims_fail_is_told_so_and_holds_up_no_other(
+    teams: Teams, name: str, status: int
+) -> None:
+    """As with a quota, or with an admission webhook that is down and is about this namespace alone."""
+    teams.stage.proxy.fail(lambda call: is_claim(call) and call.namespace == teams.a.namespace, status, times=1000)
+    teams.start()
+    serve(teams.a, "fails", name)
+    told = f"not claimed yet: injected {status}"
+    wait_until("it is told", lambda: told in teams.a.condition("fails", "NameClaimed").get("message", ""), 60)
+    assert teams.a.condition("fails", "NameClaimed")["status"] == "Unknown"
+    serve(teams.b, "other", name)
+    wait_told(teams.b, "other", "True", "NameClaimed")
+    wait_told(teams.a, "fails", "False", "NameTaken")
+
+
+def test_a_claim_cannot_change(teams: Teams, name: str) -> None:
+    claim_name(teams.a.api, teams.a.namespace, name)
+    (claim,) = teams.a.list("ServedName")
+    with pytest.raises(ApiError, match="a claim cannot change"):
+        teams.a.patch("ServedName", claim["metadata"]["name"], {"spec": {"name": f"{name}-2"}})
