@@ -36,9 +36,13 @@ class Code(AnswerCode):
     NO_MODEL = "no_model", 400, "at the gateway's root: the body names no `model`"
     INVALID_TIMEOUT = "invalid_timeout", 400, "`X-Request-Timeout-Seconds` is no number above 0"
     PATH_NOT_FOUND = "path_not_found", 404, "no such path; the message lists those that there are"
-    SERVICE_NOT_FOUND = "service_not_found", 404, "no such InferenceService"
-    SERVICE_DELETED = "service_deleted", 404, "the InferenceService was deleted while the request waited"
-    MODEL_NOT_FOUND = "model_not_found", 404, "no service here, or not this one, has a model of that name"
+    SERVICE_NOT_FOUND = "service_not_found", 404, "no such service"
+    SERVICE_DELETED = "service_deleted", 404, "the service was deleted while the request waited"
+    MODEL_NOT_FOUND = (
+        "model_not_found",
+        404,
+        "no service here, or not this one, has that model, or the root does not list it",
+    )
     METHOD_NOT_ALLOWED = "method_not_allowed", 405, "the path takes another method, which `Allow` names"
     BODY_TOO_SLOW = "body_too_slow", 408, "the body did not arrive in time"
     REQUEST_TOO_LARGE = "request_too_large", 413, "the body is longer than `--max-request-bytes`, or 1 MiB at the root"
@@ -54,7 +58,7 @@ class Code(AnswerCode):
     INTERNAL_ERROR = "internal_error", 500, "a bug of the gateway; its log has the request's id"
     ENGINE_LOST = "engine_lost", 502, "two engines died before they answered"
     ENGINE_BROKE = "engine_broke", 502, "the engine died in its answer; in a stream this is an event"
-    NOT_SYNCED = "not_synced", 503, "the gateway starts: it has not read the InferenceServices yet"
+    NOT_SYNCED = "not_synced", 503, "the gateway starts: it does not know the services yet"
     NOT_READY = "not_ready", 503, "`/health` of the gateway: it starts or stops"
     NO_ENGINE = "no_engine", 503, "`/health` or `/openapi.json` of a service: no engine is ready, none starts from zero"
     START_FAILED = "start_failed", 503, "the service was at zero, and cannot start; the message has the reason"
@@ -160,7 +164,4 @@ class InternalError(GatewayError):
 
 
 class TimedOut(GatewayError):
-    def with_hint(self, service: str) -> "TimedOut":
-        """The same, with where to look; `service` is `namespace/name`."""
-        namespace, _, name = service.partition("/")
-        return TimedOut(f"{self}; kubectl describe infsvc {name} -n {namespace} says how it is", self.code, self.param)
+    pass

@@ -21,11 +21,12 @@ from urllib.parse import unquote
 from conveyor_api.endpoints import ENDPOINTS, Task, find_endpoint
 from conveyor_api.names import GATEWAY_SERVICE
 from conveyor_gateway.errors import Code, MethodNotAllowed, Misdirected, NotFound
-from conveyor_gateway.watching.catalog import LABEL, Directory, Service
+from conveyor_gateway.watching.catalog import Directory, Service
 
+_LABEL: Final = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
 _BESIDE_V1: Final = [endpoint.path for endpoint in ENDPOINTS if not endpoint.path.startswith("/v1/")]
-_SERVICE_PATH = re.compile(rf"/({LABEL})/({LABEL})(/v1/.*|{'|'.join(map(re.escape, _BESIDE_V1))})")
-_SERVICE_HOST = re.compile(rf"({LABEL})\.({LABEL})(?:\.svc(?:\..+)?)?")
+_SERVICE_PATH = re.compile(rf"/({_LABEL})/({_LABEL})(/v1/.*|{'|'.join(map(re.escape, _BESIDE_V1))})")
+_SERVICE_HOST = re.compile(rf"({_LABEL})\.({_LABEL})(?:\.svc(?:\..+)?)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,23 +108,19 @@ def _known(service: str, directory: Directory) -> str:
     if service in directory.services:
         return service
     namespace, _, name = service.partition("/")
-    raise NotFound(
-        f"there is no InferenceService {name!r} in namespace {namespace!r}; "
-        f"kubectl get inferenceservices -n {namespace} lists those that are there",
-        Code.SERVICE_NOT_FOUND,
-    )
+    raise NotFound(f"there is no service {name!r} in namespace {namespace!r}", Code.SERVICE_NOT_FOUND)
 
 
 def find_model(model: str, directory: Directory) -> Service:
-    """The service that `model` means on the root: `namespace/name` always, a served name that of the oldest service.
-
-    So no new service takes a name that is in use; when its holder is deleted, the next oldest has it.
-    """
+    """The service that `model` means on the root: `namespace/name`, or a name that a namespace has claimed."""
     if (service := directory.find_model(model)) is not None:
         return service
-    raise NotFound(
-        f"the model {model[:100]!r} does not exist; GET /v1/models lists the models", Code.MODEL_NOT_FOUND, "model"
-    )
+    raise build_no_model(model)
+
+
+def build_no_model(model: str) -> NotFound:
+    """The one answer for a model that is not there, or that the root does not list."""
+    return NotFound(f"the model {model[:100]!r} does not exist, or is not listed here", Code.MODEL_NOT_FOUND, "model")
 
 
 def model_id(service: Service, directory: Directory) -> str:

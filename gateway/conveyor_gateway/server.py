@@ -16,6 +16,7 @@ import signal
 from collections.abc import Awaitable
 from dataclasses import dataclass
 
+from conveyor_api.served_name import root_name
 from conveyor_gateway.admission.memory import Memory
 from conveyor_gateway.admission.queues import Queues
 from conveyor_gateway.clients import Clients
@@ -33,7 +34,7 @@ from conveyor_gateway.routing import OwnHosts
 from conveyor_gateway.settings import Settings
 from conveyor_gateway.watching.readiness import Readiness
 from conveyor_kube.gateways import gateway_slices, parse_gateways
-from conveyor_kube.resources import service_collection, slice_collection
+from conveyor_kube.resources import claim_collection, service_collection, slice_collection
 from conveyor_kube.unreadable import Unreadable
 from conveyor_kube.wanted_json import Json
 from conveyor_kube.watch import Collection, Sink, WatchState, connect, watch_collection
@@ -66,8 +67,12 @@ class Server:
         directory = queues.catalog.directory
         memory = Memory(settings.max_held_bytes, max(1, settings.max_connections - settings.max_connections // 8))
         bodies = BodyReader(settings.max_request_bytes, settings.body_timeout_seconds)
-        self._watches = _plan_watches(settings.watch_namespaces, queues)
-        self._readiness = Readiness([watch.state for watch in self._watches])
+        self._watches = _plan_watches(settings, queues)
+        own_name = root_name(settings.system_namespace)
+        self._readiness = Readiness(
+            [watch.state for watch in self._watches],
+            are_names_claimed=lambda: directory.names.find_holder(own_name) is not None,
+        )
         self._gateways = _plan_gateways_watch(settings.system_namespace, queues)
         metrics.registry.register(StateCollector(queues, self._readiness, memory))
         recorder = Recorder(metrics, directory)
@@ -75,10 +80,17 @@ class Server:
             queues, self._engines, bodies, memory, recorder, self._readiness, settings.heartbeat_seconds
         )
         own_hosts = OwnHosts(settings.system_namespace, settings.public_hosts)
-        clients = Clients(settings.trusted_proxies)
         cors = Cors(frozenset(settings.allowed_origins))
         public = PublicApp(
-            self._open_requests, queues.catalog, self._readiness, metrics, own_hosts, memory, clients, cors
+            self._open_requests,
+            queues.catalog,
+            self._readiness,
+            metrics,
+            own_hosts,
+            memory,
+            Clients(settings.trusted_proxies),
+            cors,
+            lists_all=settings.root_models == "All",
         )
         self._public = Listener(public.handle, settings.host, settings.port, settings.max_connections, cors)
         admin = build_admin_handler(queues, self._readiness, metrics)
@@ -151,13 +163,16 @@ async def _wait_at_most(seconds: float, waited: Awaitable[object]) -> None:
             await waited
 
 
-def _plan_watches(namespaces: tuple[str, ...], queues: Queues) -> list[_Watch]:
-    catalog = queues.catalog
+def _plan_watches(settings: Settings, queues: Queues) -> list[_Watch]:
+    catalog, namespaces = queues.catalog, settings.watch_namespaces
     watches = []
     for namespace in namespaces or ("",):
         services, slices = service_collection(namespace), slice_collection(namespace)
         watches.append(_Watch(services, catalog.services, WatchState(services.name)))
         watches.append(_Watch(slices, catalog.slices, WatchState(slices.name)))
+    for namespace in sorted({*namespaces, settings.system_namespace}) if namespaces else ("",):
+        claims = claim_collection(namespace)
+        watches.append(_Watch(claims, catalog.claims, WatchState(claims.name)))
     return watches
 
 

@@ -5,6 +5,7 @@ What concerns one service (queue limit, time-outs) is not here: it comes with it
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from conveyor_api.names import GATEWAY_ADMIN_PORT, GATEWAY_PORT, SYSTEM_NAMESPACE
 from conveyor_kube.kubeconfig import KUBECONFIG_MEANING
@@ -18,11 +19,14 @@ from conveyor_process.kinds import (
     PORT,
     TEXT,
     Network,
+    literal,
     seconds,
     whole_number,
 )
 from conveyor_process.log import LogFormat
 from conveyor_process.settings import Program, setting
+
+RootModels = Literal["Listed", "All"]
 
 _MIB = 1 << 20
 
@@ -63,6 +67,12 @@ class Settings:
         "origins of web pages whose scripts may call the gateway (CORS), as https://chat.example.com; * for all; empty "
         "for none",
         ORIGINS,
+    )
+    root_models: RootModels = setting(
+        "Listed",
+        "which services `GET /v1/models` of the root shows: those with `listed: true`, or All, where one team has the "
+        "cluster",
+        literal(RootModels),
     )
     # One takes 0.1 MiB with the longest headers, 0.25 MiB more with a stream that its client does not read: all of them
     # and max_held_bytes fit in the 1 GiB that the chart allows.

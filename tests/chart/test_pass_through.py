@@ -94,6 +94,7 @@ OWN: dict[str, Json] = {
         "publicHosts": ["inference.example"],
         "trustedProxies": ["10.244.0.0/16"],
         "cors": {"allowedOrigins": ["https://chat.example.com"]},
+        "rootModels": "All",
         "drainTimeoutSeconds": 30,
         "service": {"type": "NodePort"},
     },

@@ -2,8 +2,10 @@
 
 from typing import Any
 
+from conveyor_api.served_name import object_name
 from conveyor_gateway.admission.ticket import QueueLimits
 from conveyor_gateway.watching.catalog import Directory, Service
+from conveyor_kube.served_names import Claim
 
 
 def make_known_service(key: str, model: str = "", **changes: Any) -> Service:
@@ -12,6 +14,7 @@ def make_known_service(key: str, model: str = "", **changes: Any) -> Service:
         "namespace": namespace,
         "name": name,
         "model_name": model or name,
+        "listed": True,
         "created_unix": 0,
         "batch_size": 1,
         "place_limit": 2,
@@ -23,11 +26,19 @@ def make_known_service(key: str, model: str = "", **changes: Any) -> Service:
     return Service(**{**values, **changes})
 
 
-def make_directory(*services: Service) -> Directory:
+def make_directory(*services: Service, **claims: str) -> Directory:
+    """`claims` are names with the namespaces that hold them."""
     directory = Directory()
+    for number, (name, namespace) in enumerate(claims.items()):
+        claim(directory, namespace, name, number)
     for service in services:
         directory.put(service)
     return directory
+
+
+def claim(directory: Directory, namespace: str, name: str, created_unix: int = 0) -> None:
+    key = f"{namespace}/{object_name(name)}"
+    directory.names.put_claim(key, Claim(namespace, object_name(name), f"uid-of-{key}", name, created_unix))
 
 
 class NeverAsked:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from conveyor_api import names
+from conveyor_api.served_name import object_name
 from conveyor_kube.gateways import ADMIN_PORT_NAME
 from e2e.cluster.api import Api
 
@@ -68,6 +69,7 @@ class Cluster:
         self.api = api
         self.namespace = namespace
         self._services = f"/apis/{names.GROUP}/{names.VERSION}/namespaces/{namespace}/{names.PLURAL}"
+        self._claims = f"/apis/{names.GROUP}/{names.VERSION}/namespaces/{namespace}/{names.SERVED_NAME_PLURAL}"
         self._slices = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
 
     def apply_service(self, name: str, **spec: Any) -> None:
@@ -84,7 +86,11 @@ class Cluster:
     def delete_engine(self, service: str, port: int) -> None:
         self.api.delete(f"{self._slices}/{service}-{port}")
 
+    def release_name(self, name: str) -> None:
+        self.api.delete(f"{self._claims}/{object_name(name)}")
+
     def clear(self) -> None:
         """What is left would be on every page of a gateway of all namespaces."""
         self.api.delete(self._services)
         self.api.delete(self._slices)
+        self.api.delete(self._claims)

@@ -96,6 +96,18 @@ class GatewayProcess:
         except OSError:
             return 0, ""
 
+    def knows_model(self, model: str) -> bool:
+        """Whether the root routes `model`; a request for it is over at once."""
+        body = json.dumps({"model": model}).encode()
+        headers = {"X-Request-Timeout-Seconds": "0.01"}
+        request = urllib.request.Request(f"{self.url}/v1/completions", body, headers)
+        try:
+            with urllib.request.urlopen(request, timeout=5):
+                return True
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code != 404
+
     def demand(self, service: str) -> Json | None:
         """What /demand says of `namespace/name`; None if it does not list it."""
         status, text = self.admin("/demand")

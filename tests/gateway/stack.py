@@ -11,6 +11,7 @@ from tests.gateway.cluster import Cluster, own_address
 from tests.gateway.process import GatewayProcess
 
 from e2e.cluster.api import pauses
+from e2e.cluster.definitions import claim_name
 
 
 class Stack:
@@ -33,6 +34,15 @@ class Stack:
 
     def _knows(self, name: str) -> bool:
         return self.gateway.demand(f"{self.cluster.namespace}/{name}") is not None
+
+    async def claim_name(self, name: str) -> None:
+        """For the test's namespace, a service of which has to serve it."""
+        await asyncio.to_thread(claim_name, self.cluster.api, self.cluster.namespace, name)
+        await self.wait(lambda: self.gateway.knows_model(name))
+
+    async def release_name(self, name: str) -> None:
+        await asyncio.to_thread(self.cluster.release_name, name)
+        await self.wait(lambda: not self.gateway.knows_model(name))
 
     async def add_engine(self, port: int) -> None:
         self._num_engines += 1

@@ -1,7 +1,7 @@
 """Which service a request is for, as tables."""
 
 import pytest
-from tests.gateway.builders import make_directory, make_known_service
+from tests.gateway.builders import claim, make_directory, make_known_service
 
 from conveyor_api.endpoints import Task
 from conveyor_gateway.errors import GatewayError, MethodNotAllowed, Misdirected, NotFound
@@ -13,6 +13,7 @@ DIRECTORY = make_directory(
     make_known_service("team-a/llama", "Meta/Llama", created_unix=7),
     make_known_service("team-b/llama", "Meta/Llama", created_unix=5),
     make_known_service("team-b/other", "default/qwen"),
+    **{"qwen": "default", "Meta/Llama": "team-a", "default/qwen": "default"},
 )
 CHAT = "/v1/chat/completions"
 
@@ -81,8 +82,8 @@ def test_a_route_says_what_to_do(method: str, path: str, expected: Route) -> Non
         ("POST", "/default/qwen/v1/rerank", "", NotFound, "/v1/chat/completions"),
         ("POST", "/v1/completions/", "", NotFound, "no such path"),
         ("POST", "//v1/completions", "", NotFound, "no such path"),
-        ("POST", "/default/llama/v1/completions", "", NotFound, "kubectl get inferenceservices -n default"),
-        ("POST", "/default/gone/v1/completions", "", NotFound, "kubectl get inferenceservices -n default"),
+        ("POST", "/default/llama/v1/completions", "", NotFound, "no service 'llama' in namespace 'default'"),
+        ("POST", "/default/gone/v1/completions", "", NotFound, "no service 'gone' in namespace 'default'"),
         ("POST", CHAT, "qwen.team-a", NotFound, "'qwen' in namespace 'team-a'"),
         ("POST", CHAT, "example.com", NotFound, "'example' in namespace 'com'"),
         ("GET", "/openapi.json", "", NotFound, "/<namespace>/<name>/openapi.json"),
@@ -127,27 +128,41 @@ def test_the_gateways_name_in_another_namespace_is_a_service() -> None:
         ("qwen", "default/qwen"),
         ("team-a/llama", "team-a/llama"),
         ("default/qwen", "default/qwen"),
-        ("Meta/Llama", "team-b/llama"),  # the older one
+        ("Meta/Llama", "team-a/llama"),  # though team-b's service is older
     ],
 )
 def test_a_model_is_found_by_its_served_name_or_by_namespace_and_name(model: str, key: str) -> None:
     assert find_model(model, DIRECTORY).key == key
 
 
-def test_nobody_takes_a_model_name_that_is_in_use() -> None:
-    directory = make_directory(make_known_service("team-b/llama", "llama-70b", created_unix=5))
-    directory.put(make_known_service("team-a/x", "llama-70b", created_unix=6))
-    directory.put(make_known_service("team-a/same-age", "llama-70b", created_unix=5))
-    assert find_model("llama-70b", directory).key == "team-a/same-age"  # of two of one second the first by name
-    directory.remove("team-a/same-age")
-    assert find_model("llama-70b", directory).key == "team-b/llama"
-    directory.put(make_known_service("team-b/llama", "llama-70b", created_unix=5, max_queued_requests=9))
-    assert find_model("llama-70b", directory).key == "team-b/llama"  # a change of anything else keeps the name
-    directory.put(make_known_service("team-b/llama", "renamed", created_unix=5))
-    assert find_model("llama-70b", directory).key == "team-a/x"
-    directory.remove("team-a/x")
+def test_a_name_leads_to_the_namespace_that_has_claimed_it_and_there_to_the_oldest_service() -> None:
+    directory = make_directory(make_known_service("team-b/llama", "llama-70b", created_unix=1))
     with pytest.raises(NotFound):
         find_model("llama-70b", directory)
+    claim(directory, "team-a", "llama-70b")
+    with pytest.raises(NotFound):
+        find_model("llama-70b", directory)  # nobody serves it there yet
+    directory.put(make_known_service("team-a/y", "llama-70b", created_unix=6))
+    assert find_model("llama-70b", directory).key == "team-a/y"
+    directory.put(make_known_service("team-a/x", "llama-70b", created_unix=5))
+    assert find_model("llama-70b", directory).key == "team-a/x"
+    directory.put(make_known_service("team-a/x", "llama-70b", created_unix=5, max_queued_requests=9))
+    assert find_model("llama-70b", directory).key == "team-a/x"  # a change of anything else keeps the name
+    directory.put(make_known_service("team-a/x", "renamed", created_unix=5))
+    assert find_model("llama-70b", directory).key == "team-a/y"
+    directory.remove("team-a/y")
+    with pytest.raises(NotFound):
+        find_model("llama-70b", directory)
+
+
+def test_of_two_claims_the_older_one_counts_and_then_the_other() -> None:
+    services = [make_known_service(f"{namespace}/llama", "llama-70b") for namespace in ("team-a", "team-b")]
+    directory = make_directory(*services)
+    claim(directory, "team-b", "llama-70b", created_unix=5)
+    claim(directory, "team-a", "llama-70b", created_unix=6)
+    assert find_model("llama-70b", directory).key == "team-b/llama"
+    directory.names.remove_claim("team-b/llama-70b")
+    assert find_model("llama-70b", directory).key == "team-a/llama"
 
 
 def test_a_namespace_and_name_is_never_another_namespaces_model() -> None:
@@ -156,6 +171,7 @@ def test_a_namespace_and_name_is_never_another_namespaces_model() -> None:
         make_known_service("team-a/y", "team-b/llama"),
         make_known_service("team-b/z", "team-b/other"),
         make_known_service("team-a/hub", "Team-b/Llama-3.1"),  # no namespace has such a name
+        **{"team-b/other": "team-b", "Team-b/Llama-3.1": "team-a"},
     )
     with pytest.raises(NotFound):
         find_model("team-b/llama", directory)
@@ -165,7 +181,7 @@ def test_a_namespace_and_name_is_never_another_namespaces_model() -> None:
 
 
 def test_an_unknown_model_is_not_found() -> None:
-    with pytest.raises(NotFound, match="GET /v1/models lists") as caught:
+    with pytest.raises(NotFound, match="does not exist, or is not listed") as caught:
         find_model("gpt-9", DIRECTORY)
     assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
     with pytest.raises(NotFound, match="'xxx") as caught:
@@ -177,8 +193,8 @@ def test_the_id_that_a_service_is_listed_with_leads_to_it() -> None:
     ids = {service.key: model_id(service, DIRECTORY) for service in DIRECTORY.services.values()}
     assert ids == {
         "default/qwen": "qwen",
-        "team-a/llama": "team-a/llama",  # an older one has its name
-        "team-b/llama": "Meta/Llama",
+        "team-a/llama": "Meta/Llama",
+        "team-b/llama": "team-b/llama",  # another namespace has its name
         "team-b/other": "team-b/other",  # its name is another service's namespace/name
     }
     assert all(find_model(ids[key], DIRECTORY).key == key for key in ids)

@@ -13,14 +13,17 @@ import aiohttp
 import pytest
 import yaml
 from aiohttp import web
-from tests.gateway.cluster import Cluster, publish_gateway
+from tests.gateway.cluster import Cluster, Json, publish_gateway
 from tests.gateway.engine_servers import answering_in_two, running_engine
 from tests.gateway.process import GatewayProcess
 from tests.gateway.stack import Stack, post
 
+from conveyor_api.names import SYSTEM_NAMESPACE
+from conveyor_api.served_name import build_served_name, root_name
 from conveyor_gateway.__main__ import main
 from conveyor_gateway.server import Server
 from conveyor_gateway.settings import Settings
+from e2e.cluster.definitions import claim_root
 
 
 @pytest.fixture
@@ -123,10 +126,18 @@ async def test_what_has_not_ended_at_the_drain_timeout_is_answered_503(
         assert await asyncio.to_thread(gateway.wait_ended) == 0
 
 
+def root_claim() -> Json:
+    """As the API server has it."""
+    claim = build_served_name(SYSTEM_NAMESPACE, root_name(SYSTEM_NAMESPACE))
+    return {**claim, "metadata": {**claim["metadata"], "uid": "1", "creationTimestamp": "2026-11-25T00:00:00Z"}}
+
+
 async def test_what_comes_on_an_open_connection_at_the_end_of_the_drain_is_answered_too() -> None:
     server = Server(Settings(host="127.0.0.1", port=0, admin_port=0, drain_delay_seconds=0, drain_timeout_seconds=60))
     for watch in server._watches:
         watch.state.synced, watch.state.heard_at = True, time.monotonic()
+        if watch.state.name == "servednames":
+            watch.sink.put(root_claim())
     await server._public.open()
     reader, writer = await asyncio.open_connection("127.0.0.1", server._public.port)
     try:
@@ -308,6 +319,7 @@ async def test_gateways_share_what_may_wait_for_a_service_as_they_come_and_go(
     kubeconfig: Path, cluster: Cluster, http: aiohttp.ClientSession
 ) -> None:
     flags = (f"--watch-namespaces={cluster.namespace}", f"--system-namespace={cluster.namespace}")
+    claim_root(cluster.api, cluster.namespace)
     with GatewayProcess(kubeconfig, *flags) as gateway:
         stack = Stack(gateway, cluster)
         await stack.apply_service(queue={"maxRequests": 4})
@@ -338,7 +350,10 @@ def test_an_api_server_that_is_away_at_the_start_is_waited_for(tmp_path: Path, k
         gateway.start(timeout_seconds=1)
     try:
         status, text = gateway.admin("/readyz")
-        assert (status, text.splitlines()) == (503, ["not synced: inferenceservices", "not synced: endpointslices"])
+        assert (status, text.splitlines()) == (
+            503,
+            [f"not synced: {plural}" for plural in ("inferenceservices", "endpointslices", "servednames")],
+        )
         assert gateway.admin("/healthz")[0] == 200
         assert gateway.admin("/demand")[0] == 503
         gateway.terminate()

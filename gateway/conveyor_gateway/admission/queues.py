@@ -48,7 +48,7 @@ class Queues:
         service = self.catalog.directory.services.get(key)
         if service is None:
             if (gone := self._queues.pop(key, None)) is not None:
-                gone.close(NotFound(f"the InferenceService {key} was deleted", Code.SERVICE_DELETED))
+                gone.close(NotFound("the service was deleted", Code.SERVICE_DELETED))
                 self._on_gone(key)
             return
         share = max(1, service.max_queued_requests // self._num_gateways)

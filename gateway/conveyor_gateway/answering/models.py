@@ -1,7 +1,9 @@
 """`/v1/models`: of one service, or of the root, where each model has the name that leads to it.
 
-Called by `listening`; a service without engines has its model all the same. The root's list may be of many megabytes:
-it is made piece by piece while its client reads, so that a client costs the same however many services there are.
+Called by `listening`; a service without engines has its model all the same. The root shows the services that are
+listed, or all (`--root-models`), and answers alike for a model that it does not show and for one that does not exist.
+Its list may be of many megabytes: it is made piece by piece while its client reads, so that a client costs the same
+however many services there are.
 """
 
 import asyncio
@@ -14,7 +16,7 @@ from aiohttp.web import BaseRequest, StreamResponse
 
 from conveyor_gateway.answers import find_request_id
 from conveyor_gateway.errors import Code, NotFound
-from conveyor_gateway.routing import Route, find_model, model_id
+from conveyor_gateway.routing import Route, build_no_model, model_id
 from conveyor_gateway.watching.catalog import Directory, Service
 from conveyor_process.request_headers import REQUEST_ID_HEADER
 
@@ -53,13 +55,13 @@ def build_model_list(service: Service) -> ModelList:
     return {"object": "list", "data": [build_model(service, service.model_name)]}
 
 
-async def send_model_list(request: BaseRequest, directory: Directory) -> StreamResponse:
-    """All models. Returns when the client has them, or has left."""
+async def send_model_list(request: BaseRequest, directory: Directory, lists_all: bool) -> StreamResponse:
+    """The root's models. Returns when the client has them, or has left."""
     headers = {REQUEST_ID_HEADER: find_request_id(request), "Content-Type": "application/json"}
     answer = StreamResponse(headers=headers)
     with contextlib.suppress(ConnectionError):
         await answer.prepare(request)
-        for piece in encode_model_list(directory):
+        for piece in encode_model_list(directory, lists_all):
             await answer.write(piece)
             if request.protocol.writing_paused:
                 await request.writer.drain()
@@ -68,21 +70,24 @@ async def send_model_list(request: BaseRequest, directory: Directory) -> StreamR
     return answer
 
 
-def encode_model_list(directory: Directory) -> Iterator[bytes]:
-    """The JSON of a ModelList: all models under names that the root knows. Services may come and go meanwhile."""
+def encode_model_list(directory: Directory, lists_all: bool) -> Iterator[bytes]:
+    """The JSON of a ModelList, under names that the root knows. Services may come and go meanwhile."""
     comma, last = b"", ""
     yield b'{"object":"list","data":['
-    while services := directory.list_after(last, _MODELS_PER_PIECE):
+    while services := directory.list_after(last, _MODELS_PER_PIECE, lists_all):
         models = [build_model(each, model_id(each, directory)) for each in services]
         yield comma + msgspec.json.encode(models)[1:-1]
         comma, last = b",", services[-1].key
     yield b"]}"
 
 
-def find_model_page(route: Route, directory: Directory) -> Model:
+def find_model_page(route: Route, directory: Directory, lists_all: bool) -> Model:
     """The model that the route names. Raises NotFound."""
     if route.service is None:
-        return build_model(find_model(route.model, directory), route.model)
+        found = directory.find_model(route.model)
+        if found is None or not (found.listed or lists_all):
+            raise build_no_model(route.model)
+        return build_model(found, route.model)
     service = directory.services[route.service]
     if route.model != service.model_name:
         raise NotFound(f"{service.key} serves the model {service.model_name!r}", Code.MODEL_NOT_FOUND, "model")

@@ -22,12 +22,17 @@ from conveyor_process.request_headers import REQUEST_ID_HEADER
 VERSION_PATH: Final = "/version"
 
 
-def build_probe(request: BaseRequest, readiness: Readiness) -> Response:
-    """/healthz: the event loop runs. /readyz: whether requests should come here, and what else is wrong."""
+def build_probe(request: BaseRequest, readiness: Readiness, is_public: bool = False) -> Response:
+    """/healthz: the event loop runs. /readyz: whether requests should come here, and what else is wrong.
+
+    A client is not told the details, which name namespaces.
+    """
     is_health = request.rel_url.raw_path == GATEWAY_HEALTH_PATH
     problems = [] if is_health else readiness.problems()
     lines = problems or ["ok"]
-    if not is_health:
+    if is_public:
+        lines = ["not ready"] if problems else ["ok"]
+    elif not is_health:
         lines = lines + readiness.warnings()
     return Response(status=503 if problems else 200, text="\n".join(lines) + "\n")
 
@@ -36,8 +41,8 @@ def build_own_status(path: str, readiness: Readiness, request_id: str) -> Respon
     """The gateway's. Raises Unavailable."""
     if path == VERSION_PATH:
         return build_json({"version": __version__}, request_id)
-    if problems := readiness.problems():
-        raise Unavailable("; ".join(problems), Code.NOT_READY)
+    if readiness.problems():
+        raise Unavailable("the gateway starts or stops; try again", Code.NOT_READY)
     return build_json({"status": "ready"}, request_id)
 
 

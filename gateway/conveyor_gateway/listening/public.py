@@ -38,12 +38,13 @@ class PublicApp:
     memory: Memory
     clients: Clients
     cors: Cors = NOBODY
+    lists_all: bool = False  # on the root, services that are not `listed` too
     pages: SharedPages = field(default_factory=SharedPages)
 
     async def handle(self, request: BaseRequest) -> StreamResponse:
         path = request.rel_url.raw_path
         if path in (GATEWAY_HEALTH_PATH, READINESS_PATH):
-            answer: StreamResponse = build_probe(request, self.readiness)
+            answer: StreamResponse = build_probe(request, self.readiness, is_public=True)
         elif (preflight := self.cors.answer_preflight(request)) is not None:
             answer = preflight
         else:
@@ -58,14 +59,14 @@ class PublicApp:
 
     async def _answer(self, request: BaseRequest, path: str) -> StreamResponse:
         if not self.readiness.synced:
-            raise Unavailable("the gateway has not read the InferenceServices yet; try again", Code.NOT_SYNCED)
+            raise Unavailable("the gateway does not know the services yet; try again", Code.NOT_SYNCED)
         route = parse_route(request.method, path, _find_host(request), self.own_hosts, self.catalog.directory)
         request_id = find_request_id(request)
         match route.task:
             case Task.LIST_MODELS:
                 answer: StreamResponse = await self._list_models(request, route)
             case Task.GET_MODEL:
-                answer = build_json(find_model_page(route, self.catalog.directory), request_id)
+                answer = build_json(find_model_page(route, self.catalog.directory, self.lists_all), request_id)
             case Task.STATUS:
                 answer = await self._find_status(route, request_id)
             case Task.DESCRIBE:
@@ -78,7 +79,7 @@ class PublicApp:
     async def _list_models(self, request: BaseRequest, route: Route) -> StreamResponse:
         directory = self.catalog.directory
         if route.service is None:
-            return await send_model_list(request, directory)
+            return await send_model_list(request, directory, self.lists_all)
         return build_json(build_model_list(directory.services[route.service]), find_request_id(request))
 
     async def _find_status(self, route: Route, request_id: str) -> Response:

@@ -166,6 +166,7 @@ class StateCollector(Collector):
         unreadable = _gauge("unreadable_objects", "Objects of the cluster that cannot be read.", ("resource",))
         unreadable.add_metric(("inferenceservices",), len(self._queues.catalog.services.unreadable))
         unreadable.add_metric(("endpointslices",), len(self._queues.catalog.slices.unreadable))
+        unreadable.add_metric(("servednames",), len(self._queues.catalog.claims.unreadable))
         yield unreadable
         silence = _gauge("watch_silence_seconds", "Time since the API server was last heard, per watch.", ("watch",))
         for name, seconds in self._readiness.silences():

@@ -142,7 +142,7 @@ class OpenRequests:
 
     def _refuse(self, error: GatewayError, record: Record) -> StreamResponse:
         record.status, record.reason = error.status, error.code
-        return build_error(_with_hint(error, record), record.request_id)
+        return build_error(error, record.request_id)
 
     async def _answer(self, request: BaseRequest, route: Route, client: str, record: Record) -> StreamResponse:
         with Holding(self._memory, route.service or "", client) as holding:
@@ -184,7 +184,7 @@ class OpenRequests:
             if heartbeat.response is None:
                 raise
             record.status, record.reason = heartbeat.response.status, error.code
-            return await heartbeat.end(_with_hint(error, record))
+            return await heartbeat.end(error)
         except asyncio.CancelledError:
             ending = self._find_ending()
             if ending is None or heartbeat.response is None:
@@ -221,7 +221,7 @@ class OpenRequests:
             service = directory.services.get(route.service)
             if service is not None:
                 return service, body
-            raise NotFound(f"the InferenceService {route.service} was deleted", Code.SERVICE_DELETED)
+            raise NotFound("the service was deleted", Code.SERVICE_DELETED)
         model = read_model(body, request.headers.get("Content-Encoding"))
         service = find_model(model, directory)
         if model != service.model_name:
@@ -307,10 +307,6 @@ class OpenRequests:
         finally:
             record.leave_engine(answer.usage, answer.awaits_report)
             answer.close()
-
-
-def _with_hint(error: GatewayError, record: Record) -> GatewayError:
-    return error.with_hint(record.service) if isinstance(error, TimedOut) and record.service else error
 
 
 def _timeout_seconds(request: BaseRequest, service: Service) -> float:

@@ -1,11 +1,10 @@
-"""What the gateway knows of the cluster: the InferenceServices, and the engines of each that are ready.
+"""What the gateway knows of the cluster: the InferenceServices, whose the names are, and which engines are ready.
 
 Filled by `conveyor_kube.watch` with bodies from the API server; read by `routing` and `relaying`; `queues` is told what
 changed. A service is known because its InferenceService exists, not because a pod was seen: one without engines queues.
 Knows the shape of an InferenceService, as `slices` knows that of an EndpointSlice; not how they are fetched.
 """
 
-import re
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,10 +16,10 @@ from conveyor_api.resource import InferenceService
 from conveyor_gateway.watching.namespace_limits import NamespaceLimit
 from conveyor_gateway.watching.slices import SliceTable
 from conveyor_gateway.watching.table import Table
+from conveyor_kube.served_names import ClaimSink, NameIndex
 from conveyor_kube.unreadable import Unreadable
 from conveyor_kube.wanted_json import Json
 
-LABEL: Final = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
 # Of one namespace. More than anybody runs; a tenant may create far more.
 MAX_SERVICES: Final = 5_000
 
@@ -32,6 +31,7 @@ class Service:
     namespace: str
     name: str
     model_name: str
+    listed: bool  # in the root's `/v1/models`
     created_unix: int  # seconds
     batch_size: int  # requests that one engine runs at once
     place_limit: int  # requests that this gateway may have on one engine
@@ -65,6 +65,7 @@ def parse_service(body: Mapping[str, Any]) -> Service:
         namespace=resource.namespace,
         name=resource.name,
         model_name=resource.served_model_name,
+        listed=spec.listed,
         created_unix=int(datetime.fromisoformat(created).timestamp()) if created else 0,
         batch_size=batching.effective_batch_size,
         place_limit=batching.engine_place_limit,
@@ -95,64 +96,50 @@ def _made_for(resource: InferenceService) -> int | None:
     return model.context_length if model is not None and model.uri == resource.spec.model.uri else None
 
 
-# A model name of this form may be the `namespace/name` of some service, now or later.
-_KEY = re.compile(rf"({LABEL})/{LABEL}")
-
-
 class Directory:
-    """All services by `namespace/name`, and which of them a model name stands for on the root."""
+    """All services by `namespace/name`, and which of them a model name means on the root."""
 
     def __init__(self) -> None:
         self.services: dict[str, Service] = {}
+        self.names = NameIndex()
         self._keys: list[str] = []  # of all services, in order
-        self._claims: dict[str, set[str]] = {}  # by model name
-        self._holders: dict[str, str] = {}
+        self._listed: list[str] = []  # of those with `listed`
 
     def put(self, service: Service) -> None:
         self.remove(service.key)
         self.services[service.key] = service
-        insort(self._keys, service.key)
-        if _may_claim(service):
-            self._claims.setdefault(service.model_name, set()).add(service.key)
-            holder = self._holders.setdefault(service.model_name, service.key)
-            self._holders[service.model_name] = min(holder, service.key, key=self._age)
+        self.names.put_service(service.key, service.model_name, service.created_unix)
+        for keys in self._orders(service):
+            insort(keys, service.key)
 
     def remove(self, key: str) -> None:
-        service = self.services.get(key)
-        if service is not None and key in (claims := self._claims.get(service.model_name, set())):
-            claims.discard(key)
-            if not claims:
-                del self._claims[service.model_name], self._holders[service.model_name]
-            elif self._holders[service.model_name] == key:
-                self._holders[service.model_name] = min(claims, key=self._age)
-        if self.services.pop(key, None) is not None:
-            del self._keys[bisect_left(self._keys, key)]
+        service = self.services.pop(key, None)
+        if service is not None:
+            self.names.remove_service(key)
+            for keys in self._orders(service):
+                del keys[bisect_left(keys, key)]
 
-    def list_after(self, key: str, count: int) -> list[Service]:
-        """The next `count` services after `namespace/name`, in the order of their keys."""
-        start = bisect_right(self._keys, key)
-        return [self.services[each] for each in self._keys[start : start + count]]
+    def list_after(self, key: str, count: int, lists_all: bool) -> list[Service]:
+        """The next `count` services after `namespace/name`, in the order of their keys; all, or the listed ones."""
+        keys = self._keys if lists_all else self._listed
+        start = bisect_right(keys, key)
+        return [self.services[each] for each in keys[start : start + count]]
 
     def find_model(self, model: str) -> Service | None:
-        """The service that `model` means: its `namespace/name`, or the name that it was the first to serve."""
-        return self.services.get(model) or self.services.get(self._holders.get(model, ""))
+        """The service that `model` means: its `namespace/name`, or the name that its namespace has claimed."""
+        return self.services.get(model) or self.services.get(self.names.find_service(model) or "")
 
-    def _age(self, key: str) -> tuple[int, str]:
-        return self.services[key].created_unix, key
-
-
-def _may_claim(service: Service) -> bool:
-    """A name that may be another namespace's `namespace/name` has no meaning on the root."""
-    match = _KEY.fullmatch(service.model_name)
-    return match is None or match[1] == service.namespace
+    def _orders(self, service: Service) -> list[list[str]]:
+        return [self._keys, self._listed] if service.listed else [self._keys]
 
 
 class Catalog:
-    """Both resources, kept by `watch`. `on_service(key)` and `on_engines(key)` are called after each change."""
+    """All resources, kept by `watch`. `on_service(key)` and `on_engines(key)` are called after each change."""
 
     def __init__(self, on_service: Callable[[str], None], on_engines: Callable[[str], None]) -> None:
         self.directory = Directory()
         self.services = ServiceTable(self.directory, on_service)
+        self.claims = ClaimSink(self.directory.names)
         self.slices = SliceTable(on_engines)
 
     def engines(self, service: str) -> tuple[str, ...]:

@@ -15,28 +15,40 @@ from conveyor_kube.watch import MAX_SILENCE_SECONDS, WatchState
 
 
 class Readiness:
-    """Told by `server` which watches there are; `now_seconds` is their clock."""
+    """Told by `server` which watches there are; `now_seconds` is their clock.
+
+    Before the names of services are claimed, a new gateway would not know those that an older one served by their age.
+    """
 
     def __init__(
         self,
         watches: Sequence[WatchState],
         now_seconds: Callable[[], float] = time.monotonic,
+        are_names_claimed: Callable[[], bool] = lambda: True,
     ) -> None:
         self._watches = watches
         self._now_seconds = now_seconds
+        self._are_names_claimed = are_names_claimed
+        self._names_claimed = False
         self.draining = False
         self.answers_clients = True  # on the public port
 
     @property
     def synced(self) -> bool:
-        """Whether every watch has listed its collection once."""
-        return all(watch.synced for watch in self._watches)
+        """Whether every watch has listed its collection once, and the operator has once claimed all names."""
+        return all(watch.synced for watch in self._watches) and self._find_names_claimed()
 
     def problems(self) -> list[str]:
         """Why no request should come here; empty: ready."""
         missing = [f"not synced: {watch.name}" for watch in self._watches if not watch.synced]
+        if not missing and not self._find_names_claimed():
+            missing = ["not claimed: the names of services, which the operator claims when it first runs"]
         silent = ["the public port answers no clients"] * (not self.answers_clients)
         return ["draining"] * self.draining + silent + missing
+
+    def _find_names_claimed(self) -> bool:
+        self._names_claimed = self._names_claimed or self._are_names_claimed()
+        return self._names_claimed
 
     def warnings(self) -> list[str]:
         """Problems with which this gateway still serves."""

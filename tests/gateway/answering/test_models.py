@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+from pathlib import Path
 
 import aiohttp
 from tests.gateway.builders import make_directory, make_known_service
@@ -14,11 +15,14 @@ from conveyor_gateway.listening.listener import Listener
 from conveyor_gateway.watching.catalog import Directory, Service
 
 
-async def test_the_root_lists_a_service_that_has_no_engine_and_its_path_lists_only_it(
+async def test_the_root_lists_a_listed_service_without_an_engine_and_its_path_lists_only_it(
     gateway: GatewayProcess, stack: Stack, http: aiohttp.ClientSession
 ) -> None:
     own_name = f"model-of-{stack.cluster.namespace}"
-    await stack.apply_service(model={"uri": "hf://org/model", "name": own_name}, engine={"maxModelLen": 512})
+    await stack.apply_service(
+        model={"uri": "hf://org/model", "name": own_name}, engine={"maxModelLen": 512}, listed=True
+    )
+    await stack.claim_name(own_name)
     status, listed = await get(http, f"{gateway.url}/v1/models")
     assert (status, listed["object"]) == (200, "list")
     [found] = [model for model in listed["data"] if model["owned_by"] == stack.cluster.namespace]
@@ -31,52 +35,94 @@ async def test_the_root_lists_a_service_that_has_no_engine_and_its_path_lists_on
 async def test_one_model_is_found_by_each_of_its_names(
     gateway: GatewayProcess, stack: Stack, http: aiohttp.ClientSession
 ) -> None:
-    assert (await get(http, f"{gateway.url}/v1/models/{stack.key}"))[1]["id"] == stack.key
-    assert (await get(http, f"{stack.url}/models/qwen"))[1]["id"] == "qwen"
+    own_name = f"model-of-{stack.cluster.namespace}"
+    await stack.apply_service(model={"uri": "hf://org/model", "name": own_name}, listed=True)
+    await stack.claim_name(own_name)
+    for name in (stack.key, own_name):
+        assert (await get(http, f"{gateway.url}/v1/models/{name}"))[1]["id"] == name
+    assert (await get(http, f"{stack.url}/models/{own_name}"))[1]["id"] == own_name
     status, body = await get(http, f"{stack.url}/models/unserved")
-    assert (status, body["error"]["message"]) == (404, f"{stack.key} serves the model 'qwen'")
-    assert (await get(http, f"{gateway.url}/v1/models/unserved"))[0] == 404
+    assert (status, body["error"]["message"]) == (404, f"{stack.key} serves the model {own_name!r}")
 
 
-def list_models(directory: Directory) -> list[str]:
-    return [model["id"] for model in json.loads(b"".join(encode_model_list(directory)))["data"]]
+async def test_the_root_answers_alike_for_a_model_that_is_not_listed_and_for_one_that_is_not_there(
+    gateway: GatewayProcess, stack: Stack, http: aiohttp.ClientSession
+) -> None:
+    """Unlisted and held; served, and held by nobody; another's `namespace/name`; absent."""
+    own_name, unclaimed = (f"{word}-of-{stack.cluster.namespace}" for word in ("model", "other"))
+    await stack.apply_service(model={"uri": "hf://org/model", "name": own_name})
+    await stack.claim_name(own_name)
+    await asyncio.to_thread(stack.cluster.apply_service, "more", model={"uri": "hf://org/model", "name": unclaimed})
+    await stack.wait(lambda: gateway.knows_model(f"{stack.cluster.namespace}/more"))
+    answers = []
+    for name in (own_name, unclaimed, stack.key, "absent", f"{stack.cluster.namespace}/absent"):
+        async with http.get(f"{gateway.url}/v1/models/{name}") as answer:
+            headers = {key: value for key, value in answer.headers.items() if key not in ("X-Request-ID", "Date")}
+            headers["Content-Length"] = str(int(headers["Content-Length"]) - len(name))
+            answers.append((answer.status, headers, (await answer.text()).replace(name, "...")))
+    assert answers == [answers[0]] * len(answers)
+    assert answers[0][0] == 404
+    assert stack.cluster.namespace not in str((await get(http, f"{gateway.url}/v1/models"))[1])
+    assert gateway.knows_model(own_name), "who knows the name may use it"
+    assert not gateway.knows_model(unclaimed)
+
+
+async def test_a_gateway_of_one_team_lists_all(kubeconfig: Path, stack: Stack, http: aiohttp.ClientSession) -> None:
+    with GatewayProcess(kubeconfig, "--root-models=All", f"--watch-namespaces={stack.cluster.namespace}") as gateway:
+        listed = (await get(http, f"{gateway.url}/v1/models"))[1]["data"]
+        assert [model["id"] for model in listed] == [stack.key]
+        assert (await get(http, f"{gateway.url}/v1/models/{stack.key}"))[0] == 200
+
+
+def list_models(directory: Directory, lists_all: bool = False) -> list[str]:
+    return [model["id"] for model in json.loads(b"".join(encode_model_list(directory, lists_all)))["data"]]
 
 
 def test_the_model_list_names_each_service_so_that_the_root_finds_it() -> None:
     directory = make_directory(
-        make_known_service("a/one", "same"), make_known_service("b/two", "same"), make_known_service("b/three")
+        make_known_service("a/one", "same"),
+        make_known_service("b/two", "same"),
+        make_known_service("b/three"),
+        make_known_service("b/unlisted", listed=False),
+        same="a",
+        three="b",
     )
     assert list_models(directory) == ["same", "three", "b/two"]
+    assert list_models(directory, lists_all=True) == ["same", "three", "b/two", "b/unlisted"]
     assert [model["id"] for model in build_model_list(directory.services["a/one"])["data"]] == ["same"]
     directory.remove("b/three")
     assert list_models(directory) == ["same", "b/two"]
+    directory.put(make_known_service("b/two", "same", listed=False))
+    assert list_models(directory) == ["same"]
     assert list_models(make_directory()) == []
 
 
 def test_services_that_come_and_go_while_the_list_is_read_leave_it_whole() -> None:
     keys = [f"a/s{number:03}" for number in range(300)]
     directory = make_directory(*map(make_known_service, keys))
-    pieces = encode_model_list(directory)
+    pieces = encode_model_list(directory, lists_all=False)
     read = [next(pieces), next(pieces)]
     directory.remove(keys[50])
     directory.remove(keys[250])
     directory.put(make_known_service("a/new"))
     listed = [model["id"] for model in json.loads(b"".join([*read, *pieces]))["data"]]
-    assert listed == [key.removeprefix("a/") for key in keys if key != keys[250]]
+    assert listed == [key for key in keys if key != keys[250]]
 
 
 async def test_clients_that_do_not_read_the_list_cost_the_same_however_many_services_there_are() -> None:
     asked = []
 
     class Counted(Directory):
-        def list_after(self, key: str, count: int) -> list[Service]:
+        def list_after(self, key: str, count: int, lists_all: bool) -> list[Service]:
             asked.append(key)
-            return super().list_after(key, count)
+            return super().list_after(key, count, lists_all)
 
     directory = Counted()
     for number in range(30_000):
-        directory.put(make_known_service(f"a/{number}", f"{number:0200}"))
-    listener = Listener(lambda request: send_model_list(request, directory), "127.0.0.1", 0, max_connections=8)
+        directory.put(make_known_service(f"a/{number:0200}"))
+    listener = Listener(
+        lambda request: send_model_list(request, directory, lists_all=False), "127.0.0.1", 0, max_connections=8
+    )
     await listener.open()
     try:
         with socket.socket() as client:

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.api.builders import build_body, build_full_body
+from tests.gateway.builders import claim
 from tests.gateway.cluster import make_endpoint, make_service, make_slice
 
 from conveyor_api.names import ENGINE_PORT_NAME
@@ -81,7 +82,7 @@ def test_a_service_carries_what_the_queue_needs() -> None:
         requestTimeout="9s",
     )
     body["metadata"]["creationTimestamp"] = CREATED
-    assert parse_service(body) == Service("default", "qwen", "Qwen/Qwen3", 1795219200, 32, 36, 0.05, 7, 8, 9)
+    assert parse_service(body) == Service("default", "qwen", "Qwen/Qwen3", False, 1795219200, 32, 36, 0.05, 7, 8, 9)
 
 
 @pytest.mark.parametrize(
@@ -280,6 +281,8 @@ def test_a_changed_model_name_moves_the_service_in_the_index() -> None:
     changes.catalog.services.put(make_service("qwen", "default"))
     changes.catalog.services.put(make_service("qwen", "default", model={"uri": "hf://org/model", "name": "renamed"}))
     directory = changes.catalog.directory
+    claim(directory, "default", "qwen")
+    claim(directory, "default", "renamed")
     assert (directory.find_model("qwen"), directory.find_model("renamed")) == (None, directory.services["default/qwen"])
     changes.catalog.services.delete(make_service("qwen", "default"))
     assert directory.find_model("renamed") is None

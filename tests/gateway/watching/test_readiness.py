@@ -27,6 +27,18 @@ def test_a_silent_api_server_is_a_warning_and_no_reason_to_leave() -> None:
     ]
 
 
+def test_not_ready_until_the_operator_has_claimed_the_names_and_ready_from_then_on() -> None:
+    is_claimed = False
+    watch = WatchState("services", synced=True, heard_at=200)
+    readiness = Readiness([watch], now_seconds=lambda: 200.0, are_names_claimed=lambda: is_claimed)
+    assert readiness.problems() == ["not claimed: the names of services, which the operator claims when it first runs"]
+    assert not readiness.synced
+    is_claimed = True
+    assert readiness.synced
+    is_claimed = False
+    assert (readiness.synced, readiness.problems()) == (True, [])
+
+
 def test_draining_is_not_ready_at_once() -> None:
     readiness = make_readiness(WatchState("services", synced=True, heard_at=200))
     readiness.draining = True
