@@ -43,7 +43,6 @@ from tests.metrics.aggregation import (
     write_serving_certificate,
 )
 
-from conveyor_api.names import SYSTEM_NAMESPACE
 from e2e.cluster.api import Api, wait_until
 from e2e.cluster.certificates import Authority
 from e2e.cluster.control_plane import ControlPlane
@@ -79,7 +78,6 @@ def running_operator(plane: ControlPlane) -> Iterator[int]:
 def running_metrics(plane: ControlPlane, gateway: tuple[str, int]) -> Iterator[tuple[int, int]]:
     """HTTPS and admin port of the metrics server, registered with the API server, which asks this one gateway."""
     api = Api(plane.kubeconfig)
-    api.create("/api/v1/namespaces", {"metadata": {"name": SYSTEM_NAMESPACE}})
     api.apply(f"{SLICES}/gateway", build_slice("gateway", [gateway]))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
