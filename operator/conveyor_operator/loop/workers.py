@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 _FIRST_DELAY_SECONDS = 0.2
 _MAX_DELAY_SECONDS = 60.0
+_LONGEST_WAIT_SECONDS = 300.0  # for a time of day: a clock that was set back would lengthen it without a limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class Outcome:
     refused: bool = False
     """A call was refused: the reconcile is repeated with the backoff of an error."""
     requeue_at: datetime | None = None
-    """The reconcile is repeated at this time, or at once if anything happens before."""
+    """The reconcile is repeated at this time at the latest, or at once if anything happens before."""
 
 
 class _Worker:
@@ -104,7 +105,8 @@ class Workers:
                 finally:
                     self._slots.release(key.namespace)
                 if isinstance(again, datetime):
-                    await _wait(worker.marked, (again - datetime.now(UTC)).total_seconds())
+                    seconds = (again - datetime.now(UTC)).total_seconds()
+                    await _wait(worker.marked, min(seconds, _LONGEST_WAIT_SECONDS))
                     worker.dirty = True
                 elif again is not None:
                     if await _wait(worker.respecified, again):

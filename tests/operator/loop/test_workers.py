@@ -257,6 +257,21 @@ async def test_a_key_that_waits_for_a_time_is_reconciled_at_once_when_something_
     await workers.stop()
 
 
+async def test_a_time_far_away_is_looked_at_again_since_the_clock_may_have_been_set_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_LONGEST_WAIT_SECONDS", 0.001)
+    outcomes = [Outcome(requeue_at=datetime.now(UTC) + timedelta(days=1)), Outcome()]
+
+    async def reconcile(key: Key) -> Outcome:
+        return outcomes.pop(0)
+
+    workers, metrics = make(reconcile)
+    workers.mark(KEY)
+    await until_done(metrics, 2)
+    assert outcomes == []
+
+
 async def test_a_time_that_has_passed_is_now() -> None:
     outcomes = [Outcome(requeue_at=datetime(2020, 1, 1, tzinfo=UTC)), Outcome()]
 
