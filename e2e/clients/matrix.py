@@ -82,7 +82,8 @@ CLIENTS = (
         "litellm",
         ("litellm==1.106.2",),
         _python("litellm_python.py"),
-        "chat and streams as `openai/` and `hosted_vllm/`, text completion, router, errors",
+        "chat and streams as `openai/` and `hosted_vllm/`, text completion, router, text parts with `cache_control`, "
+        "context overflow, errors",
         environment={"LITELLM_LOCAL_MODEL_COST_MAP": "True"},
     ),
     Client(

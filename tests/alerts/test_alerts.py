@@ -1,4 +1,7 @@
-"""The chart's alerts, tested by promtool on what the programs expose: which fire, when, and for whom."""
+"""The chart's alerts, which docs/alerts.md shows, tested by promtool on what the programs expose.
+
+Each scene says which alerts fire, when, and for whom.
+"""
 
 import threading
 import urllib.error
