@@ -16,9 +16,9 @@ from tests.engine.encoders import CONTEXT_TOKENS, KINDS, embed, save_encoder
 
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import ConfigError, ErrorCode, InvalidRequest
-from conveyor_engine.execution import embedding_runner
 from conveyor_engine.execution.attention import packed
-from conveyor_engine.execution.embedding_runner import EmbeddingRunner
+from conveyor_engine.execution.runners import pool
+from conveyor_engine.execution.runners.pool import PoolRunner
 from conveyor_engine.termination import COUNT_FROM_PADDING, find_context_length
 from conveyor_engine.wire.request import EngineRequest, SamplingParams
 
@@ -135,7 +135,7 @@ def test_warm_up_computes_the_largest_batch_and_the_longest_prompt(encoder: GetE
 @pytest.mark.parametrize("kind", ["bert", *COUNT_FROM_PADDING])
 def test_a_fetch_tells_the_context_that_the_engine_has(tmp_path: Path, kind: str) -> None:
     save_encoder(kind, tmp_path, max_position_embeddings=CONTEXT_TOKENS + 2)
-    length = EmbeddingRunner(EngineConfig(model=str(tmp_path), device="cpu", dtype="float32")).facts.max_model_len
+    length = PoolRunner(EngineConfig(model=str(tmp_path), device="cpu", dtype="float32")).facts.max_model_len
     assert length == CONTEXT_TOKENS + (2 if kind == "bert" else 0)
     assert find_context_length(tmp_path) == length
 
@@ -156,14 +156,14 @@ def test_an_engine_takes_the_requests_of_its_task_only(encoder: GetEncoder) -> N
 def test_a_vector_that_is_not_finite_is_an_error_of_its_request_alone(
     encoder: GetEncoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pool = embedding_runner.pool
+    compute = pool.pool
 
     def damage(*arguments: Any) -> torch.Tensor:
-        pooled = pool(*arguments)
+        pooled = compute(*arguments)
         pooled[1, 7] = float("inf")
         return pooled
 
-    monkeypatch.setattr(embedding_runner, "pool", damage)
+    monkeypatch.setattr(pool, "pool", damage)
     core = encoder("bert").make_core(max_num_batched_tokens=400)
     for number in range(3):
         add(core, str(number), PROMPTS[number])
@@ -177,7 +177,7 @@ def test_a_step_that_fails_ends_the_requests_that_fail_and_no_other(
 ) -> None:
     ref = encoder("bert")
     core = ref.make_core(max_num_batched_tokens=400)
-    assert isinstance(core.executor, EmbeddingRunner)
+    assert isinstance(core.executor, PoolRunner)
     compute = core.executor._pool
 
     def fail(prompts: Sequence[Sequence[int]]) -> torch.Tensor:
@@ -216,7 +216,7 @@ def test_a_mistake_is_found_out(
 ) -> None:
     ref = encoder(kind)
     core = ref.make_core(max_num_batched_tokens=400)
-    monkeypatch.setattr(embedding_runner, name, mutant)
+    monkeypatch.setattr(pool, name, mutant)
     assert distance(answers(core, PROMPTS), ref.vectors) > 1e-2
 
 
@@ -233,7 +233,7 @@ def test_prompts_that_see_each_other_are_found_out(
 def test_wrong_positions_are_found_out(encoder: GetEncoder) -> None:
     ref = encoder("bert")
     core = ref.make_core()
-    assert isinstance(core.executor, EmbeddingRunner)
+    assert isinstance(core.executor, PoolRunner)
     forward = core.executor.model.forward
 
     def shift(position_ids: torch.Tensor, **others: Any) -> Any:

@@ -19,7 +19,7 @@ from tests.engine.tiny_models import KINDS, OTHER_KINDS, VOCAB_SIZE
 
 from conveyor_engine.bench.gpu.gpu_tests import REHEARSES
 from conveyor_engine.execution.cuda_graph import run_again
-from conveyor_engine.execution.model_runner import ModelRunner
+from conveyor_engine.execution.runners.generate import GenerateRunner
 from conveyor_engine.loop.core import EngineCore
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -67,7 +67,7 @@ def test_steps_of_decodes_are_captured_and_every_parameter_gives_the_tokens_that
     ref, told = reference(kind), []
     for enforce_eager in (False, True):
         core = make_core(ref, enforce_eager=enforce_eager, max_num_batched_tokens=200)
-        assert isinstance(core.executor, ModelRunner)
+        assert isinstance(core.executor, GenerateRunner)
         if DEVICE == "cuda":
             assert (core.executor.graphs.sizes if core.executor.graphs else []) == ([] if enforce_eager else [1, 2, 4])
         ask_for_everything(core, ref.prompts)
@@ -107,15 +107,15 @@ def test_a_step_without_memory_is_run_again_in_halves(
 ) -> None:
     ref = reference(kind)
     core = make_core(ref)
-    forward, failed = ModelRunner._forward, []
+    forward, failed = GenerateRunner._forward, []
 
-    def starve(runner: ModelRunner, *arguments: Any) -> torch.Tensor:
+    def starve(runner: GenerateRunner, *arguments: Any) -> torch.Tensor:
         if len(failed) < 1:
             failed.append(True)
             torch.empty(2**50, dtype=torch.uint8, device=DEVICE)
         return forward(runner, *arguments)
 
-    monkeypatch.setattr(ModelRunner, "_forward", starve)
+    monkeypatch.setattr(GenerateRunner, "_forward", starve)
     assert answers(core, ref.prompts) == ref.answers
     assert failed
 

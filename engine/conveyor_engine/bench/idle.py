@@ -1,6 +1,6 @@
 """An executor whose forward does nothing, and an engine process around it. Used by `host` and `served`.
 
-It does what `execution.model_runner` does on the host for a step (the rows' state, the packed batch, the result), and
+It does the host's part of a step of `execution.runners.generate` (the rows' state, the packed batch, the result), and
 gives every row the same token instead of computing one. `python -m conveyor_engine.bench.idle --fd N` is the process.
 """
 

@@ -1,7 +1,8 @@
 """Turns a step plan into packed tensors: token ids, positions, slots, block tables.
 
-Used by `model_runner` once per step. What depends on the plan's numbers alone is built in numpy on the host and copied
-array by array; tokens and block tables are gathered on the device, from `rows`. Knows neither requests nor models.
+Used by `runners.generate` once per step. What depends on the plan's numbers alone is built in numpy on the host and
+copied array by array; tokens and block tables are gathered on the device, from `rows`. Knows neither requests nor
+models.
 """
 
 from dataclasses import dataclass

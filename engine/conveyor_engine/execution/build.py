@@ -4,19 +4,17 @@ from collections.abc import Callable
 
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import ModelError
-from conveyor_engine.execution.embedding_runner import EmbeddingRunner
-from conveyor_engine.execution.model_runner import ModelRunner
 from conveyor_engine.execution.models import checks
 from conveyor_engine.execution.models.sentence_files import find_task
+from conveyor_engine.execution.runners.generate import GenerateRunner
+from conveyor_engine.execution.runners.pool import PoolRunner
 from conveyor_engine.wire.request import Task
 from conveyor_process.failure_reasons import FailureReason
 
 
-def build_runner(
-    config: EngineConfig, progress: Callable[[str], None] = lambda _: None
-) -> ModelRunner | EmbeddingRunner:
+def build_runner(config: EngineConfig, progress: Callable[[str], None] = lambda _: None) -> GenerateRunner | PoolRunner:
     """Loads the model. Raises ConfigError or ModelError; what else it raises is a bug or a broken device."""
-    runner = ModelRunner if find_task(config) is Task.GENERATE else EmbeddingRunner
+    runner = GenerateRunner if find_task(config) is Task.GENERATE else PoolRunner
     try:
         return runner(config, progress)
     except (MemoryError, OSError, RuntimeError) as error:

@@ -1,9 +1,9 @@
 """Steps of decodes alone, in a few sizes, over buffers that stay where they are: so CUDA graphs can replay them.
 
-Used by `model_runner` for steps in which every row computes one token and samples one. Such a step gets two numbers of
-each row from the host; all else is gathered on the device from `rows`. It is padded to the next size with a row that
-nobody asked for: it lies behind all others, and its one token in a block that no request is given. The sizes are
-vLLM's and nano-vllm's up to 256; what a graph is, only `cuda_graph` knows.
+Used by `runners.generate` for steps in which every row computes one token and samples one. Such a step gets two numbers
+for each row from the host, and gathers the rest on the device from `rows`. The step is padded to the next size with a
+spare row, which is the last one; its token lies in a block that no request is given. The sizes are vLLM's and
+nano-vllm's up to 256. Only `cuda_graph` knows what a graph is.
 """
 
 import time

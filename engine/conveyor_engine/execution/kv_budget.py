@@ -1,4 +1,4 @@
-"""Plans the number of KV blocks. Called by `model_runner` after the model is loaded. No torch."""
+"""Plans the number of KV blocks. Called by `runners.generate` after the model is loaded. No torch."""
 
 from conveyor_engine.config.engine_config import DEFAULT_MEMORY_FRACTION, EngineConfig
 from conveyor_engine.errors import ConfigError

@@ -1,4 +1,4 @@
-"""Hidden states of packed sequences -> one vector each. Used by `embedding_runner`."""
+"""Hidden states of packed sequences -> one vector each. Used by `runners.pool`."""
 
 import numpy as np
 import numpy.typing as npt

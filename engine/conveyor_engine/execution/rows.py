@@ -1,7 +1,7 @@
 """The state of each row on the device between steps: its tokens and its block table.
 
-Used by `model_runner`, which applies each plan's changes and writes the sampled tokens back, so that the next step's
-inputs are on the device already. Knows rows, not requests.
+Used by `runners.generate`, which applies each plan's changes and writes the sampled tokens back, so that the inputs of
+the next step are on the device already. Knows rows, not requests.
 """
 
 from collections.abc import Sequence

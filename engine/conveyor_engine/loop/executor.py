@@ -1,8 +1,7 @@
 """What runs the plans: the seam between the loop and one device, several ranks, or a recorded trace.
 
-Called by `core`, `step_runner` and `overlap`. Those for one device are `execution.model_runner` and, where the task is
-to embed, `execution.embedding_runner`. An executor knows rows and numbers (`wire.step`), no requests; it keeps the
-rows' state between steps. Torch-free.
+Called by `core`, `step_runner` and `overlap`. `execution.runners` has those for one device. An executor knows rows and
+numbers (`wire.step`), no requests. It keeps the rows' state between steps. Torch-free.
 """
 
 from collections.abc import Callable, Sequence

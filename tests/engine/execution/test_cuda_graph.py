@@ -10,9 +10,10 @@ import pytest
 import torch
 from tests.engine.references import Reference, answers
 
-from conveyor_engine.execution import model_runner, native
+from conveyor_engine.execution import native
 from conveyor_engine.execution.cuda_graph import CudaCapture, Work
-from conveyor_engine.execution.model_runner import ModelRunner
+from conveyor_engine.execution.runners import generate
+from conveyor_engine.execution.runners.generate import GenerateRunner
 from conveyor_engine.loop.core import EngineCore
 
 pytestmark = pytest.mark.skipif(
@@ -84,10 +85,10 @@ def test_a_capture_that_fails_leaves_an_engine_that_starts_without_graphs(
     ref = reference("llama")
     cuda = PretendedCuda(monkeypatch, end_closes_pool=end_closes_pool, work_raises=work_raises)
     capture = CudaCapture(torch.device("cuda"))
-    monkeypatch.setattr(model_runner, "free_cached_memory", lambda _: torch.cuda.empty_cache())
+    monkeypatch.setattr(generate, "free_cached_memory", lambda _: torch.cuda.empty_cache())
     lines: list[str] = []
     config = ref.make_config(attention_backend="native", max_num_batched_tokens=200)
-    runner = ModelRunner(config, lines.append, capture=lambda work: capture(cuda.during(work)))
+    runner = GenerateRunner(config, lines.append, capture=lambda work: capture(cuda.during(work)))
     assert runner.graphs is not None
     assert runner.graphs.sizes == []
     cause = SYNCHRONIZED if work_raises else INVALIDATED

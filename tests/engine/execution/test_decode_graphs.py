@@ -16,7 +16,7 @@ from tests.engine.tiny_models import VOCAB_SIZE
 from conveyor_engine.execution import cuda_graph, native
 from conveyor_engine.execution.cuda_graph import Work, choose_capture, run_again
 from conveyor_engine.execution.decode_graphs import DecodeGraphs, batch_sizes, is_decode_only
-from conveyor_engine.execution.model_runner import ModelRunner
+from conveyor_engine.execution.runners.generate import GenerateRunner
 from conveyor_engine.execution.sampling.processor import Samples
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.wire.request import RequestOutput
@@ -33,7 +33,7 @@ def make_core(ref: Reference, **changes: Any) -> EngineCore:
 
 
 def graphs_of(core: EngineCore) -> DecodeGraphs:
-    assert isinstance(core.executor, ModelRunner)
+    assert isinstance(core.executor, GenerateRunner)
     assert core.executor.graphs is not None
     return core.executor.graphs
 
@@ -164,7 +164,7 @@ def test_a_capture_that_fails_leaves_smaller_steps_to_the_host_and_says_so_once(
             return work
 
         config = ref.make_config(attention_backend="native", max_num_batched_tokens=200)
-        core = EngineCore(config, ModelRunner(config, lines.append, capture=fail_after))
+        core = EngineCore(config, GenerateRunner(config, lines.append, capture=fail_after))
         assert graphs_of(core).sizes == sizes
         assert [line.split()[0] for line in lines if "cuda_graph_failed" in line] == ["event=cuda_graph_failed"]
         assert answers(core, ref.prompts) == ref.answers
@@ -199,5 +199,5 @@ def test_graphs_are_for_gpus_unless_they_are_unwanted(monkeypatch: pytest.Monkey
 
 def test_attention_that_asks_the_host_for_lengths_has_no_graphs(reference: GetReference) -> None:
     core = reference("llama").make_core(capture=run_again, attention_backend="torch")
-    assert isinstance(core.executor, ModelRunner)
+    assert isinstance(core.executor, GenerateRunner)
     assert core.executor.graphs is None

@@ -19,12 +19,13 @@ from torch.utils._pytree import tree_leaves
 
 from conveyor_engine import execution
 from conveyor_engine.config.engine_config import EngineConfig
-from conveyor_engine.execution import model_runner, native
+from conveyor_engine.execution import native
 from conveyor_engine.execution.attention.triton_backend import TritonPaged
 from conveyor_engine.execution.cuda_graph import Work
 from conveyor_engine.execution.decode_graphs import DecodeGraphs
 from conveyor_engine.execution.kernels import paged_attention
-from conveyor_engine.execution.model_runner import ModelRunner
+from conveyor_engine.execution.runners import generate
+from conveyor_engine.execution.runners.generate import GenerateRunner
 from conveyor_engine.loop.core import EngineCore
 
 pytestmark = pytest.mark.skipif(interpreter.HAVE_GPU, reason="a GPU has graphs of its own")
@@ -100,13 +101,13 @@ def test_a_recorded_step_replayed_over_other_numbers_gives_the_tokens_of_generat
 ) -> None:
     monkeypatch.setattr(execution.kernels, "why_missing", lambda device: None)
     monkeypatch.setattr(native, "why_missing", lambda: "not wanted")
-    monkeypatch.setattr(model_runner, "select_backend", lambda *_: TritonPaged(num_processors=2))
+    monkeypatch.setattr(generate, "select_backend", lambda *_: TritonPaged(num_processors=2))
     model = save_tiny_model(kind, tmp_path)
     config = EngineConfig(
         model=str(tmp_path), device="cpu", dtype="float32", max_model_len=96, max_num_seqs=3,
         num_kv_blocks=32, max_num_batched_tokens=64, warmup=False,
     )  # fmt: skip
-    runner = ModelRunner(config, capture=capture)
+    runner = GenerateRunner(config, capture=capture)
     assert runner.graphs is not None
     assert runner.graphs.sizes == [1, 2, 3], "every step could be recorded"
     core = EngineCore(config, runner)

@@ -10,8 +10,8 @@ from tests.engine.encoders import CONTEXT_TOKENS, save_encoder
 
 from conveyor_engine.errors import ModelError
 from conveyor_engine.execution import machine
-from conveyor_engine.execution.embedding_runner import EmbeddingRunner
 from conveyor_engine.execution.largest_step import measure_step
+from conveyor_engine.execution.runners.pool import PoolRunner
 
 CUDA = torch.device("cuda")
 MIB = 2**20
@@ -51,7 +51,7 @@ def test_the_largest_step_of_a_model_that_embeds_is_run(
     """The longest prompt has a step alone where it exceeds the budget; there are four rows."""
     save_encoder("bert", tmp_path)
     runner = make_core(tmp_path, max_num_batched_tokens=budget).executor
-    assert isinstance(runner, EmbeddingRunner)
+    assert isinstance(runner, PoolRunner)
     ran: list[int] = []
     monkeypatch.setattr(runner, "device", CUDA)
     monkeypatch.setattr(runner, "_pool", lambda prompts: ran.extend(map(len, prompts)))

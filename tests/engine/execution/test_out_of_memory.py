@@ -11,11 +11,12 @@ from transformers import PreTrainedModel
 
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import ModelError
-from conveyor_engine.execution import model_runner, native
+from conveyor_engine.execution import native
 from conveyor_engine.execution.attention.interface import Probe
 from conveyor_engine.execution.attention.torch_paged import TorchPaged
 from conveyor_engine.execution.build import build_runner
 from conveyor_engine.execution.models import last_layer, linear, packing, recognise, trial
+from conveyor_engine.execution.runners import generate
 
 NO_MEMORY = (
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 200.00 MiB."),
@@ -46,7 +47,7 @@ PLACES: dict[str, tuple[object, str, int]] = {
     "the trial of a layer": (trial.Recorder, "attend", 6),
     "the trial of the last layer": (last_layer, "_logits", 0),
     "the KV cache": (TorchPaged, "allocate", 1),
-    "the sampler": (model_runner, "Sampler", 0),
+    "the sampler": (generate, "Sampler", 0),
 }
 
 

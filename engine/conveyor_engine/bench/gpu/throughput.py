@@ -21,7 +21,7 @@ from conveyor_engine.bench.gpu.workloads import (
 )
 from conveyor_engine.bench.shapes import SHAPES
 from conveyor_engine.config.engine_config import EngineConfig
-from conveyor_engine.execution.model_runner import ModelRunner
+from conveyor_engine.execution.runners.generate import GenerateRunner
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.wire.request import EngineRequest
 
@@ -78,7 +78,7 @@ def build_config(model: Path, sizes: Sizes, rounds: Sequence[Lengths]) -> Engine
 
 
 def _figures(core: EngineCore, run: Run, lengths: Lengths, ceilings: Ceilings) -> dict[str, object]:
-    assert isinstance(core.executor, ModelRunner)
+    assert isinstance(core.executor, GenerateRunner)
     prompts, decodes = least_seconds(core.executor.model, lengths, ceilings)
     decoding = run.seconds - run.last_first_token
     return {

@@ -1,6 +1,6 @@
 """The protocol of a paged attention backend, and the data of a step that it gets.
 
-`interface` calls a backend once per layer and step; `model_runner` builds the metadata and allocates
+`interface` calls a backend once per layer and step; `runners.generate` builds the metadata and allocates
 the KV caches. Only the backend knows the layout of its caches.
 """
 

@@ -1,6 +1,6 @@
 """Attention over the sequences of one step by the compiled kernels, and who uses them. For models that embed.
 
-Used by `embedding_runner`. Keys and values of a layer are written to KV blocks that live as long as the step, in the
+Used by `runners.pool`. Keys and values of a layer are written to KV blocks that live as long as the step, in the
 layout that `cpu_native` keeps; writing them costs little beside attention, whose work grows with the square.
 """
 

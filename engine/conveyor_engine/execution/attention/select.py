@@ -1,4 +1,4 @@
-"""Chooses the attention backend for a device. Called by `model_runner` once."""
+"""Chooses the attention backend for a device. Called by `runners.generate` once."""
 
 import torch
 

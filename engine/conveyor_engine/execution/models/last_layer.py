@@ -1,7 +1,7 @@
 """Finds out whether a model's last layer may go on with the sampled tokens alone, once its keys and values are written.
 
-Called by `model_runner` once, after `fuse`. It may if it is one of our own layers, and if what the model does after it
-is done to each token by itself: a tiny step tells, computed with all tokens and with two.
+Called by `runners.generate` once, after `fuse`. It may if it is one of our own layers, and if what the model does after
+it is done to each token by itself. A tiny step shows that, computed with all tokens and with two.
 """
 
 import numpy as np

@@ -1,6 +1,6 @@
 """Checks that a model computes packed sequences as it computes each alone, and finds its first position.
 
-Called by `embedding_runner` once, after loading and before `fuse`. Model families differ in what they derive from a
+Called by `runners.pool` once, after loading and before `fuse`. Model families differ in what they derive from a
 batch: masks, relative positions, and the first position (RoBERTa's is the padding token's id plus one).
 """
 

@@ -1,4 +1,4 @@
-"""Log probabilities of chosen tokens and of the best ones beside them. Used by `sampler`; `model_runner` takes them.
+"""Log probabilities of chosen tokens and of the best ones beside them. Used by `sampler` and `runners.generate`.
 
 Computed on the device with the sample; the host makes the answer's form of them when it reads the step's result.
 """

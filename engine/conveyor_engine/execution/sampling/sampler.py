@@ -1,6 +1,6 @@
 """Chooses a token for every row of logits. Vectorised over rows; what no row asks for is skipped.
 
-Used by `model_runner`: `admit` sets how a row samples, and `sample` follows in each step of the row. What decides a
+Used by `runners.generate`: `admit` sets how a row samples, and `sample` follows in each step of the row. What decides a
 token stands in order in `logit_processors`, then in `Sampler._draw`.
 """
 

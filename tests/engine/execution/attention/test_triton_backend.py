@@ -19,7 +19,7 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 from conveyor_engine import execution
 from conveyor_engine.config.engine_config import AttentionBackendName, EngineConfig
 from conveyor_engine.errors import ConfigError
-from conveyor_engine.execution import model_runner, native
+from conveyor_engine.execution import native
 from conveyor_engine.execution.attention.backend import AttentionBackend, AttentionSpec, LayerShape
 from conveyor_engine.execution.attention.select import select_backend
 from conveyor_engine.execution.attention.torch_paged import TorchPaged
@@ -27,7 +27,8 @@ from conveyor_engine.execution.attention.triton_backend import TritonPaged
 from conveyor_engine.execution.kernels import decode_plan, elementwise, heads, kv_store, sample
 from conveyor_engine.execution.kernels import paged_attention as kernels
 from conveyor_engine.execution.kernels.kv_store import store
-from conveyor_engine.execution.model_runner import ModelRunner
+from conveyor_engine.execution.runners import generate
+from conveyor_engine.execution.runners.generate import GenerateRunner
 from conveyor_engine.loop.core import EngineCore
 
 pytestmark = ON_DEVICE
@@ -145,13 +146,13 @@ def test_warm_up_compiles_all_that_serving_needs(
     monkeypatch.setattr(execution.kernels, "why_missing", lambda device: None)
     monkeypatch.setattr(native, "why_missing", lambda: "not wanted")
     save_tiny_model("llama", tmp_path, num_hidden_layers=2, hidden_size=64)
-    monkeypatch.setattr(model_runner, "select_backend", lambda *_: TritonPaged(num_processors=16))
+    monkeypatch.setattr(generate, "select_backend", lambda *_: TritonPaged(num_processors=16))
     compilations = Compilations(monkeypatch)
     config = EngineConfig(
         model=str(tmp_path), device="auto", dtype="float32", attention_backend=backend,
         max_num_seqs=5, max_num_batched_tokens=40, num_kv_blocks=64, prefix_caching=False,
     )  # fmt: skip
-    core = EngineCore(config, ModelRunner(config))
+    core = EngineCore(config, GenerateRunner(config))
     warm = set(compilations.seen)
     sampling = ["_choose", "_weigh_slices"]
     assert sorted(name for name, _ in warm) == sorted(["_attend", "_attend", "_plan_decodes", *others, *sampling])

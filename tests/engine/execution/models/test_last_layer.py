@@ -9,12 +9,12 @@ from tests.engine.references import Reference, add, answers, run
 from torch import nn
 from transformers import PreTrainedModel
 
-from conveyor_engine.execution import model_runner
 from conveyor_engine.execution.batch import only_sampled
-from conveyor_engine.execution.model_runner import ModelRunner
 from conveyor_engine.execution.models.fuse import fuse_model
 from conveyor_engine.execution.models.last_layer import find_last_layer
 from conveyor_engine.execution.models.probe import probe_layers
+from conveyor_engine.execution.runners import generate
+from conveyor_engine.execution.runners.generate import GenerateRunner
 from conveyor_engine.loop.core import EngineCore
 
 CPU = torch.device("cpu")
@@ -67,7 +67,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
 def _rows_after_the_last_layer(core: EngineCore) -> list[int]:
     """To which each step adds the tokens that the last norm gets."""
     rows: list[int] = []
-    assert isinstance(core.executor, ModelRunner)
+    assert isinstance(core.executor, GenerateRunner)
     model: Any = core.executor.model
     model.model.norm.register_forward_pre_hook(lambda _, inputs: rows.append(inputs[0].shape[1]))
     return rows
@@ -89,7 +89,7 @@ def test_another_token_than_the_sampled_is_found_out(reference: Reference, monke
         return last
 
     assert answers(reference.make_core(attention_backend="native"), reference.prompts) == reference.answers
-    monkeypatch.setattr(model_runner, "only_sampled", wrong)
+    monkeypatch.setattr(generate, "only_sampled", wrong)
     assert answers(reference.make_core(attention_backend="native"), reference.prompts) != reference.answers
 
 

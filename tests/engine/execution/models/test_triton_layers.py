@@ -12,7 +12,7 @@ from tests.engine.execution.models.families import logits_of, make_model, relati
 from tests.engine.references import Reference, add, run, tokens_of
 from torch import nn
 
-from conveyor_engine.execution import kernels, model_runner, native
+from conveyor_engine.execution import kernels, native
 from conveyor_engine.execution.attention.triton_backend import TritonPaged
 from conveyor_engine.execution.kernels import elementwise
 from conveyor_engine.execution.kernels.heads import HeadNorms, prepare_heads
@@ -21,6 +21,7 @@ from conveyor_engine.execution.models.fuse import fuse_model
 from conveyor_engine.execution.models.torch_elementwise import TorchElementwise
 from conveyor_engine.execution.models.triton_elementwise import TritonElementwise
 from conveyor_engine.execution.models.triton_layers import TritonAttention, TritonDecoderLayer, _add_product
+from conveyor_engine.execution.runners import generate
 
 # Of the sigmoid of a large negative number, which is 0 then, as it should be.
 pytestmark = [pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning"), *ON_DEVICE]
@@ -115,7 +116,7 @@ def test_an_engine_on_these_layers_and_caches_gives_the_tokens_of_generate(
     reference: Callable[[str], Reference], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ref = reference("qwen3")
-    monkeypatch.setattr(model_runner, "select_backend", lambda *_: TritonPaged(num_processors=16))
+    monkeypatch.setattr(generate, "select_backend", lambda *_: TritonPaged(num_processors=16))
     core = ref.make_core(attention_backend="auto", device=DEVICE.type)
     for number in (0, 1):
         add(core, str(number), ref.prompts[number], max_tokens=5)

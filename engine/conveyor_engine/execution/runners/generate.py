@@ -46,7 +46,7 @@ from conveyor_engine.wire.step import RowMask, RowSampling, StepPlan, StepResult
 Load = Callable[[str, PretrainedConfig, torch.dtype, torch.device], PreTrainedModel]
 
 
-class ModelRunner:
+class GenerateRunner:
     """One model on one device, ready to run after construction. `loop.core` warms it up."""
 
     extra_warmup_tokens = 0

@@ -1,6 +1,6 @@
 """Runs plans of a model that embeds: whole prompts, packed -> one forward -> a vector each.
 
-Built once by `loop.process` in place of `model_runner`; it too is a `loop.executor` of one device. It keeps nothing
+Built once by `loop.process` in place of `runners.generate`; it too is a `loop.executor` of one device. It keeps nothing
 between steps: no KV cache, no rows.
 """
 
@@ -41,7 +41,7 @@ from conveyor_engine.wire.step import AdmittedRow, StepPlan, StepResult
 _ATTENTION = "packed"
 
 
-class EmbeddingRunner:
+class PoolRunner:
     """One model on one device, ready to run after construction."""
 
     def __init__(self, config: EngineConfig, progress: Callable[[str], None] = lambda _: None) -> None:
