@@ -10,6 +10,7 @@ from tests.engine.tiny_models import VOCAB_SIZE, greedy, save_tiny_model
 
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.execution.cuda_graph import Capture
+from conveyor_engine.execution.placement import open_placement
 from conveyor_engine.execution.runners.generate import GenerateRunner
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.wire.request import EngineRequest, RequestOutput, SamplingParams
@@ -45,7 +46,7 @@ class Reference:
 
     def make_core(self, *, overlap: bool = False, capture: Capture | None = None, **changes: Any) -> EngineCore:
         config = self.make_config(**changes)
-        return EngineCore(config, GenerateRunner(config, capture=capture), overlap=overlap)
+        return EngineCore(config, GenerateRunner(config, open_placement(config), capture=capture), overlap=overlap)
 
     def make_config(self, **changes: Any) -> EngineConfig:
         """An engine on this model: fp32, four rows, a budget that cuts every longer prompt into chunks."""

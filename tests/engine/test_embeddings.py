@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tests.engine.builders import Wired
-from tests.engine.embedding_cores import LENGTHS, PROMPTS, Encoder, add, answers, distance, run, vector_of
+from tests.engine.embedding_cores import LENGTHS, PROMPTS, Encoder, add, answers, distance, make_core, run, vector_of
 from tests.engine.encoders import CONTEXT_TOKENS, KINDS, embed, save_encoder
 
 from conveyor_engine.config.engine_config import EngineConfig
@@ -135,7 +135,7 @@ def test_warm_up_computes_the_largest_batch_and_the_longest_prompt(encoder: GetE
 @pytest.mark.parametrize("kind", ["bert", *COUNT_FROM_PADDING])
 def test_a_fetch_tells_the_context_that_the_engine_has(tmp_path: Path, kind: str) -> None:
     save_encoder(kind, tmp_path, max_position_embeddings=CONTEXT_TOKENS + 2)
-    length = PoolRunner(EngineConfig(model=str(tmp_path), device="cpu", dtype="float32")).facts.max_model_len
+    length = make_core(tmp_path).facts.max_model_len
     assert length == CONTEXT_TOKENS + (2 if kind == "bert" else 0)
     assert find_context_length(tmp_path) == length
 

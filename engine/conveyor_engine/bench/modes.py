@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from conveyor_engine.bench.systems import Workload
 from conveyor_engine.config.engine_config import BatchingMode, EngineConfig, Padding
+from conveyor_engine.execution.placement import open_placement
 from conveyor_engine.execution.runners.generate import GenerateRunner
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.scheduling.scheduler import Scheduler
@@ -66,7 +67,7 @@ def measure_modes(
     """The figures of every mode by its name: one warm engine, with a scheduler of its own for each mode."""
     requests = mixed_requests(workload, vocab_size)
     config = _build_config(model, dtype, workload)
-    core = EngineCore(config, GenerateRunner(config))
+    core = EngineCore(config, GenerateRunner(config, open_placement(config)))
     figures: dict[str, dict[str, object]] = {}
     for name, (mode, padding) in MODES.items():
         facts = replace(core.facts, max_num_seqs=1) if mode == "none" else core.facts

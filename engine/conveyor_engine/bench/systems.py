@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from conveyor_engine.bench.held import in_steps
 from conveyor_engine.bench.shapes import model_config
 from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.execution.placement import open_placement
 from conveyor_engine.execution.runners.generate import GenerateRunner
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.wire.request import EngineRequest, FinishReason, RequestOutput, SamplingParams
@@ -66,7 +67,7 @@ class Conveyor:
             num_threads=torch.get_num_threads(),
             **settings,
         )
-        self.runner = GenerateRunner(config, say)
+        self.runner = GenerateRunner(config, open_placement(config), say)
         self.core = EngineCore(config, self.runner, say, overlap=overlap)
         self._serial = 0
 

@@ -1,4 +1,4 @@
-"""Builds the runner of the model's task, which runs the plans. Called by `loop.process`."""
+"""Builds the runner for the model's task on this process's device. Called by `loop.process`."""
 
 from collections.abc import Callable
 
@@ -6,6 +6,7 @@ from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import ModelError
 from conveyor_engine.execution.models import checks
 from conveyor_engine.execution.models.sentence_files import find_task
+from conveyor_engine.execution.placement import open_placement
 from conveyor_engine.execution.runners.generate import GenerateRunner
 from conveyor_engine.execution.runners.pool import PoolRunner
 from conveyor_engine.wire.request import Task
@@ -16,7 +17,7 @@ def build_runner(config: EngineConfig, progress: Callable[[str], None] = lambda 
     """Loads the model. Raises ConfigError or ModelError; what else it raises is a bug or a broken device."""
     runner = GenerateRunner if find_task(config) is Task.GENERATE else PoolRunner
     try:
-        return runner(config, progress)
+        return runner(config, open_placement(config), progress)
     except (MemoryError, OSError, RuntimeError) as error:
         if not checks.is_out_of_memory(error):
             raise

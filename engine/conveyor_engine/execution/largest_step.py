@@ -1,9 +1,10 @@
-"""Finds the memory that the largest step takes beside the weights. Used by both runners after the model is loaded."""
+"""Finds the memory that the largest step takes beside the weights. Used by `start` after the model is loaded."""
 
 from collections.abc import Callable
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from conveyor_engine.errors import ModelError
 from conveyor_engine.execution.models.packed_linear import PackedLinear
@@ -27,11 +28,13 @@ def measure_step(device: torch.device, num_tokens: int, lower: str, run: Callabl
     return int(peak)
 
 
-def estimate_step(model: nn.Module, num_tokens: int, head: nn.Module | None = None) -> int:
-    """Bytes on a CPU: float32 inputs and outputs of two of the widest layers, the head's not counted."""
+def estimate_step(model: PreTrainedModel, num_tokens: int, num_logits: int) -> int:
+    """Bytes on a CPU: float32 inputs and outputs of two of the widest layers but the head, and the float32 logits."""
+    head = model.get_output_embeddings()
     linears = [m for m in model.modules() if isinstance(m, PackedLinear | nn.Linear)]
     widest = max((m.in_features + m.out_features for m in linears if m is not head), default=0)
-    return 4 * 2 * widest * num_tokens
+    vocab_size = int(model.get_input_embeddings().num_embeddings)
+    return 4 * (2 * widest * num_tokens + vocab_size * num_logits)
 
 
 def too_large(num_tokens: int, lower: str) -> ModelError:

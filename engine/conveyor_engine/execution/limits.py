@@ -1,13 +1,10 @@
-"""Chooses device, threads, context and batch limits from configuration, model and machine. Used by both runners."""
-
-import os
+"""Chooses context and batch limits from configuration, model and device. Used by `start` and the runners."""
 
 import torch
 from transformers import PretrainedConfig
 
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import ConfigError
-from conveyor_engine.execution import machine
 
 # Tokens of one step: enough to saturate the device's matrix units, few enough that decodes do not wait long.
 DEFAULT_BATCHED_TOKENS = {"cpu": 1024, "cuda": 8192}
@@ -16,22 +13,6 @@ DEFAULT_BATCHED_TOKENS = {"cpu": 1024, "cuda": 8192}
 def dtype_name(dtype: torch.dtype) -> str:
     """The type's name in the configuration's spelling."""
     return str(dtype).removeprefix("torch.")
-
-
-def open_device(config: EngineConfig) -> torch.device:
-    """The device that the configuration asks for. On a CPU, sets torch's number of threads too."""
-    device = machine.choose_device(config.device)
-    if device.type == "cpu":
-        _set_num_threads(config.num_threads)
-    return device
-
-
-def _set_num_threads(num_threads: int | None) -> None:
-    """Threads as configured, else as OMP_NUM_THREADS says, else one for each CPU of the container's limit."""
-    if num_threads is not None:
-        torch.set_num_threads(num_threads)
-    elif "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(machine.num_cpus())
 
 
 def find_context(model_config: PretrainedConfig) -> int | None:
@@ -65,10 +46,3 @@ def choose_batch_limits(config: EngineConfig, device: torch.device) -> tuple[int
             "a step must have room for one token of each request"
         )
     return max_num_seqs, tokens
-
-
-def free_cached_memory(device: torch.device) -> None:
-    """Returns torch's cached memory to the device. Raises if the device is broken."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        torch.cuda.empty_cache()

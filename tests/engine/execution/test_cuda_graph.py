@@ -12,6 +12,7 @@ from tests.engine.references import Reference, answers
 
 from conveyor_engine.execution import native
 from conveyor_engine.execution.cuda_graph import CudaCapture, Work
+from conveyor_engine.execution.placement import open_placement
 from conveyor_engine.execution.runners import generate
 from conveyor_engine.execution.runners.generate import GenerateRunner
 from conveyor_engine.loop.core import EngineCore
@@ -88,7 +89,9 @@ def test_a_capture_that_fails_leaves_an_engine_that_starts_without_graphs(
     monkeypatch.setattr(generate, "free_cached_memory", lambda _: torch.cuda.empty_cache())
     lines: list[str] = []
     config = ref.make_config(attention_backend="native", max_num_batched_tokens=200)
-    runner = GenerateRunner(config, lines.append, capture=lambda work: capture(cuda.during(work)))
+    runner = GenerateRunner(
+        config, open_placement(config), lines.append, capture=lambda work: capture(cuda.during(work))
+    )
     assert runner.graphs is not None
     assert runner.graphs.sizes == []
     cause = SYNCHRONIZED if work_raises else INVALIDATED

@@ -16,6 +16,7 @@ from tests.engine.tiny_models import VOCAB_SIZE
 from conveyor_engine.execution import cuda_graph, native
 from conveyor_engine.execution.cuda_graph import Work, choose_capture, run_again
 from conveyor_engine.execution.decode_graphs import DecodeGraphs, batch_sizes, is_decode_only
+from conveyor_engine.execution.placement import open_placement
 from conveyor_engine.execution.runners.generate import GenerateRunner
 from conveyor_engine.execution.sampling.processor import Samples
 from conveyor_engine.loop.core import EngineCore
@@ -164,7 +165,7 @@ def test_a_capture_that_fails_leaves_smaller_steps_to_the_host_and_says_so_once(
             return work
 
         config = ref.make_config(attention_backend="native", max_num_batched_tokens=200)
-        core = EngineCore(config, GenerateRunner(config, lines.append, capture=fail_after))
+        core = EngineCore(config, GenerateRunner(config, open_placement(config), lines.append, capture=fail_after))
         assert graphs_of(core).sizes == sizes
         assert [line.split()[0] for line in lines if "cuda_graph_failed" in line] == ["event=cuda_graph_failed"]
         assert answers(core, ref.prompts) == ref.answers

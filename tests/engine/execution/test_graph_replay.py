@@ -24,6 +24,7 @@ from conveyor_engine.execution.attention.triton_backend import TritonPaged
 from conveyor_engine.execution.cuda_graph import Work
 from conveyor_engine.execution.decode_graphs import DecodeGraphs
 from conveyor_engine.execution.kernels import paged_attention
+from conveyor_engine.execution.placement import open_placement
 from conveyor_engine.execution.runners import generate
 from conveyor_engine.execution.runners.generate import GenerateRunner
 from conveyor_engine.loop.core import EngineCore
@@ -107,7 +108,7 @@ def test_a_recorded_step_replayed_over_other_numbers_gives_the_tokens_of_generat
         model=str(tmp_path), device="cpu", dtype="float32", max_model_len=96, max_num_seqs=3,
         num_kv_blocks=32, max_num_batched_tokens=64, warmup=False,
     )  # fmt: skip
-    runner = GenerateRunner(config, capture=capture)
+    runner = GenerateRunner(config, open_placement(config), capture=capture)
     assert runner.graphs is not None
     assert runner.graphs.sizes == [1, 2, 3], "every step could be recorded"
     core = EngineCore(config, runner)

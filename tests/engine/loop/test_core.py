@@ -16,6 +16,8 @@ from tests.engine.tiny_models import VOCAB_SIZE
 from conveyor_engine.errors import InvalidRequest, ModelError, Overloaded, StartError
 from conveyor_engine.execution import machine
 from conveyor_engine.execution.attention.backend import LayerShape
+from conveyor_engine.execution.attention.torch_paged import TorchPaged
+from conveyor_engine.execution.placement import open_placement
 from conveyor_engine.execution.runners.generate import GenerateRunner
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.wire.request import FinishReason
@@ -58,8 +60,7 @@ def test_the_largest_step_is_left_its_room_beside_the_kv_cache(
     reference: GetReference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ref, free = reference("llama"), 64 * 2**20
-    backend = GenerateRunner(ref.make_config()).backend
-    block_bytes = backend.block_bytes([LayerShape(4, 2, 12, 12)] * 3, 16, torch.float32)
+    block_bytes = TorchPaged().block_bytes([LayerShape(4, 2, 12, 12)] * 3, 16, torch.float32)
     monkeypatch.setattr(machine, "free_memory_bytes", lambda _: free)
     ref.make_core(num_kv_blocks=int(free * 0.85) // block_bytes)
     with pytest.raises(StartError, match="lower `num_kv_blocks`"):
@@ -121,7 +122,7 @@ def test_progress_is_told_as_key_value_lines(reference: GetReference) -> None:
     lines: list[str] = []
     ref = reference("llama")
     config = ref.make_config(warmup=True)
-    EngineCore(config, GenerateRunner(config, lines.append), lines.append)
+    EngineCore(config, GenerateRunner(config, open_placement(config), lines.append), lines.append)
     events = [line.split()[0] for line in lines]
     assert events == ["event=model_loading", "event=model_loaded", "event=kv_cache_allocated", "event=warmed_up"]
 

@@ -16,6 +16,7 @@ from conveyor_engine.bench.shapes import model_config
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.execution.attention import interface
 from conveyor_engine.execution.cuda_graph import run_again
+from conveyor_engine.execution.placement import open_placement
 from conveyor_engine.execution.runners.generate import GenerateRunner
 from conveyor_engine.loop.core import EngineCore
 
@@ -44,7 +45,7 @@ def write_config(folder: Path, shape: str) -> Path:
 def open_core(config: EngineConfig, say: Callable[[str], None]) -> EngineCore:
     """As the engine process opens one: on a GPU, steps run ahead, and graphs replay decodes; a rehearsal pretends."""
     rehearsed = run_again if config.device == "cpu" and not config.enforce_eager else None
-    runner = GenerateRunner(config, say, make_model, capture=rehearsed)
+    runner = GenerateRunner(config, open_placement(config), say, make_model, capture=rehearsed)
     return EngineCore(config, runner, say, overlap=runner.facts.device != "cpu")
 
 

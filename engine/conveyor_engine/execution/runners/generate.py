@@ -1,49 +1,35 @@
 """Runs plans: packed batch -> forward -> sampled tokens. The first file on a request's way that knows torch.
 
-Built once by `loop.process`, then called for every step: it is the `loop.executor` of one device. Owns the model, the
-KV caches and the rows; knows nothing of requests, queues or policies. A step of decodes alone is replayed by
-`decode_graphs` where there are graphs; every other step is eager.
+Built once by `build`, then called for every step: it is the `loop.executor` of one device. Owns the model, the KV
+caches and the rows; knows nothing of requests, queues or policies. Where there are graphs, `decode_graphs` replays a
+step of decodes alone. Every other step is eager.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from conveyor_engine.config.engine_config import EngineConfig
-from conveyor_engine.execution import machine
 from conveyor_engine.execution.attention.backend import LayerShape
 from conveyor_engine.execution.attention.interface import Paged, PagedStep, Probe
 from conveyor_engine.execution.attention.select import select_backend
 from conveyor_engine.execution.batch import build_batch, only_sampled
 from conveyor_engine.execution.cuda_graph import Capture, choose_capture
 from conveyor_engine.execution.decode_graphs import DecodeGraphs, is_decode_only
-from conveyor_engine.execution.kv_budget import plan_num_blocks
-from conveyor_engine.execution.largest_step import estimate_step, measure_step
-from conveyor_engine.execution.limits import (
-    choose_batch_limits,
-    choose_max_model_len,
-    dtype_name,
-    find_context,
-    free_cached_memory,
-    open_device,
-)
-from conveyor_engine.execution.models.fuse import fuse_model
+from conveyor_engine.execution.limits import choose_max_model_len, find_context
 from conveyor_engine.execution.models.last_layer import find_last_layer
-from conveyor_engine.execution.models.loader import load_config, load_model
 from conveyor_engine.execution.models.native_layers import join_layers
 from conveyor_engine.execution.models.probe import probe_layers
+from conveyor_engine.execution.placement import Placement, free_cached_memory
 from conveyor_engine.execution.rows import Rows
 from conveyor_engine.execution.sampling.logprobs import Logprobs
 from conveyor_engine.execution.sampling.processor import Samples
 from conveyor_engine.execution.sampling.sampler import Sampled, Sampler, peak_bytes
+from conveyor_engine.execution.start import Load, Progress, Start
 from conveyor_engine.execution.transfer import HostCopy
-from conveyor_engine.wire.request import ModelFacts
 from conveyor_engine.wire.step import RowMask, RowSampling, StepPlan, StepResult
-
-Load = Callable[[str, PretrainedConfig, torch.dtype, torch.device], PreTrainedModel]
 
 
 class GenerateRunner:
@@ -54,83 +40,70 @@ class GenerateRunner:
     def __init__(
         self,
         config: EngineConfig,
-        progress: Callable[[str], None] = lambda _: None,
-        load: Load = load_model,
+        placement: Placement,
+        progress: Progress = lambda _: None,
+        load: Load | None = None,
         capture: Capture | None = None,
     ) -> None:
-        """Loads the model and makes the KV caches. Raises ConfigError or ModelError.
+        """Loads the model and allocates the KV caches. Raises ConfigError or ModelError.
 
-        `load`: another way to the model than its weights on disk, for measurements. `capture`: in place of CUDA graphs,
-        without which a CPU computes no step of decodes apart.
+        `load`: as in `Start`. `capture`: used in place of CUDA graphs, so that a CPU can replay decodes too.
         """
-        self._load_model = load
-        self.device = open_device(config)
-        model_config = load_config(config.model)
-        dtype = machine.choose_dtype(config.dtype, self.device, model_config)
-        max_model_len = choose_max_model_len(config, find_context(model_config))
-        max_num_seqs, max_num_batched_tokens = choose_batch_limits(config, self.device)
-        self.model, layers = self._load(config, model_config, dtype, progress)
-        self.backend = select_backend(config.attention_backend, self.device, dtype, config.block_size)
+        start = Start(config, placement, progress, load=load)
+        self.device = start.device
+        max_model_len = choose_max_model_len(config, find_context(start.model_config))
+        self.model = start.load()
+        layers = probe_layers(self.model, self.device)
+        start.fuse(self.model, len(layers))
+        join_layers(self.model)
+        self.backend = select_backend(config.attention_backend, self.device, start.dtype, config.block_size)
         capture = capture or choose_capture(self.device, config.enforce_eager)
         if not self.backend.decodes_without_host:
             capture = None
-        spare = int(capture is not None)  # a row and a block, for padding
+        num_spare = int(capture is not None)  # rows and blocks for the padding of graphs
         self.last_layer = find_last_layer(self.model, layers)
-        self._rows = Rows(max_num_seqs + spare, max_model_len, config.block_size, self.device)
-        block_bytes = self.backend.block_bytes(layers, config.block_size, dtype)
-        vocab_size = self.model.get_input_embeddings().num_embeddings
-        step_bytes = self._forward_bytes(max_num_seqs, max_num_batched_tokens, max_model_len, vocab_size)
-        step_bytes += peak_bytes(max_num_seqs, vocab_size)
-        if spare:
-            step_bytes += self._forward_bytes(max_num_seqs, max_num_seqs, max_model_len, vocab_size) + block_bytes
-        num_blocks = plan_num_blocks(
-            config,
-            max_num_seqs=max_num_seqs,
+        self._rows = Rows(start.max_num_seqs + num_spare, max_model_len, config.block_size, self.device)
+        num_blocks = self._allocate(start, layers, max_model_len, num_spare)
+        self.facts = start.facts(
+            self.model,
             max_model_len=max_model_len,
-            block_bytes=block_bytes,
-            free_bytes=max(0, machine.free_memory_bytes(self.device) - step_bytes),
-            is_cpu=self.device.type == "cpu",
-        )
-        self.backend.allocate(layers, num_blocks + spare, config.block_size, dtype, self.device)
-        progress(
-            f"event=kv_cache_allocated backend={self.backend.name} blocks={num_blocks} block_size={config.block_size} "
-            f"mib={num_blocks * block_bytes / 2**20:.0f}"
-        )
-        self.facts = ModelFacts(
-            max_model_len=max_model_len,
-            vocab_size=vocab_size,
-            eos_token_ids=_eos_token_ids(self.model, vocab_size),
-            dtype=dtype_name(dtype),
-            device=str(self.device),
             attention_backend=self.backend.name,
+            eos_token_ids=_eos_token_ids(self.model),
             num_kv_blocks=num_blocks,
-            block_size=config.block_size,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
         )
-        self._sampler = Sampler(max_num_seqs, vocab_size, self.device)
+        self._sampler = Sampler(start.max_num_seqs, self.facts.vocab_size, self.device)
         self.graphs = self._make_graphs(capture, num_blocks, progress) if capture is not None else None
 
-    def _load(
-        self,
-        config: EngineConfig,
-        model_config: PretrainedConfig,
-        dtype: torch.dtype,
-        progress: Callable[[str], None],
-    ) -> tuple[PreTrainedModel, list[LayerShape]]:
-        """Loads the model, with our own layers where they compute the same. Returns it and its layers' geometry."""
-        started = time.monotonic()
-        progress(f"event=model_loading path={config.model} device={self.device} dtype={dtype_name(dtype)}")
-        model = self._load_model(config.model, model_config, dtype, self.device)
-        layers = probe_layers(model, self.device)
-        if config.attention_backend != "torch":  # torch = transformers' own modules throughout
-            fused = fuse_model(model)
-            join_layers(model)
-            progress("event=model_fused " + " ".join(f"{kind}={count}" for kind, count in fused.items()))
-        progress(f"event=model_loaded layers={len(layers)} seconds={time.monotonic() - started:.1f}")
-        return model, layers
+    def _allocate(self, start: Start, layers: list[LayerShape], max_model_len: int, num_spare: int) -> int:
+        """Allocates the KV caches beside the largest step. Returns the number of blocks but the spare ones."""
+        block_size, dtype = start.config.block_size, start.dtype
+        block_bytes = self.backend.block_bytes(layers, block_size, dtype)
+        vocab_size = self.model.get_input_embeddings().num_embeddings
+        step_bytes = self._find_step_bytes(start, start.max_num_batched_tokens, max_model_len)
+        step_bytes += peak_bytes(start.max_num_seqs, vocab_size)
+        if num_spare:  # graphs keep the memory of their largest step
+            step_bytes += self._find_step_bytes(start, start.max_num_seqs, max_model_len) + num_spare * block_bytes
+        num_blocks = start.plan_num_blocks(max_model_len, block_bytes, step_bytes)
+        self.backend.allocate(layers, num_blocks + num_spare, block_size, dtype, self.device)
+        start.progress(
+            f"event=kv_cache_allocated backend={self.backend.name} blocks={num_blocks} block_size={block_size} "
+            f"mib={num_blocks * block_bytes / 2**20:.0f}"
+        )
+        return num_blocks
 
-    def _make_graphs(self, capture: Capture, spare_block: int, progress: Callable[[str], None]) -> DecodeGraphs:
+    def _find_step_bytes(self, start: Start, num_tokens: int, max_model_len: int) -> int:
+        """Memory of a forward of so many tokens, with logits for every row."""
+        positions = torch.arange(num_tokens, device=self.device)[None] % max_model_len
+        step = (torch.zeros_like(positions), positions, positions.new_zeros(start.max_num_seqs), Probe())
+        return start.find_step_bytes(
+            self.model,
+            num_tokens,
+            "`max_num_batched_tokens`",
+            lambda: self._forward(*step),
+            num_logits=start.max_num_seqs,
+        )
+
+    def _make_graphs(self, capture: Capture, spare_block: int, progress: Progress) -> DecodeGraphs:
         """Captures what fits."""
         block_size = self.facts.block_size
         graphs = DecodeGraphs(self._rows, self.backend, self._forward, block_size=block_size, spare_block=spare_block)
@@ -188,15 +161,6 @@ class GenerateRunner:
         ).logits
         return logits[0]
 
-    def _forward_bytes(self, max_num_seqs: int, num_tokens: int, max_model_len: int, vocab_size: int) -> int:
-        """Memory the largest forward needs besides weights and KV cache: measured on CUDA, estimated on a CPU."""
-        if self.device.type == "cpu":
-            logits_bytes = 4 * max_num_seqs * vocab_size
-            return estimate_step(self.model, num_tokens, self.model.get_output_embeddings()) + logits_bytes
-        positions = torch.arange(num_tokens, device=self.device)[None] % max_model_len
-        step = (torch.zeros_like(positions), positions, positions.new_zeros(max_num_seqs), Probe())
-        return measure_step(self.device, num_tokens, "`max_num_batched_tokens`", lambda: self._forward(*step))
-
 
 def _start_copy(number: int, sampled: Sampled) -> Callable[[], StepResult]:
     """Starts the copy to the host. The returned function waits for it and makes the step's result."""
@@ -211,8 +175,9 @@ def _start_copy(number: int, sampled: Sampled) -> Callable[[], StepResult]:
     return read
 
 
-def _eos_token_ids(model: PreTrainedModel, vocab_size: int) -> tuple[int, ...]:
+def _eos_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
     """The tokens that end a text, of the generation config or else of the model's. Drops ids that are no tokens."""
+    vocab_size = model.get_input_embeddings().num_embeddings
     for config in (model.generation_config, model.config.get_text_config()):
         eos = getattr(config, "eos_token_id", None)
         if eos is not None:

@@ -1,10 +1,9 @@
 """Runs plans of a model that embeds: whole prompts, packed -> one forward -> a vector each.
 
-Built once by `loop.process` in place of `runners.generate`; it too is a `loop.executor` of one device. It keeps nothing
-between steps: no KV cache, no rows.
+Built once by `build`, in place of `generate`: it too is the `loop.executor` of one device. It keeps nothing between
+steps: no KV cache, no rows.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from itertools import accumulate, chain
 from pathlib import Path
@@ -12,30 +11,23 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig
 
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import ConfigError
 from conveyor_engine.execution import machine
 from conveyor_engine.execution.attention.interface import Probe
 from conveyor_engine.execution.attention.packed_native import choose_packed
-from conveyor_engine.execution.largest_step import estimate_step, measure_step, too_large
-from conveyor_engine.execution.limits import (
-    choose_batch_limits,
-    choose_max_model_len,
-    dtype_name,
-    find_context,
-    free_cached_memory,
-    open_device,
-)
-from conveyor_engine.execution.models.fuse import fuse_model
-from conveyor_engine.execution.models.loader import load_config, load_model
+from conveyor_engine.execution.largest_step import too_large
+from conveyor_engine.execution.limits import choose_max_model_len, find_context
 from conveyor_engine.execution.models.packing import find_first_position
 from conveyor_engine.execution.models.probe import run_probe
 from conveyor_engine.execution.models.sentence_files import read_pooling
+from conveyor_engine.execution.placement import Placement, free_cached_memory
 from conveyor_engine.execution.pooling import finish, pool
+from conveyor_engine.execution.start import Progress, Start
 from conveyor_engine.execution.transfer import HostCopy, to_device
-from conveyor_engine.wire.request import EmbeddingFacts, ModelFacts, PoolingParams, Task
+from conveyor_engine.wire.request import EmbeddingFacts, PoolingParams, Task
 from conveyor_engine.wire.step import AdmittedRow, StepPlan, StepResult
 
 _ATTENTION = "packed"
@@ -44,52 +36,26 @@ _ATTENTION = "packed"
 class PoolRunner:
     """One model on one device, ready to run after construction."""
 
-    def __init__(self, config: EngineConfig, progress: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(self, config: EngineConfig, placement: Placement, progress: Progress = lambda _: None) -> None:
         """Loads the model. Raises ConfigError or ModelError."""
         _check(config)
-        self.device = open_device(config)
-        model_config = load_config(config.model, Task.EMBED)
-        dtype = machine.choose_dtype(config.dtype, self.device, model_config)
+        start = Start(config, placement, progress, Task.EMBED)
+        self.device = start.device
         self._pooling = read_pooling(Path(config.model))
-        max_num_seqs, max_num_batched_tokens = choose_batch_limits(config, self.device)
-        self.model = self._load(config, model_config, dtype, progress)
-        self.facts = ModelFacts(
-            max_model_len=choose_max_model_len(config, self._find_limit(model_config)),
-            vocab_size=self.model.get_input_embeddings().num_embeddings,
-            eos_token_ids=(),
-            dtype=dtype_name(dtype),
-            device=str(self.device),
+        self.model = start.load()
+        probe = run_probe(self.model, Probe(runs_bidirectional=True), self.device)
+        self._mode = self._pooling.mode or ("last" if probe.is_causal else "mean")
+        self._first_position = find_first_position(self.model)
+        self._pack = choose_packed(config.attention_backend, self.device, start.dtype)
+        start.fuse(self.model, len(probe.shapes))
+        self.facts = start.facts(
+            self.model,
+            max_model_len=choose_max_model_len(config, self._find_limit(start.model_config)),
             attention_backend=_ATTENTION,
-            num_kv_blocks=0,
-            block_size=config.block_size,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            embedding=_describe(model_config, self._size),
+            embedding=_describe(start.model_config),
         )
         progress(f"event=pooling_chosen mode={self._mode} normalizes={str(self._pooling.normalizes).lower()}")
-        progress(f"event=largest_step_fits mib={self._find_step_bytes() / 2**20:.0f}")
-
-    def _load(
-        self,
-        config: EngineConfig,
-        model_config: PretrainedConfig,
-        dtype: torch.dtype,
-        progress: Callable[[str], None],
-    ) -> PreTrainedModel:
-        """Loads the model, with our own layers where they compute the same. Sets what a forward needs to know of it."""
-        started = time.monotonic()
-        progress(f"event=model_loading path={config.model} device={self.device} dtype={dtype_name(dtype)} task=embed")
-        model = load_model(config.model, model_config, dtype, self.device, Task.EMBED)
-        probe = run_probe(model, Probe(runs_bidirectional=True), self.device)
-        self._mode = self._pooling.mode or ("last" if probe.is_causal else "mean")
-        self._first_position = find_first_position(model)
-        self._pack = choose_packed(config.attention_backend, self.device, dtype)
-        if config.attention_backend != "torch":  # torch = transformers' own modules throughout
-            fused = fuse_model(model)
-            progress("event=model_fused " + " ".join(f"{kind}={count}" for kind, count in fused.items()))
-        self._size = int(model_config.hidden_size)
-        progress(f"event=model_loaded layers={len(probe.shapes)} seconds={time.monotonic() - started:.1f}")
-        return model
+        progress(f"event=largest_step_fits mib={self._find_step_bytes(start) / 2**20:.0f}")
 
     def _find_limit(self, model_config: PretrainedConfig) -> int | None:
         """Tokens of the longest prompt that the model was made for; None if no file says so."""
@@ -97,17 +63,17 @@ class PoolRunner:
         usable = None if positions is None else positions - self._first_position
         return min((limit for limit in (usable, self._pooling.max_seq_length) if limit is not None), default=None)
 
-    def _find_step_bytes(self) -> int:
-        """Memory of the largest step: measured on CUDA, estimated on a CPU. Raises ModelError if it does not fit."""
-        facts, lower = self.facts, "`max_num_batched_tokens` or `max_model_len`"
+    def _find_step_bytes(self, start: Start) -> int:
+        """Memory of the largest step. Raises ModelError if it does not fit."""
+        facts, settings = self.facts, "`max_num_batched_tokens` or `max_model_len`"
         longest = facts.max_model_len  # it may have a step alone
         num_tokens = max(longest, min(facts.max_num_batched_tokens, facts.max_num_seqs * longest))
-        lengths = [min(longest, num_tokens - start) for start in range(0, num_tokens, longest)]
-        if self.device.type == "cuda":
-            return measure_step(self.device, num_tokens, lower, lambda: self._pool([[0] * n for n in lengths]))
-        step_bytes = estimate_step(self.model, num_tokens)
-        if step_bytes > machine.free_memory_bytes(self.device):
-            raise too_large(num_tokens, lower)
+        lengths = [min(longest, num_tokens - first) for first in range(0, num_tokens, longest)]
+        step_bytes = start.find_step_bytes(
+            self.model, num_tokens, settings, lambda: self._pool([[0] * length for length in lengths])
+        )
+        if self.device.type == "cpu" and step_bytes > machine.free_memory_bytes(self.device):
+            raise too_large(num_tokens, settings)
         return step_bytes
 
     def begin(self, plan: StepPlan) -> Callable[[object], Callable[[], StepResult]]:
@@ -167,8 +133,9 @@ def _check(config: EngineConfig) -> None:
         )
 
 
-def _describe(model_config: PretrainedConfig, size: int) -> EmbeddingFacts:
+def _describe(model_config: PretrainedConfig) -> EmbeddingFacts:
     """Reads the fields of config.json that vLLM reads: `is_matryoshka`, `matryoshka_dimensions`."""
+    size = int(model_config.hidden_size)
     named = getattr(model_config, "matryoshka_dimensions", None)
     named = named if isinstance(named, list | tuple) else ()
     named = tuple(sorted({d for d in named if type(d) is int and 1 <= d <= size}))

@@ -27,6 +27,7 @@ from conveyor_engine.execution.attention.triton_backend import TritonPaged
 from conveyor_engine.execution.kernels import decode_plan, elementwise, heads, kv_store, sample
 from conveyor_engine.execution.kernels import paged_attention as kernels
 from conveyor_engine.execution.kernels.kv_store import store
+from conveyor_engine.execution.placement import open_placement
 from conveyor_engine.execution.runners import generate
 from conveyor_engine.execution.runners.generate import GenerateRunner
 from conveyor_engine.loop.core import EngineCore
@@ -152,7 +153,7 @@ def test_warm_up_compiles_all_that_serving_needs(
         model=str(tmp_path), device="auto", dtype="float32", attention_backend=backend,
         max_num_seqs=5, max_num_batched_tokens=40, num_kv_blocks=64, prefix_caching=False,
     )  # fmt: skip
-    core = EngineCore(config, GenerateRunner(config))
+    core = EngineCore(config, GenerateRunner(config, open_placement(config)))
     warm = set(compilations.seen)
     sampling = ["_choose", "_weigh_slices"]
     assert sorted(name for name, _ in warm) == sorted(["_attend", "_attend", "_plan_decodes", *others, *sampling])

@@ -1,0 +1,112 @@
+"""Starts a runner: configuration, limits, weights, our own layers, memory, facts.
+
+Called by the runners, in this order: `Start`, `load`, the runner's own probe of the loaded model, `fuse`, the largest
+step, `facts`. Order, log lines and errors are the same for every runner. Knows no plans and no rows.
+"""
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+
+from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.execution import machine
+from conveyor_engine.execution.kv_budget import plan_num_blocks
+from conveyor_engine.execution.largest_step import estimate_step, measure_step
+from conveyor_engine.execution.limits import choose_batch_limits, dtype_name
+from conveyor_engine.execution.models.fuse import fuse_model
+from conveyor_engine.execution.models.loader import load_config, load_model
+from conveyor_engine.execution.placement import Placement
+from conveyor_engine.wire.request import EmbeddingFacts, ModelFacts, Task
+
+Progress = Callable[[str], None]
+Load = Callable[[str, PretrainedConfig, torch.dtype, torch.device], PreTrainedModel]
+
+
+class Start:
+    """The start of one runner on one device."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        placement: Placement,
+        progress: Progress,
+        task: Task = Task.GENERATE,
+        load: Load | None = None,
+    ) -> None:
+        """Reads the model's configuration, and chooses number type and batch limits. Raises ConfigError or ModelError.
+
+        `load`: a source of the model other than its weights on disk, for measurements.
+        """
+        self.device = placement.device
+        self.model_config = load_config(config.model, task)
+        self.dtype = machine.choose_dtype(config.dtype, self.device, self.model_config)
+        self.max_num_seqs, self.max_num_batched_tokens = choose_batch_limits(config, self.device)
+        self.config, self._task, self.progress = config, task, progress
+        self._load_model = load or partial(load_model, task=task)
+        self._began = 0.0
+
+    def load(self) -> PreTrainedModel:
+        """Loads the model, all of transformers' own modules. Raises ModelError."""
+        self._began = time.monotonic()
+        task = "" if self._task is Task.GENERATE else f" task={self._task.value}"
+        path = self.config.model
+        self.progress(f"event=model_loading path={path} device={self.device} dtype={dtype_name(self.dtype)}{task}")
+        return self._load_model(path, self.model_config, self.dtype, self.device)
+
+    def fuse(self, model: PreTrainedModel, num_layers: int) -> None:
+        """Replaces modules by our own where they compute the same; for `attention_backend: torch` none."""
+        if self.config.attention_backend != "torch":
+            fused = fuse_model(model)
+            self.progress("event=model_fused " + " ".join(f"{kind}={count}" for kind, count in fused.items()))
+        self.progress(f"event=model_loaded layers={num_layers} seconds={time.monotonic() - self._began:.1f}")
+
+    def find_step_bytes(
+        self, model: PreTrainedModel, num_tokens: int, settings: str, run: Callable[[], object], num_logits: int = 0
+    ) -> int:
+        """Memory of a step beside weights and KV cache: measured on CUDA, estimated on a CPU.
+
+        `run` computes the step. Raises ModelError, which names the `settings` that make the step smaller, if a GPU has
+        too little memory.
+        """
+        if self.device.type == "cuda":
+            return measure_step(self.device, num_tokens, settings, run)
+        return estimate_step(model, num_tokens, num_logits)
+
+    def plan_num_blocks(self, max_model_len: int, block_bytes: int, step_bytes: int) -> int:
+        """Number of KV blocks in the memory that weights and the largest step leave. Raises ConfigError."""
+        return plan_num_blocks(
+            self.config,
+            max_num_seqs=self.max_num_seqs,
+            max_model_len=max_model_len,
+            block_bytes=block_bytes,
+            free_bytes=max(0, machine.free_memory_bytes(self.device) - step_bytes),
+            is_cpu=self.device.type == "cpu",
+        )
+
+    def facts(
+        self,
+        model: PreTrainedModel,
+        *,
+        max_model_len: int,
+        attention_backend: str,
+        eos_token_ids: tuple[int, ...] = (),
+        num_kv_blocks: int = 0,
+        embedding: EmbeddingFacts | None = None,
+    ) -> ModelFacts:
+        """What the start found out, with what only the runner knows."""
+        return ModelFacts(
+            max_model_len=max_model_len,
+            vocab_size=model.get_input_embeddings().num_embeddings,
+            eos_token_ids=eos_token_ids,
+            dtype=dtype_name(self.dtype),
+            device=str(self.device),
+            attention_backend=attention_backend,
+            num_kv_blocks=num_kv_blocks,
+            block_size=self.config.block_size,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            embedding=embedding,
+        )
