@@ -18,6 +18,7 @@ from conveyor_engine.config.sources import add_flags, parse_config
 from conveyor_engine.errors import ConfigError, StartError
 from conveyor_engine.logs import configure_logging
 from conveyor_engine.termination import write_facts, write_termination_message
+from conveyor_process.running import drop_unwritten
 
 _log = logging.getLogger("conveyor_engine")
 
@@ -64,6 +65,8 @@ def main(arguments: Sequence[str]) -> int:
         _log.error("event=cannot_start reason=%s message=%s", error.reason, error)
         write_termination_message(error.reason, str(error))
         return 2 if isinstance(error, ConfigError) else 1
+    finally:
+        drop_unwritten()
 
 
 def _bench(arguments: list[str]) -> int:

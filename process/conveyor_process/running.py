@@ -1,5 +1,6 @@
 """A program from its first line to its last: settings, log, work, exit code. Called by each `__main__`."""
 
+import contextlib
 import gc
 import logging
 import os
@@ -35,9 +36,26 @@ def run_program(program: Program[S], run: Callable[[S], None]) -> int:
         gc.freeze()  # what is imported stays, and need not be looked at again and again
         run(settings)
     except SettingsError as error:
-        print(f"python -m {program.module}: {error}", file=sys.stderr)
+        with contextlib.suppress(OSError):
+            print(f"python -m {program.module}: {error}", file=sys.stderr)
         return 2
     except Exception:
         logging.getLogger(program.module).exception("event=failed")
         return 1
+    finally:
+        drop_unwritten()
     return 0
+
+
+def drop_unwritten() -> None:
+    """Drops what standard output and error do not take: on a full disk Python would end with code 120, whatever it did.
+
+    A log line that cannot be written is dropped by `logging` itself.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            nothing = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nothing, stream.fileno())
+            os.close(nothing)
