@@ -3,6 +3,7 @@
 `Faults` makes it misbehave the ways that a fetch must survive: wrong bytes, a crawl, a cut connection.
 """
 
+import gzip
 import json
 import os
 import re
@@ -36,6 +37,7 @@ class Faults:
     short: frozenset[str] = frozenset()  # their second half never comes, and no header says so
     cut: set[str] = field(default_factory=set)  # the connection of their next answer is reset in its middle
     storage: str | None = None  # where another hub runs, to which every request for a file is redirected
+    compressed: bool = False  # descriptions come as gzip, whatever was asked for
     info: Mapping[str, object] = field(default_factory=dict)  # of every repository, instead of what is so
 
 
@@ -192,6 +194,9 @@ class _Handler(BaseHTTPRequestHandler):
         body = json.dumps(content).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
+        if self.server.faults.compressed:
+            body = gzip.compress(body)
+            self.send_header("Content-Encoding", "gzip")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command == "GET":

@@ -21,10 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, NoCredentialsError
 from botocore.session import Session
+from urllib3.exceptions import HTTPError
 
 from conveyor_engine.errors import ModelError
+from conveyor_engine.fetching.answers import MAX_ANSWER_BYTES, MAX_FILES, failed, limit_chunks
 from conveyor_engine.fetching.source import (
     POOLING_FILE,
     ProgressFile,
@@ -36,9 +38,9 @@ from conveyor_engine.fetching.source import (
 from conveyor_process.failure_reasons import FailureReason
 from conveyor_process.log import without_secrets
 
-BLOCK_BYTES = 16 << 20  # of one read; as many as there are connections are in memory
+BLOCK_BYTES = 16 << 20  # of one read, which is below MAX_ANSWER_BYTES; each connection has one in memory
 CONNECTIONS = 8
-MAX_FILES = 1000  # one answer of the bucket
+_CHUNK_BYTES = 256 << 10
 _DEFAULT_REGION = "us-east-1"  # S3 itself redirects from there, and other servers have no regions
 _MD5 = re.compile(r"[0-9a-f]{32}")
 _MD5_OF_PARTS = re.compile(r"[0-9a-f]{32}-([1-9][0-9]{0,4})")
@@ -57,6 +59,8 @@ class Bucket:
         with self._errors_explained():
             self._client = _connect()
         self._endpoint = without_secrets(self._client.meta.endpoint_url)
+        endpoint = self._client._endpoint  # botocore has no other way to what it receives
+        endpoint.http_session = _LimitedSession(endpoint.http_session, self._endpoint)
 
     def describe(self, commit: str | None = None) -> RemoteModel:
         """What is below the prefix now; its `commit` is made of names, sizes and ETags. Raises ModelError."""
@@ -69,7 +73,7 @@ class Bucket:
         promised = sorted((file.name, file.size, file.digest) for file in files)
         found_commit = hashlib.sha256(json.dumps(promised).encode()).hexdigest()[:40]
         if commit not in (None, found_commit):
-            raise _failed(f"{self._uri} is not what it was: other files are there now")
+            raise failed(f"{self._uri} is not what it was: other files are there now")
         return RemoteModel(self._uri, found_commit, files)
 
     def download(self, model: RemoteModel, file: RemoteFile, path: Path) -> None:
@@ -92,15 +96,15 @@ class Bucket:
         for folder in ("", POOLING_FILE.rpartition("/")[0] + "/"):
             prefix = f"{self._prefix}/{folder}"
             answer = self._client.list_objects_v2(Bucket=self._bucket, Prefix=prefix, Delimiter="/", MaxKeys=MAX_FILES)
-            if answer.get("IsTruncated"):
-                raise _failed(f"{self._uri} has more than {MAX_FILES} files and folders: it is no model's folder")
+            if answer.get("IsTruncated") or len(answer.get("Contents", ())) > MAX_FILES:
+                raise failed(f"{self._uri} has more than {MAX_FILES} files and folders: it is no model's folder")
             for entry in answer.get("Contents", ()):
                 yield entry | {"Name": entry["Key"].removeprefix(f"{self._prefix}/")}
 
     def _describe_file(self, entry: dict[str, Any]) -> RemoteFile:
         name, size, etag = entry["Name"], entry["Size"], entry["ETag"].strip('"')
         if not isinstance(size, int) or size < 0 or not _ETAG.fullmatch(etag):
-            raise _failed(f"{self._endpoint} gives no size or no ETag of {name}")
+            raise failed(f"{self._endpoint} gives no size or no ETag of {name}")
         parts = _MD5_OF_PARTS.fullmatch(etag)
         head = self._head(name, **({"PartNumber": 1} if parts else {}))
         if _is_encrypted(head) or not (parts or _MD5.fullmatch(etag)):
@@ -132,7 +136,7 @@ class Bucket:
         )
         if answer["ContentLength"] != size:
             answer["Body"].close()
-            raise _failed(f"{self._endpoint} sends other bytes of {self._uri}/{file.name} than it was asked for")
+            raise failed(f"{self._endpoint} sends other bytes of {self._uri}/{file.name} than it was asked for")
         content: bytes = answer["Body"].read()
         return content
 
@@ -147,10 +151,10 @@ class Bucket:
             message = (
                 f"{self._uri}: there are no credentials; set model.secretRef, or give the pods' ServiceAccount a role"
             )
-            raise _failed(message) from error
-        except (BotoCoreError, ValueError) as error:
+            raise failed(message) from error
+        except (BotoCoreError, ValueError, LookupError) as error:  # LookupError: an answer without a member
             said = f"{type(error).__name__}: {without_secrets(str(error))}"
-            raise _failed(f"{self._uri} at {self._endpoint} cannot be fetched: {said}") from error
+            raise failed(f"{self._uri} at {self._endpoint} cannot be fetched: {said}") from error
 
     def _explain(self, error: ClientError) -> ModelError:
         code, status = error.response["Error"]["Code"], error.response["ResponseMetadata"]["HTTPStatusCode"]
@@ -159,20 +163,59 @@ class Bucket:
             message = f"{self._uri}: there is no bucket {self._bucket} at {self._endpoint}"
             return ModelError(message, reason=FailureReason.MODEL_NOT_FOUND)
         if code in _KEY_ERRORS:
-            return _failed(f"{self._uri} at {self._endpoint} refuses the keys: {said}")
+            return failed(f"{self._uri} at {self._endpoint} refuses the keys: {said}")
         if status in (401, 403):
             needs = "the credentials need s3:ListBucket and s3:GetObject there"
-            return _failed(f"{self._uri} at {self._endpoint} is refused: {said}; {needs}")
+            return failed(f"{self._uri} at {self._endpoint} is refused: {said}; {needs}")
         if status == 412:
-            return _failed(f"{self._uri} changed while it was fetched; what is there now is fetched next")
-        return _failed(f"{self._uri} at {self._endpoint} cannot be fetched: status {status}: {said}")
+            return failed(f"{self._uri} changed while it was fetched; what is there now is fetched next")
+        return failed(f"{self._uri} at {self._endpoint} cannot be fetched: status {status}: {said}")
+
+
+class _LimitedSession:
+    """botocore's HTTP session, and what it receives within the bounds of `limit_chunks`."""
+
+    def __init__(self, session: Any, source: str) -> None:
+        self._session, self._source = session, source
+
+    def send(self, request: Any) -> Any:
+        is_read_later, request.stream_output = request.stream_output, True
+        answer = self._session.send(request)
+        answer.raw = _LimitedBody(answer.raw, self._source)
+        if not is_read_later:
+            try:
+                answer.content  # noqa: B018 - it is read, and kept
+            except HTTPError as error:
+                raise HTTPClientError(error=error) from error
+        return answer
+
+    def close(self) -> None:
+        self._session.close()
+
+
+class _LimitedBody:
+    """urllib3's answer as botocore reads it."""
+
+    def __init__(self, raw: Any, source: str) -> None:
+        self._raw = raw
+        self._chunks = limit_chunks(iter(lambda: raw.read1(_CHUNK_BYTES), b""), source, MAX_ANSWER_BYTES)
+
+    def stream(self) -> Iterator[bytes]:
+        return self._chunks
+
+    def read(self, amount: int | None = None) -> bytes:
+        assert amount is None, "an answer is read as a whole"
+        return b"".join(self._chunks)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._raw, name)
 
 
 def _connect() -> Any:
     """An S3 client. Raises ModelError, BotoCoreError, ValueError."""
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None
     if endpoint is not None and not endpoint.startswith(("http://", "https://")):
-        raise _failed("AWS_ENDPOINT_URL is not the URL of an S3 API: it has to begin with https:// or http://")
+        raise failed("AWS_ENDPOINT_URL is not the URL of an S3 API: it has to begin with https:// or http://")
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or _DEFAULT_REGION
     config = Config(
         connect_timeout=10,
@@ -187,7 +230,3 @@ def _connect() -> Any:
 def _is_encrypted(head: dict[str, Any]) -> bool:
     """Whether the ETag is of other bytes than those that are read."""
     return "SSECustomerAlgorithm" in head or str(head.get("ServerSideEncryption")).startswith("aws:kms")
-
-
-def _failed(message: str) -> ModelError:
-    return ModelError(message, reason=FailureReason.MODEL_DOWNLOAD_FAILED)

@@ -6,6 +6,7 @@ a marker in it. A directory with the marker is never asked for again: a branch t
 the marker is of an engine that wanted other files, those of the same commit that are missing are added.
 """
 
+import errno
 import fcntl
 import json
 import logging
@@ -18,9 +19,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from conveyor_engine.errors import ModelError
+from conveyor_engine.fetching.answers import MIN_BYTES, TooSlow
+from conveyor_engine.fetching.mounted import check_model_directory
 from conveyor_engine.fetching.source import POOLING_FILE, RemoteFile, RemoteModel, Source, compute_digest
 from conveyor_engine.fetching.uris import DEFAULT_REVISION, HubUri, parse_uri
-from conveyor_engine.model_files import WEIGHTS_INDEX, check_files, read_object, unreadable
+from conveyor_engine.model_files import WEIGHTS_INDEX, read_object
 from conveyor_process.failure_reasons import FailureReason
 
 MARKER = ".conveyor-complete.json"
@@ -30,6 +33,9 @@ _WANTED = re.compile(
     rf"|modules\.json|sentence_bert_config\.json|{re.escape(POOLING_FILE)}"
 )
 _WEIGHTS = "model.safetensors"
+# What has come is removed then: two fetches that kept theirs on one volume could each lack the other's room for ever.
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_MAX_SHORT_CUTS = 20  # of one file, each after less than 64 KiB
 _log = logging.getLogger(__name__)
 
 
@@ -63,24 +69,6 @@ def _open_source(uri: str) -> Source | None:
     return Bucket(*parsed)
 
 
-def check_model_directory(uri: str, directory: Path) -> None:
-    """Raises ModelError: ModelNotFound with what is there instead, if this is no model directory; ModelUnreadable."""
-    try:
-        names = sorted(entry.name for entry in directory.iterdir())
-        is_model = (directory / "config.json").is_file()
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise ModelError(f"{uri}: there is no directory {directory}", reason=FailureReason.MODEL_NOT_FOUND) from error
-    except OSError as error:
-        raise unreadable(directory, error) from error
-    if not is_model:
-        found = f"it holds {', '.join(names[:10])}" if names else "it is empty"
-        raise ModelError(
-            f"{uri}: {directory} has no config.json, so it is no model; {found}", reason=FailureReason.MODEL_NOT_FOUND
-        )
-    check_files(directory)
-    _log.info("event=model_found uri=%s directory=%s", uri, directory)
-
-
 def _fetch_once(uri: str, source: Source, directory: Path) -> None:
     """Several pods may share the volume: one fetches, the others wait and then find it done."""
     if _wants_nothing(_read_marker(uri, directory)):
@@ -96,7 +84,12 @@ def _fetch_once(uri: str, source: Source, directory: Path) -> None:
         model = source.describe()
         partial = directory.with_name(f".{directory.name}.partial")
         partial.mkdir(exist_ok=True)
-        files = _fetch_files(source, model, partial)
+        try:
+            files = _fetch_files(source, model, partial)
+        except OSError as error:
+            if error.errno in _FULL:
+                shutil.rmtree(partial, ignore_errors=True)
+            raise
         _write_marker(partial, uri, model.commit, _content_of(files))
         if directory.exists():
             shutil.rmtree(directory)  # without a marker it may be incomplete
@@ -130,10 +123,10 @@ def _add_missing(source: Source, marker: dict[str, Any], directory: Path) -> Non
         model = source.describe(str(marker.get("commit")))
         files = [file for file in model.files if _WANTED.fullmatch(file.name) and file.name not in marker["files"]]
         _fetch_missing(source, model, files, directory)
-    except ModelError as error:
+        _write_marker(directory, marker["uri"], model.commit, marker["files"] | _content_of(files))
+    except (ModelError, OSError) as error:
         _log.warning("event=missing_files_not_fetched directory=%s error=%s", directory, error)
         return
-    _write_marker(directory, marker["uri"], model.commit, marker["files"] | _content_of(files))
     _log.info("event=missing_files_fetched directory=%s files=%d", directory, len(files))
 
 
@@ -232,12 +225,16 @@ def _fetch_file(source: Source, model: RemoteModel, file: RemoteFile, partial: P
 
 def _download(source: Source, model: RemoteModel, file: RemoteFile, unfinished: Path) -> None:
     """Begins again after each cut that brought some bytes; raises ModelError for one that brought none."""
+    num_short = 0  # cuts in a row that brought little
     while True:
         before = _size(unfinished)
         try:
             return source.download(model, file, unfinished)
         except ModelError as error:
-            if error.reason != FailureReason.MODEL_DOWNLOAD_FAILED or _size(unfinished) <= before:
+            is_cut = error.reason == FailureReason.MODEL_DOWNLOAD_FAILED and not isinstance(error, TooSlow)
+            brought = _size(unfinished) - before
+            num_short = num_short + 1 if brought < MIN_BYTES else 0
+            if not is_cut or brought <= 0 or num_short > _MAX_SHORT_CUTS:
                 raise
             _log.warning("event=download_cut file=%s bytes_present=%d error=%s", file.name, _size(unfinished), error)
 

@@ -8,18 +8,20 @@ can go on where a file ends.
 import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
-from huggingface_hub import HfApi, constants, get_hf_file_metadata, hf_hub_url
+from httpx2 import Client, Request, Response, SyncByteStream
+from huggingface_hub import HfApi, constants, get_hf_file_metadata, hf_hub_url, set_client_factory
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 from huggingface_hub.file_download import http_get
 from huggingface_hub.utils import build_hf_headers, disable_progress_bars  # type: ignore[attr-defined]
 
 from conveyor_engine.errors import ModelError
+from conveyor_engine.fetching.answers import MAX_ANSWER_BYTES, MAX_FILES, failed, limit_chunks
 from conveyor_engine.fetching.source import (
     ProgressFile,
     RemoteFile,
@@ -44,6 +46,8 @@ class Hub:
 
     def __init__(self, repository: str, revision: str) -> None:
         self._repository, self._revision = repository, revision
+        self._max_bytes: int | None = MAX_ANSWER_BYTES
+        set_client_factory(self._build_client)
 
     def describe(self, commit: str | None = None) -> RemoteModel:
         """What the revision is now. Raises ModelError (ModelNotFound, ModelDownloadFailed)."""
@@ -52,9 +56,12 @@ class Hub:
             info = HfApi(endpoint=_endpoint(), token=_token()).model_info(
                 repository, revision=revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
             )
-            files = tuple(_describe_file(s) for s in info.siblings or () if is_known_form(s.rfilename))
+            known = [sibling for sibling in info.siblings or () if is_known_form(sibling.rfilename)]
+            if len(known) > MAX_FILES:
+                raise failed(f"{repository} has more than {MAX_FILES} files: it is no model's repository")
+            files = tuple(map(_describe_file, known))
             if info.sha is None or not is_plain_name(info.sha):
-                raise _failed(f"{_shown_endpoint()} does not say which commit {revision} is")
+                raise failed(f"{_shown_endpoint()} does not say which commit {revision} is")
         _log.info("event=revision_pinned repository=%s revision=%s commit=%s", repository, revision, info.sha)
         return RemoteModel(f"{repository}@{info.sha[:12]}", info.sha, files)
 
@@ -68,14 +75,43 @@ class Hub:
         with _errors_explained(self._repository, model.commit), ProgressFile(path, file) as content:
             location = get_hf_file_metadata(url, token=_token()).location
             headers = build_hf_headers(token=_token() if has_one_origin(url, location) else False)
+            self._max_bytes = None  # `content` takes as many as were promised
             http_get(location, content, resume_size=present, headers=headers)
+
+    def _build_client(self) -> Client:
+        """As huggingface_hub's own, which gives each request its time-out, with the bounds on what is received."""
+        hooks: dict[str, list[Callable[..., Any]]] = {"request": [_refuse_encoding], "response": [self._limit]}
+        return Client(event_hooks=hooks, follow_redirects=True, timeout=None)
+
+    def _limit(self, response: Response) -> None:
+        if response.headers.get("Content-Encoding", "identity") != "identity":
+            raise failed(f"{_shown_endpoint()} compresses its answers, which nobody asked for")
+        response.stream = _Limited(cast(SyncByteStream, response.stream), self._max_bytes)
+
+
+class _Limited(SyncByteStream):
+    """The body of an answer within the bounds of `limit_chunks`."""
+
+    def __init__(self, stream: SyncByteStream, max_bytes: int | None) -> None:
+        self._stream, self._max_bytes = stream, max_bytes
+
+    def __iter__(self) -> Iterator[bytes]:
+        return limit_chunks(self._stream, _shown_endpoint(), self._max_bytes)
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+def _refuse_encoding(request: Request) -> None:
+    """A few bytes can be long when they are decompressed."""
+    request.headers["Accept-Encoding"] = "identity"
 
 
 def _describe_file(sibling: Any) -> RemoteFile:
     lfs = sibling.lfs
     size, digest = (sibling.size, sibling.blob_id) if lfs is None else (lfs.size, lfs.sha256)
     if not isinstance(size, int) or size < 0 or not _DIGEST.fullmatch(digest or ""):
-        raise _failed(f"{_shown_endpoint()} gives no size or no digest of {sibling.rfilename}")
+        raise failed(f"{_shown_endpoint()} gives no size or no digest of {sibling.rfilename}")
     return RemoteFile(sibling.rfilename, size, digest, "git" if lfs is None else "sha256")
 
 
@@ -93,7 +129,7 @@ def _errors_explained(repository: str, revision: str) -> Iterator[None]:
     except ModelError:
         raise
     except GatedRepoError as error:
-        raise _failed(f"{repository} {where} is gated: accept its terms there and give a token (HF_TOKEN)") from error
+        raise failed(f"{repository} {where} is gated: accept its terms there and give a token (HF_TOKEN)") from error
     except RepositoryNotFoundError as error:
         message = f"{repository} does not exist {where}, or is private and needs another token (HF_TOKEN)"
         raise ModelError(message, reason=FailureReason.MODEL_NOT_FOUND) from error
@@ -103,11 +139,11 @@ def _errors_explained(repository: str, revision: str) -> Iterator[None]:
         ) from error
     except HfHubHTTPError as error:
         message = f"{repository} {where} cannot be fetched: status {error.response.status_code}"
-        raise _failed(message) from error
+        raise failed(message) from error
     except Exception as error:
         if isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError):
             raise  # the disk's, not the network's
-        raise _failed(
+        raise failed(
             f"{repository} {where} cannot be fetched: {type(error).__name__}: {without_secrets(str(error))}"
         ) from error
 
@@ -115,7 +151,7 @@ def _errors_explained(repository: str, revision: str) -> Iterator[None]:
 def _endpoint() -> str:
     endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or constants.ENDPOINT
     if not endpoint.startswith(("http://", "https://")):
-        raise _failed("HF_ENDPOINT is not the URL of a hub: it has to begin with https:// or http://")
+        raise failed("HF_ENDPOINT is not the URL of a hub: it has to begin with https:// or http://")
     return endpoint
 
 
@@ -127,9 +163,5 @@ def _token() -> str | bool:
     """False: send none, not even one that was saved on this machine. Raises ModelError, which does not show it."""
     token = os.environ.get("HF_TOKEN", "").strip()
     if not _TOKEN.fullmatch(token):
-        raise _failed("HF_TOKEN is not one word of ASCII characters: look at the key of its Secret")
+        raise failed("HF_TOKEN is not one word of ASCII characters: look at the key of its Secret")
     return token or False
-
-
-def _failed(message: str) -> ModelError:
-    return ModelError(message, reason=FailureReason.MODEL_DOWNLOAD_FAILED)

@@ -13,7 +13,8 @@ from conveyor_engine.errors import ModelError
 from conveyor_process.failure_reasons import FailureReason
 
 POOLING_FILE = "1_Pooling/config.json"  # of models that embed; nothing else in a folder is wanted
-_PLAIN_NAME = re.compile(r"[\w.+-]+")  # names are not trusted
+_PLAIN_NAME = re.compile(r"(?!\.\.?$)[\w.+-]+")  # names are not trusted
+_MAX_NAME_BYTES = 200  # file systems allow 255, and a file that is not complete has a longer name
 _HASH_BLOCK_BYTES = 1 << 20
 _PROGRESS_SECONDS = 5.0
 _log = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ class Source(Protocol):
 
 def is_plain_name(name: str) -> bool:
     """Whether it may name a file here: no folder, and nothing that a log could be deceived with."""
-    return _PLAIN_NAME.fullmatch(name) is not None
+    return _PLAIN_NAME.fullmatch(name) is not None and len(name.encode()) <= _MAX_NAME_BYTES
 
 
 def is_known_form(name: str) -> bool:

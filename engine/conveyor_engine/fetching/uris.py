@@ -37,6 +37,12 @@ class BucketUri(NamedTuple):
     prefix: str
 
 
+def find_mounted_path(uri: str) -> str:
+    """Where in its volume the model of a claim or an image is; empty for a whole image."""
+    scheme, _, rest = uri.partition("://")
+    return rest.partition("//" if scheme == "oci" else "/")[2]
+
+
 def parse_uri(uri: str) -> HubUri | BucketUri | None:
     """None for a claim and for an image, which are mounted. Raises ConfigError."""
     climbs = bool({".", ".."} & set(uri.split("/")))

@@ -1,9 +1,13 @@
 """Fixtures of the tests of `fetch`."""
 
+import os
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
+import botocore.session
 import pytest
+from tests.engine.fetching.buckets import Server, running_server, set_keys
 from tests.engine.fetching.hubs import Fetch, running_hub, write_repository
 
 from conveyor_engine.fetching.fetch import fetch
@@ -39,3 +43,25 @@ def fetch_from(monkeypatch: pytest.MonkeyPatch) -> Fetch:
 @pytest.fixture
 def target(tmp_path: Path) -> Path:
     return tmp_path / "models" / "tiny"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _protocols_read_once() -> Iterator[None]:
+    """botocore's description of S3: a session reads it for half a second, and here are eighty sessions."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(botocore.session, "create_loader", cache(botocore.session.create_loader))
+        yield
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch, root: Path) -> Iterator[Server]:
+    """Has what `root` has under `URI`; its keys are in the environment."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    with running_server() as started:
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        monkeypatch.setenv("AWS_ENDPOINT_URL", started.url)
+        set_keys(monkeypatch, "any", "any")
+        started.upload(root / "org/tiny", "teams/a/tiny")
+        started.requests.clear()
+        yield started

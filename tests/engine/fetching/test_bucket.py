@@ -4,19 +4,17 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
-import botocore.session
 import pytest
 from tests.engine.fetching.buckets import (
     BUCKET,
     PART_BYTES,
+    URI,
     Server,
     check_access,
     make_user,
-    running_server,
+    set_keys,
     upload_parts,
 )
 from tests.engine.fetching.hubs import INDEX, NOWHERE, WEIGHTS, bytes_of_model, limit_volume
@@ -25,35 +23,6 @@ from tests.engine.processes import environment
 from conveyor_engine.errors import ModelError
 from conveyor_engine.fetching import bucket
 from conveyor_engine.fetching.fetch import MARKER, fetch
-
-URI = f"s3://{BUCKET}/teams/a/tiny"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _protocols_read_once() -> Iterator[None]:
-    """botocore's description of S3: a session reads it for half a second, and there are eighty sessions here."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(botocore.session, "create_loader", cache(botocore.session.create_loader))
-        yield
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch, root: Path) -> Iterator[Server]:
-    """Has what `root` has under `URI`; its keys are in the environment."""
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
-        monkeypatch.delenv(name)
-    with running_server() as started:
-        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-        monkeypatch.setenv("AWS_ENDPOINT_URL", started.url)
-        set_keys(monkeypatch, "any", "any")
-        started.upload(root / "org/tiny", "teams/a/tiny")
-        started.requests.clear()
-        yield started
-
-
-def set_keys(monkeypatch: pytest.MonkeyPatch, key: str, secret: str) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
 
 
 def grow(server: Server, root: Path, size: int) -> bytes:

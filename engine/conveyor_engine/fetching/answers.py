@@ -1,0 +1,53 @@
+"""The bounds on what a source sends: how slow it may be, and how long an answer that is no file may be.
+
+Used by `hub` and `bucket`, each of which puts `limit_chunks` between its library and the network.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+from conveyor_engine.errors import ModelError
+from conveyor_process.failure_reasons import FailureReason
+
+MAX_ANSWER_BYTES: Final = 32 << 20  # of a listing or an error; a hub's listing has about 300 bytes for each file
+MAX_FILES: Final = 1000  # at the root of a model; one answer of a bucket has as many
+MIN_BYTES: Final = 64 << 10  # that each answer has to bring
+WINDOW_SECONDS: Final = 60.0  # of waiting for it
+
+
+class TooSlow(ModelError):
+    """The source sends next to nothing. Asking it again would take as long."""
+
+
+def limit_chunks(
+    chunks: Iterable[bytes],
+    source: str,
+    max_bytes: int | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[bytes]:
+    """The same chunks, as they arrive. Raises ModelError (ModelDownloadFailed) where `source` goes beyond a bound.
+
+    Only the time spent waiting for chunks counts, not the time in which their reader writes them.
+    """
+    arriving, waited_seconds, num_recent, num_bytes = iter(chunks), 0.0, 0, 0
+    while True:
+        asked = clock()
+        chunk = next(arriving, None)
+        waited_seconds += clock() - asked
+        if chunk is None:
+            return
+        num_recent += len(chunk)
+        num_bytes += len(chunk)
+        if max_bytes is not None and num_bytes > max_bytes:
+            raise failed(f"{source} sends an answer of more than {max_bytes >> 20} MiB, which is no list of files")
+        if waited_seconds >= WINDOW_SECONDS:
+            if num_recent < MIN_BYTES:
+                message = f"{source} is too slow: it has sent {num_recent} bytes in {waited_seconds:.0f} s"
+                raise TooSlow(message, reason=FailureReason.MODEL_DOWNLOAD_FAILED)
+            waited_seconds, num_recent = 0.0, 0
+        yield chunk
+
+
+def failed(message: str) -> ModelError:
+    return ModelError(message, reason=FailureReason.MODEL_DOWNLOAD_FAILED)

@@ -1,0 +1,53 @@
+"""A model that is mounted: whether it is there, can be read, and lies in its volume. Used by `fetch`."""
+
+import logging
+from pathlib import Path
+from typing import Final
+
+from conveyor_engine.errors import ModelError
+from conveyor_engine.fetching.source import POOLING_FILE
+from conveyor_engine.fetching.uris import find_mounted_path
+from conveyor_engine.model_files import check_files, unreadable
+from conveyor_process.failure_reasons import FailureReason
+
+_LOADED: Final = (".json", ".jinja", ".model", ".safetensors", ".txt")
+_log = logging.getLogger(__name__)
+
+
+def check_model_directory(uri: str, directory: Path) -> None:
+    """Raises ModelError: ModelNotFound with what is there instead, if this is no model directory; ModelUnreadable."""
+    try:
+        names = sorted(entry.name for entry in directory.iterdir())
+        _check_links(directory, names, _find_volume(uri, directory))
+        is_model = (directory / "config.json").is_file()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ModelError(f"{uri}: there is no directory {directory}", reason=FailureReason.MODEL_NOT_FOUND) from error
+    except OSError as error:
+        raise unreadable(directory, error) from error
+    if not is_model:
+        found = f"it holds {', '.join(names[:10])}" if names else "it is empty"
+        raise ModelError(
+            f"{uri}: {directory} has no config.json, so it is no model; {found}", reason=FailureReason.MODEL_NOT_FOUND
+        )
+    check_files(directory)
+    _log.info("event=model_found uri=%s directory=%s", uri, directory)
+
+
+def _find_volume(uri: str, directory: Path) -> Path:
+    """Where the volume of `uri` is mounted; the directory itself if that is another one than the operator asks for."""
+    within = Path(find_mounted_path(uri)).parts
+    found = directory.parts[-len(within) :] == within if within else False
+    return directory.parents[len(within) - 1] if found else directory
+
+
+def _check_links(directory: Path, names: list[str], volume: Path) -> None:
+    """Whoever fills a volume must not choose other files of this container: a template's text reaches clients.
+
+    A link within the volume is usual: huggingface_hub's cache is made of them.
+    """
+    inside = volume.resolve()
+    for name in (*names, POOLING_FILE):
+        path = directory / name
+        if path.suffix in _LOADED and not (real := path.resolve()).is_relative_to(inside):
+            message = f"{path} leads to {real}, outside of its volume {volume}; put the file itself there"
+            raise ModelError(message, reason=FailureReason.MODEL_UNREADABLE)

@@ -1,0 +1,55 @@
+"""Links in a volume that somebody else may have filled."""
+
+from pathlib import Path
+
+import pytest
+
+from conveyor_engine.errors import ModelError
+from conveyor_engine.fetching.fetch import fetch
+
+SECRET = "a token of this pod"
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    path = tmp_path / "secrets" / "token"
+    path.parent.mkdir()
+    path.write_text(SECRET)
+    return path
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """`pvc://models/team/tiny` or `oci://registry/image//team/tiny`, as it is mounted."""
+    folder = tmp_path / "volume" / "team" / "tiny"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+@pytest.mark.parametrize("uri", ["pvc://models/team/tiny", "oci://registry.example/image//team/tiny"])
+@pytest.mark.parametrize("link", ["chat_template.jinja", "tokenizer.json", "model.safetensors", "1_Pooling"])
+def test_a_file_of_the_container_is_no_file_of_a_model(model: Path, secret: Path, uri: str, link: str) -> None:
+    (model / link).symlink_to(secret.parent if link == "1_Pooling" else secret)
+    with pytest.raises(
+        ModelError, match=f"leads to {secret.parent}.*, outside of its volume {model.parents[1]}"
+    ) as caught:
+        fetch(uri, str(model))
+    assert caught.value.reason == "ModelUnreadable"
+    assert SECRET not in str(caught.value)
+
+
+def test_a_folder_of_the_container_is_no_model(model: Path, secret: Path) -> None:
+    (secret.parent / "config.json").write_text("{}")
+    (model.parent / "other").symlink_to(secret.parent)
+    with pytest.raises(ModelError, match="outside of its volume"):
+        fetch("pvc://models/team/other", str(model.parent / "other"))
+
+
+def test_links_within_the_volume_are_followed(model: Path) -> None:
+    """As in huggingface_hub's cache."""
+    blobs = model.parents[1] / "blobs"
+    blobs.mkdir()
+    (model / "config.json").rename(blobs / "abc")
+    (model / "config.json").symlink_to("../../blobs/abc")
+    fetch("pvc://models/team/tiny", str(model))
