@@ -5,8 +5,9 @@ import contextlib
 import re
 import socket
 import sys
+import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.gateway.process import GatewayProcess
@@ -16,6 +17,8 @@ REFUSING, EMPTY, REAL = "default/refusing", "default/empty", "default/real"  # s
 NUM_REFUSING = 8  # engines
 MIB = 1 << 20
 TOKEN_SECONDS = 0.02
+ATTACKER = "127.0.0.2"  # the clients' address, which nobody else has
+BATCH_SECONDS = 0.02
 
 
 # An engine, a process for each service; the first word of a body says what to answer
@@ -66,11 +69,12 @@ async def run_engine(address: str, num_ports: int) -> None:
 
 @dataclass(slots=True)
 class Stage:
-    """`ports` are all ports that the programs listen on, HTTP and HTTPS."""
+    """`ports` are all ports that the programs listen on, HTTP and HTTPS. `rate`: requests a second of `post_many`."""
 
     gateway: GatewayProcess
     ports: list[int]
-    clients: contextlib.AsyncExitStack
+    rate: int
+    clients: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
 
     async def connect(self, port: int, sent: bytes = b"", receive_bytes: int = 0) -> socket.socket:
         """A client that has sent `sent` and does no more."""
@@ -79,6 +83,7 @@ class Stage:
         if receive_bytes:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
         client.setblocking(False)
+        client.bind((ATTACKER, 0))
         loop = asyncio.get_running_loop()
         with contextlib.suppress(TimeoutError, ConnectionError):
             async with asyncio.timeout(5):
@@ -154,11 +159,11 @@ async def nested(stage: Stage) -> None:
 
 
 async def post_many(stage: Stage, count: int, body: bytes, missing: int = 0, service: str = HOSTILE) -> None:
-    """A quarter of what a gateway takes in a second: what waits is measured, and not how many come."""
-    for start in range(0, count, 5):
-        batch = range(min(5, count - start))
-        await asyncio.gather(*(stage.post(body, missing, service) for _ in batch))
-        await asyncio.sleep(0.02)
+    """By the clock: new requests come in time also if those before them are slow."""
+    began, size = time.monotonic(), max(1, round(stage.rate * BATCH_SECONDS))
+    for start in range(0, count, size):
+        await asyncio.sleep(max(0.0, began + start / stage.rate - time.monotonic()))
+        await asyncio.gather(*(stage.post(body, missing, service) for _ in range(min(size, count - start))))
 
 
 async def refusals(stage: Stage) -> None:
@@ -187,7 +192,7 @@ async def abandoned(stage: Stage) -> None:
     """Streams that their clients open and leave."""
     for _ in range(100):
         async with contextlib.AsyncExitStack() as clients:
-            await post_many(Stage(stage.gateway, stage.ports, clients), 100, b"tokens ")
+            await post_many(replace(stage, clients=clients), 100, b"tokens ")
 
 
 # Measured against the same attack on another gateway of the same machine.

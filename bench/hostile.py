@@ -243,7 +243,7 @@ async def run_attacks(stages: tuple[Stage, Stage], others: Others, names: list[s
     return all(bar.met for bar in bars)
 
 
-def run(names: list[str], seconds: float) -> bool:
+def run(names: list[str], seconds: float, rate: int) -> bool:
     address = own_address()
     with contextlib.ExitStack() as stack:
         plane = stack.enter_context(ControlPlane())
@@ -268,8 +268,8 @@ def run(names: list[str], seconds: float) -> bool:
         service = f"{gateway.url}/default/good/v1/completions"
         others = stack.enter_context(Others(Asked(service, urls, str(plane.kubeconfig), value)))
         stages = (
-            Stage(elsewhere, [], contextlib.AsyncExitStack()),
-            Stage(gateway, [*probes, https], contextlib.AsyncExitStack()),
+            Stage(elsewhere, [], rate),
+            Stage(gateway, [*probes, https], rate),
         )
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(run_attacks(stages, others, names, seconds))
@@ -282,13 +282,14 @@ def main() -> int:
     parser.add_argument("--engine-address", help=argparse.SUPPRESS)
     parser.add_argument("--engine-ports", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, default=8.0, help="of each attack")
+    parser.add_argument("--rate", type=int, default=250, help="new connections a second of the attacks that compare")
     arguments = parser.parse_args()
     if unknown := set(arguments.attacks) - set(names):
         parser.error(f"no such attack: {', '.join(sorted(unknown))}")
     if arguments.engine_address:
         asyncio.run(run_engine(arguments.engine_address, arguments.engine_ports))
         return 0
-    return 0 if run(arguments.attacks or names, arguments.seconds) else 1
+    return 0 if run(arguments.attacks or names, arguments.seconds, arguments.rate) else 1
 
 
 if __name__ == "__main__":
