@@ -10,7 +10,9 @@ from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 
 from aiohttp.web import BaseRequest
 
+from conveyor_process.arrivals import MAX_A_ROUND, Peer
 from conveyor_process.kinds import Network
+from conveyor_process.listening import name_peer
 
 _CLIENT_PREFIX_BITS = 64  # an IPv6 client usually has this much of a network to itself
 
@@ -35,6 +37,12 @@ class Clients:
             if not self._is_trusted(client):
                 break
         return _describe(client)
+
+    def find_peer(self, host: str) -> Peer:
+        """Whose turn a new connection from `host` takes. A trusted proxy's are those of many clients."""
+        if self._trusted_proxies and (address := _parse_address(host)) is not None and self._is_trusted(address):
+            return Peer(host, MAX_A_ROUND)
+        return Peer(name_peer(host))
 
     def _is_trusted(self, address: IPv4Address | IPv6Address) -> bool:
         return any(address in network for network in self._trusted_proxies)

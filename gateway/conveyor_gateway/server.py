@@ -81,6 +81,7 @@ class Server:
         )
         own_hosts = OwnHosts(settings.system_namespace, settings.public_hosts)
         cors = Cors(frozenset(settings.allowed_origins))
+        clients = Clients(settings.trusted_proxies)
         public = PublicApp(
             self._open_requests,
             queues.catalog,
@@ -88,11 +89,13 @@ class Server:
             metrics,
             own_hosts,
             memory,
-            Clients(settings.trusted_proxies),
+            clients,
             cors,
             lists_all=settings.root_models == "All",
         )
-        self._public = Listener(public.handle, settings.host, settings.port, settings.max_connections, cors)
+        self._public = Listener(
+            public.handle, settings.host, settings.port, settings.max_connections, cors, clients.find_peer
+        )
         admin = build_admin_handler(queues, self._readiness, metrics)
         self._admin = Listener(admin, settings.host, settings.admin_port, _MAX_ADMIN_CONNECTIONS)
 

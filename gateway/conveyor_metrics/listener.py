@@ -9,11 +9,12 @@ import logging
 import socket
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from typing import Any
 
 from aiohttp import web
 
 from conveyor_kube.http_connection import Connection
-from conveyor_kube.http_server import AppRunner
+from conveyor_kube.http_server import AppRunner, find_peer
 from conveyor_metrics.app import refuse_outside
 from conveyor_metrics.auth import Trust
 from conveyor_metrics.certificates import Serving
@@ -92,8 +93,8 @@ class Listener:
         runner = AppRunner(app, _MAX_CONNECTIONS, ApiConnection, shutdown_timeout=_SHUTDOWN_SECONDS)
         await runner.setup()
         assert runner.server is not None, "the runner is set up"
-        tls = {"ssl": serving.context, "ssl_handshake_timeout": _HANDSHAKE_SECONDS}
-        acceptor = Acceptor([listening.dup()], runner.server, **tls)
+        tls: dict[str, Any] = {"ssl": serving.context, "ssl_handshake_timeout": _HANDSHAKE_SECONDS}
+        acceptor = Acceptor([listening.dup()], runner.server, find_peer, **tls)
         if self.port is None:
             self.port = listening.getsockname()[1]
             logger.info("event=serving https_port=%d", self.port)

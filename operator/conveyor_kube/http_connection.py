@@ -18,6 +18,8 @@ from aiohttp.http_exceptions import LineTooLong
 from aiohttp.streams import EMPTY_PAYLOAD
 from aiohttp.web_protocol import RequestPayloadError, _ErrInfo
 
+from conveyor_process.listening import name_peer
+
 MAX_LINE_BYTES: Final = 8 << 10  # the request line, and each header
 MAX_HEADERS: Final = 128
 MAX_HEAD_BYTES: Final = 32 << 10  # all of them
@@ -112,7 +114,7 @@ class Connection(web.RequestHandler):
             opened.close()
             return
         address = opened.get_extra_info("peername")
-        self.peer = address[0] if address else ""
+        self.peer = name_peer(address[0]) if address else ""
         opened.set_write_buffer_limits(MAX_UNREAD_BYTES)
         super().connection_made(transport)
         self._expect_head()

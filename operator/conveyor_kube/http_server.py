@@ -2,6 +2,7 @@
 
 A new connection is always taken: when all are in use, the client address that has the most connections waiting for
 their client loses those that have been silent for longest. Only if none waits for its client is the new one refused.
+New connections of different client addresses take turns (`listening`).
 """
 
 import heapq
@@ -13,7 +14,8 @@ from typing import Any, Final, cast
 from aiohttp import web
 
 from conveyor_kube.http_connection import Connection, Port
-from conveyor_process.listening import Acceptor, listen
+from conveyor_process.arrivals import Peer
+from conveyor_process.listening import Acceptor, listen, name_peer
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +37,7 @@ class Server(Port):
         self._connection_class = connection_class
         self._silent_until = 0.0
         self.ahead_bytes = 0
+        self.full_answer = connection_class.full_answer
 
     def __call__(self) -> web.RequestHandler:
         return self._connection_class(self)
@@ -83,7 +86,13 @@ class AppRunner(web.AppRunner):
         )
 
 
-def open_port(runner: web.BaseRunner, host: str, port: int) -> Acceptor:
+def find_peer(host: str) -> Peer:
+    """Each address takes turns with the others."""
+    return Peer(name_peer(host))
+
+
+def open_port(runner: web.BaseRunner, host: str, port: int, find_peer: Callable[[str], Peer] = find_peer) -> Acceptor:
     """Listens for a runner that is set up. An empty `host` is every address; port 0 takes any free one."""
     assert runner.server is not None, "the runner is set up"
-    return Acceptor(listen(host, port), runner.server)
+    refusal = runner.server.full_answer if isinstance(runner.server, Server) else b""
+    return Acceptor(listen(host, port), runner.server, find_peer, refusal)

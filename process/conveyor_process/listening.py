@@ -9,10 +9,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
+from conveyor_process.arrivals import MAX_A_ROUND, Arrivals, Peer
+
 # New connections that the kernel keeps for a process which does not take them at once. It drops the packets of those
 # beyond, whose clients try again after a second.
 BACKLOG: Final = 2048
-MAX_ACCEPTED_A_TURN: Final = 16  # connections of one socket in one turn of the event loop, which has other work too
+MAX_ACCEPTED_A_TURN: Final = 64  # connections of one socket in one turn of the event loop, which has other work too
+MAX_WAITING: Final = 2048  # accepted connections without a protocol
+_LOG_SECONDS: Final = 10.0
+_READ_BYTES: Final = 64 << 10
+_IPV4_MAPPED: Final = bytes(10) + b"\xff\xff"
 _PAUSE_SECONDS: Final = 0.1  # in which some descriptors or memory may be free again
 
 logger = logging.getLogger(__name__)
@@ -48,22 +54,37 @@ def listen(host: str, port: int) -> list[socket.socket]:
     return opened
 
 
+EVERYBODY: Final = Peer("", MAX_A_ROUND)
+
+
 class Acceptor:
     """Accepts the connections of `sockets`, and makes a protocol for each. `tls` are asyncio's options for TLS.
 
     The servers of libuv, and so uvloop's, accept one connection in each turn of the event loop. While turns are slow,
-    new clients wait behind those before them. This class accepts all that wait, some in each turn.
+    new clients wait behind those before them. This class accepts all that wait. Their peers, which `find_peer` finds by
+    host, take turns: one each in a turn of the event loop. If too many wait, the peer that needs most turns loses its
+    newest connections, which get `refusal` and no protocol.
     """
 
     def __init__(
-        self, sockets: Sequence[socket.socket], build_protocol: Callable[[], asyncio.BaseProtocol], **tls: Any
+        self,
+        sockets: Sequence[socket.socket],
+        build_protocol: Callable[[], asyncio.BaseProtocol],
+        find_peer: Callable[[str], Peer] = lambda _: EVERYBODY,
+        refusal: bytes = b"",
+        **tls: Any,
     ) -> None:
         self.sockets = sockets
         self._build_protocol = build_protocol
+        self._find_peer = find_peer
+        self._arrivals = Arrivals[socket.socket](MAX_WAITING)
+        self._refusal = refusal
         self._tls = tls
         self._loop = asyncio.get_running_loop()
         self._connecting: set[asyncio.Task[None]] = set()
         self._is_closed = False
+        self._has_next_round = False
+        self._silent_until = 0.0
         for listening in sockets:
             listening.setblocking(False)
             self._loop.add_reader(listening, self._accept, listening)
@@ -82,9 +103,10 @@ class Acceptor:
         for listening in self.sockets:
             self._loop.remove_reader(listening)
             with suppress(OSError):
-                for opened in _take(listening, BACKLOG):
-                    self._connect_soon(opened)
+                self._take_from(listening, BACKLOG)
             listening.close()
+        while self._arrivals:
+            self._connect_round()
 
     async def wait_connected(self, within_seconds: float) -> None:
         """Returns when each accepted connection has its protocol: with TLS, after its handshake."""
@@ -93,43 +115,81 @@ class Acceptor:
 
     def _accept(self, listening: socket.socket) -> None:
         try:
-            for opened in _take(listening, MAX_ACCEPTED_A_TURN):
-                self._connect_soon(opened)
+            self._take_from(listening, MAX_ACCEPTED_A_TURN)
         except OSError as error:
             logger.warning("event=accept_failed consequence=new_clients_wait error=%s", error)
             self._loop.remove_reader(listening)
             self._loop.call_later(_PAUSE_SECONDS, self._go_on, listening)
+        if not self._has_next_round:
+            self._start_round()
 
     def _go_on(self, listening: socket.socket) -> None:
         if not self._is_closed:
             self._loop.add_reader(listening, self._accept, listening)
 
-    def _connect_soon(self, opened: socket.socket) -> None:
-        task = self._loop.create_task(self._connect(opened))
-        self._connecting.add(task)
-        task.add_done_callback(self._connecting.discard)
+    def _take_from(self, listening: socket.socket, most: int) -> None:
+        """Raises OSError if this process may open no more files."""
+        for opened, host in _take(listening, most):
+            refused = self._arrivals.add(self._find_peer(host), opened)
+            if refused is not None:
+                self._refuse(refused)
+
+    def _start_round(self) -> None:
+        self._connect_round()
+        self._has_next_round = bool(self._arrivals)
+        if self._has_next_round:
+            self._loop.call_soon(self._start_round)
+
+    def _connect_round(self) -> None:
+        for opened in self._arrivals.take_round():
+            task = self._loop.create_task(self._connect(opened))
+            self._connecting.add(task)
+            task.add_done_callback(self._connecting.discard)
 
     async def _connect(self, opened: socket.socket) -> None:
         try:
+            opened.setblocking(False)
+            opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await self._loop.connect_accepted_socket(self._build_protocol, opened, **self._tls)
         except (OSError, TimeoutError):  # the client has left, or speaks no TLS
             opened.close()
 
+    def _refuse(self, opened: socket.socket) -> None:
+        if (now := self._loop.time()) >= self._silent_until:
+            self._silent_until = now + _LOG_SECONDS
+            logger.warning(
+                "event=new_connections_full waiting=%d consequence=the_largest_peers_are_refused", MAX_WAITING
+            )
+        opened.setblocking(False)
+        with suppress(OSError):
+            opened.recv(_READ_BYTES)  # unread, it would make the kernel reset the connection
+        with suppress(OSError):
+            opened.send(self._refusal)
+        opened.close()
 
-def _take(listening: socket.socket, most: int) -> Iterator[socket.socket]:
-    """Accepted connections. Raises OSError if this process may open no more."""
+
+def name_peer(host: str) -> str:
+    """An IPv4 address, or the network of an IPv6 one that usually is one machine's."""
+    if ":" not in host:
+        return host
+    packed = socket.inet_pton(socket.AF_INET6, host.partition("%")[0])
+    if packed.startswith(_IPV4_MAPPED):
+        return socket.inet_ntop(socket.AF_INET, packed[len(_IPV4_MAPPED) :])
+    return socket.inet_ntop(socket.AF_INET6, packed[:8] + bytes(8)) + "/64"
+
+
+def _take(listening: socket.socket, most: int) -> Iterator[tuple[socket.socket, str]]:
+    """Accepted connections with their peer's address. Raises OSError if this process may open no more."""
     for _ in range(most):
         try:
-            opened, _address = listening.accept()
+            opened, address = listening.accept()
         except BlockingIOError:
             return
         except OSError as error:
             if error.errno in (errno.ECONNABORTED, errno.EPROTO):  # that client has left
                 continue
             raise
-        opened.setblocking(False)
-        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        yield opened
+        yield opened, address[0]
 
 
 async def close_port(acceptor: Acceptor, within_seconds: float = 1.0) -> None:

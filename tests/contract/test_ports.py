@@ -5,7 +5,9 @@ import contextlib
 import errno
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from ipaddress import ip_network
 
 import pytest
 import uvicorn
@@ -15,13 +17,14 @@ from starlette.applications import Starlette
 
 from conveyor_engine.serving.http.connection import Connection
 from conveyor_engine.serving.server import _listen, _Server
+from conveyor_gateway.clients import Clients
 from conveyor_gateway.listening.listener import Listener as GatewayListener
 from conveyor_kube.http_server import AppRunner, open_port
 from conveyor_metrics.auth import Trust
 from conveyor_metrics.certificates import Serving
 from conveyor_metrics.listener import Listener as MetricsListener
 from conveyor_process import listening
-from conveyor_process.listening import BACKLOG, MAX_ACCEPTED_A_TURN, Acceptor, close_port, listen
+from conveyor_process.listening import BACKLOG, Acceptor, close_port, listen
 
 
 @pytest.fixture
@@ -72,36 +75,78 @@ def test_the_engines(backlogs: list[int]) -> None:
     assert backlogs == [BACKLOG]
 
 
-CLIENTS = 10 * MAX_ACCEPTED_A_TURN
+CLIENTS = 160
 TURNS = 30  # of the event loop; a server of uvloop's takes one connection in each
+FLOOD, OTHER = "127.0.0.2", "127.0.0.3"
 
 
-async def count_accepted(port: int, is_open: Callable[[], int]) -> int:
-    """How many of the clients that came at once have a connection after some turns of the event loop."""
-    with contextlib.ExitStack() as clients:
-        for _ in range(CLIENTS):
-            clients.enter_context(socket.create_connection(("127.0.0.1", port)))
-        for _ in range(TURNS):
-            await asyncio.sleep(0)
-        return is_open()
+@contextlib.contextmanager
+def clients(port: int, address: str, count: int) -> Iterator[None]:
+    with contextlib.ExitStack() as opened:
+        for _ in range(count):
+            opened.enter_context(socket.create_connection(("127.0.0.1", port), source_address=(address, 0)))
+        yield
 
 
-def test_the_gateway_accepts_all_that_wait() -> None:
-    async def accepted() -> int:
+async def take_turns() -> None:
+    for _ in range(TURNS):
+        await asyncio.sleep(0)
+
+
+async def count_connected(*networks: str) -> Counter[str]:
+    """The gateway's connections by peer, after a flood, one other client and some turns of the event loop."""
+    find_peer = Clients([ip_network(each) for each in networks]).find_peer
+    listener = GatewayListener(refuse, "127.0.0.1", 0, BACKLOG, find_peer=find_peer)
+    await listener.open()
+    try:
+        with clients(listener.port, FLOOD, CLIENTS), clients(listener.port, OTHER, 1):
+            await take_turns()
+            server = listener._runner.server
+            assert server is not None
+            return Counter(each.peer for each in server.connections)  # type: ignore[attr-defined]
+    finally:
+        await listener.close()
+
+
+def test_a_client_of_the_gateway_does_not_wait_behind_a_flood_of_connections() -> None:
+    connected = uvloop.run(count_connected())
+    assert connected[OTHER] == 1
+    assert 0 < connected[FLOOD] <= TURNS
+
+
+def test_the_gateway_takes_connections_of_a_trusted_proxy_as_those_of_many_clients() -> None:
+    assert uvloop.run(count_connected(f"{FLOOD}/32")) == {FLOOD: CLIENTS, OTHER: 1}
+
+
+def test_a_peer_with_more_new_connections_than_may_wait_is_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening, "MAX_WAITING", 2)
+
+    async def answers() -> tuple[list[bytes], bytes]:
         listener = GatewayListener(refuse, "127.0.0.1", 0, BACKLOG)
         await listener.open()
         try:
-            server = listener._runner.server
-            assert server is not None
-            return await count_accepted(listener.port, lambda: len(server.connections))
+            with contextlib.ExitStack() as opened:
+                flood, other = [
+                    [
+                        opened.enter_context(socket.create_connection(("127.0.0.1", listener.port), 20, (address, 0)))
+                        for _ in range(count)
+                    ]
+                    for address, count in ((FLOOD, 6), (OTHER, 1))
+                ]
+                for client in (*flood, *other):
+                    client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+                received = [await asyncio.to_thread(client.recv, 10_000) for client in (*flood, *other)]
+                return received[:-1], received[-1]
         finally:
             await listener.close()
 
-    assert uvloop.run(accepted()) == CLIENTS
+    of_flood, of_other = uvloop.run(answers())
+    assert b"too_many_connections" not in of_other
+    assert [b"too_many_connections" in each for each in of_flood] == [False, True, True, True, True, True]
 
 
 def test_the_engine_accepts_all_that_wait() -> None:
-    async def accepted() -> int:
+    async def count_accepted() -> int:
         config = uvicorn.Config(Starlette(), http=Connection, lifespan="off", log_config=None)
         config.load()
         server = _Server(config)
@@ -109,12 +154,13 @@ def test_the_engine_accepts_all_that_wait() -> None:
         listening = _listen("127.0.0.1", 0)
         await server.startup([listening])
         try:
-            port = listening.getsockname()[1]
-            return await count_accepted(port, lambda: len(server.server_state.connections))
+            with clients(listening.getsockname()[1], FLOOD, CLIENTS):
+                await take_turns()
+                return len(server.server_state.connections)
         finally:
             await server.shutdown()
 
-    assert uvloop.run(accepted()) == CLIENTS
+    assert uvloop.run(count_accepted()) == CLIENTS
 
 
 def test_what_has_reached_a_port_that_closes_is_accepted() -> None:

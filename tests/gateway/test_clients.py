@@ -6,6 +6,7 @@ from multidict import CIMultiDict
 
 from conveyor_gateway.clients import Clients
 from conveyor_gateway.settings import PROGRAM
+from conveyor_process.arrivals import MAX_A_ROUND, Peer
 
 CLIENTS = Clients(PROGRAM.parse(["--trusted-proxies=10.0.0.0/8,fd00::/8"], {}).trusted_proxies)
 
@@ -41,3 +42,11 @@ def test_the_client_is_the_last_address_that_is_not_a_trusted_proxys(
 
 def test_without_trusted_proxies_a_client_is_the_peer() -> None:
     assert find("10.0.0.1", "198.51.100.7", clients=Clients(())) == "10.0.0.1"
+
+
+def test_a_trusted_proxy_opens_connections_for_many_clients() -> None:
+    """A client writes X-Forwarded-For into its requests, which are not read yet when it has its turn."""
+    assert CLIENTS.find_peer("10.0.0.1") == Peer("10.0.0.1", MAX_A_ROUND)
+    assert CLIENTS.find_peer("fd00::1") == Peer("fd00::1", MAX_A_ROUND)
+    assert CLIENTS.find_peer("192.0.2.1") == Peer("192.0.2.1", 1)
+    assert Clients(()).find_peer("10.0.0.1") == Peer("10.0.0.1", 1)

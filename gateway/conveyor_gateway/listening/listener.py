@@ -19,7 +19,8 @@ from conveyor_gateway.answers import build_error, find_request_id
 from conveyor_gateway.errors import Code, GatewayError, HeadersTooLarge, InternalError, InvalidRequest, Unavailable
 from conveyor_gateway.listening.cors import NOBODY, Cors
 from conveyor_kube.http_connection import MAX_HEAD_BYTES, MAX_LINE_BYTES, Connection
-from conveyor_kube.http_server import Server, open_port
+from conveyor_kube.http_server import Server, find_peer, open_port
+from conveyor_process.arrivals import Peer
 from conveyor_process.listening import close_port
 
 logger = logging.getLogger(__name__)
@@ -91,8 +92,17 @@ class _Connection(Connection):
 class Listener:
     """One port. `port` is the real one once it is open, also if 0 was asked for."""
 
-    def __init__(self, handler: Handler, host: str, port: int, max_connections: int, cors: Cors = NOBODY) -> None:
+    def __init__(
+        self,
+        handler: Handler,
+        host: str,
+        port: int,
+        max_connections: int,
+        cors: Cors = NOBODY,
+        find_peer: Callable[[str], Peer] = find_peer,
+    ) -> None:
         self._handler = handler
+        self._find_peer = find_peer
         self._cors = cors
         self._max_connections = max_connections
         self._host = host
@@ -109,7 +119,7 @@ class Listener:
         )
         self._runner = web.ServerRunner(server, shutdown_timeout=1.0)
         await self._runner.setup()
-        self._accepting = open_port(self._runner, self._host, self._asked_port)
+        self._accepting = open_port(self._runner, self._host, self._asked_port, self._find_peer)
         self.port = self._accepting.port
 
     async def stop_accepting(self) -> None:
