@@ -4,14 +4,17 @@
 
 A real engine server with a tiny random model whose context is 131,072 tokens. A stream is read in a process of its own,
 alone and beside each attack; what it is compared with does the same work without the attack. Probes come on new
-connections. Memory is the proportional set size of the API process and its workers, without the engine process, which
-has the model. Ends with status 1 if a bar is missed; the last line is one JSON object.
+connections. Memory is what all processes grow by together: the proportional set sizes of the API process, its fork
+server and its workers, and the resident set of the engine process. Ends with status 1 if a bar is missed; the last line
+is one JSON object.
 """
 
 import argparse
 import contextlib
 import itertools
 import json
+import resource
+import select
 import socket
 import subprocess
 import sys
@@ -29,11 +32,12 @@ import httpx
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `tests` is no installed package
 
 from tests.engine import chat_model
-from tests.engine.processes import EngineServer
+from tests.engine.processes import EngineServer, wait_until
 
 CONTEXT_TOKENS = 131_072
 BODY_BYTES = 4 * 2**20 - 64
 GAP_BAR_MS, MEMORY_BAR_MIB, PROBE_BAR_SECONDS, WAIT_BAR_SECONDS = 50.0, 200.0, 1.0, 1.0
+ENGINE_BAR_MIB = 100.0  # of the engine process: it holds 64 MiB of prompts at most (docs/adr/0056)
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 Attack = tuple[str, bytes, bytes | None]  # path, body, and what it is compared with (None: nothing)
 
@@ -73,6 +77,7 @@ class Row:
     alone: float
     beside: float
     memory_mib: float
+    engine_mib: float  # of that, the engine process
     probe_seconds: float
     status: str
     passed: bool
@@ -86,7 +91,8 @@ class Prober:
         self._pid, self._engine_pid = server.process.pid, server.engine_pid
         self._stop = threading.Event()
         self.slowest_seconds = 0.0
-        self.before = self.peak = self._memory()
+        self._before = self._memory()
+        self.grown, self.engine_grown = 0.0, 0.0  # MiB at most, of all processes and of the engine process
 
     def __enter__(self) -> "Prober":
         self._threads = [threading.Thread(target=work) for work in (self._probe, self._watch)]
@@ -107,11 +113,15 @@ class Prober:
 
     def _watch(self) -> None:
         while not self._stop.wait(0.02):
-            self.peak = max(self.peak, self._memory())
+            others, engine = self._memory()
+            engine -= self._before[1]
+            self.grown = max(self.grown, others - self._before[0] + engine)
+            self.engine_grown = max(self.engine_grown, engine)
 
-    def _memory(self) -> float:
-        """MiB, workers that have just come included."""
-        return sum(_pss(pid) for pid in (self._pid, *_descendants(self._pid, self._engine_pid))) / 1024
+    def _memory(self) -> tuple[float, float]:
+        """MiB of the API process, its fork server and all workers, those that have just come too; of the engine."""
+        others = sum(_pss(pid) for pid in (self._pid, *_descendants(self._pid, self._engine_pid)))
+        return others / 1024, _resident(self._engine_pid) / 2**20
 
 
 def _descendants(pid: int, without: int) -> Iterator[int]:
@@ -128,6 +138,11 @@ def _pss(pid: int) -> int:
             if line.startswith("Pss:"):
                 return int(line.split()[1])
     return 0
+
+
+def _resident(pid: int) -> int:
+    """Bytes. Cheap, and nothing that grows in the engine process is shared."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def read_stream(url: str, num_tokens: int) -> list[float]:
@@ -179,9 +194,14 @@ def try_body(server: EngineServer, name: str, attack: Attack, times: int, second
     alone, _ = p99_gap_beside(server, (lambda: send(compared)) if compared else lambda: time.sleep(seconds))
     with Prober(server) as prober:
         beside, status = p99_gap_beside(server, lambda: send(body))
-    grown = prober.peak - prober.before
-    passed = beside - alone < GAP_BAR_MS and grown < MEMORY_BAR_MIB and prober.slowest_seconds < PROBE_BAR_SECONDS
-    return Row(name, "p99 gap, ms", alone, beside, grown, prober.slowest_seconds, status, passed)
+    return make_row(name, "p99 gap, ms", alone, beside, GAP_BAR_MS, prober, status)
+
+
+def make_row(name: str, what: str, alone: float, beside: float, bar: float, prober: Prober, status: str) -> Row:
+    """`bar`: how much more it may be beside the attack."""
+    probe_seconds = prober.slowest_seconds
+    passed = beside - alone < bar and prober.grown < MEMORY_BAR_MIB and probe_seconds < PROBE_BAR_SECONDS
+    return Row(name, what, alone, beside, prober.grown, prober.engine_grown, probe_seconds, status, passed)
 
 
 def _head(path: str, length: int) -> bytes:
@@ -222,9 +242,26 @@ def try_connections(server: EngineServer, name: str, count: int, sent: Callable[
             with contextlib.suppress(BlockingIOError):
                 client.send(sent(index))
         beside = wait()
-    grown = prober.peak - prober.before
-    passed = beside - alone < WAIT_BAR_SECONDS and prober.slowest_seconds < PROBE_BAR_SECONDS and grown < MEMORY_BAR_MIB
-    return Row(name, "longest wait, s", alone, beside, grown, prober.slowest_seconds, "", passed)
+    return make_row(name, "longest wait, s", alone, beside, WAIT_BAR_SECONDS, prober, "")
+
+
+def try_queue(server: EngineServer, name: str, count: int, num_tokens: int) -> Row:
+    """As many long prompts as `count`; what the engine does not queue is refused. Then all clients leave."""
+    body = json.dumps({"prompt": [5] * num_tokens, "max_tokens": 1}, separators=(",", ":")).encode()
+    host, port = server.url.removeprefix("http://").split(":")
+    with Prober(server) as prober, contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(socket.create_connection((host, int(port)))) for _ in range(count)]
+        for client in clients:
+            client.sendall(_head(COMPLETION, len(body)) + body)
+        held = 0
+        while len(answered := select.select(clients, [], [], 0)[0]) + held < count:
+            time.sleep(0.1)
+            load = server.load()
+            held = load["running"] + load["waiting"]
+        statuses = {client.recv(12).split()[1].decode() for client in answered}
+    wait_until(lambda: server.load()["server_load"] == 0, "idle", server)
+    status = f"{held} queued, others {','.join(sorted(statuses)) or '-'}"
+    return make_row(name, "engine, MiB", 0.0, prober.engine_grown, ENGINE_BAR_MIB, prober, status)
 
 
 def run(names: list[str], times: int, seconds: float) -> list[Row]:
@@ -243,6 +280,9 @@ def run(names: list[str], times: int, seconds: float) -> list[Row]:
                 if not names or name in names:
                     rows.append(try_connections(server, name, count, sent))
                     print_row(rows[-1])
+            if not names or "long prompts" in names:
+                rows.append(try_queue(server, "long prompts", 280, 131_000))
+                print_row(rows[-1])
             server.terminate()
             server.wait_exit()
     return rows
@@ -250,8 +290,9 @@ def run(names: list[str], times: int, seconds: float) -> list[Row]:
 
 def print_row(row: Row) -> None:
     what = f"{row.attack:20} {row.bar}: alone {row.alone:8.2f} beside {row.beside:8.2f}"
-    rest = f"memory +{row.memory_mib:4.0f} MiB, slowest probe {row.probe_seconds:5.2f} s, {row.status or '-'}"
-    print(f"{what}; {rest} {'ok' if row.passed else 'MISSED'}", flush=True)
+    memory = f"memory +{row.memory_mib:4.0f} MiB, {row.engine_mib:3.0f} of it in the engine process"
+    rest = f"slowest probe {row.probe_seconds:5.2f} s, {row.status or '-'}"
+    print(f"{what}; {memory}; {rest} {'ok' if row.passed else 'MISSED'}", flush=True)
 
 
 def main() -> int:

@@ -6,7 +6,7 @@ adds stop strings.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -91,8 +91,8 @@ class Tokenizer:
         at_least = len(text) // self._longest_token
         if at_least > max_tokens:
             raise too_long(f"at least {at_least}", max_tokens, param)
-        for length in (_CHARACTERS_PER_TOKEN * max_tokens, _CHARACTERS_PER_TOKEN**2 * max_tokens):
-            if length < len(text) and len(self._encode(text[:length]).ids) > max_tokens + _CUT_TOKENS_MAX:
+        for length in _lengths_to_try(max_tokens, len(text)):
+            if len(self._encode(text[:length]).ids) > max_tokens + _CUT_TOKENS_MAX:
                 raise too_long(f"more than {max_tokens}", max_tokens, param)
         return list(self._encode(text, add_special_tokens=add_special_tokens).ids)
 
@@ -108,11 +108,10 @@ class Tokenizer:
 
     def _encode_end(self, text: str, num_tokens: int, lost: Side) -> Encoding:
         """At least so many tokens of the end that is not lost, or all there are. Reads no more than that takes."""
-        for each in (_CHARACTERS_PER_TOKEN, _CHARACTERS_PER_TOKEN**2, self._longest_token):
-            if each * num_tokens < len(text):
-                end = text[: each * num_tokens] if lost == "right" else text[-each * num_tokens :]
-                if len((encoding := self._encode(end)).ids) >= num_tokens:
-                    return encoding
+        for length in _lengths_to_try(num_tokens, len(text)):
+            end = text[:length] if lost == "right" else text[-length:]
+            if len((encoding := self._encode(end)).ids) >= num_tokens:
+                return encoding
         return self._encode(text)
 
     def _encode(self, text: str, *, add_special_tokens: bool = False) -> Encoding:
@@ -151,6 +150,17 @@ class Tokenizer:
         if (byte := _BYTE.fullmatch(piece)) is not None:
             return bytes.fromhex(byte[1])
         return piece.replace("▁", " ").encode()
+
+
+def _lengths_to_try(num_tokens: int, num_characters: int) -> Iterator[int]:
+    """Lengths of a part of a text that may have so many tokens, shorter than the text.
+
+    Each is twice the one before, so no try takes more than about twice the memory that so many tokens need.
+    """
+    length = _CHARACTERS_PER_TOKEN * num_tokens
+    while 0 < length < num_characters:
+        yield length
+        length *= 2
 
 
 class TextStream:

@@ -150,6 +150,23 @@ def test_a_text_far_too_long_is_refused_before_it_is_tokenized(tokenizer: Tokeni
     assert caught.value.code == "context_length_exceeded"
 
 
+def test_no_more_than_twice_of_what_fits_is_tokenized(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A special token takes a hundred times the memory of a character."""
+    tokenized = []
+    encode = Tokenizer._encode
+
+    def note(self: Tokenizer, text: str, **others: bool) -> Any:
+        tokenized.append(encode(self, text, **others))
+        return tokenized[-1]
+
+    monkeypatch.setattr(Tokenizer, "_encode", note)
+    text = f"{USER}hi{END}" * 6_000
+    with pytest.raises(InvalidRequest, match="more than 5000"):
+        tokenizer.encode(text, 5000)
+    assert len(tokenizer.encode(text, 5000, truncation=Truncation(4000, "left"))) == 4000
+    assert max(len(encoding.ids) for encoding in tokenized) < 2 * 5000
+
+
 @pytest.mark.parametrize("text", ["the fox " * 12_500, "q" * 100_000], ids=["words", "one word"])
 def test_a_text_too_long_is_refused_by_its_beginning(tokenizer: Tokenizer, text: str) -> None:
     with pytest.raises(InvalidRequest, match="more than 5000") as caught:

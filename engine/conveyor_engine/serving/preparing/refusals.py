@@ -6,19 +6,23 @@ from pydantic import ValidationError
 
 from conveyor_engine.errors import ErrorCode, InvalidRequest
 
+_IN_JSON = {  # where pydantic has Python's words
+    "model_type": "must be an object",
+    "dict_type": "must be an object",
+    "list_type": "must be an array",
+}
+
 
 def invalid_request(error: ValidationError) -> InvalidRequest:
     """The first thing that pydantic found, as a sentence that begins with the field."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     message, kind = first["msg"], first["type"]
-    if kind == "json_invalid":
-        return InvalidRequest(f"the body is not JSON: {message}", code=ErrorCode.INVALID_JSON)
     path = _field_path(first["loc"])
     if not path:
         own = kind if kind in message else None  # a check over several fields names its field as its type
-        return InvalidRequest(message if own else f"the body must be a JSON object: {message}", param=own)
+        return InvalidRequest(message if own else "the body must be a JSON object", param=own)
     code = ErrorCode.UNSUPPORTED_VALUE if kind == "unsupported" else None
-    return InvalidRequest(f"{path} {_as_predicate(message)}", param=path, code=code)
+    return InvalidRequest(f"{path} {_IN_JSON.get(kind) or _as_predicate(message)}", param=path, code=code)
 
 
 def _field_path(location: Sequence[int | str]) -> str:

@@ -1,6 +1,7 @@
 """From a body to engine requests, without processes."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -63,3 +64,48 @@ def test_a_prompt_cannot_be_cut_to_more_than_the_answer_leaves(chat_model: Path)
     with pytest.raises(InvalidRequest, match="maximum context length is 131072 tokens") as caught:
         prepared(chat_model, "completion", truncate_prompt_tokens=-1, max_tokens=200_000)
     assert caught.value.param == "max_tokens"
+
+
+MIB = 2**20
+USER = '{"role":"user","content":"hi"}'
+
+
+def read_in_a_child(model: ServedModel, kind: Kind, body: bytes) -> int:
+    """How many bytes a process grows by, at most, that refuses the body."""
+    reader, writer = os.pipe()
+    if (pid := os.fork()) == 0:
+        Path("/proc/self/clear_refs").write_text("5")  # the peak is from now on
+        before = peak_bytes()
+        try:
+            prepare(model, Job(kind, make_facts(max_model_len=8_192, vocab_size=384), 256, 0.0, body))
+        except InvalidRequest:
+            os.write(writer, str(peak_bytes() - before).encode())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    os.close(writer)
+    with open(reader, "rb") as said:
+        return int(said.read())
+
+
+def peak_bytes() -> int:
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:")]
+    return int(line.split()[1]) * 1024
+
+
+@pytest.mark.parametrize(
+    ("kind", "begin", "item", "most"),
+    [
+        ("completion", '{"prompt":[', "[1]", 32),
+        ("completion", '{"prompt":[', "1", 16),
+        ("completion", '{"stop_token_ids":[', "[]", 32),
+        ("chat", '{"messages":[', USER, 20),
+        ("chat", '{"messages":[', "{}", 32),
+    ],
+)
+def test_a_body_takes_few_bytes_for_each_of_its_own(
+    chat_model: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind, begin: str, item: str, most: int
+) -> None:
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    model = ServedModel("tiny", Tokenizer(chat_model), SamplingDefaults())
+    body = f"{begin}{','.join([item] * (2 * MIB // (len(item) + 1)))}]}}".encode()
+    assert read_in_a_child(model, kind, body) / len(body) < most

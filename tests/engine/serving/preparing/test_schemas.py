@@ -148,7 +148,7 @@ def test_an_answer_may_be_sent_back_as_it_came() -> None:
         "function_call": None, "tool_calls": None, "parsed": None, "reasoning_content": None,
     }  # fmt: skip
     fields = ChatRequest.model_validate_json(json.dumps({"messages": [user("a"), answer, user("c")]}))
-    assert [m.for_template() for m in fields.messages] == [
+    assert fields.messages_for_template() == [
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": "b"},
         {"role": "user", "content": "c"},
@@ -158,7 +158,7 @@ def test_an_answer_may_be_sent_back_as_it_came() -> None:
 def test_text_parts_are_one_text() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     fields = ChatRequest.model_validate_json(json.dumps({"messages": [user(parts)]}))
-    assert fields.messages[0].content == "a\nb"
+    assert fields.messages_for_template()[0]["content"] == "a\nb"
 
 
 def test_two_different_limits_of_tokens_are_refused() -> None:
