@@ -77,6 +77,7 @@ class RequestState:
         "stop_ids",
         "stop_strings",
         "token_ids",
+        "turn",
         "was_admitted",
     )
 
@@ -88,6 +89,7 @@ class RequestState:
         self.party = request.party or request.request_id
         self.params = params
         self.arrival_time = request.arrival_time
+        self.turn: int | None = None  # its place in the order of first admissions
         self.serial = -1  # its place in the order of admission
         self.token_ids = array("I", request.prompt_token_ids)  # 4 bytes a token: many prompts may wait
         self.num_prompt_tokens = len(self.token_ids)

@@ -178,7 +178,7 @@ class Scheduler:
         """Who may be admitted. Those preempted from a closed batch come back before it is over; no other joins it."""
         if not self._policy.joins:
             if self.waiting.preempted:
-                return Candidates(self.waiting.preempted.values(), None)
+                return Candidates(self.waiting.preempted, None)
             if self.running:
                 return NOBODY
         return self._policy.candidates(self.waiting, now, self._draining)

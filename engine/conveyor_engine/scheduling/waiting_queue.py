@@ -1,40 +1,78 @@
-"""The requests that wait, in the order of turns. Kept by `scheduler`; `policy` and `running_batch` read it.
+"""The requests that wait, in the order of `sort_key`. Kept by `scheduler`; `policy` and `running_batch` read it.
 
-Engine requests of one HTTP request (many inputs, many choices) are one party: parties take turns, round robin, and are
-first come, first served among themselves and within. So one choice never waits for all of somebody else's. Who was
-preempted has had its turn, and comes back before all. What is asked here costs by what is taken, not by what waits.
+Engine requests of one HTTP request (many inputs, many choices) are one party. Parties take turns, and each sends its
+requests in order of arrival. So one choice never waits for all choices of another client. Each call costs by what is
+taken, and by the logarithm of what waits.
 """
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from itertools import chain, count
+from collections.abc import Callable, Iterator
+from heapq import heappop, heappush, merge
+from itertools import count
 
+from conveyor_engine.scheduling.ordered import Key, Ordered
 from conveyor_engine.scheduling.request_state import RequestState
+
+
+def sort_key(request: RequestState, last_turn: int) -> Key:
+    """The order of the queue: the lowest key is next. Keys of two parties always differ.
+
+    `last_turn` is when the request's party had a turn, or else came. Parties go round robin, behind the preempted
+    requests: these have had their turns, and come back in the order of those.
+    """
+    return (1, last_turn) if request.turn is None else (0, request.turn)
+
+
+class Turns:
+    """Numbers that grow with each turn. `last`: by party that waits, when it had one or else came."""
+
+    def __init__(self) -> None:
+        self.last: dict[str, int] = {}
+        self._now = 0
+
+    def next(self) -> int:
+        """The number of a new turn."""
+        self._now += 1
+        return self._now
+
+    def imagine(self) -> Iterator[int]:
+        """The numbers that would come next."""
+        return count(self._now + 1)
 
 
 class Bucket:
     """Waiting requests that may be batched with each other: all of them, but where a policy batches by length.
 
-    Iterates in the order of turns: one of each party, then another of each, and so on.
+    Iterates in the order of the queue: as if every party took its turns.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
         self._arrivals: OrderedDict[str, RequestState] = OrderedDict()  # all of them, in order of arrival
-        self._parties: OrderedDict[str, OrderedDict[str, RequestState]] = OrderedDict()  # the next in turn first
+        self._parties: dict[str, OrderedDict[str, RequestState]] = {}
+        self._next = Ordered[str]()  # parties, by the key of the first request of each
 
     def __len__(self) -> int:
         return len(self._arrivals)
 
     def __iter__(self) -> Iterator[RequestState]:
-        queues: Iterable[Iterator[RequestState]] = (iter(party.values()) for party in self._parties.values())
-        while queues:
-            not_over = []
-            for queue in queues:
-                for request in queue:
-                    yield request
-                    not_over.append(queue)
-                    break
-            queues = not_over
+        return (request for _, request in self.entries())
+
+    def entries(self) -> Iterator[tuple[Key, RequestState]]:
+        """Keys and requests. After its first request, a party goes on as if it had its turn now."""
+        parties, turns = self._next.entries(), self._turns.imagine()
+        party = next(parties, None)
+        later: list[tuple[Key, int, RequestState, Iterator[RequestState]]] = []  # a heap of parties' next requests
+        while party or later:
+            if party is None or (later and later[0][0] < party[0]):
+                key, _, request, rest = heappop(later)
+            else:
+                key, rest = party[0], iter(self._parties[party[1]].values())
+                request, party = next(rest), next(parties, None)
+            yield key, request
+            turn = next(turns)
+            if (follower := next(rest, None)) is not None:
+                heappush(later, (sort_key(follower, turn), turn, follower, rest))
 
     @property
     def first_arrival_time(self) -> float:
@@ -42,81 +80,87 @@ class Bucket:
         return next(iter(self._arrivals.values())).arrival_time
 
     @property
-    def next_party(self) -> str:
-        """Whose turn it is; not empty."""
-        return next(iter(self._parties))
+    def first_key(self) -> Key:
+        """Of the request that is next; not empty."""
+        return self._next.first_key
 
     def has(self, party: str) -> bool:
         """Whether some request of it waits here."""
         return party in self._parties
 
     def add(self, request: RequestState) -> None:
-        """Behind all others of its party, which is behind all others if it is new."""
+        """Behind all others of its party."""
         self._arrivals[request.request_id] = request
         self._parties.setdefault(request.party, OrderedDict())[request.request_id] = request
+        self.sort(request.party)
 
     def remove(self, request: RequestState) -> bool:
         """False if it is not here."""
         if self._arrivals.pop(request.request_id, None) is None:
             return False
         del self._parties[request.party][request.request_id]
-        if not self._parties[request.party]:
-            del self._parties[request.party]
+        self.sort(request.party)
         return True
 
-    def pass_turn(self, party: str) -> None:
-        """It is behind all others now, if it is here."""
-        if party in self._parties:
-            self._parties.move_to_end(party)
+    def sort(self, party: str) -> None:
+        """Gives the party the place of its first request, if one waits here."""
+        if requests := self._parties.get(party):
+            self._next.put(party, sort_key(next(iter(requests.values())), self._turns.last[party]))
+        elif requests is not None:
+            del self._parties[party]
+            self._next.remove(party)
 
 
 class WaitingQueue:
-    """Iterates over those that come back, oldest first, and then over those that have not run: each bucket by turns."""
+    """Iterates over all requests in the order of the queue."""
 
     def __init__(self, bucket_of: Callable[[RequestState], int]) -> None:
         """`bucket_of`: requests of different buckets are never in one batch; there are few buckets."""
         self._bucket_of = bucket_of
-        self._buckets: defaultdict[int, Bucket] = defaultdict(Bucket)
-        self._last_turns: dict[str, int] = {}  # by party: when it had one, or else came
-        self._turns = count()
-        self.preempted: OrderedDict[str, RequestState] = OrderedDict()  # oldest first
+        self._turns = Turns()
+        self._buckets: defaultdict[int, Bucket] = defaultdict(lambda: Bucket(self._turns))
+        self.preempted = Ordered[RequestState]()
 
     def __len__(self) -> int:
         return len(self.preempted) + sum(map(len, self._buckets.values()))
 
     def __iter__(self) -> Iterator[RequestState]:
-        return chain(self.preempted.values(), *self._buckets.values())
+        queues = (self.preempted.entries(), *(bucket.entries() for bucket in self._buckets.values()))
+        return (request for _, request in merge(*queues, key=lambda entry: entry[0]))
 
     @property
     def buckets(self) -> list[Bucket]:
-        """Those that are not empty; first the one of the party that has waited longest for a turn."""
-        return sorted(filter(len, self._buckets.values()), key=lambda bucket: self._last_turns[bucket.next_party])
+        """Those that are not empty, in the order of their first requests."""
+        return sorted(filter(len, self._buckets.values()), key=lambda bucket: bucket.first_key)
 
     def add(self, request: RequestState) -> None:
         """Behind all others of its party."""
-        self._last_turns.setdefault(request.party, next(self._turns))
+        if request.party not in self._turns.last:
+            self._turns.last[request.party] = self._turns.next()
         self._buckets[self._bucket_of(request)].add(request)
 
     def put_back(self, request: RequestState) -> None:
-        """A preempted request, older than all that were preempted and wait."""
-        self.preempted[request.request_id] = request
-        self.preempted.move_to_end(request.request_id, last=False)
+        """A preempted request."""
+        assert request.turn is not None, "it has been admitted"
+        self.preempted.put(request, sort_key(request, request.turn))
 
     def remove(self, request: RequestState) -> bool:
         """False if it does not wait."""
-        if self.preempted.pop(request.request_id, None) is not None:
+        if request in self.preempted:
+            self.preempted.remove(request)
             return True
         if not self._buckets[self._bucket_of(request)].remove(request):
             return False
         if not any(bucket.has(request.party) for bucket in self._buckets.values()):
-            del self._last_turns[request.party]
+            del self._turns.last[request.party]
         return True
 
     def take(self, request: RequestState) -> None:
-        """It is admitted. If it has not run before, this was its party's turn, in every bucket."""
-        had_its_turn = request.request_id in self.preempted
+        """The request is admitted. If it has not run before, this is its party's turn, in every bucket."""
         self.remove(request)
-        if not had_its_turn and request.party in self._last_turns:
-            self._last_turns[request.party] = next(self._turns)
-            for bucket in self._buckets.values():
-                bucket.pass_turn(request.party)
+        if request.turn is None:
+            request.turn = self._turns.next()
+            if request.party in self._turns.last:
+                self._turns.last[request.party] = request.turn
+                for bucket in self._buckets.values():
+                    bucket.sort(request.party)

@@ -48,7 +48,9 @@ def test_who_was_preempted_comes_back_before_all_and_that_is_no_turn() -> None:
 
 def test_who_leaves_is_nowhere() -> None:
     queue, requests = queue_of("a0", "a1", "b0")
-    queue.put_back(returning := make_state(request_id="c0"))
+    queue.add(returning := make_state(request_id="c0"))
+    queue.take(returning)
+    queue.put_back(returning)
     for request in (requests["a1"], requests["b0"], returning):
         assert queue.remove(request)
         assert not queue.remove(request)

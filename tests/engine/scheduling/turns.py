@@ -30,7 +30,7 @@ class Turns:
         """After each plan: those admitted now, in their order, each when it was its turn."""
         for request in [r for r in self._waiting.values() if r.request_id not in scheduler.requests]:
             del self._waiting[request.request_id]
-        for request in [*scheduler.running, *scheduler.waiting.preempted.values()]:  # at once, to pad those before
+        for request in [*scheduler.running, *scheduler.waiting.preempted]:  # at once, to pad those before
             if request.request_id in self._waiting:
                 self._check(request)
 

@@ -1,0 +1,76 @@
+"""Items ordered by a key that may change. Used by `waiting_queue`. Knows no requests."""
+
+from collections.abc import Hashable, Iterator
+from heapq import heappop, heappush
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item", bound=Hashable)
+Key = tuple[float, ...]
+
+
+class Ordered(Generic[Item]):
+    """A binary heap that knows the place of each item: the lowest key is first.
+
+    `put` and `remove` cost O(log items), iterating over the first k items O(k log k).
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[Key, Item]] = []
+        self._places: dict[Item, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def __contains__(self, item: Item) -> bool:
+        return item in self._places
+
+    def __iter__(self) -> Iterator[Item]:
+        return (item for _, item in self.entries())
+
+    def entries(self) -> Iterator[tuple[Key, Item]]:
+        """Keys and items, in order. Nothing may be put or removed meanwhile."""
+        heap, ahead = self._heap, [(key, 0) for key, _ in self._heap[:1]]
+        while ahead:
+            _, place = heappop(ahead)
+            yield heap[place]
+            for below in range(2 * place + 1, min(2 * place + 3, len(heap))):
+                heappush(ahead, (heap[below][0], below))
+
+    @property
+    def first_key(self) -> Key:
+        """Of the first item; there is one."""
+        return self._heap[0][0]
+
+    def put(self, item: Item, key: Key) -> None:
+        """Adds the item, or moves it to its new key."""
+        place = self._places.get(item)
+        if place is None:
+            place = len(self._heap)
+            self._heap.append((key, item))
+        self._settle(place, (key, item))
+
+    def remove(self, item: Item) -> None:
+        """Raises KeyError if it is not here."""
+        place = self._places.pop(item)
+        last = self._heap.pop()
+        if place < len(self._heap):
+            self._settle(place, last)
+
+    def _settle(self, place: int, entry: tuple[Key, Item]) -> None:
+        """Puts the entry where it belongs, from a place that is free: up or down."""
+        heap, key = self._heap, entry[0]
+        while place and key < heap[(place - 1) // 2][0]:
+            self._set(place, heap[(place - 1) // 2])
+            place = (place - 1) // 2
+        while (below := 2 * place + 1) < len(heap):
+            if below + 1 < len(heap) and heap[below + 1][0] < heap[below][0]:
+                below += 1
+            if not heap[below][0] < key:
+                break
+            self._set(place, heap[below])
+            place = below
+        self._set(place, entry)
+
+    def _set(self, place: int, entry: tuple[Key, Item]) -> None:
+        self._heap[place] = entry
+        self._places[entry[1]] = place
