@@ -63,18 +63,21 @@ def event(number: int) -> bytes:
 
 
 async def run_engine(address: str) -> None:
-    """Answers POST at once; `?events=N&rate=R` streams N events, R per second. Prints its port; ends with its stdin."""
+    """Answers POST at once; to a body with `events` and `rate` it streams so many events, as many per second.
+
+    Prints its port; ends with its stdin.
+    """
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
-        await request.read()
+        asked = json.loads(await request.read())
         reports = {USAGE_HEADER: USAGE} if USAGE_HEADER in request.headers else {}  # as Conveyor's engine does
-        if "events" not in request.query:
+        if "events" not in asked:
             return web.Response(body=ANSWER, content_type="application/json", headers=reports)
         stream = web.StreamResponse(headers={"Content-Type": "text/event-stream", **reports})
         await stream.prepare(request)
-        pause_seconds = 1 / float(request.query["rate"])
+        pause_seconds = 1 / asked["rate"]
         due = asyncio.get_running_loop().time()
-        for number in range(int(request.query["events"])):
+        for number in range(asked["events"]):
             await stream.write(event(number))
             due += pause_seconds
             await asyncio.sleep(max(0.0, due - asyncio.get_running_loop().time()))
@@ -119,11 +122,12 @@ async def measure_latency(session: aiohttp.ClientSession, urls: dict[str, str], 
 async def measure_streams(session: aiohttp.ClientSession, url: str, load: Load) -> dict[str, float]:
     """All streams at once; one is lost unless every byte of it arrives."""
     expected = b"".join(event(number) for number in range(load.events))
+    body = json.dumps({"events": load.events, "rate": load.events_per_second}).encode()
     first_seconds: list[float] = []
 
     async def follow() -> bool:
         began = time.perf_counter()
-        async with session.post(f"{url}?events={load.events}&rate={load.events_per_second}", data=PROMPT) as answer:
+        async with session.post(url, data=body) as answer:
             received = bytearray(await answer.content.readany())
             first_seconds.append(time.perf_counter() - began)
             async for piece in answer.content.iter_any():

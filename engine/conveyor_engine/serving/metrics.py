@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from conveyor_engine.serving.metrics_snapshot import Counts, Snapshot
 from conveyor_engine.wire.messages import Step
 from conveyor_engine.wire.request import FinishReason
+from conveyor_process.request_headers import USAGE_PATH
 
 _FIRST_TOKEN_SECONDS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560,
@@ -20,6 +21,11 @@ _REQUEST_SECONDS = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 5
 _POWERS_OF_TWO = tuple(2**power for power in range(15))
 _PREEMPTIONS = (0, 1, 2, 3, 4, 5, 10, 20)
 _METHODS = {"GET", "POST", "DELETE", "HEAD", "OPTIONS"}  # labels: a client may send any word
+# vLLM's excluded handlers, and those of ours like them: probes and scrapes would hide how few requests fail.
+_NOT_REQUESTS = frozenset(
+    [f"{base}/{page}" for base in ("", "/v1") for page in ("health", "ping", "version")]
+    + ["/livez", "/load", "/metrics", "/place", "/readyz", USAGE_PATH]
+)
 
 
 class EngineMetrics:
@@ -78,7 +84,9 @@ class EngineMetrics:
             "conveyor_engine_ignored_fields", "Fields of requests that nobody defines: ignored.", "kind"
         )
         self._responses = self._counter("conveyor_engine_http_responses", "By route and status.", "route", "status")
-        self._requests = self._counter("http_requests", "As vLLM counts them, by route.", "handler", "method", "status")
+        self._requests = self._counter(
+            "http_requests", "As vLLM counts them: no probes.", "handler", "method", "status"
+        )
 
     def render(self) -> bytes:
         """Prometheus text format."""
@@ -139,6 +147,8 @@ class EngineMetrics:
     def count_response(self, route: str, method: str, status: int) -> None:
         """One HTTP answer began. `route` is one of few."""
         self._responses.labels(route=route, status=str(status)).inc()
+        if route in _NOT_REQUESTS:
+            return
         method = method if method in _METHODS else "other"
         self._requests.labels(handler=route, method=method, status=f"{status // 100}xx").inc()
 

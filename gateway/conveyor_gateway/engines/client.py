@@ -68,7 +68,7 @@ class EngineBroke(Exception):
 class EngineRequest:
     """What goes to whichever engine takes the request."""
 
-    path: str  # with the query, as the client sent it
+    path: str  # without the query: no parameter of one is on a list of what passes
     headers: CIMultiDict[str]
     body: bytes
     holding: Holding  # where the body is counted, and what is collected of the answer

@@ -209,10 +209,8 @@ class OpenRequests:
         service, body = self._find_service(request, route, body)
         record.service = service.key
         holding.wait(service.key, len(body), self._build_evict())
-        query = request.rel_url.raw_query_string
-        path = f"{route.path}?{query}" if query else route.path
         headers = build_engine_headers(request.headers, record.request_id, record.usage_key)
-        return service, EngineRequest(path, headers, body, holding)
+        return service, EngineRequest(route.path, headers, body, holding)
 
     def _find_service(self, request: BaseRequest, route: Route, body: bytes) -> tuple[Service, bytes]:
         """The service, and the body as its engines understand it."""

@@ -85,3 +85,13 @@ def test_a_dashboard_finds_every_series_that_it_queries(server: EngineServer, da
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_tools_find_the_series_that_they_read(server: EngineServer, name: str) -> None:
     assert OTHERS[name] <= read_labels(server)[name]
+
+
+def test_probes_are_no_requests_as_at_vllm(server: EngineServer) -> None:
+    probes = ["/health", "/livez", "/load", "/metrics", "/ping", "/readyz", "/v1/health", "/version"]
+    for path in (*probes, "/v1/models"):
+        assert server.get(path).status_code == 200
+    families = text_string_to_metric_families(server.get("/metrics").text)
+    handlers = {s.labels["handler"] for family in families for s in family.samples if s.name == "http_requests_total"}
+    assert "/v1/models" in handlers
+    assert not handlers & {*probes}
