@@ -31,6 +31,13 @@ from conveyor_process.failure_reasons import FailureReason
 
 MESSAGE_BYTES_MAX = 2000  # of what is said when an engine ends; Kubernetes keeps 4,096, and JSON may double them
 
+_NO_MEMORY_ERRORS = frozenset({"MemoryError", "OutOfMemoryError"})  # the second is torch's, on a device
+# The texts of torch's allocators, its CUDA libraries, oneDNN, C++ and the C library where there is no class for them.
+_NO_MEMORY = (
+    "out of memory", "out_of_memory", "not enough memory", "cannot allocate memory", "can't allocate memory",
+    "alloc_failed", "bad_alloc", "could not create a memory object",
+)  # fmt: skip
+
 
 class ErrorCode(AnswerCode):
     """Each case that the engine answers with an error."""
@@ -113,6 +120,13 @@ def one_line(message: str) -> str:
     printable = (each if each.isprintable() else " " for each in message[:MESSAGE_BYTES_MAX])
     line = " ".join("".join(printable).split())
     return line.encode()[:MESSAGE_BYTES_MAX].decode(errors="ignore")
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether the error reports that the GPU or the host has no memory left. Torch's class is found without torch."""
+    if any(kind.__name__ in _NO_MEMORY_ERRORS for kind in type(error).__mro__):
+        return True
+    return isinstance(error, RuntimeError | OSError) and any(words in str(error).lower() for words in _NO_MEMORY)
 
 
 class RequestError(ConveyorEngineError):

@@ -6,14 +6,16 @@ Used wherever one is read; knows none of them but the index of the weights.
 import json
 import os
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from safetensors import SafetensorError, safe_open
 
 from conveyor_engine.errors import ModelError
+from conveyor_engine.limited import run_limited
 from conveyor_process.failure_reasons import FailureReason
 
 WEIGHTS_INDEX = "model.safetensors.index.json"
+FILES_CPU_SECONDS: Final = 60.0  # headers of weights have some MiB in all
 _READ = (".json", ".jinja", ".safetensors")
 _MAX_BYTES = 16 << 20  # of a file; they have a few KiB, config.json with many labels a few MiB
 _Content = TypeVar("_Content", dict[str, Any], list[Any])
@@ -32,8 +34,12 @@ def read_list(path: Path) -> list[Any]:
 def check_files(directory: Path) -> None:
     """Raises ModelError (ModelUnreadable) for a file that this process may not read, or that has not come whole.
 
-    Only beginnings are read, so it takes no time with large weights.
+    Only beginnings are read, so it takes no time with large weights. Raises ModelError too if that breaks a limit.
     """
+    run_limited(f"{directory}", lambda: _check_files(directory), FILES_CPU_SECONDS)
+
+
+def _check_files(directory: Path) -> None:
     for path in sorted(path for path in directory.iterdir() if path.suffix in _READ):
         try:
             if path.is_file():

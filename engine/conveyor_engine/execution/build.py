@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from conveyor_engine.config.engine_config import EngineConfig
-from conveyor_engine.errors import ModelError
+from conveyor_engine.errors import ModelError, is_out_of_memory
 from conveyor_engine.execution.models import checks
 from conveyor_engine.execution.models.sentence_files import find_task
 from conveyor_engine.execution.placement import open_placement
@@ -19,7 +19,7 @@ def build_runner(config: EngineConfig, progress: Callable[[str], None] = lambda 
     try:
         return runner(config, open_placement(config), progress)
     except (MemoryError, OSError, RuntimeError) as error:
-        if not checks.is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         raise ModelError(
             f"the device has too little memory for the model and its settings ({checks.on_one_line(error)}); use a "

@@ -19,7 +19,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from conveyor_engine.config.engine_config import EngineConfig
-from conveyor_engine.errors import InvalidRequest, Overloaded, StartError, one_line
+from conveyor_engine.errors import InvalidRequest, Overloaded, StartError, is_out_of_memory, one_line
 from conveyor_engine.logs import configure_logging
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.text.tokenizer import Tokenizer
@@ -233,8 +233,7 @@ def _load(config: EngineConfig, channel: Channel) -> EngineCore:
 
 def _reason(error: Exception) -> FailureReason:
     """The termination reason of what nobody expected."""
-    out_of_memory = isinstance(error, MemoryError) or "out of memory" in str(error).lower()
-    return FailureReason.OUT_OF_MEMORY if out_of_memory else FailureReason.ENGINE_ERROR
+    return FailureReason.OUT_OF_MEMORY if is_out_of_memory(error) else FailureReason.ENGINE_ERROR
 
 
 def main(load: Load = _load) -> int:

@@ -21,6 +21,7 @@ from conveyor_engine.execution.runners import generate
 NO_MEMORY = (
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 200.00 MiB."),
     RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    RuntimeError("could not create a memory object"),
     RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes. Error code 12"),
     OSError(12, "Cannot allocate memory"),
     MemoryError(),

@@ -1,9 +1,11 @@
 """Links in a volume that somebody else may have filled."""
 
+import json
 from pathlib import Path
 
 import pytest
 
+from conveyor_engine import limited
 from conveyor_engine.errors import ModelError
 from conveyor_engine.fetching.fetch import fetch
 
@@ -44,6 +46,14 @@ def test_a_folder_of_the_container_is_no_model(model: Path, secret: Path) -> Non
     (model.parent / "other").symlink_to(secret.parent)
     with pytest.raises(ModelError, match="outside of its volume"):
         fetch("pvc://models/team/other", str(model.parent / "other"))
+
+
+def test_weights_whose_header_takes_too_much_are_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limited, "MEMORY_BYTES", 16 * 2**20)
+    header = json.dumps({"__metadata__": {f"key {number}": "" for number in range(1_000_000)}}).encode()
+    (model / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(ModelError, match=r"takes more than 60 s of CPU time or .* of memory to read"):
+        fetch("pvc://models/team/tiny", str(model))
 
 
 def test_links_within_the_volume_are_followed(model: Path) -> None:

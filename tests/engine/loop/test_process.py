@@ -174,25 +174,36 @@ BROKEN = """
 import runpy, sys, types, warnings
 def broken(*_, **__):
     warnings.warn("odd\\nand odder")
-    raise RuntimeError("two\\nlines\\ud800")
+    raise ERROR
 sys.modules["conveyor_engine.execution.build"] = types.SimpleNamespace(build_runner=broken)
 runpy.run_module("conveyor_engine.loop.process", run_name="__main__", alter_sys=True)
 """
 
 
-def test_a_core_that_fails_is_one_line_of_the_log() -> None:
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (r'RuntimeError("two\nlines\ud800")', Failed(FailureReason.ENGINE_ERROR, "RuntimeError: two lines")),
+        (
+            'type("OutOfMemoryError", (RuntimeError,), {})("device 0")',
+            Failed(FailureReason.OUT_OF_MEMORY, "OutOfMemoryError: device 0"),
+        ),
+    ],
+)
+def test_a_core_that_fails_is_one_line_of_the_log(error: str, told: Failed) -> None:
+    program = BROKEN.replace("ERROR", error)
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.sendall(encode_frame(Start(EngineConfig(model="none"))))
         ended = subprocess.run(
-            [sys.executable, "-c", BROKEN, "--fd", str(theirs.fileno())], pass_fds=[theirs.fileno()],
+            [sys.executable, "-c", program, "--fd", str(theirs.fileno())], pass_fds=[theirs.fileno()],
             env=environment(), capture_output=True, text=True, timeout=60,
         )  # fmt: skip
         theirs.close()
-        *_, told = map(from_engine_decoder.decode, FrameReader().feed(ours.makefile("rb").read()))
+        *_, last = map(from_engine_decoder.decode, FrameReader().feed(ours.makefile("rb").read()))
     lines = ended.stderr.splitlines()
     assert ended.returncode == 1
     assert all(re.match(r"time=\S+ level=\S+ event=", line) for line in lines), ended.stderr
     assert len(lines) == 2
     assert 'level=ERROR event=engine_failed traceback="Traceback' in lines[1]
-    assert told == Failed(FailureReason.ENGINE_ERROR, "RuntimeError: two lines")
+    assert last == told

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from transformers import PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING
 
-from conveyor_engine.errors import ModelError
+from conveyor_engine.errors import ModelError, is_out_of_memory
 from conveyor_engine.wire.request import Task
 
 # What transformers raises for an invalid config.json or invalid weights. The device's own errors are among them: each
@@ -22,8 +22,6 @@ TRANSFORMERS_ERRORS = (
     ArithmeticError, AssertionError, AttributeError, LookupError, OSError, RuntimeError, SafetensorError,
     StrictDataclassError, TypeError, ValueError,
 )  # fmt: skip
-# The texts of torch, its CUDA libraries and the C library where there is no class for them.
-_NO_MEMORY = ("out of memory", "cannot allocate memory", "can't allocate memory", "alloc_failed")
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 # Their frequencies depend on the length of the batch's longest sequence, not on each request's own.
 _ROPE_TYPES_REFUSED = frozenset({"dynamic", "longrope"})
@@ -32,13 +30,6 @@ _ROPE_TYPES_REFUSED = frozenset({"dynamic", "longrope"})
 def on_one_line(error: Exception) -> str:
     """The error's type and text, for the end of a sentence."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Whether the error reports that the GPU or the host has no memory left."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError | OSError) and any(words in str(error).lower() for words in _NO_MEMORY)
 
 
 def raise_if_of_device(error: Exception) -> None:

@@ -124,8 +124,8 @@ def same(expected: object, actual: object) -> bool:
 
 
 def same_calls(expected: Sequence[Attended], actual: Sequence[Attended]) -> bool:
-    """Whether attention is called as often, and each time with the same."""
-    return len(expected) == len(actual) and all(
+    """Whether attention is called as often, at least once, and each time with the same."""
+    return 0 < len(expected) == len(actual) and all(
         one.spec == other.spec and same((one.query, one.key, one.value), (other.query, other.key, other.value))
         for one, other in zip(expected, actual, strict=True)
     )

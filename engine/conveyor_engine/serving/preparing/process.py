@@ -7,7 +7,6 @@ before there are threads, an event loop or clients.
 """
 
 import gc
-import math
 import os
 import resource
 import signal
@@ -20,6 +19,7 @@ from typing import BinaryIO, NoReturn, Self
 import msgspec
 
 from conveyor_engine.errors import ConveyorEngineError, ErrorCode, InvalidRequest, Overloaded, Unavailable, UnknownModel
+from conveyor_engine.limited import limit_cpu_seconds, limit_more_memory
 from conveyor_engine.serving.preparing.prepare import Job, Prepared, ServedModel, prepare
 from conveyor_engine.serving.preparing.prepare_embeddings import PreparedEmbeddings, prepare_embeddings
 
@@ -206,22 +206,6 @@ def _prepare_within_limits(payload: bytes, model: ServedModel) -> AnyPrepared | 
         return Failure.of(too_costly())
 
 
-def limit_cpu_seconds(seconds: float) -> None:
-    """From now on this process may use so many more seconds of CPU time; then the kernel ends it."""
-    used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
-    _limit(resource.RLIMIT_CPU, math.ceil(used + seconds))
-
-
-def limit_more_memory(num_bytes: int) -> None:
-    """From now on this process may add so much to its memory; beyond that, allocations fail."""
-    _limit(resource.RLIMIT_AS, _virtual_bytes() + num_bytes)
-
-
-def _limit(what: int, most: int) -> None:
-    _, hard = resource.getrlimit(what)
-    resource.setrlimit(what, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
-
-
 def _prepare(job: Job, model: ServedModel) -> AnyPrepared | Failure | Bug:
     try:
         return prepare_embeddings(model, job) if job.kind == "embedding" else prepare(model, job)
@@ -231,11 +215,6 @@ def _prepare(job: Job, model: ServedModel) -> AnyPrepared | Failure | Bug:
         raise
     except Exception as error:  # the one broad except of this process
         return Bug(f"{type(error).__name__}: {error}")
-
-
-def _virtual_bytes() -> int:
-    with open("/proc/self/statm") as statm:
-        return int(statm.read().split()[0]) * resource.getpagesize()
 
 
 def _peak_bytes() -> int:

@@ -62,7 +62,11 @@ def _each_its_rotation(
     return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden))
 
 
-@pytest.mark.parametrize("forward", [_by_index, _each_its_rotation])
+def _fails(*_: Any, **__: Any) -> BaseModelOutputWithPast:
+    raise ValueError("not with these numbers")
+
+
+@pytest.mark.parametrize("forward", [_by_index, _each_its_rotation, _fails])
 def test_layers_that_a_model_calls_apart_stay_apart(forward: Any) -> None:
     model = fused("Llama")
     model.model.forward = types.MethodType(forward, model.model)

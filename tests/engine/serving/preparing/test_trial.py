@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 from tests.engine.chat_model import write_tokenizer
 
+from conveyor_engine import limited
 from conveyor_engine.errors import ModelError
+from conveyor_engine.limited import run_limited
 from conveyor_engine.serving.preparing import trial
-from conveyor_engine.serving.preparing.trial import run_limited, try_files
+from conveyor_engine.serving.preparing.trial import try_files
 
 
 def model(folder: Path, template: str) -> Path:
@@ -60,6 +62,6 @@ def test_an_error_arrives_as_it_was_raised(tmp_path: Path) -> None:
 def test_a_process_that_ends_itself_or_hangs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ModelError, match="what it was takes more than 9 s of CPU time"):
         run_limited("what it was", lambda: os.kill(os.getpid(), signal.SIGKILL), 9.0)
-    monkeypatch.setattr(trial, "_CLOCK_TIMES", 0.01)
+    monkeypatch.setattr(limited, "_CLOCK_TIMES", 0.01)
     with pytest.raises(ModelError, match=r"what it was takes more than 0\.1 s to read"):
         run_limited("what it was", lambda: time.sleep(1000), 10.0)

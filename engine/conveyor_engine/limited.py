@@ -1,0 +1,92 @@
+"""Limits the CPU time and memory of reading files that a tenant wrote. Called by `model_files` and `serving.preparing`.
+
+Reading them can take any time and memory, or end the process, so a child process does it first.
+"""
+
+import json
+import math
+import os
+import resource
+import select
+import signal
+import time
+from collections.abc import Callable
+from typing import Final, NoReturn
+
+from conveyor_engine.errors import ModelError
+from conveyor_process.failure_reasons import FailureReason
+
+MEMORY_BYTES: Final = 2 * 2**30
+_CLOCK_TIMES: Final = 30.0  # of the CPU time may pass by the clock
+
+
+def run_limited(what: str, load: Callable[[], object], cpu_seconds: float) -> None:
+    """Calls `load` in a forked child process. Raises its ModelError, or one that names the limit that it broke."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        _run(load, writer, cpu_seconds)
+    os.close(writer)
+    try:
+        said = _read(reader, _CLOCK_TIMES * cpu_seconds)
+    finally:
+        os.close(reader)
+        os.kill(pid, signal.SIGKILL)  # it has ended, or is late
+        status = os.waitpid(pid, 0)[1]
+    if said is None:
+        raise ModelError(f"{what} takes more than {_CLOCK_TIMES * cpu_seconds:g} s to read")
+    if said:
+        content = json.loads(said)
+        raise ModelError(content["message"], reason=FailureReason(content["reason"]))
+    if os.waitstatus_to_exitcode(status) != 0:
+        limits = f"{cpu_seconds:g} s of CPU time or {MEMORY_BYTES >> 30} GiB of memory"
+        raise ModelError(f"{what} takes more than {limits} to read, or ends the process that reads it")
+
+
+def _read(reader: int, seconds: float) -> bytes | None:
+    """What the child says until it ends; None if it does not end in time."""
+    end, said = time.monotonic() + seconds, b""
+    while select.select([reader], [], [], max(0.0, end - time.monotonic()))[0]:
+        if not (data := os.read(reader, 2**16)):
+            return said
+        said += data
+    return None
+
+
+def _run(load: Callable[[], object], writer: int, cpu_seconds: float) -> NoReturn:
+    """The child process: it says nothing if all is well."""
+    code = 1
+    try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.environ["RUST_BACKTRACE"] = "0"
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a thread for each CPU takes address space
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        limit_cpu_seconds(cpu_seconds)
+        limit_more_memory(MEMORY_BYTES)
+        load()
+        code = 0
+    except ModelError as error:
+        os.write(writer, json.dumps({"reason": error.reason, "message": str(error)}).encode())
+    finally:
+        os._exit(code)
+
+
+def limit_cpu_seconds(seconds: float) -> None:
+    """From now on this process may use so many more seconds of CPU time; then the kernel ends it."""
+    used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
+    _limit(resource.RLIMIT_CPU, math.ceil(used + seconds))
+
+
+def limit_more_memory(num_bytes: int) -> None:
+    """From now on this process may add so much to its memory; beyond that, allocations fail."""
+    _limit(resource.RLIMIT_AS, _virtual_bytes() + num_bytes)
+
+
+def _limit(what: int, most: int) -> None:
+    _, hard = resource.getrlimit(what)
+    resource.setrlimit(what, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+
+
+def _virtual_bytes() -> int:
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[0]) * resource.getpagesize()
