@@ -107,9 +107,12 @@ set-up: ## What the demo and e2e need, side by side as far as it goes: cluster, 
 	@python3 -m e2e.cluster.preflight $(SET_UP_FOR)
 	@$(MAKE) --no-print-directory -j cluster images demo-model
 
+# Two at a time in their own namespaces, then one by one those that take away what all share.
 e2e: set-up ## Run the stories of e2e/ on a whole local cluster
 	export KUBECONFIG=$(KUBECONFIG_FILE) && $(PY) -m e2e.cluster load && $(PY) -m e2e.deploy && \
-		.venv/bin/pytest -c e2e/pytest.ini $(STORIES) && .venv/bin/pytest -c e2e/pytest.ini -m takes_the_cluster_away e2e
+		.venv/bin/pytest -c e2e/pytest.ini -m 'not disturbs' -n 2 --dist worksteal $(STORIES) && \
+		.venv/bin/pytest -c e2e/pytest.ini -m disturbs $(STORIES) && \
+		.venv/bin/pytest -c e2e/pytest.ini -m takes_the_cluster_away e2e
 	$(PY) -m e2e.cluster down
 
 demo: set-up ## The main job from nothing: cluster, chart, InferenceService, a chat, a burst, 1 -> 3 -> 1

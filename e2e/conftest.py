@@ -16,8 +16,17 @@ def _only_our_cluster() -> None:
     kube.require_our_cluster()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+# Only with `-m` and the name.
+KEPT_APART = ("takes_the_cluster_away", "brings_vllm", "mounts_images")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The story that takes the chart away is the last one."""
+    named = config.getoption("markexpr")
+    unnamed = [mark for mark in KEPT_APART if mark not in named]
+    apart = [item for item in items if any(item.get_closest_marker(mark) for mark in unnamed)]
+    config.hook.pytest_deselected(items=apart)
+    items[:] = [item for item in items if item not in apart]
     items.sort(key=lambda item: item.get_closest_marker("takes_the_chart_away") is not None)
 
 
@@ -28,6 +37,20 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
         for node in item.listchain():
             node.stash[FAILED] = node.stash.get(FAILED, False) or report.failed
     return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What the stories have measured for the documentation."""
+    for report in terminalreporter.stats.get("passed", []):
+        for name, value in report.user_properties:
+            if report.when == "call" and name == "figure":
+                terminalreporter.line(f"figure: {value}")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Of chosen stories all may run side by side, or all alone."""
+    if session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and session.testscollected:
+        session.exitstatus = pytest.ExitCode.OK
 
 
 FAILED = pytest.StashKey[bool]()

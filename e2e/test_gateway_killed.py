@@ -4,6 +4,8 @@ import asyncio
 import json
 import time
 
+import pytest
+
 from e2e import kube
 from e2e.gateway import service_url
 from e2e.load import running_load
@@ -13,6 +15,7 @@ BODY = {"model": "door", "max_tokens": 60, "min_tokens": 30, "temperature": 0.8}
 CLIENTS = 12  # enough that both gateways surely have some
 
 
+@pytest.mark.disturbs
 async def test_one_gateway_killed_fails_at_most_its_own_requests(namespace: str) -> None:
     kube.apply(service("door"), namespace)
     kube.wait_ready("door", namespace)

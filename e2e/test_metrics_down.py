@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from e2e import kube
 from e2e.gateway import service_url
 from e2e.load import running_load
@@ -11,6 +13,7 @@ BODY = {"model": "held", "max_tokens": 100, "min_tokens": 60, "temperature": 0.8
 METRICS = ("deployment/conveyor-metrics", "-n", kube.SYSTEM_NAMESPACE)
 
 
+@pytest.mark.disturbs
 async def test_without_the_metrics_api_the_hpa_holds(namespace: str) -> None:
     body = quickstart()
     body["metadata"]["name"] = "held"

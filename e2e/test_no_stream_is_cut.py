@@ -67,6 +67,7 @@ def upgrade_the_chart(namespace: str) -> None:
     assert engines(namespace) == before
 
 
+@pytest.mark.disturbs
 @pytest.mark.parametrize("event", [delete_the_pods, drain_the_node, scale_down, roll_the_gateways, upgrade_the_chart])
 async def test_no_stream_is_cut(event: Callable[[str], None], calm: str) -> None:
     async with running_load(service_url(NAME, calm), BODY, concurrency=4) as load:

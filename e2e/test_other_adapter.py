@@ -83,6 +83,7 @@ def build_deployment(name: str, command: list[str], volume: dict[str, Any]) -> d
     return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}, "spec": spec}
 
 
+@pytest.mark.disturbs
 def test_the_group_has_one_owner_and_everybody_s_hpas_and_namespaces_go_on(
     namespace: str, adapter: dict[str, Any]
 ) -> None:

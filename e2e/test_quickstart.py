@@ -43,6 +43,7 @@ def test_the_readme_shows_the_manifest_that_the_demo_applies() -> None:
     assert shown[1] == Path(kube.MANIFESTS / "quickstart.yaml").read_text()
 
 
+@pytest.mark.disturbs
 @pytest.mark.usefixtures("default")
 def test_the_readme_s_demo_does_what_it_says_and_its_curl_answers() -> None:
     demo, curl = commands("README.md")[:2]
@@ -67,6 +68,7 @@ def test_the_readme_s_demo_does_what_it_says_and_its_curl_answers() -> None:
     assert '"object":"chat.completion"' in went_on.replace(" ", "")
 
 
+@pytest.mark.disturbs
 @pytest.mark.usefixtures("default")
 def test_the_quickstart_s_commands_do_what_they_say(tmp_path: Path) -> None:
     try:

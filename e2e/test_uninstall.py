@@ -7,6 +7,7 @@ from e2e.deploy import deploy
 from e2e.services import service
 
 
+@pytest.mark.disturbs
 @pytest.mark.takes_the_chart_away
 def test_uninstall_leaves_no_dead_apiservice_and_no_stuck_namespace(namespace: str) -> None:
     kube.apply(service("stays"), namespace)

@@ -1,9 +1,11 @@
 """To zero and back: no pod while nobody asks, and the first requests, however many, are held and answered."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import aiohttp
+import pytest
 
 from e2e import kube
 from e2e.gateway import gateway_url, service_url
@@ -16,7 +18,10 @@ PARTS = ("total", "schedule", "image", "model", "load", "warmUp")
 CHAT = {**BODY, "messages": [{"role": "user", "content": "What is a list?"}]}
 
 
-async def test_a_service_goes_to_zero_and_answers_the_first_requests_after_it(namespace: str) -> None:
+@pytest.mark.disturbs
+async def test_a_service_goes_to_zero_and_answers_the_first_requests_after_it(
+    namespace: str, record_property: Callable[[str, object], None]
+) -> None:
     body = quickstart()
     body["metadata"]["name"] = "zero"
     body["spec"]["autoscaling"] = {"minReplicas": 0, "maxReplicas": 2, "idleTimeout": "10s"}
@@ -35,7 +40,7 @@ async def test_a_service_goes_to_zero_and_answers_the_first_requests_after_it(na
         first = await stream_chat(http, service_url("zero", namespace), CHAT)
     assert first.error is None
     assert first.first_token_seconds is not None
-    print(f"from zero to the first token: {first.first_token_seconds:.1f} s")  # for docs/benchmarks.md
+    record_property("figure", f"from zero to the first token: {first.first_token_seconds:.1f} s")
     start = await asyncio.to_thread(kube.wait_until, "the start's parts", lambda: woken_start(namespace), 60)
     total, *parts = [int(start[part].removesuffix("s")) for part in PARTS]
     assert sum(parts) == total, start

@@ -26,6 +26,13 @@ def test_the_story_that_uninstalls_is_the_last_one_and_none_takes_the_cluster_aw
 
 
 @pytest.mark.slow
+def test_what_disturbs_others_runs_apart_from_them() -> None:
+    beside, alone = collect("-m", "not disturbs"), collect("-m", "disturbs")
+    assert sorted(beside + alone) == sorted(collect())
+    assert "test_no_stream_is_cut[drain_the_node]" in alone
+
+
+@pytest.mark.slow
 def test_the_crash_of_the_cluster_runs_by_itself() -> None:
     assert collect("-m", "takes_the_cluster_away") == ["test_after_a_crash_down_leaves_nothing"]
 
