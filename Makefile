@@ -103,11 +103,13 @@ deploy: cluster-tools images ## Load the images and install the chart on the clu
 	$(PY) -m e2e.deploy
 
 SET_UP_FOR := demo
+MODELS := demo-model
 set-up: ## What the demo and e2e need, side by side as far as it goes: cluster, images, model
 	@python3 -m e2e.cluster.preflight $(SET_UP_FOR)
-	@$(MAKE) --no-print-directory -j cluster images demo-model
+	@$(MAKE) --no-print-directory -j cluster images $(MODELS)
 
 # Two at a time in their own namespaces, then one by one those that take away what all share.
+e2e: MODELS := offline-models
 e2e: set-up ## Run the stories of e2e/ on a whole local cluster
 	export KUBECONFIG=$(KUBECONFIG_FILE) && $(PY) -m e2e.cluster load && $(PY) -m e2e.deploy && \
 		.venv/bin/pytest -c e2e/pytest.ini -m 'not disturbs' -n 2 --dist worksteal $(STORIES) && \
