@@ -261,8 +261,10 @@ class Connection(web.RequestHandler):
     def refuse(
         self, request: web.BaseRequest, status: int, error: BaseException | None, said: str | None
     ) -> web.StreamResponse:
-        """`said` is the parser's word for what is wrong, below 500."""
-        return super().handle_error(request, status, error, said)
+        """`said` is the parser's word for what is wrong, below 500: no fault of ours, and nothing for the log."""
+        if status >= 500:
+            return super().handle_error(request, status, error, said)
+        return web.Response(status=status, text=f"this is no HTTP request: {(said or 'malformed').strip()[:200]}\n")
 
     def _expect_head(self) -> None:
         """A head that begins, or should, must be there in time."""

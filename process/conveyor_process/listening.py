@@ -7,6 +7,7 @@ import resource
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from traceback import clear_frames
 from typing import Any, Final
 
 from conveyor_process.arrivals import MAX_A_ROUND, Arrivals, Peer
@@ -16,6 +17,7 @@ from conveyor_process.arrivals import MAX_A_ROUND, Arrivals, Peer
 BACKLOG: Final = 2048
 MAX_ACCEPTED_A_TURN: Final = 64  # connections of one socket in one turn of the event loop, which has other work too
 MAX_WAITING: Final = 2048  # accepted connections without a protocol
+MAX_HANDSHAKES: Final = 128  # of TLS, at once: each has buffers of 256 KiB before it counts as a connection
 _LOG_SECONDS: Final = 10.0
 _READ_BYTES: Final = 64 << 10
 _IPV4_MAPPED: Final = bytes(10) + b"\xff\xff"
@@ -64,6 +66,7 @@ class Acceptor:
     new clients wait behind those before them. This class accepts all that wait. Their peers, which `find_peer` finds by
     host, take turns: one each in a turn of the event loop. If too many wait, the peer that needs most turns loses its
     newest connections, which get `refusal` and no protocol.
+    Of the connections that begin no TLS the oldest are closed: a handshake takes some milliseconds.
     """
 
     def __init__(
@@ -81,7 +84,7 @@ class Acceptor:
         self._refusal = refusal
         self._tls = tls
         self._loop = asyncio.get_running_loop()
-        self._connecting: set[asyncio.Task[None]] = set()
+        self._connecting: dict[asyncio.Task[None], socket.socket] = {}  # the oldest first
         self._is_closed = False
         self._has_next_round = False
         self._silent_until = 0.0
@@ -111,7 +114,7 @@ class Acceptor:
     async def wait_connected(self, within_seconds: float) -> None:
         """Returns when each accepted connection has its protocol: with TLS, after its handshake."""
         if self._connecting:
-            await asyncio.wait(set(self._connecting), timeout=within_seconds)
+            await asyncio.wait(list(self._connecting), timeout=within_seconds)
 
     def _accept(self, listening: socket.socket) -> None:
         try:
@@ -142,17 +145,22 @@ class Acceptor:
 
     def _connect_round(self) -> None:
         for opened in self._arrivals.take_round():
+            if self._tls and len(self._connecting) >= MAX_HANDSHAKES:
+                oldest = self._connecting.pop(next(iter(self._connecting)))
+                with suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # its handshake fails, as if the client had left
             task = self._loop.create_task(self._connect(opened))
-            self._connecting.add(task)
-            task.add_done_callback(self._connecting.discard)
+            self._connecting[task] = opened
+            task.add_done_callback(lambda done: self._connecting.pop(done, None))
 
     async def _connect(self, opened: socket.socket) -> None:
         try:
             opened.setblocking(False)
             opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await self._loop.connect_accepted_socket(self._build_protocol, opened, **self._tls)
-        except (OSError, TimeoutError):  # the client has left, or speaks no TLS
+        except (OSError, TimeoutError) as error:  # the client has left, or speaks no TLS
             opened.close()
+            clear_frames(error.__traceback__)  # they and the error hold each other, and the buffers of TLS
 
     def _refuse(self, opened: socket.socket) -> None:
         if (now := self._loop.time()) >= self._silent_until:
