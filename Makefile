@@ -168,7 +168,7 @@ bench: venv tools ## Measure the gateway, the operator and the engine
 	$(PY) bench/hostile_engine.py
 
 soak: venv tools demo-model ## Measure what others get while clients and engines are hostile
-	$(PY) bench/hostile.py
+	$(PY) bench/hostile.py; hostile=$$?; $(PY) bench/hostile_control.py && exit $$hostile
 
 # What is in the two images: the extras of their Dockerfiles.
 EXTRAS_control := --extra operator --extra gateway
