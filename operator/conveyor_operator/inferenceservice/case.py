@@ -8,22 +8,15 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from conveyor_api import names
-from conveyor_api.conditions import ConditionType, Reason
 from conveyor_api.resource import InferenceService
 from conveyor_operator.activity.answer import Activity
 from conveyor_operator.inferenceservice.desired import Desired
+from conveyor_operator.inferenceservice.differences import AUTOSCALERS, find_differences, find_kedas_autoscaler
 from conveyor_operator.inferenceservice.memory import ServiceMemory
 from conveyor_operator.inferenceservice.naming import NameOf
 from conveyor_operator.inferenceservice.observed import Observed
-from conveyor_operator.inferenceservice.plan import (
-    AUTOSCALERS,
-    find_all_obstacles,
-    find_kedas_autoscaler,
-    find_podless_job,
-    is_prewarming,
-    plan,
-)
-from conveyor_operator.inferenceservice.situation import Situation
+from conveyor_operator.inferenceservice.plan import plan
+from conveyor_operator.inferenceservice.situation import Situation, read_former
 from conveyor_operator.inferenceservice.status import Written, build_status
 from conveyor_operator.kinds import DEPLOYMENT, SCALED_OBJECT
 from conveyor_operator.loop.child import Child, ChildId
@@ -32,8 +25,6 @@ from conveyor_operator.loop.owner import Object
 from conveyor_operator.loop.steps import Step
 from conveyor_operator.metrics_api.answer import MetricsApi
 from conveyor_operator.served_names.answer import NameAnswer
-
-_FROM_ZERO = (Reason.SCALED_TO_ZERO, Reason.STARTING_FROM_ZERO)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,28 +85,21 @@ class ServiceCase:
             self.stale.add(self._deployment)  # it may have scaled it just before
 
     def build_status(self, now: datetime) -> Object:
+        memory, found = self._memory, find_differences(self._desired, self._observed, self._memory)
         situation = Situation(
             self._service.spec,
             self._observed,
-            tuple(find_all_obstacles(self._desired, self._observed, self._memory)),
+            found.obstacles,
             self._told.metrics_api,
-            self._memory.template_generation or 0,
-            max(self._memory.pod_starts.seconds, default=0) if self._memory.pod_starts else 0,
-            self._told.activity,
-            _says_ready(self._previous, *_FROM_ZERO),
-            _says_ready(self._previous, Reason.READY),
-            str(self._previous.get("triedTemplate") or ""),
-            is_prewarming(self._desired, self._observed),
-            find_podless_job(self._desired, self._observed, now),
-            self._told.serves_keda,
-            NameOf(self._service.key, self._service.served_model_name, self._told.tell_name()),
+            activity=self._told.activity,
+            former=read_former(self._previous),
+            template_generation=memory.template_generation or 0,
+            start_seconds=max(memory.pod_starts.seconds, default=0) if memory.pod_starts else 0,
+            prewarming=found.prewarming,
+            podless_job=found.name_podless_job(now),
+            serves_keda=self._told.serves_keda,
+            name=NameOf(self._service.key, self._service.served_model_name, self._told.tell_name()),
         )
-        starts = self._memory.pod_starts
+        starts = memory.pod_starts
         written = Written(self._url, self._desired.effective, starts.last if starts else None)
         return build_status(self._service, situation, written, self._previous, now)
-
-
-def _says_ready(status: Object, *reasons: Reason) -> bool:
-    """Whether the condition Ready is True for one of these reasons."""
-    said = [(each["type"], each["status"], each["reason"]) for each in status.get("conditions") or ()]
-    return any((ConditionType.READY, "True", reason) in said for reason in reasons)

@@ -68,7 +68,7 @@ def judge_ready(situation: Situation, parts: list[Judged]) -> Judged:
     if answers and obstacle is None and workload.reason not in (*IN_PROGRESS, Reason.REPLICAS_READY):
         return Judged(type, "True", workload.reason, workload.message)
     if answers:
-        starts = workload.reason == Reason.PODS_STARTING and not situation.was_whole
+        starts = workload.reason == Reason.PODS_STARTING and not situation.former.was_whole
         return Judged(type, "True", Reason.PODS_STARTING if starts else Reason.READY, situation.ready_count)
     cause = _find_cause(by_type, situation)
     if situation.starts_from_zero and cause.reason in IN_PROGRESS:

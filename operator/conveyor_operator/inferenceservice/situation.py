@@ -3,11 +3,13 @@ ready. Pure; made by `case`, read by `conditions` and `status`.
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from conveyor_api import names
-from conveyor_api.conditions import MODEL_FAILURES, Reason
+from conveyor_api.conditions import MODEL_FAILURES, ConditionType, Reason
 from conveyor_api.spec import InferenceServiceSpec
 from conveyor_operator.activity.answer import Activity
 from conveyor_operator.inferenceservice.failures import PodFailure, find_failures
@@ -39,6 +41,27 @@ class Blocker:
     temporary: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Former:
+    """What the status that is there says."""
+
+    answered_from_zero: bool = False
+    """At zero, or while the first engine starts."""
+    was_whole: bool = False
+    """`Ready`: since the last start or failure all wanted engines have been ready."""
+    tried_template: str = ""
+
+
+def read_former(status: Mapping[str, Any]) -> Former:
+    said = [(each["type"], each["status"], each["reason"]) for each in status.get("conditions") or ()]
+
+    def says_ready(*reasons: Reason) -> bool:
+        return any((ConditionType.READY, "True", reason) in said for reason in reasons)
+
+    from_zero = says_ready(Reason.SCALED_TO_ZERO, Reason.STARTING_FROM_ZERO)
+    return Former(from_zero, says_ready(Reason.READY), str(status.get("triedTemplate") or ""))
+
+
 @dataclass(frozen=True)
 class Situation:
     """All that the conditions are judged by."""
@@ -52,12 +75,7 @@ class Situation:
     start_seconds: int = 0
     """What the slowest of the last pods took to start; 0: not known."""
     activity: Activity = Activity.STEADY
-    answered_from_zero: bool = False
-    """The status that is there says so: at zero, or while the first engine starts."""
-    was_whole: bool = False
-    """The status that is there says `Ready`: since the last start or failure all wanted engines have been ready."""
-    tried_template: str = ""
-    """What the status that is there says of it."""
+    former: Former = field(default_factory=Former)
     prewarming: bool = False
     """A Job fetches the model, and pods of this spec come when it is there."""
     podless_job: str = ""
@@ -93,7 +111,7 @@ class Situation:
     @property
     def starts_from_zero(self) -> bool:
         """A request has asked for the first engine, and none has failed since."""
-        return self.answered_from_zero and may_sleep(self.spec) and self.deployment.asked_replicas > 0
+        return self.former.answered_from_zero and may_sleep(self.spec) and self.deployment.asked_replicas > 0
 
     @property
     def wants_none(self) -> bool:
@@ -104,7 +122,7 @@ class Situation:
     def ready_template(self) -> str:
         """Hash of the last pod template of which engines were ready; empty if none ever was."""
         proven = self.rolled_out and self.deployment.available_replicas > 0
-        return self.deployment.template_hash if proven else self.tried_template
+        return self.deployment.template_hash if proven else self.former.tried_template
 
     @property
     def is_untried(self) -> bool:

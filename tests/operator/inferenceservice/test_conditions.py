@@ -24,7 +24,7 @@ from conveyor_api.conditions import REASONS_BY_CONDITION, ConditionType, Reason
 from conveyor_operator.inferenceservice.conditions import Judged, judge_all
 from conveyor_operator.inferenceservice.observed import DeploymentState, Observed
 from conveyor_operator.inferenceservice.pods import ContainerState, PodState, observe_pod
-from conveyor_operator.inferenceservice.situation import Situation
+from conveyor_operator.inferenceservice.situation import Former, Situation
 from conveyor_operator.loop.steps import Obstacle
 
 LOADING = make_pod("pod", ended(code=0, reason="Completed", name="fetch"), ContainerState("engine", running=True))
@@ -59,7 +59,7 @@ def make_situation(
         observed,
         obstacles,
         template_generation=template_generation,
-        was_whole=was_whole,
+        former=Former(was_whole=was_whole),
     )
 
 

@@ -9,6 +9,7 @@ from tests.operator.inferenceservice.test_conditions import LOADING, READY, judg
 from conveyor_operator.inferenceservice.conditions import Judged, judge_all
 from conveyor_operator.inferenceservice.observed import DeploymentState
 from conveyor_operator.inferenceservice.pods import PodState
+from conveyor_operator.inferenceservice.situation import Former
 
 SLEEPY = {"autoscaling": {"minReplicas": 0, "maxReplicas": 4}}
 
@@ -42,7 +43,7 @@ WAKING = make_deployment(1, ready_replicas=0, available_replicas=0)
 
 def judge_ready_of(*pods: PodState, from_zero: bool = True, **spec: Any) -> Judged:
     situation = make_situation(WAKING, *pods, **spec)
-    return judge_all(replace(situation, answered_from_zero=from_zero))[0]
+    return judge_all(replace(situation, former=Former(answered_from_zero=from_zero)))[0]
 
 
 def test_one_that_is_woken_is_ready_and_says_what_requests_wait_for() -> None:
@@ -67,7 +68,7 @@ def test_a_start_that_takes_longer_than_requests_wait_is_told_at_zero() -> None:
 
 def test_an_edit_at_zero_is_told_to_be_untried_until_an_engine_has_run_it() -> None:
     def why(live: DeploymentState, tried: str) -> tuple[bool, str]:
-        situation = replace(make_situation(live, **SLEEPY), tried_template=tried)
+        situation = replace(make_situation(live, **SLEEPY), former=Former(tried_template=tried))
         return "no engine has run the present spec yet" in situation.why_none, situation.ready_template
 
     edited = make_deployment(0, template_hash="new")

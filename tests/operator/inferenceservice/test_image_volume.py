@@ -9,8 +9,8 @@ from tests.operator.kubelet import Json, Kubelet, ready
 from tests.operator.stage import Space, Stage
 
 from conveyor_api.conditions import Reason
+from conveyor_operator.inferenceservice.differences import find_differences
 from conveyor_operator.inferenceservice.failures import find_failure
-from conveyor_operator.inferenceservice.plan import find_all_obstacles
 from conveyor_operator.inferenceservice.pods import ContainerState, observe_pod
 from conveyor_operator.loop.steps import Obstacle
 
@@ -61,11 +61,11 @@ def test_a_cluster_without_image_volumes_is_told(said: str) -> None:
     memory = remember()
     id = ("Deployment", "qwen-engine")
     memory.refused[id] = Obstacle(*id, Reason.CHILD_REFUSED, said)
-    (told,) = find_all_obstacles(desire(model=MODEL), make_observed(), memory)
+    (told,) = find_differences(desire(model=MODEL), make_observed(), memory).obstacles
     assert told.message == (
         f"{said}. This cluster has no image volumes, which model.uri: oci:// needs (Kubernetes 1.35 has them)"
     )
-    (other,) = find_all_obstacles(desire(), make_observed(), memory)
+    (other,) = find_differences(desire(), make_observed(), memory).obstacles
     assert other.message == said
 
 

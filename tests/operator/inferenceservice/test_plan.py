@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from tests.operator.builders import OWNER, build, desire, make_child, make_deployment, make_observed, make_pod
 
 from conveyor_operator.activity.answer import Activity
+from conveyor_operator.inferenceservice.differences import find_differences
 from conveyor_operator.inferenceservice.memory import ServiceMemory
 from conveyor_operator.inferenceservice.observed import Observed
-from conveyor_operator.inferenceservice.plan import find_all_obstacles, plan
+from conveyor_operator.inferenceservice.plan import plan
 from conveyor_operator.loop.child import ChildId, hash_of
 from conveyor_operator.loop.differences import id_of
 from conveyor_operator.loop.steps import Applied, Apply, Delete, Hold, Obstacle, Reason, RequeueAt, Step
@@ -129,7 +130,7 @@ def test_an_object_of_somebody_else_is_left_alone_and_looked_at_again_later() ->
     observed = all_there({})
     observed = replace(observed, children={**observed.children, theirs_id(theirs): theirs})
     memory = remember({})
-    (obstacle,) = find_all_obstacles(desire(), observed, memory)
+    (obstacle,) = find_differences(desire(), observed, memory).obstacles
     assert (obstacle.kind, obstacle.name, obstacle.reason) == ("Service", "qwen", Reason.CHILD_NOT_OWNED)
     assert not obstacle.temporary
     assert next_steps(observed, memory) == [RequeueAt(NOW + timedelta(seconds=0.25))]
@@ -152,13 +153,13 @@ def test_a_call_that_failed_is_not_tried_again_in_the_same_reconcile_nor_asked_f
 
 def test_a_child_of_the_former_service_of_this_name_is_waited_for() -> None:
     observed = make_observed(make_child(controller_uid="uid-0"))
-    (obstacle,) = find_all_obstacles(desire(), observed, remember())
+    (obstacle,) = find_differences(desire(), observed, remember()).obstacles
     assert obstacle.temporary
 
 
 def test_an_orphan_with_all_our_labels_is_taken_back() -> None:
     observed = make_observed(make_child(controller="", controller_uid=""))
-    assert find_all_obstacles(desire(), observed, remember()) == []
+    assert find_differences(desire(), observed, remember()).obstacles == ()
 
 
 def test_the_deployment_waits_for_what_its_pods_need_and_what_counts_pods_does_not() -> None:

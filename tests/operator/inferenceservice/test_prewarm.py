@@ -11,7 +11,8 @@ from tests.operator.stage import Stage, wait_until
 
 from conveyor_api.names import INFERENCE_SERVICE_LABEL
 from conveyor_operator.activity.answer import Activity
-from conveyor_operator.inferenceservice import plan
+from conveyor_operator.inferenceservice import differences, plan
+from conveyor_operator.inferenceservice.differences import find_differences
 from conveyor_operator.inferenceservice.memory import ServiceMemory
 from conveyor_operator.loop.child import hash_of
 from conveyor_operator.loop.differences import id_of
@@ -176,7 +177,7 @@ def test_while_another_model_is_fetched_the_pods_stay_as_they_are(stage: Stage) 
 
 
 def test_a_job_that_gets_no_pod_is_told(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "PATIENCE", timedelta(seconds=3))
+    monkeypatch.setattr(differences, "PATIENCE", timedelta(seconds=3))
     space = stage.space
     space.create("ResourceQuota", {"metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}})
     with stage.operator(), Kubelet(space, play(prewarmed)):
@@ -198,8 +199,9 @@ def test_a_job_s_pod_is_given_time() -> None:
         there = make_observed(*(make_child(*id_of(child)) for child in desired.children))
         there = there.with_child(job | {"metadata": job["metadata"] | made, "status": status})
         applied = {id_of(c): Applied(hash_of(c), there.children[id_of(c)].fingerprint) for c in desired.children}
-        steps = plan.plan(desired, there, ServiceMemory(OWNER.uid, applied=applied), Activity.STEADY, NOW)
-        return plan.find_podless_job(desired, there, NOW), steps
+        memory = ServiceMemory(OWNER.uid, applied=applied)
+        steps = plan.plan(desired, there, memory, Activity.STEADY, NOW)
+        return find_differences(desired, there, memory).name_podless_job(NOW), steps
 
     assert left(20) == ("", [RequeueAt(NOW + timedelta(seconds=10))])
     assert left(20, active=1) == left(40, active=1) == ("", [])

@@ -1,0 +1,78 @@
+"""How the observed children of one InferenceService differ from the desired ones. Pure.
+
+`plan` finds it once for each plan, `case` once for a status.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from conveyor_api import names
+from conveyor_operator.inferenceservice.desired import Desired
+from conveyor_operator.inferenceservice.memory import ServiceMemory
+from conveyor_operator.inferenceservice.observed import Observed
+from conveyor_operator.inferenceservice.rollout import PATIENCE
+from conveyor_operator.inferenceservice.wording import explain_refusal
+from conveyor_operator.kinds import AUTOSCALER, DEPLOYMENT, JOB, SCALED_OBJECT
+from conveyor_operator.loop.child import Child
+from conveyor_operator.loop.differences import find_obstacle, find_obstacles, id_of
+from conveyor_operator.loop.owner import Object
+from conveyor_operator.loop.steps import Obstacle
+
+AUTOSCALERS = (AUTOSCALER.kind, SCALED_OBJECT.kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Differences:
+    """What `desired` and `observed` have in between."""
+
+    desired: Desired
+    observed: Observed
+    wanted: tuple[Object, ...]
+    """The desired children, without an autoscaler while the Deployment that it would scale is not ours."""
+    obstacles: tuple[Obstacle, ...]
+    """Names that are taken, and calls that have failed in this reconcile."""
+    prewarming: bool
+    """A Job has to end before pods of this spec are made; those that are there stay as they are."""
+    podless_job: Child | None
+    """A Job of which no pod has been made yet."""
+
+    @property
+    def end_of_patience(self) -> datetime | None:
+        """When a pod of that Job should have been made."""
+        if self.podless_job is None:
+            return None
+        return datetime.fromisoformat(self.podless_job.without_pods_since) + PATIENCE
+
+    def name_podless_job(self, now: datetime) -> str:
+        """Of a Job that has had no pod for longer than one takes to be made; empty if there is none."""
+        end = self.end_of_patience
+        return self.podless_job.name if self.podless_job is not None and end is not None and end <= now else ""
+
+
+def find_differences(desired: Desired, observed: Observed, memory: ServiceMemory) -> Differences:
+    wanted = tuple(_without_aimless_autoscaler(desired, observed))
+    taken = find_obstacles(desired.owner, wanted, observed.children)
+    source = desired.spec.model.source
+    refused = [replace(each, message=explain_refusal(each.message, source)) for each in memory.refused.values()]
+    jobs = [observed.children.get(id_of(child)) for child in desired.children if child["kind"] == JOB.kind]
+    live = observed.deployment
+    has_pods = live is not None and live.template_hash == desired.template_hash
+    prewarming = not has_pods and not all(job is not None and job.done for job in jobs)
+    podless = next((job for job in jobs if job is not None and job.without_pods_since), None)
+    return Differences(
+        desired, observed, wanted, (*taken, *refused), prewarming, podless_job=podless if prewarming else None
+    )
+
+
+def find_kedas_autoscaler(desired: Desired, observed: Observed) -> Child | None:
+    """The HPA of our name that KEDA has made, of whosever ScaledObject."""
+    name = names.engine_name(desired.owner.name)
+    child = observed.children.get((AUTOSCALER.kind, name))
+    return child if child is not None and child.controller == f"{SCALED_OBJECT.kind}/{name}" else None
+
+
+def _without_aimless_autoscaler(desired: Desired, observed: Observed) -> Iterator[Object]:
+    deployment = observed.children.get((DEPLOYMENT.kind, names.engine_name(desired.owner.name)))
+    aimless = deployment is not None and find_obstacle(desired.owner, deployment) is not None
+    return (child for child in desired.children if not (aimless and child["kind"] in AUTOSCALERS))
