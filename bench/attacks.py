@@ -195,8 +195,17 @@ async def abandoned(stage: Stage) -> None:
             await post_many(replace(stage, clients=clients), 100, b"tokens ")
 
 
+async def descriptors(stage: Stage) -> None:
+    """More connections than a gateway has descriptors with `--open-files 1024`; half of them with a request."""
+    for _ in range(15):
+        await post_many(stage, 100, b"x", service=EMPTY)
+        await asyncio.gather(*(stage.connect(stage.gateway.port) for _ in range(100)))
+
+
 # Measured against the same attack on another gateway of the same machine.
-COMPARED: dict[str, Attack] = {each.__name__: each for each in (refusals, queued, bodies, choices, abandoned)}
+COMPARED: dict[str, Attack] = {
+    each.__name__: each for each in (refusals, queued, bodies, choices, abandoned, descriptors)
+}
 ATTACKS: dict[str, Attack] = {
     each.__name__: each for each in (idle, ahead, uploads, writers, readers, interim, tiny, nested)
 }

@@ -225,6 +225,7 @@ def judge_compared(name: str, elsewhere: Taken, elsewhere_after: Taken, here: Ta
         Bar(name, "others' p99, ms", *figures(p99, elsewhere, here), 30),
         Bar(name, "others' requests that failed", 0, num_failed, 1),
         Bar(name, "others' p99 after 1 s, ms", *figures(p99, elsewhere_after, here_after), 30),
+        Bar(name, "slowest probe or /demand, s", 0, max(here.probes), 1),
     ]
 
 
@@ -243,7 +244,7 @@ async def run_attacks(stages: tuple[Stage, Stage], others: Others, names: list[s
     return all(bar.met for bar in bars)
 
 
-def run(names: list[str], seconds: float, rate: int) -> bool:
+def run(names: list[str], seconds: float, rate: int, open_files: int | None) -> bool:
     address = own_address()
     with contextlib.ExitStack() as stack:
         plane = stack.enter_context(ControlPlane())
@@ -253,8 +254,10 @@ def run(names: list[str], seconds: float, rate: int) -> bool:
             ports["real"] = stack.enter_context(running_real_engine())
         prepare(plane, address, ports)
         operator = stack.enter_context(running_operator(plane))
-        gateway = stack.enter_context(GatewayProcess(plane.kubeconfig, "--host="))  # no slice may name a loopback
-        elsewhere = stack.enter_context(GatewayProcess(plane.kubeconfig, "--host="))
+        gateway, elsewhere = (
+            stack.enter_context(GatewayProcess(plane.kubeconfig, "--host=", max_open_files=open_files))
+            for _ in range(2)
+        )  # on every address: no slice may name a loopback
         https, metrics = stack.enter_context(running_metrics(plane, (address, gateway.admin_port)))
         for name in ports.keys() - {"empty"}:
             labels = {"namespace": "default", "inference_service": name}
@@ -283,13 +286,14 @@ def main() -> int:
     parser.add_argument("--engine-ports", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, default=8.0, help="of each attack")
     parser.add_argument("--rate", type=int, default=250, help="new connections a second of the attacks that compare")
+    parser.add_argument("--open-files", type=int, help="RLIMIT_NOFILE of both gateways; default: the system's")
     arguments = parser.parse_args()
     if unknown := set(arguments.attacks) - set(names):
         parser.error(f"no such attack: {', '.join(sorted(unknown))}")
     if arguments.engine_address:
         asyncio.run(run_engine(arguments.engine_address, arguments.engine_ports))
         return 0
-    return 0 if run(arguments.attacks or names, arguments.seconds, arguments.rate) else 1
+    return 0 if run(arguments.attacks or names, arguments.seconds, arguments.rate, arguments.open_files) else 1
 
 
 if __name__ == "__main__":

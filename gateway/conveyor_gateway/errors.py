@@ -61,7 +61,11 @@ class Code(AnswerCode):
     NOT_SYNCED = "not_synced", 503, "the gateway starts: it does not know the services yet"
     NOT_READY = "not_ready", 503, "`/health` of the gateway: it starts or stops"
     NO_ENGINE = "no_engine", 503, "`/health` or `/openapi.json` of a service: no engine is ready, none starts from zero"
-    START_FAILED = "start_failed", 503, "the service was at zero, and cannot start; the message has the reason"
+    START_FAILED = (
+        "start_failed",
+        503,
+        "no engine is ready, and none can start; the message has the reason",
+    )
     ENGINES_NOT_READY = "engines_not_ready", 503, "the same: engines are ready, but none has that page"
     STOPPING = "stopping", 503, "the gateway stops"
     GATEWAY_MEMORY_FULL = "gateway_memory_full", 503, "the gateway holds as many bytes as `--max-held-bytes` allows"

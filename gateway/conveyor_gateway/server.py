@@ -46,7 +46,9 @@ logger = logging.getLogger(__name__)
 _STALE_LOG_SECONDS = 30.0
 _LAST_ANSWERS_SECONDS = 2.0
 _NEXT_REQUEST_SECONDS = 1.0  # after an answer, on its connection
-_MAX_ADMIN_CONNECTIONS = 256  # the kubelet's, Prometheus's and the metrics servers'
+_MAX_ADMIN_CONNECTIONS = 128  # the kubelet's, Prometheus's and the metrics servers'
+# Admin connections with as many that wait, what engines are asked beside requests (`MAX_ASKING` and pages), watches.
+_OTHER_OPEN_FILES = 2 * _MAX_ADMIN_CONNECTIONS + 256 + 100 + 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +61,14 @@ class _Watch:
 class Server:
     """The whole process, for one `run`. Made inside the event loop."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, max_open_files: int) -> None:
         self._settings = settings
+        max_connections = fit_connections(settings.max_connections, max_open_files)
         metrics = Metrics()
         self._engines = EngineClient()
-        queues = Queues(asyncio.get_running_loop(), self._engines, metrics.forget)
+        memory = Memory(settings.max_held_bytes, max(1, max_connections - max_connections // 8))
+        queues = Queues(asyncio.get_running_loop(), self._engines, metrics.forget, memory.max_requests_of_service)
         directory = queues.catalog.directory
-        memory = Memory(settings.max_held_bytes, max(1, settings.max_connections - settings.max_connections // 8))
         bodies = BodyReader(settings.max_request_bytes, settings.body_timeout_seconds)
         self._watches = _plan_watches(settings, queues)
         own_name = root_name(settings.system_namespace)
@@ -93,9 +96,7 @@ class Server:
             cors,
             lists_all=settings.root_models == "All",
         )
-        self._public = Listener(
-            public.handle, settings.host, settings.port, settings.max_connections, cors, clients.find_peer
-        )
+        self._public = Listener(public.handle, settings.host, settings.port, max_connections, cors, clients.find_peer)
         admin = build_admin_handler(queues, self._readiness, metrics)
         self._admin = Listener(admin, settings.host, settings.admin_port, _MAX_ADMIN_CONNECTIONS)
 
@@ -156,6 +157,20 @@ class Server:
                 logger.warning("event=stale message=%s", warning)
 
 
+def fit_connections(wanted: int, max_open_files: int) -> int:
+    """How many clients' connections may be open, so that the process never lacks a descriptor.
+
+    A client's connection may need one to an engine, and another client's may wait for its turn meanwhile.
+    """
+    fitting = max(1, (max_open_files - _OTHER_OPEN_FILES) // 3)
+    if fitting < wanted:
+        logger.warning(
+            "event=few_open_files limit=%d max_connections=%d wanted=%d consequence=fewer_clients_at_a_time",
+            max_open_files, fitting, wanted,
+        )  # fmt: skip
+    return min(wanted, fitting)
+
+
 def _drain_times(settings: Settings) -> tuple[float, float]:
     return settings.drain_delay_seconds, settings.drain_timeout_seconds
 
@@ -191,7 +206,7 @@ def _plan_gateways_watch(system_namespace: str, queues: Queues) -> _Watch:
 
 async def serve(settings: Settings) -> None:
     """Runs until SIGTERM or SIGINT."""
-    allow_open_files()
+    max_open_files = allow_open_files()
     stop, end_now, loop = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
 
     def end() -> None:
@@ -199,4 +214,4 @@ async def serve(settings: Settings) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end)
-    await Server(settings).run(stop, end_now)
+    await Server(settings, max_open_files).run(stop, end_now)

@@ -79,7 +79,8 @@ class Settings:
     max_connections: int = setting(
         2048,
         "clients' connections at a time; for one more, those that wait longest for their client are closed; seven "
-        "eighths of them may have a request",
+        "eighths of them may have a request, three quarters of these for one service (1,344 by default), whatever its "
+        "`queue.maxRequests` is; fewer if the process may open too few files",
         whole_number(1, 1_000_000),
     )
     max_request_bytes: int = setting(

@@ -30,7 +30,8 @@ class Queue(ApiModel):
 
     max_requests: Annotated[int, Field(ge=1, le=100_000)] = 1024
     """Requests that may wait, however many gateways there are: each takes an equal share of them, at least one. One
-    more gets 429 with Retry-After."""
+    more gets 429 with Retry-After. A gateway holds 1,344 requests of a service at most, those at engines included,
+    unless its setting `--max-connections` is raised; its log has `event=queue_limit_unreachable` for a larger share."""
     timeout: Annotated[Duration, between("1s", "1h")] = "60s"
     """Longest wait for a place on an engine; then 504."""
 

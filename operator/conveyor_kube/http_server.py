@@ -15,7 +15,7 @@ from aiohttp import web
 
 from conveyor_kube.http_connection import Connection, Port
 from conveyor_process.arrivals import Peer
-from conveyor_process.listening import Acceptor, listen, name_peer
+from conveyor_process.listening import MAX_WAITING, Acceptor, listen, name_peer
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class Server(Port):
         **options: Any,
     ) -> None:
         super().__init__(handler, **options)
-        self._max_connections = max_connections
+        self.max_connections = max_connections
         self._connection_class = connection_class
         self._silent_until = 0.0
         self.ahead_bytes = 0
@@ -44,7 +44,7 @@ class Server(Port):
 
     def make_room(self) -> bool:
         """Whether there may be one connection more; ends some that wait for their client if that is needed."""
-        if len(self._connections) < self._max_connections:
+        if len(self._connections) < self.max_connections:
             return True
         waiting = [each for each in cast(list[Connection], self.connections) if each.waits_for_client]
         self._log(len(waiting))
@@ -53,7 +53,7 @@ class Server(Port):
         (peer, _), *_ = Counter(each.peer for each in waiting).most_common(1)
         of_peer = (each for each in waiting if each.peer == peer)
         # Several at once, so that the search costs each new connection little.
-        for each in heapq.nsmallest(1 + self._max_connections // 64, of_peer, key=lambda each: each.silent_since):
+        for each in heapq.nsmallest(1 + self.max_connections // 64, of_peer, key=lambda each: each.silent_since):
             each.drop()
             self._connections.pop(each, None)
         return True
@@ -62,7 +62,7 @@ class Server(Port):
         if (now := self._loop.time()) >= self._silent_until:
             self._silent_until = now + _LOG_SECONDS
             what = "silent_ones_are_closed" if num_waiting else "new_ones_are_refused"
-            logger.warning("event=connections_full open=%d consequence=%s", self._max_connections, what)
+            logger.warning("event=connections_full open=%d consequence=%s", self.max_connections, what)
 
 
 class AppRunner(web.AppRunner):
@@ -92,7 +92,13 @@ def find_peer(host: str) -> Peer:
 
 
 def open_port(runner: web.BaseRunner, host: str, port: int, find_peer: Callable[[str], Peer] = find_peer) -> Acceptor:
-    """Listens for a runner that is set up. An empty `host` is every address; port 0 takes any free one."""
-    assert runner.server is not None, "the runner is set up"
-    refusal = runner.server.full_answer if isinstance(runner.server, Server) else b""
-    return Acceptor(listen(host, port), runner.server, find_peer, refusal)
+    """Listens for a runner that is set up. An empty `host` is every address; port 0 takes any free one.
+
+    As many new connections may wait for their turn as there may be connections.
+    """
+    server = runner.server
+    assert server is not None, "the runner is set up"
+    if not isinstance(server, Server):
+        return Acceptor(listen(host, port), server, find_peer)
+    max_waiting = min(server.max_connections, MAX_WAITING)
+    return Acceptor(listen(host, port), server, find_peer, server.full_answer, max_waiting)

@@ -26,10 +26,11 @@ _PAUSE_SECONDS: Final = 0.1  # in which some descriptors or memory may be free a
 logger = logging.getLogger(__name__)
 
 
-def allow_open_files() -> None:
-    """As many as the system lets this process have: many systems begin with 1,024."""
+def allow_open_files() -> int:
+    """As many as the system lets this process have, which it returns: many systems begin with 1,024."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return most
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
@@ -75,13 +76,15 @@ class Acceptor:
         build_protocol: Callable[[], asyncio.BaseProtocol],
         find_peer: Callable[[str], Peer] = lambda _: EVERYBODY,
         refusal: bytes = b"",
+        max_waiting: int = MAX_WAITING,
         **tls: Any,
     ) -> None:
         self.sockets = sockets
         self._build_protocol = build_protocol
         self._find_peer = find_peer
-        self._arrivals = Arrivals[socket.socket](MAX_WAITING)
+        self._arrivals = Arrivals[socket.socket](max_waiting)
         self._refusal = refusal
+        self._max_waiting = max_waiting
         self._tls = tls
         self._loop = asyncio.get_running_loop()
         self._connecting: dict[asyncio.Task[None], socket.socket] = {}  # the oldest first
@@ -166,7 +169,7 @@ class Acceptor:
         if (now := self._loop.time()) >= self._silent_until:
             self._silent_until = now + _LOG_SECONDS
             logger.warning(
-                "event=new_connections_full waiting=%d consequence=the_largest_peers_are_refused", MAX_WAITING
+                "event=new_connections_full waiting=%d consequence=the_largest_peers_are_refused", self._max_waiting
             )
         opened.setblocking(False)
         with suppress(OSError):

@@ -20,4 +20,5 @@ def test_an_attack_is_compared_with_the_same_on_another_gateway() -> None:
         "others' p99, ms",
         "others' requests that failed",
         "others' p99 after 1 s, ms",
+        "slowest probe or /demand, s",
     ]

@@ -24,7 +24,8 @@ Json = dict[str, Any]
 class GatewayProcess:
     """Started by `with`; its log is kept, and shown when it does not start or end as it should."""
 
-    def __init__(self, kubeconfig: Path, *arguments: str) -> None:
+    def __init__(self, kubeconfig: Path, *arguments: str, max_open_files: int | None = None) -> None:
+        self._max_open_files = max_open_files
         self._command = [
             *(sys.executable, "-m", "conveyor_gateway", "--kubeconfig", str(kubeconfig)),
             *("--host", "127.0.0.1", "--port", "0", "--admin-port", "0", *arguments),
@@ -43,8 +44,9 @@ class GatewayProcess:
     def start(self, timeout_seconds: float = 30) -> None:
         """Returns when it is ready."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("KUBERNETES_")}
+        limit = [] if self._max_open_files is None else ["prlimit", f"--nofile={self._max_open_files}"]
         self.process = subprocess.Popen(
-            self._command, cwd=REPOSITORY, env=environment, stdout=subprocess.DEVNULL, stderr=self._log_file
+            [*limit, *self._command], cwd=REPOSITORY, env=environment, stdout=subprocess.DEVNULL, stderr=self._log_file
         )
         self._wait("the gateway's ports", self._find_ports, 30)
         self._wait("the gateway", lambda: self.admin("/readyz")[0] == 200, timeout_seconds)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -57,3 +58,21 @@ async def test_requests_that_wait_for_one_service_shut_nobody_out_of_another(
         with contextlib.suppress(TimeoutError, ConnectionError):
             received += await asyncio.wait_for(reader.read(1000), 0.05)
     assert b"HTTP/1.1 429 " in received
+
+
+async def test_clients_that_open_more_connections_than_there_are_descriptors_shut_nobody_out(
+    kubeconfig: Path, cluster: Cluster, http: aiohttp.ClientSession
+) -> None:
+    max_open_files = 750
+    with (
+        GatewayProcess(kubeconfig, f"--watch-namespaces={cluster.namespace}", max_open_files=max_open_files) as gateway,
+        contextlib.ExitStack() as clients,
+    ):
+        assert any("event=few_open_files limit=750 max_connections=" in line for line in gateway.log)
+        for _ in range(max_open_files):
+            clients.enter_context(socket.create_connection(("127.0.0.1", gateway.port), 20, ("127.0.0.2", 0)))
+        for _ in range(20):
+            async with http.get(f"{gateway.url}/healthz", headers={"Connection": "close"}) as answer:
+                assert answer.status == 200
+        assert gateway.admin("/readyz")[0] == 200
+        assert not any("event=accept_failed" in line for line in gateway.log)

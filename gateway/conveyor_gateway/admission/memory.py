@@ -26,9 +26,8 @@ class Memory:
 
     def __init__(self, max_bytes: int, max_requests: int = 1_000_000) -> None:
         self.bytes = Shares["Holding"](max_bytes, max_bytes // 2, max_bytes - max_bytes // 8)
-        self.requests = Shares["Holding"](
-            max_requests, max_requests - max_requests // 4, max_requests - max_requests // 8
-        )
+        self.max_requests_of_service = max_requests - max_requests // 4
+        self.requests = Shares["Holding"](max_requests, self.max_requests_of_service, max_requests - max_requests // 8)
 
     @property
     def held_bytes(self) -> int:

@@ -5,6 +5,7 @@ Made by `server`; told by the catalog what changed; asked by `relaying` for the 
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 
 from conveyor_gateway.admission.asking import Granting
@@ -13,14 +14,24 @@ from conveyor_gateway.admission.ticket import QueueLimits
 from conveyor_gateway.errors import Code, NotFound
 from conveyor_gateway.watching.catalog import Catalog, Service
 
+logger = logging.getLogger(__name__)
+
 
 class Queues:
     """One queue per known service. Everything runs on `loop`. `on_gone` is told of services that were deleted.
 
-    Of what may wait for a service this gateway takes its part: all of it, until it knows others.
+    Of what may wait for a service this gateway takes its part: all of it, until it knows others. `max_held` is how many
+    requests of one service `memory` holds, at engines and in the queue.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, granting: Granting, on_gone: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        granting: Granting,
+        on_gone: Callable[[str], None],
+        max_held: int = 1_000_000,
+    ) -> None:
+        self._max_held = max_held
         self._loop = loop
         self._granting = granting
         self._on_gone = on_gone
@@ -54,12 +65,23 @@ class Queues:
         share = max(1, service.max_queued_requests // self._num_gateways)
         fills = service.window_seconds > 0
         limits = QueueLimits(share, service.queue_timeout_seconds, service.place_limit, fills)
+        self._log_unreachable(key, share)
         if key in self._queues:
             self._queues[key].configure(limits)
         else:
             self._queues[key] = ServiceQueue(limits, self._loop, self._granting)
             self._on_engines(key)
         self._queues[key].set_start_failure(service.start_failure)
+
+    def _log_unreachable(self, key: str, share: int) -> None:
+        """Once for each limit that the owner of the service sets."""
+        known = self._queues.get(key)
+        if share > self._max_held and (known is None or known.limits.max_queued_requests != share):
+            logger.warning(
+                "event=queue_limit_unreachable service=%s share=%d max_held=%d consequence=further_requests_get_429 "
+                "mend=raise_max_connections",
+                key, share, self._max_held,
+            )  # fmt: skip
 
     def _on_engines(self, key: str) -> None:
         if key in self._queues:

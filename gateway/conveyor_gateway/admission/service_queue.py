@@ -105,7 +105,7 @@ class ServiceQueue:
             self._refuse(iter(list(self._waiting)), self._build_start_failure())
 
     def _build_start_failure(self) -> GatewayError:
-        message = f"the model's first engine cannot start ({self._start_failure}); its owner has to mend that"
+        message = f"no engine can start ({self._start_failure}); its owner has to mend that"
         return Unavailable(message, Code.START_FAILED)
 
     def admit(self, deadline: float) -> Ticket:

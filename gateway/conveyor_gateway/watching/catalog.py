@@ -43,7 +43,7 @@ class Service:
     idle_timeout_seconds: float | None = None  # without a request, until it goes to zero; None: it never does
     is_asleep: bool = False  # at zero for want of requests; the next one wakes it
     is_starting: bool = False  # from zero, and nothing has failed
-    start_failure: str = ""  # why the start from zero fails, if waiting does not help
+    start_failure: str = ""  # why no engine can start, if waiting does not help
 
     @property
     def key(self) -> str:
@@ -77,7 +77,7 @@ def parse_service(body: Mapping[str, Any]) -> Service:
         idle_timeout_seconds=idle_timeout_seconds,
         is_asleep=idle_timeout_seconds is not None and resource.status.desired_replicas == 0,
         is_starting=any(condition.reason == Reason.STARTING_FROM_ZERO for condition in resource.status.conditions),
-        start_failure=_find_start_failure(resource) if idle_timeout_seconds is not None else "",
+        start_failure=_find_start_failure(resource),
     )
 
 

@@ -26,3 +26,14 @@ async def test_a_gateway_that_no_list_has_yet_takes_all_that_may_wait() -> None:
     queues.set_num_gateways(0)
     queues.catalog.services.put(make_service("qwen", "default", queue={"maxRequests": 7}))
     assert queues["default/qwen"].limits.max_queued_requests == 7
+
+
+async def test_a_share_that_the_gateway_cannot_hold_is_logged_once_for_each_limit(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    queues = Queues(asyncio.get_running_loop(), NeverAsked(), on_gone=lambda key: None, max_held=10)
+    for allowed in (10, 11, 11, 5, 11):
+        queues.catalog.services.put(make_service("qwen", "default", queue={"maxRequests": allowed}))
+    logged = [each.message for each in caplog.records if "queue_limit_unreachable" in each.message]
+    assert len(logged) == 2
+    assert "service=default/qwen share=11 max_held=10" in logged[0]

@@ -328,7 +328,7 @@ async def test_a_start_that_fails_answers_those_who_wait_and_those_who_come_unti
     waiting = [await start(ask()) for _ in range(20)]
     queue.set_start_failure("ModelNotFound")
     for each in waiting:
-        with pytest.raises(Unavailable, match="cannot start \\(ModelNotFound\\)"):
+        with pytest.raises(Unavailable, match="no engine can start \\(ModelNotFound\\)"):
             await each
     with pytest.raises(Unavailable):
         queue.admit(FAR)

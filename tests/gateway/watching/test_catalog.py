@@ -55,7 +55,7 @@ def test_nothing_that_is_read_of_a_service_is_left_out_where_it_is_decoded() -> 
         ("ModelNotFound", "False", 2, 0, "ModelNotFound"),
         ("ImagePullFailed", "False", 2, 0, "ImagePullFailed"),
         ("ModelNotFound", "False", 1, 0, ""),  # of a former spec
-        ("ModelNotFound", "False", 2, 1, ""),  # never at zero: its requests wait for a restart
+        ("ModelNotFound", "False", 2, 1, "ModelNotFound"),  # never at zero
         ("ModelNotFound", "True", 2, 0, ""),  # a part of the engines fails
         ("OOMKilled", "False", 2, 0, ""),  # over with the restart, perhaps
         ("InsufficientGPU", "False", 2, 0, ""),  # a node may come
