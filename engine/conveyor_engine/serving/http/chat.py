@@ -13,6 +13,7 @@ from conveyor_engine.serving.http.engine_response import open_request
 from conveyor_engine.serving.http.formats import Answer, Usage, encode
 from conveyor_engine.serving.http.generated import GeneratedResponse
 from conveyor_engine.serving.http.logprobs import ChatLogprobs, chat_logprobs, chat_logprobs_pieces
+from conveyor_engine.serving.http.output_parser import PLAIN_TEXT, OutputParser
 from conveyor_engine.serving.preparing.prepare import Prepared
 from conveyor_engine.wire.request import Task
 
@@ -83,11 +84,16 @@ class ChatFormat:
         self._no_usage = None if prepared.include_usage else UNSET
         self._begun: set[int] = set()
 
+    def build_parser(self) -> OutputParser:
+        return PLAIN_TEXT
+
     def chunk(self, delta: Delta, usage: Usage | None) -> ChatChunk:
         """One event; the role is in the first of a choice."""
         role = None if delta.choice in self._begun else "assistant"
         self._begun.add(delta.choice)
-        message = DeltaMessage(role, delta.text if delta.text or role else None)
+        message = DeltaMessage(role, "" if role else None)
+        for name, text in delta.parts:
+            setattr(message, name, (getattr(message, name) or "") + text)
         choice = ChunkChoice(delta.choice, message, self._logprobs(delta), delta.finish_reason)
         return ChatChunk(self._id, self._created, self._state.model_name, [choice], usage or self._no_usage)
 
@@ -104,7 +110,10 @@ class ChatFormat:
 
     def choice(self, answer: Answer) -> Iterator[bytes]:
         """One choice of the body."""
-        yield b'{"index":%d,"message":%b,"logprobs":' % (answer.index, encode(Message(answer.text.getvalue())))
+        message = Message("")
+        for name, text in answer.texts.items():
+            setattr(message, name, text.getvalue())
+        yield b'{"index":%d,"message":%b,"logprobs":' % (answer.index, encode(message))
         if self._with_logprobs:
             yield from chat_logprobs_pieces(self._state.tokenizer, answer.tokens)
         else:

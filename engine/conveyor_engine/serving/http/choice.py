@@ -1,13 +1,15 @@
-"""One choice of an answer while it is made: engine outputs in, pieces of text with their log probabilities out.
+"""One choice of an answer while it is made: engine outputs in, parts of a message with log probabilities out.
 
 Used by `generated`, one per engine request. Knows neither HTTP nor the JSON it becomes.
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from conveyor_engine.serving.http.failures import find_failure
+from conveyor_engine.serving.http.output_parser import OutputParser, Part
 from conveyor_engine.serving.metrics import EngineMetrics
 from conveyor_engine.serving.preparing.prepare import PreparedChoice
 from conveyor_engine.text.detokenizer import Detokenizer, Piece
@@ -27,26 +29,33 @@ class Token(NamedTuple):
 
 
 class Delta(NamedTuple):
-    """The new part of one choice. `finish_reason` is OpenAI's word, in the last delta only."""
+    """What is new of one choice. `finish_reason` is OpenAI's word, in the last delta only."""
 
     choice: int
-    text: str
-    tokens: list[Token]
+    parts: Sequence[Part]
+    tokens: list[Token]  # whose text is known, although the parser may hold it back
     finish_reason: str | None
     num_tokens: int  # generated so far, these included
 
 
 class Choice:
-    """Invariant: the deltas' texts put together are the choice's text; exactly the last one has a finish reason."""
+    """Invariant: the parser has got the whole text of the choice; exactly the last delta has a finish reason."""
 
     def __init__(
-        self, index: int, request: PreparedChoice, stop: StopStrings, tokenizer: Tokenizer, metrics: EngineMetrics
+        self,
+        index: int,
+        request: PreparedChoice,
+        stop: StopStrings,
+        tokenizer: Tokenizer,
+        metrics: EngineMetrics,
+        parser: OutputParser,
     ) -> None:
         self.index = index
         self.request_id = request.request_id
         self.finish_reason: str | None = None
         self.num_tokens = 0  # generated, an end-of-sequence token included
         self.num_cached_tokens = 0
+        self._parser = parser
         self._detokenizer = Detokenizer(tokenizer, request.prompt_tail, stop, request.min_tokens)
         self._logprobs: list[TokenLogprobs] = []  # of the tokens not shown yet
         self._clock = _Clock(metrics, request.arrival_time, time.monotonic())
@@ -89,9 +98,12 @@ class Choice:
         shown, self._logprobs = self._logprobs[:num_tokens], self._logprobs[num_tokens:]
         tokens = [Token(logprobs, start) for logprobs, start in zip(shown, piece.token_starts, strict=False)]
         tokens += [Token(logprobs, self._detokenizer.num_characters) for logprobs in end]
-        if not (piece.text or tokens or self.finish_reason):
+        parts = self._parser.feed(piece.text) if piece.text else ()
+        if self.finish_reason:
+            parts = (*parts, *self._parser.finish())
+        if not (parts or tokens or self.finish_reason):
             return None
-        return Delta(self.index, piece.text, tokens, self.finish_reason, self.num_tokens)
+        return Delta(self.index, parts, tokens, self.finish_reason, self.num_tokens)
 
     def _raise_failure(self, output: RequestOutput) -> None:
         if (failure := find_failure(output)) is not None:

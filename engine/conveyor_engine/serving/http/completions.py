@@ -13,6 +13,7 @@ from conveyor_engine.serving.http.engine_response import open_request
 from conveyor_engine.serving.http.formats import Answer, Usage, encode
 from conveyor_engine.serving.http.generated import GeneratedResponse
 from conveyor_engine.serving.http.logprobs import CompletionLogprobs, completion_logprobs, completion_logprobs_pieces
+from conveyor_engine.serving.http.output_parser import PLAIN_TEXT, OutputParser
 from conveyor_engine.serving.preparing.prepare import Prepared
 from conveyor_engine.wire.request import Task
 
@@ -47,6 +48,9 @@ class CompletionFormat:
         self._created = int(time.time())
         self._no_usage = None if prepared.include_usage else UNSET
 
+    def build_parser(self) -> OutputParser:
+        return PLAIN_TEXT
+
     def chunk(self, delta: Delta, usage: Usage | None) -> Completion:
         """One event."""
         return self._completion([self._chunk_choice(delta)], usage or self._no_usage)
@@ -61,7 +65,7 @@ class CompletionFormat:
 
     def choice(self, answer: Answer) -> Iterator[bytes]:
         """One choice of the body."""
-        yield b'{"index":%d,"text":%b,"logprobs":' % (answer.index, encode(answer.text.getvalue()))
+        yield b'{"index":%d,"text":%b,"logprobs":' % (answer.index, encode(answer.texts["content"].getvalue()))
         if self._with_logprobs:
             yield from completion_logprobs_pieces(self._state.tokenizer, answer.tokens)
         else:
@@ -72,7 +76,10 @@ class CompletionFormat:
         logprobs = None
         if self._with_logprobs and delta.tokens:
             logprobs = completion_logprobs(self._state.tokenizer, delta.tokens)
-        return CompletionChoice(delta.choice, delta.text, logprobs, delta.finish_reason)
+        text = ""
+        for _, more in delta.parts:
+            text += more
+        return CompletionChoice(delta.choice, text, logprobs, delta.finish_reason)
 
     def _completion(self, choices: list[CompletionChoice], usage: Usage | UnsetType | None) -> Completion:
         return Completion(self._id, self._created, self._state.model_name, choices, usage)

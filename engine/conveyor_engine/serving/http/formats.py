@@ -8,6 +8,7 @@ from typing import Protocol
 import msgspec
 
 from conveyor_engine.serving.http.choice import Delta, Token
+from conveyor_engine.serving.http.output_parser import Field, OutputParser
 
 encode = msgspec.json.Encoder().encode
 
@@ -23,6 +24,9 @@ class Usage(msgspec.Struct):
 
 class Format(Protocol):
     """The format of answers: completions or chat."""
+
+    def build_parser(self) -> OutputParser:
+        """For one choice: what divides its text into fields."""
 
     def chunk(self, delta: Delta, usage: Usage | None) -> msgspec.Struct:
         """One event of a stream, with its choice's counts so far when each is to have them."""
@@ -42,13 +46,16 @@ class Answer:
     """A choice's whole answer while it is made."""
 
     index: int
-    text: io.StringIO = field(default_factory=io.StringIO)
+    texts: dict[Field, io.StringIO] = field(default_factory=lambda: {"content": io.StringIO()})  # by field
     tokens: list[Token] = field(default_factory=list)
     finish_reason: str | None = None
 
     def add(self, delta: Delta) -> int:
         """Appends the delta; returns roughly how many bytes of memory it takes."""
-        self.text.write(delta.text)
+        num_bytes = 500 * len(delta.tokens)
+        for name, text in delta.parts:
+            self.texts.setdefault(name, io.StringIO()).write(text)
+            num_bytes += 4 * len(text)
         self.tokens += delta.tokens
         self.finish_reason = delta.finish_reason
-        return 4 * len(delta.text) + 500 * len(delta.tokens)
+        return num_bytes

@@ -40,7 +40,8 @@ class GeneratedResponse(EngineResponse):
         self._format = make_format(state, prepared)
         stop = StopStrings(prepared.stop)
         self._choices = [
-            Choice(index, choice, stop, state.tokenizer, state.metrics) for index, choice in enumerate(prepared.choices)
+            Choice(index, choice, stop, state.tokenizer, state.metrics, self._format.build_parser())
+            for index, choice in enumerate(prepared.choices)
         ]
         self._choice_of = {choice.request_id: choice for choice in self._choices}
 
@@ -142,6 +143,7 @@ class GeneratedResponse(EngineResponse):
 
 def event(data: bytes) -> bytes:
     """JSON as one event. Unicode's line ends are escaped, because some clients split events at them."""
-    for line_end, escaped in _LINE_ENDS:
-        data = data.replace(line_end, escaped)
+    if not data.isascii():
+        for line_end, escaped in _LINE_ENDS:
+            data = data.replace(line_end, escaped)
     return b"data: " + data + b"\n\n"

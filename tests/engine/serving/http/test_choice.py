@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from conveyor_engine.serving.http.choice import Choice
+from conveyor_engine.serving.http.output_parser import PLAIN_TEXT
 from conveyor_engine.serving.metrics import EngineMetrics
 from conveyor_engine.serving.preparing.prepare import PreparedChoice
 from conveyor_engine.text.stop_strings import StopStrings
@@ -20,13 +21,13 @@ def test_tokens_are_counted_up_to_the_one_that_completes_a_stop_string(chat_mode
     request = PreparedChoice(
         request_id="a", arrival_time=0.0, num_prompt_tokens=1, prompt_tail=[5], max_tokens=100, min_tokens=0
     )
-    choice = Choice(0, request, StopStrings(["END"]), tokenizer, EngineMetrics("tiny"))
+    choice = Choice(0, request, StopStrings(["END"]), tokenizer, EngineMetrics("tiny"), PLAIN_TEXT)
     text = ""
     while choice.finish_reason is None:
         now, ids = ids[:tokens_at_a_time], ids[tokens_at_a_time:]
         end = None if ids else FinishReason.LENGTH
         delta = choice.take(RequestOutput(request_id="a", new_token_ids=now, finish_reason=end))
-        text += delta.text if delta is not None else ""
+        text += "".join(text for _, text in delta.parts) if delta is not None else ""
     assert (text, choice.finish_reason, choice.num_tokens) == ("one ", "stop", 7)
 
 
@@ -37,10 +38,10 @@ def test_an_answer_that_the_engine_ended_at_a_stop_string_is_cut_there(chat_mode
     request = PreparedChoice(
         request_id="a", arrival_time=0.0, num_prompt_tokens=1, prompt_tail=[5], max_tokens=100, min_tokens=0
     )
-    choice = Choice(0, request, StopStrings(["END"]), tokenizer, EngineMetrics("tiny"))
+    choice = Choice(0, request, StopStrings(["END"]), tokenizer, EngineMetrics("tiny"), PLAIN_TEXT)
     delta = choice.take(RequestOutput(request_id="a", new_token_ids=ids, finish_reason=FinishReason.STOP_STRING))
     assert delta is not None
-    assert (delta.text, choice.finish_reason, choice.num_tokens) == ("one ", "stop", 7)
+    assert (delta.parts[0][1], choice.finish_reason, choice.num_tokens) == ("one ", "stop", 7)
 
 
 @pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.STOP_STRING])
@@ -53,7 +54,7 @@ def test_an_end_token_has_log_probabilities_but_not_behind_a_stop_string(
         request_id="a", arrival_time=0.0, num_prompt_tokens=1, prompt_tail=[5], max_tokens=100, min_tokens=0
     )
     stop = StopStrings(["END"] if reason is FinishReason.STOP_STRING else [])
-    choice = Choice(0, request, stop, tokenizer, EngineMetrics("tiny"))
+    choice = Choice(0, request, stop, tokenizer, EngineMetrics("tiny"), PLAIN_TEXT)
     logprobs = [TokenLogprobs.of(token_id, -1.0, [], []) for token_id in ids]
     delta = choice.take(
         RequestOutput(request_id="a", new_token_ids=ids, logprobs=logprobs, finish_reason=FinishReason.STOP)

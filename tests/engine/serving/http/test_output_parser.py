@@ -1,0 +1,228 @@
+"""A parser that divides an answer into fields: the same fields for any chunks, streamed or not.
+
+The parser is the tests' own; the engine has none yet but for plain text.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator, Sequence
+from itertools import count, pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conveyor_engine.serving.generation import Generation, Turns
+from conveyor_engine.serving.http import chat
+from conveyor_engine.serving.http.app_state import AppState
+from conveyor_engine.serving.http.chat import ChatFormat
+from conveyor_engine.serving.http.engine_response import Opened
+from conveyor_engine.serving.http.generated import GeneratedResponse
+from conveyor_engine.serving.http.memory import Memory
+from conveyor_engine.serving.http.output_parser import PLAIN_TEXT, Part
+from conveyor_engine.serving.metrics import EngineMetrics
+from conveyor_engine.serving.preparing.prepare import Prepared, PreparedChoice
+from conveyor_engine.text.tokenizer import Tokenizer
+from conveyor_engine.wire.request import FinishReason, RequestOutput, TokenLogprobs
+
+OPEN, CLOSE = "<think>", "</think>"
+TEXTS = st.lists(st.sampled_from(("a", "é", "<", ">", "/", "<thi", "nk>", OPEN, CLOSE, "END", "EN")), max_size=12)
+CUTS = st.lists(st.integers(0, 60), max_size=8)
+MAX_TOKENS = 200
+
+
+class Think:
+    """Text between OPEN and CLOSE is reasoning, all other is content."""
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._thinks = False
+
+    def feed(self, text: str) -> Sequence[Part]:
+        parts = list[Part]()
+        self._held += text
+        while True:
+            before, mark, after = self._held.partition(CLOSE if self._thinks else OPEN)
+            if not mark:
+                break
+            parts += self._emit(before)
+            self._held, self._thinks = after, not self._thinks
+        mark = CLOSE if self._thinks else OPEN
+        num_held = max(length for length in range(len(mark)) if before.endswith(mark[:length]))
+        certain, self._held = before[: len(before) - num_held], before[len(before) - num_held :]
+        return [*parts, *self._emit(certain)]
+
+    def finish(self) -> Sequence[Part]:
+        return self._emit(self._held)
+
+    def _emit(self, text: str) -> list[Part]:
+        return [("reasoning" if self._thinks else "content", text)] if text else []  # type: ignore[list-item]
+
+
+def split(text: str) -> dict[str, str]:
+    """What the fields of the whole text are."""
+    fields = {"content": "", "reasoning": ""}
+    rest, thinks = text, False
+    while rest:
+        before, _, rest = rest.partition(CLOSE if thinks else OPEN)
+        fields["reasoning" if thinks else "content"] += before
+        thinks = not thinks
+    return fields
+
+
+def chunks(items: Any, cuts: list[int]) -> list[Any]:
+    bounds = [0, *sorted(min(cut, len(items)) for cut in cuts), len(items)]
+    return [items[start:end] for start, end in pairwise(bounds)]
+
+
+def joined(parts: Sequence[Part]) -> dict[str, str]:
+    fields = {"content": "", "reasoning": ""}
+    for name, text in parts:
+        fields[name] += text
+    return fields
+
+
+@given(TEXTS, CUTS)
+def test_whatever_the_chunks_the_fields_are_the_same(texts: list[str], cuts: list[int]) -> None:
+    whole, parser = "".join(texts), Think()
+    parts = [part for chunk in chunks(whole, cuts) if chunk for part in parser.feed(chunk)]
+    assert joined([*parts, *parser.finish()]) == split(whole)
+
+
+@given(TEXTS, CUTS)
+def test_plain_text_is_content_at_once(texts: list[str], cuts: list[int]) -> None:
+    for chunk in chunks("".join(texts), cuts):
+        assert not chunk or PLAIN_TEXT.feed(chunk) == (("content", chunk),)
+    assert PLAIN_TEXT.finish() == ()
+
+
+class ThinkingDelta(chat.DeltaMessage, omit_defaults=True):
+    reasoning: str | None = None
+
+
+class ThinkingMessage(chat.Message, kw_only=True):
+    reasoning: str = ""
+
+
+@pytest.fixture
+def thinking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it takes to serve the parser: the format's choice of it, and the new field in its two shapes."""
+    monkeypatch.setattr(ChatFormat, "build_parser", lambda _: Think())
+    monkeypatch.setattr(chat, "DeltaMessage", ThinkingDelta)
+    monkeypatch.setattr(chat, "Message", ThinkingMessage)
+
+
+def outputs_of(tokens: list[int], cuts: list[int], *, has_logprobs: bool, has_end: bool) -> Iterator[RequestOutput]:
+    """As the engine would send them. A log probability is minus the place of its token."""
+    pieces, places = chunks(tokens, cuts), count()
+    if has_end:
+        pieces[-1] = [*pieces[-1], 0]
+    for number, piece in enumerate(pieces):
+        is_last = number == len(pieces) - 1
+        end = FinishReason.STOP if has_end else FinishReason.LENGTH
+        logprobs = [TokenLogprobs.of(token, -next(places), [], []) for token in piece] if has_logprobs else None
+        yield RequestOutput(
+            request_id="a", new_token_ids=piece, logprobs=logprobs, finish_reason=end if is_last else None
+        )
+
+
+async def serve(
+    tokenizer: Tokenizer, outputs: Iterator[RequestOutput], *, stream: bool, stop: tuple[str, ...], logprobs: bool
+) -> bytes:
+    """The body of the answer that GeneratedResponse makes of them."""
+    request = PreparedChoice(
+        request_id="a", arrival_time=0.0, num_prompt_tokens=1, prompt_tail=[5], max_tokens=MAX_TOKENS, min_tokens=0
+    )
+    prepared = Prepared(
+        id="chatcmpl-1", stream=stream, include_usage=False, continuous_usage=False, stop=stop,
+        top_logprobs=0 if logprobs else None, choices=[request], choices_per_prompt=1, num_prompt_tokens=1,
+        tells_cached_tokens=False, ignored_fields=0, add=b"",
+    )  # fmt: skip
+    state = SimpleNamespace(tokenizer=tokenizer, metrics=EngineMetrics("tiny"), memory=Memory(2**30), model_name="tiny")
+    generation = Generation(["a"], 600.0, lambda _: None, Turns())
+    response = GeneratedResponse(Opened(cast(AppState, state), prepared, generation, 600.0), ChatFormat)
+
+    async def batches() -> AsyncIterator[list[RequestOutput]]:
+        for output in outputs:
+            yield [output]
+            if response._choices[0].finish_reason is not None:
+                break
+
+    generation.batches = batches  # type: ignore[method-assign]
+    body = b""
+
+    async def send(message: Any) -> None:
+        nonlocal body
+        body += message.get("body", b"")
+
+    async with generation, response._held:
+        await response._answer(send)
+    return body
+
+
+def read(body: bytes, *, stream: bool) -> tuple[dict[str, str], list[Any], str]:
+    """Fields, tokens with log probabilities, and the finish reason."""
+    if stream:
+        events = [json.loads(line.removeprefix("data: ")) for line in body.decode().split("\n\n")[:-2]]
+    else:
+        events = [json.loads(body)]
+    choices = [event["choices"][0] for event in events]
+    messages = [choice["delta" if stream else "message"] for choice in choices]
+    assert [message.get("role") for message in messages] == ["assistant", *[None] * (len(messages) - 1)]
+    fields = {name: "".join(m.get(name) or "" for m in messages) for name in ("content", "reasoning")}
+    tokens = [token for choice in choices if choice["logprobs"] for token in choice["logprobs"]["content"]]
+    assert [choice["finish_reason"] for choice in choices[:-1]] == [None] * (len(choices) - 1)
+    return fields, tokens, choices[-1]["finish_reason"]
+
+
+@pytest.mark.usefixtures("thinking")
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("has_logprobs", [False, True])
+def test_fields_stop_strings_and_log_probabilities_agree_for_any_outputs(
+    chat_model: Path, stream: bool, has_logprobs: bool
+) -> None:
+    """A stop string ends the text before the parser sees it, wherever in the answer it is."""
+    tokenizer = Tokenizer(chat_model)
+
+    @given(TEXTS, CUTS, st.sampled_from(((), ("END",))), st.booleans())
+    def check(texts: list[str], cuts: list[int], stop: tuple[str, ...], has_end: bool) -> None:
+        text = "".join(texts)
+        ids = tokenizer.encode(text, MAX_TOKENS)
+        outputs = outputs_of(ids, cuts, has_logprobs=has_logprobs, has_end=has_end)
+        served = serve(tokenizer, outputs, stream=stream, stop=stop, logprobs=has_logprobs)
+        fields, tokens, reason = read(asyncio.run(served), stream=stream)
+        before, stopped, _ = text.partition("END") if stop else (text, "", "")
+        assert fields == split(before)
+        assert reason == ("stop" if stopped or has_end else "length")
+        assert [-token["logprob"] for token in tokens] == list(range(len(tokens))), "each once, in order"
+        if has_logprobs:
+            shown = b"".join(bytes(token["bytes"]) for token in tokens)
+            assert shown.startswith(before.encode()) if stopped else len(tokens) == len(ids) + has_end
+
+    check()
+
+
+@pytest.mark.usefixtures("thinking")
+def test_a_stream_sends_each_part_as_soon_as_it_is_certain(chat_model: Path) -> None:
+    """An output of nothing but a mark's beginning gives no event."""
+    tokenizer = Tokenizer(chat_model)
+    texts = ["a", "<th", "ink>", "b", "</", "x"]
+    ids = [tokenizer.encode(text, MAX_TOKENS) for text in texts]
+    cuts = [sum(map(len, ids[: number + 1])) for number in range(len(ids) - 1)]
+    outputs = outputs_of([token for each in ids for token in each], cuts, has_logprobs=False, has_end=False)
+    body = asyncio.run(serve(tokenizer, outputs, stream=True, stop=(), logprobs=False))
+    events = [json.loads(line[6:]) for line in body.decode().split("\n\n")[:-2]]
+    deltas = [event["choices"][0]["delta"] for event in events]
+    assert deltas == [{"role": "assistant", "content": "a"}, {"reasoning": "b"}, {"reasoning": "</x"}]
+
+
+def test_a_field_that_the_format_does_not_have_is_no_silence(chat_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ChatFormat, "build_parser", lambda _: Think())
+    tokenizer = Tokenizer(chat_model)
+    for stream in (False, True):
+        outputs = outputs_of(tokenizer.encode(OPEN + "a", 99), [], has_logprobs=False, has_end=True)
+        with pytest.raises(AttributeError, match="reasoning"):
+            asyncio.run(serve(tokenizer, outputs, stream=stream, stop=(), logprobs=False))
