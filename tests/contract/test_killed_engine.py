@@ -1,4 +1,4 @@
-"""An engine that is killed while it answers, behind a real gateway: no answer is lost, and none comes twice."""
+"""An engine that is killed while it answers, behind a real gateway: no answer is lost, counted twice or comes twice."""
 
 import asyncio
 import json
@@ -21,6 +21,7 @@ from e2e.cluster.api import Api
 
 pytestmark = pytest.mark.slow
 NUM_REQUESTS = 12
+PROMPT_TOKENS = 4
 BODY = {"prompt": "hello", "max_tokens": 400, "ignore_eos": True}
 
 
@@ -37,15 +38,28 @@ def engines(tmp_path: Path) -> Iterator[list[EngineServer]]:
         yield [engine.wait_ready() for engine in started]
 
 
-def judge(body: bytes, is_stream: bool) -> str:
-    """How an answer of status 200 ended; it ends once."""
+def judge(body: bytes, is_stream: bool) -> tuple[str, int]:
+    """How an answer of status 200 ended, and its tokens, which are a character each; it ends once."""
     if not is_stream:
         assert json.loads(body)["usage"]["completion_tokens"] == 400
-        return "whole"
+        return "whole", 400
     ends = [event for event in body.split(b"\n\n") if event == b"data: [DONE]" or event.startswith(b'data: {"error"')]
     assert len(ends) == 1
     assert body.rstrip().endswith(ends[0])
-    return "whole" if ends[0] == b"data: [DONE]" else "error"
+    chunks = [json.loads(event[6:]) for event in body.split(b"\n\n") if event.startswith(b'data: {"id"')]
+    num_tokens = sum(len(choice["text"]) for chunk in chunks for choice in chunk["choices"])
+    return "whole" if ends[0] == b"data: [DONE]" else "error", num_tokens
+
+
+def counted(gateway: GatewayProcess, namespace: str) -> dict[str, float]:
+    """The gateway's counters of the service."""
+    labels = {"namespace": namespace, "inference_service": "tiny"}
+    names = ("prompt_tokens", "generation_tokens", "uncounted_requests")
+    found = {name: gateway.metric(f"conveyor_gateway_{name}_total", **labels) for name in names}
+    for code in ("200", "502"):
+        found[code] = gateway.metric("conveyor_gateway_requests_total", code=code, **labels)
+    broke = {"reason": "engine_broke", **labels}
+    return found | {"engine_broke": gateway.metric("conveyor_gateway_dropped_requests_total", **broke)}
 
 
 @pytest.mark.parametrize("victim", ["engine process", "server"])
@@ -55,7 +69,7 @@ async def test_every_request_of_a_killed_engine_ends_in_one_answer(
     killed, other = engines
     begun = asyncio.Event()
 
-    async def ask(http: aiohttp.ClientSession, service: str, number: int) -> str:
+    async def ask(http: aiohttp.ClientSession, service: str, number: int) -> tuple[str, int]:
         fields: dict[str, Any] = BODY | {"stream": number % 2 == 0}
         headers = {"X-Request-Id": f"{namespace}-{number}"}
         url = f"{gateway.url}/{service}/v1/completions"
@@ -63,19 +77,30 @@ async def test_every_request_of_a_killed_engine_ends_in_one_answer(
             body = await answer.content.readany()
             begun.set()
             body += await answer.content.read()
-        return judge(body, fields["stream"]) if answer.status == 200 else f"{answer.status}"
+        return judge(body, fields["stream"]) if answer.status == 200 else (f"{answer.status}", 0)
 
     async with serving(killed, [gateway], crd, namespace) as service, aiohttp.ClientSession() as http:
         asking = [asyncio.create_task(ask(http, service, number)) for number in range(NUM_REQUESTS)]
         await begun.wait()
         await add_engine(other, Cluster(crd, namespace))
         os.kill(killed.engine_pid if victim == "engine process" else killed.process.pid, signal.SIGKILL)
-        ended = await asyncio.gather(*asking)
+        answers = await asyncio.gather(*asking)
         demand = await asyncio.to_thread(gateway.demand, service)
+        count = await asyncio.to_thread(counted, gateway, namespace)
 
+    ended = [how for how, _ in answers]
     assert set(ended) <= {"whole", "error", "502"}
     assert "whole" in ended
     assert demand is not None
     assert demand["in_flight"] == 0
     lines = [line for line in gateway.log if f" event=request id={namespace}-" in line]
     assert len(lines) == NUM_REQUESTS
+    assert count["502"] == ended.count("502")
+    assert count["200"] == NUM_REQUESTS - ended.count("502")
+    assert count["prompt_tokens"] == PROMPT_TOKENS * (NUM_REQUESTS - count["uncounted_requests"])
+    assert count["uncounted_requests"] <= len(ended) - ended.count("whole")
+    seen = sum(tokens for _, tokens in answers)
+    # Of a stream that broke, the tokens of its engine's last report count.
+    assert 400 * ended.count("whole") <= count["generation_tokens"] <= seen
+    if victim == "server":  # nobody is left to end the streams, or to report that the engine process has died
+        assert count["engine_broke"] == len(ended) - ended.count("whole")
