@@ -97,7 +97,8 @@ def _serve(flags: argparse.Namespace) -> int:
     from uvloop import run
 
     from conveyor_engine.model_numbers import check_numbers
-    from conveyor_engine.serving.preparing.prepare import ServedModel
+    from conveyor_engine.registry import find_task, load_about
+    from conveyor_engine.serving.preparing.jobs import ServedModel
     from conveyor_engine.serving.preparing.process import ForkServer
     from conveyor_engine.serving.preparing.sampling_defaults import SamplingDefaults, read_sampling_defaults
     from conveyor_engine.serving.preparing.trial import try_files
@@ -107,11 +108,13 @@ def _serve(flags: argparse.Namespace) -> int:
     config = parse_config(vars(flags), os.environ)
     configure_logging(config.log_format)
     directory = Path(config.model)
+    reads_text = load_about(find_task(config.task, directory)).reads_text
     if directory.is_dir():  # the tokenizer says what else it is
-        try_files(directory)
+        try_files(directory, reads_text)
         check_numbers(directory)
     defaults = read_sampling_defaults(directory) if config.sampling_defaults == "model" else SamplingDefaults()
-    model = ServedModel(config.served_model_name or directory.resolve().name, Tokenizer(directory), defaults)
+    tokenizer = Tokenizer(directory) if reads_text else None
+    model = ServedModel(config.served_model_name or directory.resolve().name, tokenizer, defaults)
     death = run(serve(config, ForkServer(model)))
     if death is None:
         return 0

@@ -16,6 +16,7 @@ from conveyor_process.failure_reasons import FailureReason
 
 WEIGHTS_INDEX = "model.safetensors.index.json"
 FILES_CPU_SECONDS: Final = 60.0  # headers of weights have some MiB in all
+SENTENCE_MODULES = "modules.json"  # of models that embed
 _READ = (".json", ".jinja", ".safetensors")
 _MAX_BYTES = 16 << 20  # of a file; they have a few KiB, config.json with many labels a few MiB
 _Content = TypeVar("_Content", dict[str, Any], list[Any])

@@ -67,7 +67,11 @@ def one_of(choices: Mapping[str, T], words: str, is_text: bool = True) -> Kind[T
 
 def literal(choices: Any) -> Kind[Any]:
     """The values of a type `Literal[...]`, spelt as they are."""
-    values = get_args(choices)
+    return among(*get_args(choices))
+
+
+def among(*values: str) -> Kind[Any]:
+    """One of these, spelt as they are."""
 
     def parse(text: str) -> str:
         if text not in values:

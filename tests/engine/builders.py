@@ -36,6 +36,7 @@ def make_state(prompt: int | list[int] = 4, request_id: str = "a", **params: Any
 
 def make_facts(**changes: Any) -> ModelFacts:
     values: dict[str, Any] = {
+        "task": "generate",
         "max_model_len": 64,
         "vocab_size": VOCAB_SIZE,
         "eos_token_ids": (EOS,),
@@ -152,7 +153,7 @@ class PretendedModel:
         for admitted in plan.admitted:
             self._token_ids[admitted.row] = list(admitted.token_ids)
             self._block_ids[admitted.row] = list(admitted.block_ids)
-            self._seeds[admitted.row] = admitted.output.seed
+            self._seeds[admitted.row] = admitted.sampling.seed
         for row, block_ids in plan.new_blocks:
             self._block_ids[row] += block_ids
 

@@ -10,7 +10,8 @@ from tests.engine.encoders import CONTEXT_TOKENS, FILES, VOCAB_SIZE, embed, save
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.execution.build import build_runner
 from conveyor_engine.loop.core import EngineCore
-from conveyor_engine.wire.request import EngineRequest, FinishReason, PoolingParams, RequestOutput
+from conveyor_engine.wire.embedding import PoolingParams
+from conveyor_engine.wire.request import EngineRequest, FinishReason, RequestOutput
 
 LENGTHS = (1, 9, CONTEXT_TOKENS, 3, 3, 30, 17, 2, 25, 40)
 _random = Random(0)
@@ -48,7 +49,9 @@ def make_core(directory: Path, *, overlap: bool = False, **changes: Any) -> Engi
 
 def add(core: EngineCore, name: str, prompt: list[int], arrival: float = 0.0, **params: Any) -> None:
     core.add_request(
-        EngineRequest(request_id=name, prompt_token_ids=prompt, params=PoolingParams(**params), arrival_time=arrival)
+        EngineRequest(
+            request_id=name, prompt_token_ids=prompt, payload=PoolingParams(**params).encode(), arrival_time=arrival
+        )
     )
 
 
@@ -69,8 +72,8 @@ def answers(core: EngineCore, prompts: list[list[int]]) -> list[torch.Tensor]:
 
 def vector_of(output: RequestOutput) -> torch.Tensor:
     assert output.finish_reason is FinishReason.STOP
-    assert output.vector is not None
-    return torch.frombuffer(bytearray(output.vector), dtype=torch.float32)
+    assert output.payload is not None
+    return torch.frombuffer(bytearray(output.payload), dtype=torch.float32)
 
 
 def distance(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:

@@ -20,8 +20,9 @@ from conveyor_engine.loop import process
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.loop.executor import Sample
 from conveyor_engine.serving import server
-from conveyor_engine.wire.request import EmbeddingFacts, ModelFacts
-from conveyor_engine.wire.step import RowSampling, StepPlan, StepResult
+from conveyor_engine.wire.embedding import EmbeddingFacts
+from conveyor_engine.wire.request import ModelFacts
+from conveyor_engine.wire.step import StepPlan, StepResult
 
 STEP_SECONDS = 0.001
 VECTOR_SIZE = 48
@@ -38,12 +39,12 @@ class IdleExecutor:
 
     def begin(self, plan: StepPlan) -> Sample:
         time.sleep(STEP_SECONDS)
-        if self.facts.embedding is not None:
-            vector = bytes(4 * self.facts.embedding.size)
-            return lambda _: lambda: StepResult(plan.number, [], vectors=[vector for _ in plan.rows])
+        if self.facts.task == "embed":
+            vector = bytes(4 * VECTOR_SIZE)
+            return lambda _: lambda: StepResult(plan.number, [], payloads=[vector for _ in plan.rows])
         for admitted in plan.admitted:
-            assert isinstance(admitted.output, RowSampling)
-            params = admitted.output.params
+            assert admitted.sampling is not None
+            params = admitted.sampling.params
             self._tokens[admitted.row] = ord("A" if params.temperature == 0 or params.top_k == 1 else "B")
         sampled = [self._tokens[row] for row, logits in zip(plan.rows, plan.num_logits, strict=True) if logits]
         return lambda _: lambda: StepResult(plan.number, [[token] for token in sampled])
@@ -53,15 +54,17 @@ class IdleExecutor:
 
 
 def load(config: EngineConfig, _: process.Channel) -> EngineCore:
+    embeds = config.task == "embed"
     facts = make_facts(
+        task="embed" if embeds else "generate",
         max_model_len=CONTEXT_TOKENS,
         vocab_size=VOCABULARY,
         eos_token_ids=(),
-        num_kv_blocks=0 if config.task == "embed" else config.num_kv_blocks,
+        num_kv_blocks=0 if embeds else config.num_kv_blocks,
         block_size=16,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=8192,
-        embedding=EmbeddingFacts(size=VECTOR_SIZE) if config.task == "embed" else None,
+        of_task=EmbeddingFacts(size=VECTOR_SIZE).encode() if embeds else b"",
     )
     return EngineCore(config, IdleExecutor(facts))
 

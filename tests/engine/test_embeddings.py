@@ -142,7 +142,7 @@ def test_a_fetch_tells_the_context_that_the_engine_has(tmp_path: Path, kind: str
 
 def test_an_engine_takes_the_requests_of_its_task_only(encoder: GetEncoder) -> None:
     core = encoder("bert").make_core()
-    with pytest.raises(InvalidRequest, match="generates no text") as caught:
+    with pytest.raises(InvalidRequest, match="makes embeddings only") as caught:
         core.add_request(EngineRequest(request_id="a", prompt_token_ids=[1], params=SamplingParams()))
     assert caught.value.code is ErrorCode.WRONG_TASK
     with pytest.raises(InvalidRequest, match="65 tokens are more than the context of 64") as caught:

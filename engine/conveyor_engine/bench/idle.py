@@ -31,6 +31,7 @@ class IdleExecutor:
         assert config.max_model_len is not None
         blocks_per_row = -(-config.max_model_len // config.block_size)
         self.facts = ModelFacts(
+            task="generate",
             max_model_len=config.max_model_len,
             vocab_size=VOCABULARY,
             eos_token_ids=(),

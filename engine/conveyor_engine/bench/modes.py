@@ -110,7 +110,7 @@ def _measure(core: EngineCore, requests: list[EngineRequest]) -> ModeFigures:
             last[output.request_id] = now
     processor_seconds = time.process_time() - processor_started
     stats = core.stats()
-    assert stats.generation_tokens == sum(r.params.max_tokens for r in requests if isinstance(r.params, SamplingParams))
+    assert stats.generation_tokens == sum(r.params.max_tokens for r in requests if r.params is not None)
     return ModeFigures(
         output_tokens_per_second=round(stats.generation_tokens / max(last.values()), 2),
         processor_seconds=round(processor_seconds, 1),

@@ -21,7 +21,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from conveyor_engine.bench.idle import VOCABULARY
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.logs import configure_logging
-from conveyor_engine.serving.preparing.prepare import ServedModel
+from conveyor_engine.serving.preparing.jobs import ServedModel
 from conveyor_engine.serving.preparing.process import ForkServer
 from conveyor_engine.serving.preparing.sampling_defaults import SamplingDefaults
 from conveyor_engine.serving.server import serve

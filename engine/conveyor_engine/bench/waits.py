@@ -21,8 +21,9 @@ from conveyor_engine.bench.systems import write_model
 from conveyor_engine.config.engine_config import BatchingMode, EngineConfig
 from conveyor_engine.execution.build import build_runner
 from conveyor_engine.loop.core import EngineCore
+from conveyor_engine.wire.embedding import PoolingParams
 from conveyor_engine.wire.messages import Add
-from conveyor_engine.wire.request import EngineRequest, Params, PoolingParams, SamplingParams
+from conveyor_engine.wire.request import EngineRequest, SamplingParams
 
 _VOCABULARY = SHAPES["tiny"]["vocab_size"]
 _PROMPT_TOKENS = 32
@@ -58,13 +59,17 @@ def open_core(folder: Path, mode: BatchingMode, num_requests: int) -> EngineCore
     return EngineCore(config, build_runner(config))
 
 
-def ask(name: str, num_prompts: int, num_choices: int, params: Params) -> Add:
+def ask(
+    name: str, num_prompts: int, num_choices: int, params: SamplingParams | None = None, payload: bytes = b""
+) -> Add:
     """One HTTP request."""
     random = Random(name)
     prompts = [[random.randrange(_VOCABULARY) for _ in range(_PROMPT_TOKENS)] for _ in range(num_prompts)]
     return Add.of(
         [
-            EngineRequest(request_id=f"{name}-{prompt}-{choice}", prompt_token_ids=token_ids, params=params)
+            EngineRequest(
+                request_id=f"{name}-{prompt}-{choice}", prompt_token_ids=token_ids, params=params, payload=payload
+            )
             for prompt, token_ids in enumerate(prompts)
             for choice in range(num_choices)
         ]
@@ -126,8 +131,10 @@ def measure_waits(inputs: int, choices: int, say: Callable[[str], None]) -> dict
     with tempfile.TemporaryDirectory() as folder:
         write_encoder(Path(folder))
         for mode in EMBEDDING_MODES:
-            pooling = PoolingParams()
-            measure("inputs", Path(folder), mode, ask("many", inputs, 1, pooling), ask("one", 1, 1, pooling))
+            many, one = (
+                ask(name, n, 1, payload=PoolingParams().encode()) for name, n in (("many", inputs), ("one", 1))
+            )
+            measure("inputs", Path(folder), mode, many, one)
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder), "tiny", torch.float32)
         sampling = SamplingParams(max_tokens=_OUTPUT_TOKENS, ignore_eos=True)

@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from conveyor_engine.registry import find_packages
 from conveyor_process.kinds import (
     DAY_SECONDS,
     LOG_FORMAT,
     PORT,
     TRUE_OR_FALSE,
     WORDS,
+    among,
     literal,
     number,
     seconds,
@@ -26,7 +28,6 @@ Device = Literal["cuda", "cpu", "auto"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 BatchingMode = Literal["none", "static", "dynamic", "continuous"]
 Padding = Literal["none", "real"]
-TaskName = Literal["auto", "generate", "embed"]
 SamplingDefaultsSource = Literal["model", "openai"]
 AttentionBackendName = Literal["auto", "torch", "native", "triton"]
 
@@ -42,11 +43,11 @@ class EngineConfig:
     served_model_name: str | None = setting(
         None, "the name that requests use; default: the name of the model's directory", optional(WORDS)
     )
-    task: TaskName = setting(
+    task: str = setting(
         "auto",
         "what the model does; auto = embed if its directory has modules.json, or if config.json names an encoder "
         "(BertModel, BertForMaskedLM), else generate",
-        literal(TaskName),
+        among("auto", *reversed(find_packages())),
     )
     device: Device = setting("cuda", "where to run; auto = cuda if there is a GPU, else cpu", literal(Device))
     dtype: Dtype = setting(

@@ -17,9 +17,10 @@ from conveyor_engine.execution.kv_budget import plan_num_blocks
 from conveyor_engine.execution.largest_step import estimate_step, measure_step
 from conveyor_engine.execution.limits import choose_batch_limits, dtype_name
 from conveyor_engine.execution.models.fuse import fuse_model
+from conveyor_engine.execution.models.kinds import CAUSAL_LM, ModelKind
 from conveyor_engine.execution.models.loader import load_config, load_model
 from conveyor_engine.execution.placement import Placement
-from conveyor_engine.wire.request import EmbeddingFacts, ModelFacts, Task
+from conveyor_engine.wire.request import ModelFacts
 
 Progress = Callable[[str], None]
 Load = Callable[[str, PretrainedConfig, torch.dtype, torch.device], PreTrainedModel]
@@ -33,7 +34,7 @@ class Start:
         config: EngineConfig,
         placement: Placement,
         progress: Progress,
-        task: Task = Task.GENERATE,
+        kind: ModelKind = CAUSAL_LM,
         load: Load | None = None,
     ) -> None:
         """Reads the model's configuration, and chooses number type and batch limits. Raises ConfigError or ModelError.
@@ -41,17 +42,17 @@ class Start:
         `load`: a source of the model other than its weights on disk, for measurements.
         """
         self.device = placement.device
-        self.model_config = load_config(config.model, task)
+        self.model_config = load_config(config.model, kind)
         self.dtype = machine.choose_dtype(config.dtype, self.device, self.model_config)
         self.max_num_seqs, self.max_num_batched_tokens = choose_batch_limits(config, self.device)
-        self.config, self._task, self.progress = config, task, progress
-        self._load_model = load or partial(load_model, task=task)
+        self.config, self._kind, self.progress = config, kind, progress
+        self._load_model = load or partial(load_model, kind=kind)
         self._began = 0.0
 
     def load(self) -> PreTrainedModel:
         """Loads the model, all of transformers' own modules. Raises ModelError."""
         self._began = time.monotonic()
-        task = "" if self._task is Task.GENERATE else f" task={self._task.value}"
+        task = "" if self._kind is CAUSAL_LM else f" task={self._kind.task}"
         path = self.config.model
         self.progress(f"event=model_loading path={path} device={self.device} dtype={dtype_name(self.dtype)}{task}")
         return self._load_model(path, self.model_config, self.dtype, self.device)
@@ -94,10 +95,11 @@ class Start:
         attention_backend: str,
         eos_token_ids: tuple[int, ...] = (),
         num_kv_blocks: int = 0,
-        embedding: EmbeddingFacts | None = None,
+        of_task: bytes = b"",
     ) -> ModelFacts:
         """What the start found out, with what only the runner knows."""
         return ModelFacts(
+            task=self._kind.task,
             max_model_len=max_model_len,
             vocab_size=model.get_input_embeddings().num_embeddings,
             eos_token_ids=eos_token_ids,
@@ -108,5 +110,5 @@ class Start:
             block_size=self.config.block_size,
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
-            embedding=embedding,
+            of_task=of_task,
         )

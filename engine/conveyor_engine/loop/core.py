@@ -1,4 +1,4 @@
-"""The engine on one screen: requests in, one step at a time, tokens or vectors out.
+"""The engine on one screen: requests in, one step at a time, tokens or payloads out.
 
 Driven by the engine process's loop (`process`), the benchmark and the tests. Single-threaded: no call
 may overlap another. Knows neither HTTP nor processes; `scheduler` decides, an `executor` computes.
@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from random import Random
 
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import ModelError
@@ -16,15 +15,9 @@ from conveyor_engine.loop.executor import Executor, compute
 from conveyor_engine.loop.overlap import Overlap
 from conveyor_engine.loop.step_runner import run_step
 from conveyor_engine.scheduling.scheduler import Scheduler
+from conveyor_engine.scheduling.tasks import Task, build_task
 from conveyor_engine.text.tokenizer import Tokenizer
-from conveyor_engine.wire.request import (
-    EngineRequest,
-    EngineStats,
-    ModelFacts,
-    PoolingParams,
-    RequestOutput,
-    SamplingParams,
-)
+from conveyor_engine.wire.request import EngineRequest, EngineStats, ModelFacts, RequestOutput
 from conveyor_engine.wire.step import StepResult
 
 
@@ -99,25 +92,22 @@ class EngineCore:
     def _warm_up(self, config: EngineConfig) -> None:
         """Steps of the largest size, so that no request pays for first-time allocations, page faults and compilation.
 
-        Raises ModelError if no row's logits are finite: such an engine could answer nobody.
+        Raises ModelError if nothing of what the rows get is finite: such an engine could answer nobody.
         """
         facts = self.facts
         scheduler = Scheduler(
             replace(config, batching_mode="continuous", padding=None, max_num_queued_requests=sys.maxsize), facts
         )
-        longest = max(1, facts.max_model_len - 2) if facts.embedding is None else facts.max_model_len
-        length = min(longest, max(1, facts.max_num_batched_tokens // facts.max_num_seqs))
-        self._run_random(scheduler, facts.max_num_seqs, length)
+        task = build_task(facts)
+        cost = min(task.dummy_cost_max, max(1, facts.max_num_batched_tokens // facts.max_num_seqs))
+        self._run_dummies(scheduler, task, facts.max_num_seqs, cost)
         if extra_warmup_tokens := self.executor.extra_warmup_tokens:
-            self._run_random(scheduler, 1, min(longest, extra_warmup_tokens))
+            self._run_dummies(scheduler, task, 1, min(task.dummy_cost_max, extra_warmup_tokens))
 
-    def _run_random(self, scheduler: Scheduler, num_requests: int, length: int) -> None:
-        """Prompts of `length` random tokens, whatever the task makes of them."""
-        random, facts = Random(0), self.facts
+    def _run_dummies(self, scheduler: Scheduler, task: Task, num_requests: int, cost: int) -> None:
+        """Requests that each cost as much as a prompt of so many tokens."""
         for number in range(num_requests):
-            prompt = [random.randrange(facts.vocab_size) for _ in range(length)]
-            params = PoolingParams() if facts.embedding is not None else self._sampling(number, length)
-            scheduler.add_request(EngineRequest(request_id=str(number), prompt_token_ids=prompt, params=params))
+            scheduler.add_request(task.build_dummy(number, cost))
         while scheduler.requests:
             started = time.monotonic()
             plan = scheduler.schedule(0.0)
@@ -125,22 +115,16 @@ class EngineCore:
             result = compute(self.executor, plan) if self._overlap is None else self._overlap.run(plan)
             self.longest_warmup_step_seconds = max(self.longest_warmup_step_seconds, time.monotonic() - started)
             if _is_nowhere_finite(result):
-                raise ModelError(_not_finite(facts))
+                raise ModelError(_not_finite(task.result_name, self.facts.dtype))
             scheduler.update(result)
-
-    def _sampling(self, number: int, prompt_tokens: int) -> SamplingParams:
-        """Every second one greedy, two tokens of output where they fit."""
-        max_tokens = min(2, self.facts.max_model_len - prompt_tokens)
-        return SamplingParams(max_tokens=max_tokens, ignore_eos=True, temperature=number % 2, top_p=0.9)
 
 
 def _is_nowhere_finite(result: StepResult) -> bool:
-    if result.vectors is not None:
-        return not any(result.vectors)
+    if result.payloads is not None:
+        return not any(result.payloads)
     return bool(result.token_ids) and max(map(max, result.token_ids)) < 0
 
 
-def _not_finite(facts: ModelFacts) -> str:
-    what, dtype = "logits" if facts.embedding is None else "vectors", facts.dtype
+def _not_finite(what: str, dtype: str) -> str:
     advice = "the weights are damaged" if dtype == "float32" else "set `dtype: float32`, or mend the weights"
     return f"computed in {dtype}, the model's {what} are not finite (NaN or infinity) for any prompt: {advice}"

@@ -22,6 +22,8 @@ from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import InvalidRequest, Overloaded, StartError, is_out_of_memory, one_line
 from conveyor_engine.logs import configure_logging
 from conveyor_engine.loop.core import EngineCore
+from conveyor_engine.loop.executor import Executor
+from conveyor_engine.registry import find_task, load_about
 from conveyor_engine.text.tokenizer import Tokenizer
 from conveyor_engine.wire.messages import (
     Abort,
@@ -222,12 +224,14 @@ def _load(config: EngineConfig, channel: Channel) -> EngineCore:
     from conveyor_engine.execution.build import build_runner
 
     gc.enable()
-    tokenizer = Tokenizer(Path(config.model)) if config.batching_mode == "static" else None
+    directory = Path(config.model)
+    reads_text = load_about(find_task(config.task, directory)).reads_text
+    tokenizer = Tokenizer(directory) if reads_text and config.batching_mode == "static" else None
 
     def progress(line: str) -> None:
         channel.send(Progress(line))
 
-    runner = build_runner(config, progress)
+    runner: Executor = build_runner(config, progress)
     return EngineCore(config, runner, progress, tokenizer, overlap=runner.facts.device != "cpu")
 
 

@@ -50,17 +50,17 @@ class Answers:
         elif token_ids:
             self._go_on_padding(request, token_ids)
 
-    def take_vector(self, work: Work, vector: bytes) -> None:
-        """The request's prompt is computed, and this came of it; nothing if it was not finite. So the request ends."""
+    def take_payload(self, work: Work, payload: bytes, error: str) -> None:
+        """The request is computed, and this came of it: its answer, or if nothing came an `error`."""
         request = work.request
         request.num_computed_tokens += work.num_tokens
         request.num_awaited_tokens -= work.num_logits
-        if not vector:
-            self.finish(request, FinishReason.ERROR, "the model's vector is not finite (NaN or infinity)")
+        if not payload:
+            self.finish(request, FinishReason.ERROR, error)
             return
         self._counters.count_prompt(request)
         output = request.output([])
-        output.vector = vector
+        output.payload = payload
         if self._policy.keeps_together:
             request.held_output, request.finished = output, FinishReason.STOP
         else:

@@ -120,7 +120,7 @@ class _Closed:
         batch: list[RequestState] = []
         num_tokens = 0
         for request in bucket:
-            num_tokens += request.num_prompt_tokens
+            num_tokens += request.prompt_cost
             if batch and num_tokens > self._max_batch_tokens:
                 return batch, "tokens"
             batch.append(request)
@@ -153,7 +153,7 @@ class Dynamic(_Closed):
     pads = False
 
     def bucket(self, request: RequestState) -> int:
-        return request.expected_total_tokens.bit_length()
+        return (request.expected_total_tokens + request.payload_cost).bit_length()
 
 
 def build_policy(config: EngineConfig) -> Policy:

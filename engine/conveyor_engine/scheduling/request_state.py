@@ -13,14 +13,13 @@ from conveyor_engine.text.detokenizer import Detokenizer
 from conveyor_engine.wire.request import (
     EngineRequest,
     FinishReason,
-    PoolingParams,
     RequestOutput,
     SamplingParams,
     TokenLogprobs,
 )
 from conveyor_engine.wire.step import RowSampling
 
-_NO_OUTPUT_TOKENS = SamplingParams(max_tokens=0)
+_NO_TOKENS = SamplingParams(max_tokens=0)
 
 
 def _cache_root(salt: str | None) -> bytes:
@@ -67,7 +66,8 @@ class RequestState:
         "padded_from",
         "params",
         "party",
-        "pooling",
+        "payload",
+        "payload_cost",
         "prompt_hashes",
         "request_id",
         "row",
@@ -82,9 +82,7 @@ class RequestState:
     )
 
     def __init__(self, request: EngineRequest, eos_token_ids: tuple[int, ...]) -> None:
-        asked = request.params
-        self.pooling = asked if isinstance(asked, PoolingParams) else None
-        params = asked if isinstance(asked, SamplingParams) else _NO_OUTPUT_TOKENS
+        params = request.params or _NO_TOKENS
         self.request_id = request.request_id
         self.party = request.party or request.request_id
         self.params = params
@@ -93,11 +91,13 @@ class RequestState:
         self.serial = -1  # its place in the order of admission
         self.token_ids = array("I", request.prompt_token_ids)  # 4 bytes a token: many prompts may wait
         self.num_prompt_tokens = len(self.token_ids)
+        self.payload = request.payload
+        self.payload_cost = request.payload_cost
         self.max_total_tokens = self.num_prompt_tokens + params.max_tokens
         self.expected_total_tokens = self.max_total_tokens  # the scheduler knows better
         eos = () if params.ignore_eos else eos_token_ids
         self.stop_ids = frozenset((*eos, *params.stop_token_ids))
-        self.sampling = _row_sampling(params, self.num_prompt_tokens, self.stop_ids)
+        self.sampling = None if request.params is None else _row_sampling(params, self.num_prompt_tokens, self.stop_ids)
         self.num_computed_tokens = 0
         self.num_scheduled_tokens = 0
         self.num_awaited_tokens = 0
@@ -121,19 +121,19 @@ class RequestState:
         self.held_output: RequestOutput | None = None  # what has been kept back so far
 
     @property
-    def row_output(self) -> RowSampling | PoolingParams:
-        """What its row is told."""
-        return self.sampling if self.pooling is None else self.pooling
-
-    @property
     def num_output_tokens(self) -> int:
         """Tokens sampled so far."""
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
+    def prompt_cost(self) -> int:
+        """Of a step's budget, in tokens, for all that it brought."""
+        return self.num_prompt_tokens + self.payload_cost
+
+    @property
     def num_pending_tokens(self) -> int:
-        """Tokens that no step computes yet."""
-        return len(self.token_ids) + self.num_awaited_tokens - self.num_scheduled_tokens
+        """Tokens that no step computes yet, and what its payload costs."""
+        return len(self.token_ids) + self.payload_cost + self.num_awaited_tokens - self.num_scheduled_tokens
 
     @property
     def awaits_its_last_token(self) -> bool:

@@ -303,8 +303,7 @@ class Scheduler:
     @contextmanager
     def dummy_plan(self) -> Iterator[StepPlan]:
         """A plan of one token, on a free row and a free block. After `fail`, so that there are some."""
-        params = self._task.dummy_params
-        request = RequestState(EngineRequest(request_id="", prompt_token_ids=[0], params=params), ())
+        request = RequestState(self._task.build_dummy(0, 1), ())
         with self._batch.reserve(request):
             step = self._batch.new_step()
             step.add(request, 1)

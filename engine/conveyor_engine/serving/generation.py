@@ -1,6 +1,6 @@
 """The queue of outputs of one HTTP request, for all of its prompts and choices.
 
-`EngineClient` opens it and puts outputs in; `http.generated` and `http.embeddings` read it. Invariant: each request id
+`EngineClient` opens it and puts outputs in; `http.generated` and `http.one_step` read it. Invariant: each request id
 gets at most one output with a finish reason, and the reader sees either the end of all of them or one error.
 """
 
@@ -160,4 +160,4 @@ def _weight(output: RequestOutput) -> int:
 
 def _held_bytes(output: RequestOutput) -> int:
     """The memory that the output takes, roughly."""
-    return 200 + 40 * len(output.new_token_ids) + 500 * len(output.logprobs or ()) + len(output.vector or b"")
+    return 200 + 40 * len(output.new_token_ids) + 500 * len(output.logprobs or ()) + len(output.payload or b"")

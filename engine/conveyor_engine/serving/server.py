@@ -71,9 +71,7 @@ async def serve(config: EngineConfig, fork_server: ForkServer, engine_program: s
     metrics.snapshot.start_seconds = lambda: engine.start_seconds
     stopping = _catch_signals()
     workers = WorkerPool(fork_server, stopping.begun.set)
-    state = AppState(
-        config, model.name, engine, model.tokenizer, metrics, workers, Memory(), UsageReports(), int(time.time())
-    )
+    state = AppState(config, model, engine, metrics, workers, Memory(), UsageReports(), int(time.time()))
     server = _Server(
         uvicorn.Config(
             build_app(state), http=Connection, loop="uvloop", lifespan="off", log_config=None, access_log=False,

@@ -15,7 +15,7 @@ import msgspec
 
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import ErrorCode
-from conveyor_engine.wire.request import EngineRequest, EngineStats, ModelFacts, Params, RequestOutput
+from conveyor_engine.wire.request import EngineRequest, EngineStats, ModelFacts, RequestOutput, SamplingParams
 from conveyor_process.failure_reasons import FailureReason
 
 _LENGTH = struct.Struct("!I")
@@ -32,11 +32,13 @@ class Start(_Message):
 
 
 class Prompt(msgspec.Struct, array_like=True):
-    """One prompt and its choices: (request id, what is asked of it) each."""
+    """One prompt, of tokens, a payload or both, and its choices: (request id, how its tokens are sampled) each."""
 
     packed_token_ids: bytes  # uint32 each: as lists of numbers, what waits would take ten times the memory
+    payload: bytes
+    payload_cost: int
     cache_salt: str | None
-    choices: list[tuple[str, Params]]
+    choices: list[tuple[str, SamplingParams | None]]
 
 
 class Add(_Message):
@@ -46,12 +48,14 @@ class Add(_Message):
 
     @classmethod
     def of(cls, requests: list[EngineRequest]) -> Self:
-        """Neighbours that share their prompt's list are choices of one prompt."""
-        groups = [list(group) for _, group in groupby(requests, lambda request: id(request.prompt_token_ids))]
+        """Neighbours that share their prompt's objects are choices of one prompt."""
+        groups = [list(group) for _, group in groupby(requests, _prompt_key)]
         return cls(
             [
                 Prompt(
                     array("I", group[0].prompt_token_ids).tobytes(),
+                    group[0].payload,
+                    group[0].payload_cost,
                     group[0].cache_salt,
                     [(request.request_id, request.params) for request in group],
                 )
@@ -71,6 +75,8 @@ class Add(_Message):
                     request_id=request_id,
                     party=party,
                     prompt_token_ids=token_ids,
+                    payload=prompt.payload,
+                    payload_cost=prompt.payload_cost,
                     params=params,
                     arrival_time=now,
                     cache_salt=prompt.cache_salt,
@@ -79,6 +85,10 @@ class Add(_Message):
                 for request_id, params in prompt.choices
             ]
         return requests
+
+
+def _prompt_key(request: EngineRequest) -> tuple[int, int, int]:
+    return id(request.prompt_token_ids), id(request.payload), request.payload_cost
 
 
 class Abort(_Message):

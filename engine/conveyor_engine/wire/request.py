@@ -1,7 +1,8 @@
-"""What travels between the API process and the engine core: requests in, tokens or vectors out.
+"""What travels between the API process and the engine core: requests in, tokens or payloads out.
 
 Built by `serving.preparing`, carried by `serving.engine_client`, consumed and produced by `core`. Plain msgspec
-structs, so the same objects cross the process boundary. Knows neither HTTP nor torch.
+structs, so the same objects cross the process boundary. A payload is what a task carries beside tokens: here it is
+bytes, which the task alone reads. Knows neither HTTP nor torch, and no task.
 """
 
 from array import array
@@ -23,13 +24,6 @@ class FinishReason(StrEnum):
     ERROR = "error"  # the engine failed; `message` says why
 
 
-class Task(StrEnum):
-    """What an engine does: its model decides. See `scheduling.tasks`."""
-
-    GENERATE = "generate"  # continues prompts, token by token
-    EMBED = "embed"  # makes one vector of each prompt, in one step
-
-
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
     """How the next token is chosen, and when to stop. The API process validates the values."""
 
@@ -45,25 +39,18 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True,
     logprobs: int | None = None  # number of top log probabilities per token; 0 = only the chosen one
 
 
-class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
-    """What a prompt's vector shall be like. The API process validates the values."""
-
-    dimensions: int | None = None  # only so many, the first ones, if the model was trained for it; None: all
-
-
-Params = SamplingParams | PoolingParams  # of a request to generate, to embed
-
-
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One prompt to continue or to embed. `n > 1` is n of these, made in the API process; they share the prompt's list.
+    """One thing to compute: tokens, a payload, or both. `n > 1` is n of these, which share the prompt's list.
 
     Those of one HTTP request are one party, of any name that no other has: parties take turns (`scheduling`).
     """
 
     request_id: str
     party: str | None = None  # None: it is alone
-    prompt_token_ids: Sequence[int]
-    params: Params
+    prompt_token_ids: Sequence[int] = ()
+    payload: bytes = b""  # what else its model's runner reads: numbers, pixels, parameters, as the task encodes them
+    payload_cost: int = 0  # of a step's budget, in tokens, beside those of the prompt
+    params: SamplingParams | None = None  # None: no tokens are sampled
     arrival_time: float = 0.0  # time.monotonic() seconds: at the head of its HTTP request, in the engine its own
     cache_salt: str | None = None  # prefixes are shared only with requests of the same salt
     prompt_hashes: list[bytes] = msgspec.field(default_factory=list)  # of its full blocks so far; choices share it too
@@ -107,7 +94,7 @@ class RequestOutput(msgspec.Struct, kw_only=True, array_like=True):
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache
     num_preemptions: int = 0
     scheduled_time: float = 0.0  # time.monotonic() seconds of its first step; 0: it never had one
-    vector: bytes | None = None  # the prompt's, float32 each
+    payload: bytes | None = None  # what came of it, where that is no tokens
 
     @property
     def has_failed(self) -> bool:
@@ -119,32 +106,18 @@ class RequestOutput(msgspec.Struct, kw_only=True, array_like=True):
         self.new_token_ids += later.new_token_ids
         if later.logprobs is not None:
             self.logprobs = [*(self.logprobs or ()), *later.logprobs]
-        self.finish_reason, self.message, self.vector = later.finish_reason, later.message, later.vector
+        self.finish_reason, self.message, self.payload = later.finish_reason, later.message, later.payload
         self.num_cached_tokens = max(self.num_cached_tokens, later.num_cached_tokens)
         self.num_preemptions, self.scheduled_time = later.num_preemptions, later.scheduled_time
-
-
-class EmbeddingFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """What is particular of a model that embeds."""
-
-    size: int  # dimensions of its vectors
-    is_matryoshka: bool = False  # the first dimensions of a vector are one too ...
-    matryoshka_dimensions: tuple[int, ...] = ()  # ... so many of them; any number if none are named
-
-    def allows(self, dimensions: int) -> bool:
-        """Whether so many dimensions may be asked for."""
-        if dimensions == self.size:
-            return True
-        named = self.matryoshka_dimensions
-        return self.is_matryoshka and (dimensions in named if named else 1 <= dimensions < self.size)
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """What was found out while the model was loaded; the API process validates requests against it."""
 
-    max_model_len: int  # tokens, prompt + output
-    vocab_size: int
-    eos_token_ids: tuple[int, ...]
+    task: str  # the engine's one task: its name in `registry`
+    max_model_len: int  # tokens of the longest request, prompt + output
+    vocab_size: int = 0  # 0: the task has no tokens
+    eos_token_ids: tuple[int, ...] = ()
     dtype: str
     device: str
     attention_backend: str
@@ -152,12 +125,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     block_size: int
     max_num_seqs: int
     max_num_batched_tokens: int
-    embedding: EmbeddingFacts | None = None  # None: the model generates
-
-    @property
-    def task(self) -> Task:
-        """The engine's one task."""
-        return Task.GENERATE if self.embedding is None else Task.EMBED
+    of_task: bytes = b""  # what only the task knows to read
 
 
 class EngineStats(msgspec.Struct, kw_only=True, array_like=True):

@@ -11,10 +11,10 @@ from typing import Self
 
 import msgspec
 
-from conveyor_engine.wire.request import PoolingParams, SamplingParams, TokenLogprobs
+from conveyor_engine.wire.request import SamplingParams, TokenLogprobs
 
 
-class RowSampling(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class RowSampling(msgspec.Struct, frozen=True, array_like=True):
     """How a row's tokens are chosen."""
 
     params: SamplingParams
@@ -29,14 +29,20 @@ class AdmittedRow(msgspec.Struct, frozen=True, array_like=True):
     row: int
     packed_token_ids: bytes  # uint32 each
     block_ids: list[int]
-    output: RowSampling | PoolingParams
+    sampling: RowSampling | None  # None: no tokens are sampled
+    payload: bytes = b""  # of the request
 
     @classmethod
     def of(
-        cls, row: int, token_ids: Sequence[int], block_ids: Sequence[int], output: RowSampling | PoolingParams
+        cls,
+        row: int,
+        token_ids: Sequence[int],
+        block_ids: Sequence[int],
+        sampling: RowSampling | None,
+        payload: bytes = b"",
     ) -> Self:
         """Copies both lists."""
-        return cls(row, array("I", token_ids).tobytes(), list(block_ids), output)
+        return cls(row, array("I", token_ids).tobytes(), list(block_ids), sampling, payload)
 
     @property
     def token_ids(self) -> "array[int]":
@@ -50,8 +56,8 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     Row `rows[i]` computes `num_tokens[i]` tokens from position `num_computed_tokens[i]` on, and samples after each of
     the last `num_logits[i]` of them: after none while its prompt goes on, after one else, after several only where the
     executor verifies drafts. It writes what it samples into the row itself: the next plan may compute those tokens
-    before anybody else has seen them. Where the task is to embed, each row is a whole prompt that is admitted in this
-    plan, and nothing is sampled: its one output is its vector.
+    before anybody else has seen them. Where the task takes one step, each row is a whole request that is admitted in
+    this plan, and nothing is sampled: its one output is a payload.
     """
 
     number: int  # the result bears it too
@@ -74,11 +80,11 @@ class RowMask(msgspec.Struct, frozen=True, array_like=True):
 class StepResult(msgspec.Struct, frozen=True, array_like=True):
     """What came of a step: an entry for each row with logits, in the plan's order.
 
-    A row gets 0 to `num_logits` tokens. Token -1: the logits were not finite. Where the task is to embed, it gets no
-    tokens but a vector, of float32; an empty one was not finite.
+    A row gets 0 to `num_logits` tokens. Token -1: the logits were not finite. Where the task takes one step, it gets no
+    tokens but a payload, which its task reads; an empty one was not finite.
     """
 
     number: int
     token_ids: list[list[int]]
     logprobs: Sequence[Sequence[TokenLogprobs] | None] | None = None
-    vectors: list[bytes] | None = None
+    payloads: list[bytes] | None = None

@@ -12,10 +12,10 @@ from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import ModelError
 from conveyor_engine.execution import machine
 from conveyor_engine.execution.largest_step import measure_step
+from conveyor_engine.execution.models.kinds import TEXT_ENCODER
 from conveyor_engine.execution.placement import Placement
 from conveyor_engine.execution.runners.pool import PoolRunner
 from conveyor_engine.execution.start import Start
-from conveyor_engine.wire.request import Task
 
 CUDA = torch.device("cuda")
 MIB = 2**20
@@ -59,7 +59,7 @@ def test_the_largest_step_of_a_model_that_embeds_is_run(
     ran: list[int] = []
     config = EngineConfig(model=str(tmp_path), dtype="float32", max_num_seqs=4, max_num_batched_tokens=budget)
     monkeypatch.setattr(runner, "_pool", lambda prompts: ran.extend(map(len, prompts)))
-    runner._find_step_bytes(Start(config, Placement(CUDA), print, Task.EMBED))
+    runner._find_step_bytes(Start(config, Placement(CUDA), print, TEXT_ENCODER))
     assert ran == lengths
 
 

@@ -67,7 +67,7 @@ def run_step(*asked: dict[str, Any]) -> None:
     )
     state.apply(plan)
     for row in admitted:
-        chooser.admit(row.row, row.output)  # type: ignore[arg-type]
+        chooser.admit(row.row, row.sampling)  # type: ignore[arg-type]
     built = build_batch(plan, state, BLOCK_SIZE)
     paged = PagedStep(TorchPaged(), built.metadata, only_sampled(2, built, state))
     hidden_states = torch.empty((1, built.metadata.num_tokens, 8), device=CUDA)

@@ -19,9 +19,11 @@ from conveyor_engine.errors import Overloaded
 from conveyor_engine.loop import step_runner
 from conveyor_engine.loop.executor import Sample
 from conveyor_engine.loop.overlap import Overlap
-from conveyor_engine.wire.request import EmbeddingFacts, EngineRequest, FinishReason, PoolingParams, RequestOutput
+from conveyor_engine.wire.embedding import PoolingParams
+from conveyor_engine.wire.request import EngineRequest, FinishReason, RequestOutput
 from conveyor_engine.wire.step import StepPlan, StepResult
 
+PAYLOAD = PoolingParams().encode()
 BUDGET = 12
 MAX_MODEL_LEN = 20  # longer than the budget: such a prompt has a step to itself
 MAX_QUEUED = 6
@@ -50,13 +52,13 @@ class PretendedEncoder:
         assert not plan.new_blocks
         assert not any(row.block_ids for row in plan.admitted), "nothing is kept"
         assert plan.num_tokens == [len(brought[row].token_ids) for row in plan.rows], "and none is padded"
-        assert all(isinstance(row.output, PoolingParams) for row in plan.admitted)
+        assert all((row.sampling, row.payload) == (None, PAYLOAD) for row in plan.admitted)
         if self.poison.intersection(brought[row].token_ids[0] for row in plan.rows):
             raise RuntimeError("out of memory")
         vectors = [vector_of(list(brought[row].token_ids)) for row in plan.rows]
         if self.breaks:
             self.breaks, vectors[0] = False, b""
-        return lambda _: lambda: StepResult(plan.number, [], vectors=vectors)
+        return lambda _: lambda: StepResult(plan.number, [], payloads=vectors)
 
 
 class EmbeddingHistory(SchedulerHistory):
@@ -80,7 +82,7 @@ class EmbeddingHistory(SchedulerHistory):
             max_model_len=MAX_MODEL_LEN,
             max_num_queued_requests=MAX_QUEUED,
             batching_window_seconds=1.0 if self.mode in ("static", "dynamic") else None,
-            embedding=EmbeddingFacts(size=1),
+            task="embed",
         )
         self.model = PretendedEncoder()
         self.executor = FailsLate(Wired(self.model)) if fails_late else Wired(self.model)
@@ -102,7 +104,7 @@ class EmbeddingHistory(SchedulerHistory):
                 request_id=f"r{number}",
                 party=f"p{self.num_parties}" if together else None,
                 prompt_token_ids=prompt,
-                params=PoolingParams(),
+                payload=PAYLOAD,
                 arrival_time=self.now,
             )
             try:
@@ -148,11 +150,11 @@ class EmbeddingHistory(SchedulerHistory):
         assert output.finish_reason is not None, "one output tells all"
         self.ended[output.request_id] = output.finish_reason
         self.happened[output.finish_reason] += 1
-        if output.vector is None:
+        if output.payload is None:
             assert output.finish_reason is not FinishReason.STOP
         else:  # one that is aborted while its batch is not over tells what was held for it
             assert output.finish_reason in (FinishReason.STOP, FinishReason.ABORT)
-            assert output.vector == vector_of(self.asked[output.request_id])
+            assert output.payload == vector_of(self.asked[output.request_id])
             self.num_prompt_tokens += len(self.asked[output.request_id])
 
     @invariant()

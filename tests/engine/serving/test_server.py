@@ -19,7 +19,7 @@ from tests.engine.processes import IDLE, REAL, EngineServer, children, wait_unti
 
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.serving import server as module
-from conveyor_engine.serving.preparing.prepare import ServedModel
+from conveyor_engine.serving.preparing.jobs import ServedModel
 from conveyor_engine.serving.preparing.process import ForkServer
 from conveyor_engine.serving.preparing.sampling_defaults import SamplingDefaults
 from conveyor_engine.text.tokenizer import Tokenizer

@@ -45,7 +45,7 @@ def _request(request_id: str, prompt: list[int], max_tokens: int, temperature: f
 def lengths_of(requests: Sequence[EngineRequest]) -> Lengths:
     """Of requests to generate."""
     asked = ((len(r.prompt_token_ids), r.params) for r in requests)
-    return [(length, params.max_tokens) for length, params in asked if isinstance(params, SamplingParams)]
+    return [(length, params.max_tokens) for length, params in asked if params is not None]
 
 
 @dataclass(slots=True)

@@ -24,7 +24,8 @@ from conveyor_engine.bench.workloads.rounds import Figures, Limits, in_turns, me
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.execution.build import build_runner
 from conveyor_engine.loop.core import EngineCore
-from conveyor_engine.wire.request import EngineRequest, PoolingParams
+from conveyor_engine.wire.embedding import PoolingParams
+from conveyor_engine.wire.request import EngineRequest
 
 TEXTS, TOKENS, BATCH = 128, (8, 512), 32
 SHAPES: dict[str, dict[str, int]] = {  # by --model-shape; the first is bert-base's
@@ -135,11 +136,13 @@ def open_engine(core: EngineCore, folder: Path) -> Embed:
 
     def embed(texts: Sequence[str]) -> Vectors:
         for number, encoding in enumerate(tokenizer.encode_batch_fast(texts)):
-            request = EngineRequest(request_id=str(number), prompt_token_ids=encoding.ids, params=PoolingParams())
+            request = EngineRequest(
+                request_id=str(number), prompt_token_ids=encoding.ids, payload=PoolingParams().encode()
+            )
             core.add_request(request)
         found: dict[str, bytes] = {}
         while core.has_unfinished():
-            found |= {output.request_id: output.vector or b"" for output in core.step(time.monotonic())}
+            found |= {output.request_id: output.payload or b"" for output in core.step(time.monotonic())}
         return np.stack([np.frombuffer(found[str(number)], np.float32) for number in range(len(texts))])
 
     return embed

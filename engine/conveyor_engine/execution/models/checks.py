@@ -11,10 +11,9 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import PretrainedConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING
 
 from conveyor_engine.errors import ModelError, is_out_of_memory
-from conveyor_engine.wire.request import Task
+from conveyor_engine.execution.models.kinds import ModelKind
 
 # What transformers raises for an invalid config.json or invalid weights. The device's own errors are among them: each
 # handler passes its error to `raise_if_of_device` first.
@@ -41,12 +40,12 @@ def raise_if_of_device(error: Exception) -> None:
         raise error
 
 
-def check_config(config: PretrainedConfig, task: Task) -> None:
+def check_config(config: PretrainedConfig, model_kind: ModelKind) -> None:
     """Refuses what the configuration alone shows."""
     kind = config.model_type
     if getattr(config, "is_encoder_decoder", False):
         raise ModelError(f"{kind} is an encoder-decoder; this engine runs decoder-only language models and encoders")
-    model_class = _model_class(config, task)
+    model_class = _model_class(config, model_kind)
     if not model_class._can_set_attn_implementation():
         raise ModelError(
             f"{model_class.__name__} does not use transformers' attention interface, so this engine cannot run it"
@@ -65,13 +64,11 @@ def check_config(config: PretrainedConfig, task: Task) -> None:
         )
 
 
-def _model_class(config: PretrainedConfig, task: Task) -> Any:
-    if task is Task.GENERATE and type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
-        return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    if task is Task.EMBED and type(config) in MODEL_MAPPING and config is config.get_text_config():
-        return MODEL_MAPPING[type(config)]
-    what = "causal language model" if task is Task.GENERATE else "text encoder"
-    raise ModelError(f"{config.model_type} has no {what} in transformers; this engine runs only those to {task}")
+def _model_class(config: PretrainedConfig, kind: ModelKind) -> Any:
+    if type(config) in kind.classes and (not kind.text_only or config is config.get_text_config()):
+        return kind.classes[type(config)]
+    only = f"this engine runs only those to {kind.task}"
+    raise ModelError(f"{config.model_type} has no {kind.name} in transformers; {only}")
 
 
 def _rope_types(config: PretrainedConfig) -> set[str]:

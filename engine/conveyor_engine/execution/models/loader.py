@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from conveyor_engine.errors import ModelError
 from conveyor_engine.execution.attention import interface
 from conveyor_engine.execution.models import checks
-from conveyor_engine.wire.request import Task
+from conveyor_engine.execution.models.kinds import CAUSAL_LM, ModelKind
 from conveyor_process.failure_reasons import FailureReason
 
 
-def load_config(path: str, task: Task = Task.GENERATE) -> PretrainedConfig:
-    """The configuration of the text model in directory `path`, if it has this task. Raises ModelError."""
+def load_config(path: str, kind: ModelKind = CAUSAL_LM) -> PretrainedConfig:
+    """The configuration of the text model in directory `path`, if it is of this kind. Raises ModelError."""
     directory = Path(path)
     if not (directory / "config.json").is_file():
         message = f"{path} is not a model directory: it has no config.json"
@@ -30,18 +30,14 @@ def load_config(path: str, task: Task = Task.GENERATE) -> PretrainedConfig:
         config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except checks.TRANSFORMERS_ERRORS as error:
         raise ModelError(f"{path}/config.json cannot be used: {checks.on_one_line(error)}") from error
-    checks.check_config(config, task)
+    checks.check_config(config, kind)
     return config
 
 
 def load_model(
-    path: str, config: PretrainedConfig, dtype: torch.dtype, device: torch.device, task: Task = Task.GENERATE
+    path: str, config: PretrainedConfig, dtype: torch.dtype, device: torch.device, kind: ModelKind = CAUSAL_LM
 ) -> PreTrainedModel:
-    """The model, in evaluation mode, on `device`, every weight from the checkpoint. Raises ModelError.
-
-    A model that embeds is loaded without its head.
-    """
-    auto_class = AutoModelForCausalLM if task is Task.GENERATE else AutoModel
+    """The model, in evaluation mode, on `device`, every weight from the checkpoint. Raises ModelError."""
     _check_safetensors(Path(path))
     interface.register()
     transformers_logging.set_verbosity_error()  # what it would warn about is checked and refused below
@@ -50,7 +46,7 @@ def load_model(
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module=r"transformers\..*")
-            model, info = auto_class.from_pretrained(
+            model, info = kind.auto_class.from_pretrained(
                 Path(path),
                 config=config,
                 dtype=dtype,
@@ -65,7 +61,7 @@ def load_model(
     except checks.TRANSFORMERS_ERRORS as error:
         checks.raise_if_of_device(error)
         raise ModelError(f"the model in {path} cannot be loaded: {checks.on_one_line(error)}") from error
-    if task is Task.EMBED:
+    if kind.without_pooler:
         _drop_pooler(model, info)
     checks.check_weights(path, info)
     return model

@@ -1,4 +1,4 @@
-"""Reads a model's task, and how it embeds, from the files in its directory. Called at start by `build` and its runner.
+"""Reads how a model embeds from the files in its directory. Called at start by the runner.
 
 An embedding model comes with sentence-transformers' files beside config.json: `modules.json` names the steps from text
 to vector, `1_Pooling/config.json` says how hidden states become one. Without them the defaults of `Pooling` hold. Steps
@@ -13,13 +13,10 @@ from typing import Any, Literal
 
 from tokenizers import Tokenizer
 
-from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import ModelError
-from conveyor_engine.model_files import read_list, read_object
-from conveyor_engine.wire.request import Task
+from conveyor_engine.model_files import SENTENCE_MODULES, read_list, read_object
 
 PoolingMode = Literal["cls", "mean", "last"]
-MODULES_FILE = "modules.json"
 LIMITS_FILE = "sentence_bert_config.json"
 _CAPITALS = ("ABCDEFGHIJKLMNOPQRSTUVWXYZ", "The Quick FOX", "ÄÉÑ ΣΔ ЖЯ")
 _FOLDER = re.compile(r"[\w-]{1,100}", re.ASCII)
@@ -28,8 +25,6 @@ _MODES: dict[str, PoolingMode] = {
     "cls": "cls", "mean": "mean", "lasttoken": "last",
     "pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean", "pooling_mode_lasttoken": "last",
 }  # fmt: skip
-_GENERATES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
-_ENCODES = ("Model", "ForMaskedLM")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,30 +39,17 @@ class Pooling:
     max_seq_length: int | None = None  # tokens that it was trained with, if they are fewer than its positions
 
 
-def find_task(config: EngineConfig) -> Task:
-    """The configured task, else that of the model's files, else generation. Raises ModelError."""
-    if config.task != "auto":
-        return Task(config.task)
-    directory = Path(config.model)
-    if (directory / MODULES_FILE).is_file():
-        return Task.EMBED
-    names = read_object(directory / "config.json").get("architectures")
-    names = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
-    encodes = [name.endswith(_ENCODES) and not name.endswith(_GENERATES) for name in names]
-    return Task.EMBED if encodes and all(encodes) else Task.GENERATE
-
-
 def read_pooling(directory: Path) -> Pooling:
     """Raises ModelError for steps that this engine does not have."""
-    if not (directory / MODULES_FILE).is_file():
+    if not (directory / SENTENCE_MODULES).is_file():
         return Pooling()
-    modules = read_list(directory / MODULES_FILE)
+    modules = read_list(directory / SENTENCE_MODULES)
     if not all(isinstance(module, dict) for module in modules):
-        raise ModelError(f"{MODULES_FILE} in {directory} is not a list of modules")
+        raise ModelError(f"{SENTENCE_MODULES} in {directory} is not a list of modules")
     kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]) or modules[0].get("path"):
         raise ModelError(
-            f"{MODULES_FILE} in {directory} has the steps {', '.join(kinds)}; this engine has Transformer (at the "
+            f"{SENTENCE_MODULES} in {directory} has the steps {', '.join(kinds)}; this engine has Transformer (at the "
             "root), Pooling and Normalize, in this order"
         )
     limits = read_object(directory / LIMITS_FILE)
@@ -87,11 +69,11 @@ def _lowers(directory: Path) -> bool:
 def _read_mode(directory: Path, folder: object) -> PoolingMode:
     if not isinstance(folder, str) or not _FOLDER.fullmatch(folder):
         raise ModelError(
-            f"{MODULES_FILE} in {directory} has its pooling in {str(folder)[:100]!r}, which is no folder's name"
+            f"{SENTENCE_MODULES} in {directory} has its pooling in {str(folder)[:100]!r}, which is no folder's name"
         )
     path = directory / folder / "config.json"
     if not path.is_file():
-        raise ModelError(f"{path}, which {MODULES_FILE} names, is missing")
+        raise ModelError(f"{path}, which {SENTENCE_MODULES} names, is missing")
     named = _modes(read_object(path))
     if len(named) != 1 or named[0] not in _MODES:
         raise ModelError(

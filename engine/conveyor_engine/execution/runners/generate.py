@@ -29,7 +29,7 @@ from conveyor_engine.execution.sampling.processor import Samples
 from conveyor_engine.execution.sampling.sampler import Sampled, Sampler, peak_bytes
 from conveyor_engine.execution.start import Load, Progress, Start
 from conveyor_engine.execution.transfer import HostCopy
-from conveyor_engine.wire.step import RowMask, RowSampling, StepPlan, StepResult
+from conveyor_engine.wire.step import RowMask, StepPlan, StepResult
 
 
 class GenerateRunner:
@@ -120,8 +120,8 @@ class GenerateRunner:
         with torch.inference_mode():
             self._rows.apply(plan)
             for admitted in plan.admitted:
-                assert isinstance(admitted.output, RowSampling)
-                self._sampler.admit(admitted.row, admitted.output)
+                assert admitted.sampling is not None
+                self._sampler.admit(admitted.row, admitted.sampling)
             logits, samples = self._replay(plan) or self._launch(plan)
         return partial(self._sample, plan.number, logits, samples)
 

@@ -20,6 +20,7 @@ from conveyor_engine.execution.attention.interface import Probe
 from conveyor_engine.execution.attention.packed_native import choose_packed
 from conveyor_engine.execution.largest_step import too_large
 from conveyor_engine.execution.limits import choose_max_model_len, find_context
+from conveyor_engine.execution.models.kinds import TEXT_ENCODER
 from conveyor_engine.execution.models.packing import find_first_position
 from conveyor_engine.execution.models.probe import run_probe
 from conveyor_engine.execution.models.sentence_files import read_pooling
@@ -27,7 +28,7 @@ from conveyor_engine.execution.placement import Placement, free_cached_memory
 from conveyor_engine.execution.pooling import finish, pool
 from conveyor_engine.execution.start import Progress, Start
 from conveyor_engine.execution.transfer import HostCopy, to_device
-from conveyor_engine.wire.request import EmbeddingFacts, PoolingParams, Task
+from conveyor_engine.wire.embedding import EmbeddingFacts, PoolingParams
 from conveyor_engine.wire.step import AdmittedRow, StepPlan, StepResult
 
 _ATTENTION = "packed"
@@ -39,7 +40,7 @@ class PoolRunner:
     def __init__(self, config: EngineConfig, placement: Placement, progress: Progress = lambda _: None) -> None:
         """Loads the model. Raises ConfigError or ModelError."""
         _check(config)
-        start = Start(config, placement, progress, Task.EMBED)
+        start = Start(config, placement, progress, TEXT_ENCODER)
         self.device = start.device
         self._pooling = read_pooling(Path(config.model))
         self.model = start.load()
@@ -52,7 +53,7 @@ class PoolRunner:
             self.model,
             max_model_len=choose_max_model_len(config, self._find_limit(start.model_config)),
             attention_backend=_ATTENTION,
-            embedding=_describe(start.model_config),
+            of_task=_describe(start.model_config).encode(),
         )
         progress(f"event=pooling_chosen mode={self._mode} normalizes={str(self._pooling.normalizes).lower()}")
         progress(f"event=largest_step_fits mib={self._find_step_bytes(start) / 2**20:.0f}")
@@ -88,13 +89,13 @@ class PoolRunner:
 
         def read() -> StepResult:
             pairs = zip(copy.wait()[0].numpy(), prompts, strict=True)
-            return StepResult(plan.number, [], vectors=[self._finish(*pair) for pair in pairs])
+            return StepResult(plan.number, [], payloads=[self._finish(*pair) for pair in pairs])
 
         return lambda _: read
 
     def _finish(self, vector: npt.NDArray[np.float32], prompt: AdmittedRow) -> bytes:
-        assert isinstance(prompt.output, PoolingParams)
-        return finish(vector, prompt.output.dimensions, normalizes=self._pooling.normalizes)
+        asked = PoolingParams.read(prompt.payload)
+        return finish(vector, asked.dimensions, normalizes=self._pooling.normalizes)
 
     def _pool(self, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
         """-> float32 (prompts, hidden)."""

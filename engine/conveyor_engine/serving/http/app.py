@@ -12,12 +12,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from conveyor_engine.errors import ConveyorEngineError, ErrorCode, Overloaded, Unavailable
 from conveyor_engine.serving.http import status
 from conveyor_engine.serving.http.app_state import AppState, app_state
-from conveyor_engine.serving.http.chat import create_chat_completion
-from conveyor_engine.serving.http.completions import create_completion
-from conveyor_engine.serving.http.embeddings import create_embeddings
 from conveyor_engine.serving.http.failures import error_body, failure_response
 from conveyor_engine.serving.http.openapi import build_document
 from conveyor_engine.serving.http.places import ask_for_place, give_place_back
+from conveyor_engine.serving.http.task_paths import build_task_routes
 from conveyor_engine.serving.http.usage import UsageReports
 from conveyor_engine.serving.metrics import EngineMetrics
 from conveyor_process.request_headers import REQUEST_ID_HEADER, USAGE_HEADER, USAGE_PATH, choose_request_id
@@ -25,9 +23,7 @@ from conveyor_process.request_headers import REQUEST_ID_HEADER, USAGE_HEADER, US
 _log = logging.getLogger(__name__)
 # By method and path. Clients of vLLM and SGLang begin with /health, /ping or /version, some below the OpenAI base URL.
 ROUTES: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {
-    ("POST", "/v1/completions"): create_completion,
-    ("POST", "/v1/chat/completions"): create_chat_completion,
-    ("POST", "/v1/embeddings"): create_embeddings,
+    **build_task_routes(),
     ("GET", "/v1/models"): status.list_models,
     ("GET", "/v1/models/{model:path}"): status.get_model,
     **{("GET", f"{base}/{name}"): status.get_readyz for base in ("", "/v1") for name in ("health", "ping")},

@@ -10,8 +10,8 @@ from conveyor_engine.serving.engine_client import EngineClient
 from conveyor_engine.serving.http.memory import Memory
 from conveyor_engine.serving.http.usage import UsageReports
 from conveyor_engine.serving.metrics import EngineMetrics
+from conveyor_engine.serving.preparing.jobs import ServedModel
 from conveyor_engine.serving.preparing.pool import WorkerPool
-from conveyor_engine.text.tokenizer import Tokenizer
 from conveyor_engine.wire.request import ModelFacts
 
 
@@ -20,9 +20,8 @@ class AppState:
     """The engine behind the routes, and the HTTP side's own parts."""
 
     config: EngineConfig
-    model_name: str  # what requests call it
+    model: ServedModel
     engine: EngineClient
-    tokenizer: Tokenizer  # for decoding
     metrics: EngineMetrics
     workers: WorkerPool  # validation and tokenizing, in processes of their own
     memory: Memory

@@ -14,8 +14,7 @@ from conveyor_engine.serving.http.formats import Answer, Usage, encode
 from conveyor_engine.serving.http.generated import GeneratedResponse
 from conveyor_engine.serving.http.logprobs import ChatLogprobs, chat_logprobs, chat_logprobs_pieces
 from conveyor_engine.serving.http.output_parser import PLAIN_TEXT, OutputParser
-from conveyor_engine.serving.preparing.prepare import Prepared
-from conveyor_engine.wire.request import Task
+from conveyor_engine.serving.preparing.prepare import PreparedText
 
 
 class DeltaMessage(msgspec.Struct, omit_defaults=True):
@@ -76,7 +75,7 @@ class ChatCompletion(msgspec.Struct):
 class ChatFormat:
     """Answers as chat completions."""
 
-    def __init__(self, state: AppState, prepared: Prepared) -> None:
+    def __init__(self, state: AppState, prepared: PreparedText) -> None:
         self._state = state
         self._with_logprobs = prepared.top_logprobs is not None
         self._id = prepared.id
@@ -95,18 +94,20 @@ class ChatFormat:
         for name, text in delta.parts:
             setattr(message, name, (getattr(message, name) or "") + text)
         choice = ChunkChoice(delta.choice, message, self._logprobs(delta), delta.finish_reason)
-        return ChatChunk(self._id, self._created, self._state.model_name, [choice], usage or self._no_usage)
+        return ChatChunk(self._id, self._created, self._state.model.name, [choice], usage or self._no_usage)
 
     def _logprobs(self, delta: Delta) -> ChatLogprobs | None:
-        return chat_logprobs(self._state.tokenizer, delta.tokens) if self._with_logprobs and delta.tokens else None
+        return (
+            chat_logprobs(self._state.model.tokenizer, delta.tokens) if self._with_logprobs and delta.tokens else None
+        )
 
     def usage_chunk(self, usage: Usage) -> ChatChunk:
         """The counts, with no choice."""
-        return ChatChunk(self._id, self._created, self._state.model_name, [], usage)
+        return ChatChunk(self._id, self._created, self._state.model.name, [], usage)
 
     def whole(self, usage: Usage) -> ChatCompletion:
         """The body without its choices."""
-        return ChatCompletion(self._id, self._created, self._state.model_name, [], usage)
+        return ChatCompletion(self._id, self._created, self._state.model.name, [], usage)
 
     def choice(self, answer: Answer) -> Iterator[bytes]:
         """One choice of the body."""
@@ -115,7 +116,7 @@ class ChatFormat:
             setattr(message, name, text.getvalue())
         yield b'{"index":%d,"message":%b,"logprobs":' % (answer.index, encode(message))
         if self._with_logprobs:
-            yield from chat_logprobs_pieces(self._state.tokenizer, answer.tokens)
+            yield from chat_logprobs_pieces(self._state.model.tokenizer, answer.tokens)
         else:
             yield b"null"
         yield b',"finish_reason":%b}' % encode(answer.finish_reason)
@@ -123,4 +124,4 @@ class ChatFormat:
 
 async def create_chat_completion(request: Request) -> GeneratedResponse:
     """Answers the conversation, `n` times."""
-    return GeneratedResponse(await open_request(request, "chat", Task.GENERATE), ChatFormat)
+    return GeneratedResponse(await open_request(request, "chat"), ChatFormat)

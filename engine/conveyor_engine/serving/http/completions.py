@@ -14,8 +14,7 @@ from conveyor_engine.serving.http.formats import Answer, Usage, encode
 from conveyor_engine.serving.http.generated import GeneratedResponse
 from conveyor_engine.serving.http.logprobs import CompletionLogprobs, completion_logprobs, completion_logprobs_pieces
 from conveyor_engine.serving.http.output_parser import PLAIN_TEXT, OutputParser
-from conveyor_engine.serving.preparing.prepare import Prepared
-from conveyor_engine.wire.request import Task
+from conveyor_engine.serving.preparing.prepare import PreparedText
 
 
 class CompletionChoice(msgspec.Struct):
@@ -41,7 +40,7 @@ class Completion(msgspec.Struct):
 class CompletionFormat:
     """Answers as completions."""
 
-    def __init__(self, state: AppState, prepared: Prepared) -> None:
+    def __init__(self, state: AppState, prepared: PreparedText) -> None:
         self._state = state
         self._with_logprobs = prepared.top_logprobs is not None
         self._id = prepared.id
@@ -67,7 +66,7 @@ class CompletionFormat:
         """One choice of the body."""
         yield b'{"index":%d,"text":%b,"logprobs":' % (answer.index, encode(answer.texts["content"].getvalue()))
         if self._with_logprobs:
-            yield from completion_logprobs_pieces(self._state.tokenizer, answer.tokens)
+            yield from completion_logprobs_pieces(self._state.model.tokenizer, answer.tokens)
         else:
             yield b"null"
         yield b',"finish_reason":%b}' % encode(answer.finish_reason)
@@ -75,16 +74,16 @@ class CompletionFormat:
     def _chunk_choice(self, delta: Delta) -> CompletionChoice:
         logprobs = None
         if self._with_logprobs and delta.tokens:
-            logprobs = completion_logprobs(self._state.tokenizer, delta.tokens)
+            logprobs = completion_logprobs(self._state.model.tokenizer, delta.tokens)
         text = ""
         for _, more in delta.parts:
             text += more
         return CompletionChoice(delta.choice, text, logprobs, delta.finish_reason)
 
     def _completion(self, choices: list[CompletionChoice], usage: Usage | UnsetType | None) -> Completion:
-        return Completion(self._id, self._created, self._state.model_name, choices, usage)
+        return Completion(self._id, self._created, self._state.model.name, choices, usage)
 
 
 async def create_completion(request: Request) -> GeneratedResponse:
     """Continues each prompt, `n` times."""
-    return GeneratedResponse(await open_request(request, "completion", Task.GENERATE), CompletionFormat)
+    return GeneratedResponse(await open_request(request, "completion"), CompletionFormat)

@@ -1,7 +1,7 @@
 """A request for the engine from its arrival to its answer, for every task.
 
 The conductor of the API process. A route calls `open_request` on the way in and returns an `EngineResponse`, whose
-subclasses (`generated`, `embeddings`) make the answer of the engine's outputs. When a client leaves, its requests end
+subclasses (`generated`, `one_step`) make the answer of the engine's outputs. When a client leaves, its requests end
 in the engine.
 """
 
@@ -18,23 +18,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from conveyor_engine.errors import ConveyorEngineError, DeadlineExceeded, ErrorCode, InvalidRequest, Overloaded
+from conveyor_engine.errors import ConveyorEngineError, DeadlineExceeded, Overloaded
 from conveyor_engine.serving.generation import Generation
 from conveyor_engine.serving.http.app_state import AppState, app_state, model_facts
 from conveyor_engine.serving.http.reading import body_bytes_max, read_body, timeout_seconds
 from conveyor_engine.serving.http.usage import Report, UsedTokens, find_report
-from conveyor_engine.serving.preparing.prepare import Job, Kind
-from conveyor_engine.serving.preparing.process import AnyPrepared
-from conveyor_engine.wire.request import ModelFacts, Task
+from conveyor_engine.serving.preparing.jobs import Job, Prepared
 from conveyor_process.request_headers import PLACE_HEADER
 
 _log = logging.getLogger(__name__)
 _READING_SECONDS = 5.0  # to read the answer after the request's timeout
 _PIECE_BYTES = 32 * 2**10
-_OTHER_TASK = {
-    Task.GENERATE: "this engine's model makes embeddings and generates no text; it answers /v1/embeddings",
-    Task.EMBED: "this engine's model generates text and makes no embeddings; it answers /v1/completions",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +36,16 @@ class Opened:
     """A request that was sent to the engine."""
 
     state: AppState
-    prepared: AnyPrepared
+    prepared: Prepared
     generation: Generation
     seconds: float  # that its answer may take
 
 
-async def open_request(request: Request, kind: Kind, task: Task) -> Opened:
+async def open_request(request: Request, kind: str) -> Opened:
     """Sends the request to the engine. Its timeout runs from its head on; it holds a place once its body is read."""
     arrival = time.monotonic()
     state = app_state(request)
     facts = model_facts(state)
-    _check_task(facts, task)
     timeout = timeout_seconds(request, state.config.request_timeout_seconds)
     async with state.memory.hold(timeout) as held:
         body = await read_body(request, body_bytes_max(facts, state.engine.num_requests_max), held)
@@ -63,13 +56,9 @@ async def open_request(request: Request, kind: Kind, task: Task) -> Opened:
             state.metrics.count_ignored_fields(kind, prepared.ignored_fields)
             seconds_left = arrival + timeout - time.monotonic()
             generation = state.engine.open_generation(prepared.num_tokens_of, prepared.add, seconds_left, wish)
+    assert isinstance(prepared, msgspec.Struct)
     sent = msgspec.structs.replace(prepared, add=b"")  # the engine has the prompt now; the answer does not need it
     return Opened(state, sent, generation, seconds_left)
-
-
-def _check_task(facts: ModelFacts, task: Task) -> None:
-    if facts.task is not task:
-        raise InvalidRequest(_OTHER_TASK[task], code=ErrorCode.WRONG_TASK)
 
 
 class EngineResponse(Response):

@@ -16,7 +16,7 @@ from conveyor_engine.serving.http.engine_response import EngineResponse, Opened
 from conveyor_engine.serving.http.failures import failure_body
 from conveyor_engine.serving.http.formats import Answer, Format, Usage, encode
 from conveyor_engine.serving.http.usage import UsedTokens, build_last_words
-from conveyor_engine.serving.preparing.prepare import Prepared
+from conveyor_engine.serving.preparing.prepare import PreparedText
 from conveyor_engine.text.stop_strings import StopStrings
 from conveyor_engine.wire.request import RequestOutput
 
@@ -32,15 +32,15 @@ _LINE_ENDS = tuple((end.encode(), f"\\u{ord(end):04x}".encode()) for end in "\u0
 class GeneratedResponse(EngineResponse):
     """Text, whole or as a stream."""
 
-    def __init__(self, opened: Opened, make_format: Callable[[AppState, Prepared], Format]) -> None:
+    def __init__(self, opened: Opened, make_format: Callable[[AppState, PreparedText], Format]) -> None:
         super().__init__(opened)
         state, prepared = opened.state, opened.prepared
-        assert isinstance(prepared, Prepared)
+        assert isinstance(prepared, PreparedText)
         self._prepared = prepared
         self._format = make_format(state, prepared)
         stop = StopStrings(prepared.stop)
         self._choices = [
-            Choice(index, choice, stop, state.tokenizer, state.metrics, self._format.build_parser())
+            Choice(index, choice, stop, state.model.tokenizer, state.metrics, self._format.build_parser())
             for index, choice in enumerate(prepared.choices)
         ]
         self._choice_of = {choice.request_id: choice for choice in self._choices}

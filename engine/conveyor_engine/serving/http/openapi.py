@@ -5,46 +5,23 @@ cannot derive the document from signatures; here it is put together from the sam
 structs and errors that act, and FastAPI serves it. Pure.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
-from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from conveyor_engine import __version__
 from conveyor_engine.errors import ErrorCode
 from conveyor_engine.serving.http.answers import ErrorAnswer, Load, Model, ModelList, Status, Version
-from conveyor_engine.serving.http.chat import ChatChunk, ChatCompletion
-from conveyor_engine.serving.http.completions import Completion
-from conveyor_engine.serving.http.embeddings import EmbeddingList
+from conveyor_engine.serving.http.task_paths import TaskPath, TaskPaths, load_task_paths
 from conveyor_engine.serving.http.usage import UsedTokens
-from conveyor_engine.serving.preparing.fields import ROWS
-from conveyor_engine.serving.preparing.schemas import (
-    ChatMessage,
-    ChatRequest,
-    CompletionRequest,
-    EmbeddingRequest,
-    StreamOptions,
-)
 
 Json = dict[str, Any]
 
 _REFERENCE = "#/components/schemas/{name}"
-_REQUESTS: tuple[type[BaseModel], ...] = (ChatRequest, CompletionRequest, EmbeddingRequest, ChatMessage, StreamOptions)
-_ANSWERS = (
-    ChatCompletion,
-    ChatChunk,
-    Completion,
-    EmbeddingList,
-    ErrorAnswer,
-    ModelList,
-    Model,
-    Status,
-    Version,
-    Load,
-    UsedTokens,
-)
+_TEMPLATE = "#/components/schemas/{model}"  # the same, as pydantic has it
+_ANSWERS = (ErrorAnswer, ModelList, Model, Status, Version, Load, UsedTokens)
 _HEADERS = [
     {"name": "X-Request-Id", "in": "header", "schema": {"type": "string", "pattern": r"^[\x21-\x7e]{1,128}$"}},
     {"name": "X-Request-Timeout-Seconds", "in": "header", "schema": {"type": "number", "exclusiveMinimum": 0}},
@@ -53,25 +30,22 @@ _HEADERS = [
 
 def build_document() -> Json:
     """The document, in OpenAPI 3.1: its schemas are JSON Schema 2020-12."""
+    tasks = tuple(load_task_paths().values())
     paths: Json = {}
-    for path, method, operation in _operations():
+    for path, method, operation in _operations(tasks):
         paths.setdefault(path, {})[method] = operation
     return {
         "openapi": "3.1.0",
         "info": {"title": "Conveyor engine", "version": __version__},
         "paths": paths,
-        "components": {"schemas": dict(sorted((_request_schemas() | _answer_schemas()).items()))},
+        "components": {"schemas": dict(sorted((_request_schemas(tasks) | _answer_schemas(tasks)).items()))},
     }
 
 
-def _operations() -> Iterator[tuple[str, str, Json]]:
-    yield "/v1/chat/completions", "post", _generation("Answers a conversation.", ChatRequest, ChatCompletion, ChatChunk)
-    yield "/v1/completions", "post", _generation("Continues prompts.", CompletionRequest, Completion, Completion)
-    yield (
-        "/v1/embeddings",
-        "post",
-        _task_path("Makes a vector of each input.", EmbeddingRequest, _content(EmbeddingList)),
-    )
+def _operations(tasks: Sequence[TaskPaths]) -> Iterator[tuple[str, str, Json]]:
+    for of_task in tasks:
+        for row in of_task.paths:
+            yield row.path, "post", _task_path(row)
     yield "/v1/models", "get", _page("Lists the model.", ModelList)
     one = _page("Describes the model, if its id is this one; ids may have slashes.", Model, (404,))
     one["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]
@@ -92,23 +66,19 @@ def _operations() -> Iterator[tuple[str, str, Json]]:
     yield "/metrics", "get", {"summary": "Metrics.", "responses": {"200": metrics}}
 
 
-def _generation(summary: str, request: type, answer: type, chunk: type) -> Json:
-    whole = _content(answer)
-    # OpenAPI 3.1 has no keyword for the schema of an event.
-    events = {"text/event-stream": {"schema": {"type": "string"}, "x-event-schema": _reference(chunk)}}
-    description = (
-        f"Whole, or with `stream` server-sent events, each `data: ` and a {chunk.__name__}, the last `data: [DONE]`."
-    )
-    return _task_path(summary, request, whole | events, description)
-
-
-def _task_path(summary: str, request: type, content: Json, description: str = "Whole.") -> Json:
-    """A path for one task. An engine of the other task answers 400 `wrong_task`."""
+def _task_path(row: TaskPath) -> Json:
+    """A path for one task. An engine of another task answers 400 `wrong_task`."""
     statuses = {code.status for code in ErrorCode}
+    content, description = _content(row.whole), "Whole."
+    if row.chunk is not None:
+        # OpenAPI 3.1 has no keyword for the schema of an event.
+        content |= {"text/event-stream": {"schema": {"type": "string"}, "x-event-schema": _reference(row.chunk)}}
+        each = f"each `data: ` and a {row.chunk.__name__}"
+        description = f"Whole, or with `stream` server-sent events, {each}, the last `data: [DONE]`."
     return {
-        "summary": summary,
+        "summary": row.summary,
         "parameters": _HEADERS,
-        "requestBody": {"required": True, "content": _content(request)},
+        "requestBody": {"required": True, "content": _content(row.request)},
         "responses": {"200": {"description": description, "content": content}, **_refusals(statuses)},
     }
 
@@ -145,27 +115,17 @@ def _reference(kind: type) -> Json:
     return {"$ref": _REFERENCE.format(name=kind.__name__)}
 
 
-def _answer_schemas() -> Json:
-    return msgspec.json.schema_components(_ANSWERS, ref_template=_REFERENCE)[1]
+def _answer_schemas(tasks: Sequence[TaskPaths]) -> Json:
+    of_tasks = {kind for of_task in tasks for row in of_task.paths for kind in (row.whole, row.chunk) if kind}
+    return msgspec.json.schema_components((*_ANSWERS, *of_tasks), ref_template=_REFERENCE)[1]
 
 
-def _request_schemas() -> Json:
+def _request_schemas(tasks: Sequence[TaskPaths]) -> Json:
     """The schemas of the request models, with the fields of `fields` beside their own. Others are ignored."""
-    models = [(model, "validation") for model in _REQUESTS]
-    schemas: Json = models_json_schema(models, ref_template="#/components/schemas/{model}")[1]["$defs"]  # type: ignore[arg-type]
-    for model in _REQUESTS:
-        schema, rows = schemas[model.__name__], ROWS[model.place]  # type: ignore[attr-defined]
-        schema["properties"] |= {name: row.schema() for name, row in rows.items()}
-    schemas["ChatMessage"]["required"] = ["role", "content"]
-    for name in ("ChatRequest", "CompletionRequest"):
-        schemas[name]["allOf"] = [_needs("stream_options", {"type": "object"}, "stream")]
-    schemas["ChatRequest"]["allOf"].append(_needs("top_logprobs", {"type": "integer", "minimum": 1}, "logprobs"))
+    models = [model for of_task in tasks for model in (*(row.request for row in of_task.paths), *of_task.objects)]
+    schemas: Json = models_json_schema([(model, "validation") for model in models], ref_template=_TEMPLATE)[1]["$defs"]
+    for model in models:
+        schemas[model.__name__]["properties"] |= {name: row.schema() for name, row in model.rows().items()}
+    for of_task in tasks:
+        of_task.refine(schemas)
     return schemas
-
-
-def _needs(field: str, value: Json, other: str) -> Json:
-    """`field`, if it has such a value, is allowed only when `other` is true."""
-    return {
-        "if": {"properties": {field: value}, "required": [field]},
-        "then": {"properties": {other: {"const": True}}, "required": [other]},
-    }

@@ -4,25 +4,26 @@ import asyncio
 
 from starlette.requests import ClientDisconnect, Request
 
+from conveyor_engine import registry
 from conveyor_engine.errors import BodyTooLarge, BodyTooSlow, EncodedBody, InvalidRequest
 from conveyor_engine.serving.http.memory import Held
-from conveyor_engine.wire.request import ModelFacts, Task
+from conveyor_engine.serving.http.task_paths import TaskPaths
+from conveyor_engine.wire.request import ModelFacts
 from conveyor_process.request_headers import REQUEST_TIMEOUT_HEADER, parse_timeout_seconds
 
 BODY_BYTES_PER_TOKEN = 32  # of the context: more than ids or text in any script take, even escaped
 BODY_BYTES_FLOOR = 2**20  # room for many messages or prompts in a short context too
-INPUTS_BYTES_MAX = 4 * 2**20  # of many inputs to embed: half of what a gateway takes of one body by default
 BODY_SECONDS_MAX = 60.0
 
 
 def body_bytes_max(facts: ModelFacts, num_requests_max: int) -> int:
     """The longest body that is read: reading and validating it takes memory and time in proportion.
 
-    One context's; of a model that embeds, that of as many inputs as the engine takes at once.
+    One context's; of a task whose bodies have many inputs, that of as many as the engine takes at once.
     """
+    of_task: TaskPaths = registry.load(facts.task, "serving")
     context = BODY_BYTES_PER_TOKEN * facts.max_model_len
-    inputs = min(INPUTS_BYTES_MAX, context * num_requests_max) if facts.task is Task.EMBED else 0
-    return max(BODY_BYTES_FLOOR, context, inputs)
+    return max(BODY_BYTES_FLOOR, context, min(of_task.inputs_bytes_max, context * num_requests_max))
 
 
 async def read_body(request: Request, max_bytes: int, held: Held) -> bytes:

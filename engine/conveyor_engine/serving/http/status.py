@@ -13,7 +13,7 @@ from conveyor_engine import __version__
 from conveyor_engine.serving.engine_client import State
 from conveyor_engine.serving.http.answers import Load, Model, ModelList, Status, Version
 from conveyor_engine.serving.http.app_state import AppState, app_state
-from conveyor_engine.serving.preparing.prepare import check_model
+from conveyor_engine.serving.preparing.jobs import check_model
 
 _END_SECONDS: Final = 2.0  # in which a request whose client has left ends
 
@@ -30,13 +30,13 @@ async def list_models(request: Request) -> Response:
 async def get_model(request: Request) -> Response:
     """GET /v1/models/{id}; ids may contain slashes. Raises UnknownModel."""
     state = app_state(request)
-    check_model(state.model_name, request.path_params["model"])
+    check_model(state.model.name, request.path_params["model"])
     return _json(_model(state))
 
 
 def _model(state: AppState) -> Model:
     facts, root = state.engine.facts, state.config.model
-    return Model(state.model_name, "model", state.created, "conveyor", root, facts.max_model_len if facts else None)
+    return Model(state.model.name, "model", state.created, "conveyor", root, facts.max_model_len if facts else None)
 
 
 async def get_livez(request: Request) -> Response:

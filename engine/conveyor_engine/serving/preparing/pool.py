@@ -21,11 +21,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
+import msgspec
+
 from conveyor_engine.errors import Unavailable
-from conveyor_engine.serving.preparing.prepare import Job, Prepared
-from conveyor_engine.serving.preparing.prepare_embeddings import PreparedEmbeddings
+from conveyor_engine.serving.preparing.jobs import Job, Prepared, find_kind
 from conveyor_engine.serving.preparing.process import (
-    AnyPrepared,
     Bug,
     Failure,
     ForkServer,
@@ -40,7 +40,7 @@ from conveyor_engine.serving.preparing.process import (
 from conveyor_engine.wire.messages import FrameReader
 
 NUM_WORKERS = 3
-_NUM_CHAT_WORKERS = 2
+_NUM_TEMPLATE_WORKERS = 2
 _LONG_BYTES = 256 * 2**10
 _LONG = "long"
 START_SECONDS = 30.0  # until a new worker has sent its first message
@@ -59,8 +59,8 @@ class _Order:
         return len(self.job.body) > _LONG_BYTES
 
     @property
-    def is_chat(self) -> bool:
-        return self.job.kind == "chat"
+    def runs_template(self) -> bool:
+        return find_kind(self.job).runs_template
 
 
 class _Worker(asyncio.Protocol):
@@ -149,7 +149,7 @@ class WorkerPool:
         for worker in workers:
             worker.close()
 
-    async def prepare(self, job: Job) -> AnyPrepared:
+    async def prepare(self, job: Job) -> Prepared:
         """Raises what the job failed with. If this call is cancelled, a worker that has begun goes on to the end."""
         order = _Order(next(self._numbers), job, asyncio.get_running_loop().create_future())
         line = self._lines.setdefault(_LONG if order.is_long else job.kind, deque())
@@ -168,7 +168,8 @@ class WorkerPool:
                 raise failure.error()
             case Reply(Bug(what)):
                 raise RuntimeError(f"a worker failed: {what}")
-            case Reply(Prepared() | PreparedEmbeddings() as prepared):
+            case Reply(bytes() as encoded):
+                prepared: Prepared = msgspec.msgpack.decode(encoded, type=find_kind(job).prepared)
                 return prepared
         raise AssertionError(reply)
 
@@ -184,7 +185,7 @@ class WorkerPool:
         running = self._running.values()
         if order.is_long and any(other.is_long for other in running):
             return False
-        return not order.is_chat or sum(other.is_chat for other in running) < _NUM_CHAT_WORKERS
+        return not order.runs_template or sum(other.runs_template for other in running) < _NUM_TEMPLATE_WORKERS
 
     def _on_message(self, worker: _Worker, message: Started | Reply) -> None:
         self._overdue.discard(worker)  # it has started after all

@@ -1,49 +1,22 @@
-"""Makes engine requests of a request's bytes: validate, tokenize, check against the model.
+"""Makes engine requests of a body that asks for text: validate, tokenize, check against the model.
 
-Runs in the workers of `process`. No I/O, no asyncio.
+The kinds of bodies of `tasks.generate`. Runs in the workers of `process`. No I/O, no asyncio.
 """
 
 import uuid
-from dataclasses import dataclass
-from typing import Literal, TypeVar
 
 import msgspec
-from pydantic import ValidationError
-from pydantic_core import from_json
 
-from conveyor_engine.errors import ErrorCode, InvalidRequest, UnknownModel, context_exceeded
-from conveyor_engine.serving.preparing.refusals import invalid_request
+from conveyor_engine.errors import InvalidRequest, context_exceeded
+from conveyor_engine.serving.preparing.jobs import Job, ServedModel, parse_body, too_many
 from conveyor_engine.serving.preparing.sampling_defaults import SamplingDefaults
-from conveyor_engine.serving.preparing.schemas import ChatRequest, CompletionRequest, ModelFields, SamplingFields
-from conveyor_engine.text.tokenizer import PROMPT_TAIL_TOKENS, Tokenizer, Truncation, too_long
+from conveyor_engine.serving.preparing.schemas import ChatRequest, CompletionRequest, SamplingFields
+from conveyor_engine.text.tokenizer import PROMPT_TAIL_TOKENS, Truncation, too_long
 from conveyor_engine.wire.messages import Add, encode_frame
 from conveyor_engine.wire.request import EngineRequest, ModelFacts, SamplingParams
 
-Fields = TypeVar("Fields", bound=ModelFields)
-
-
-Kind = Literal["completion", "chat", "embedding"]
 LOGPROBS_MAX = 4_000_000  # of one request: each takes 12 bytes until its answer is sent, and 60 in the answer
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default
-
-
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """The model that a request is checked against."""
-
-    name: str  # what requests call it
-    tokenizer: Tokenizer
-    sampling_defaults: SamplingDefaults
-
-
-class Job(msgspec.Struct, array_like=True):
-    """One body, and what it is checked against beside the model."""
-
-    kind: Kind
-    facts: ModelFacts
-    num_requests_max: int  # that the engine ever takes at once
-    arrival_time: float
-    body: bytes
 
 
 class PreparedChoice(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -57,7 +30,7 @@ class PreparedChoice(msgspec.Struct, frozen=True, kw_only=True, array_like=True)
     min_tokens: int
 
 
-class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag=True, array_like=True):
+class PreparedText(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """An admissible request. `choices` holds prompt 0's, then prompt 1's, and so on."""
 
     id: str
@@ -79,12 +52,8 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag=True, array_like=T
         return {choice.request_id: choice.num_prompt_tokens for choice in self.choices}
 
 
-def prepare(model: ServedModel, job: Job) -> Prepared:
+def prepare_completion(model: ServedModel, job: Job) -> PreparedText:
     """Raises InvalidRequest or UnknownModel."""
-    return _prepare_chat(model, job) if job.kind == "chat" else _prepare_completion(model, job)
-
-
-def _prepare_completion(model: ServedModel, job: Job) -> Prepared:
     fields = parse_body(model, CompletionRequest, job.body)
     num_requests = len(fields.prompt) * fields.choices_per_prompt()
     if num_requests > job.num_requests_max:
@@ -95,7 +64,8 @@ def _prepare_completion(model: ServedModel, job: Job) -> Prepared:
     return _prepared(model, fields, prompts, max_tokens, fields.logprobs, job, "cmpl")
 
 
-def _prepare_chat(model: ServedModel, job: Job) -> Prepared:
+def prepare_chat(model: ServedModel, job: Job) -> PreparedText:
+    """Raises InvalidRequest or UnknownModel."""
     fields = parse_body(model, ChatRequest, job.body)
     max_tokens = fields.max_completion_tokens or fields.max_tokens
     longest = job.facts.max_model_len
@@ -114,37 +84,10 @@ def read_prompt(
     return prompt if truncation is None else truncation.cut(prompt)
 
 
-def parse_body(model: ServedModel, schema: type[Fields], body: bytes) -> Fields:
-    """Raises InvalidRequest or UnknownModel."""
-    try:
-        content = from_json(body)  # takes less memory than what pydantic makes of the same bytes
-    except ValueError as error:
-        raise InvalidRequest(f"the body is not JSON: {error}", code=ErrorCode.INVALID_JSON) from None
-    try:
-        fields = schema.model_validate(content)
-    except ValidationError as error:
-        raise invalid_request(error) from None
-    if fields.model is not None:
-        check_model(model.name, fields.model)
-    return fields
-
-
-def too_many(what: str, num_requests: int, job: Job, param: str) -> InvalidRequest:
-    """The error for a body of more requests than the engine ever takes."""
-    most = f"more than the {job.num_requests_max} this engine ever takes at once"
-    return InvalidRequest(f"{what} is {num_requests}, {most}", param=param)
-
-
-def check_model(served: str, asked: str) -> None:
-    """Raises UnknownModel unless `asked` is the served name."""
-    if asked != served:
-        raise UnknownModel(f"the model {asked[:200]!r} is not served here; {served!r} is", param="model")
-
-
 def _prepared(
     model: ServedModel, fields: SamplingFields, prompts: list[list[int]], max_tokens: int | None,
     top_logprobs: int | None, job: Job, id_prefix: str,
-) -> Prepared:  # fmt: skip
+) -> PreparedText:  # fmt: skip
     """Engine requests of all prompts and choices. `max_tokens` None: what the context leaves. Raises InvalidRequest."""
     request_id = f"{id_prefix}-{uuid.uuid4().hex}"
     include_usage, continuous_usage = fields.stream_options.usage_wanted() if fields.stream_options else (False, False)
@@ -166,7 +109,7 @@ def _prepared(
             requests.append(request)
             choices.append(_choice(request, asked[-1]))
     _check_logprobs(fields, asked)
-    return Prepared(
+    return PreparedText(
         id=request_id,
         stream=bool(fields.stream),
         include_usage=include_usage,

@@ -18,10 +18,10 @@ from typing import BinaryIO, NoReturn, Self
 
 import msgspec
 
+from conveyor_engine import registry
 from conveyor_engine.errors import ConveyorEngineError, ErrorCode, InvalidRequest, Overloaded, Unavailable, UnknownModel
 from conveyor_engine.limited import limit_cpu_seconds, limit_more_memory
-from conveyor_engine.serving.preparing.prepare import Job, Prepared, ServedModel, prepare
-from conveyor_engine.serving.preparing.prepare_embeddings import PreparedEmbeddings, prepare_embeddings
+from conveyor_engine.serving.preparing.jobs import Job, ServedModel, find_kind
 
 CPU_SECONDS = 1.0  # of one job ...
 CPU_SECONDS_PER_MIB = 1.0  # ... and for each MiB of its body: several times what any takes
@@ -64,9 +64,6 @@ class Bug(msgspec.Struct, tag=True, array_like=True):
     what: str
 
 
-AnyPrepared = Prepared | PreparedEmbeddings
-
-
 class Started(msgspec.Struct, tag=True, array_like=True):
     """The first message of a worker."""
 
@@ -74,9 +71,9 @@ class Started(msgspec.Struct, tag=True, array_like=True):
 
 
 class Reply(msgspec.Struct, tag=True, array_like=True):
-    """The result of a job. `retires`: the worker exits after it."""
+    """The result of a job: what its kind prepares, encoded, or an error. `retires`: the worker exits after it."""
 
-    result: AnyPrepared | Failure | Bug
+    result: bytes | Failure | Bug
     retires: bool = False
 
 
@@ -116,6 +113,8 @@ class ForkServer:
     def __init__(self, model: ServedModel) -> None:
         """Forks: to be called while the process has one thread and no event loop."""
         self.model = model
+        for task in registry.find_packages():
+            registry.load(task, "preparing")  # so that workers share its memory
         self._control, theirs = socket.socketpair()
         if os.fork() == 0:
             self._control.close()
@@ -189,7 +188,7 @@ def _raise_out_of_time(_: int, __: FrameType | None) -> None:
     raise _OutOfTime
 
 
-def _prepare_within_limits(payload: bytes, model: ServedModel) -> AnyPrepared | Failure | Bug:
+def _prepare_within_limits(payload: bytes, model: ServedModel) -> bytes | Failure | Bug:
     """The signal interrupts Python code; the kernel's limit, two seconds later, ends native code."""
     job = _job_decoder.decode(payload)
     seconds = cpu_seconds(job)
@@ -206,9 +205,9 @@ def _prepare_within_limits(payload: bytes, model: ServedModel) -> AnyPrepared | 
         return Failure.of(too_costly())
 
 
-def _prepare(job: Job, model: ServedModel) -> AnyPrepared | Failure | Bug:
+def _prepare(job: Job, model: ServedModel) -> bytes | Failure | Bug:
     try:
-        return prepare_embeddings(model, job) if job.kind == "embedding" else prepare(model, job)
+        return encode(find_kind(job).prepare(model, job))
     except ConveyorEngineError as error:
         return Failure.of(error)
     except MemoryError:

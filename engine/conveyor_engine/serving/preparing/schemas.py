@@ -4,6 +4,7 @@ A wrong value is an error that names the field; null is the same as no field. A 
 `ModelFields.ignored` counts those of the request itself. Used by `prepare` and `sampling_defaults`. Pure.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 from pydantic import (
@@ -20,7 +21,7 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from conveyor_engine.errors import InvalidRequest
-from conveyor_engine.serving.preparing.fields import ROWS, Place
+from conveyor_engine.serving.preparing.fields import ROWS, Place, Row
 from conveyor_engine.text.tokenizer import Side, Truncation
 
 STOP_STRINGS_MAX = 16
@@ -116,23 +117,28 @@ INTEGRAL = BeforeValidator(_read_integer)
 TokenId = Annotated[int, Field(ge=0, lt=2**31), INTEGRAL]
 
 
-class _Object(BaseModel):
+class Object(BaseModel):
     """An object of the API: its own fields, those that `fields` accepts beside them, and others, which are ignored."""
 
     model_config = ConfigDict(extra="allow", strict=True, use_attribute_docstrings=True)
-    place: ClassVar[Place]
+    place: ClassVar[Place | None] = None
+
+    @classmethod
+    def rows(cls) -> Mapping[str, Row]:
+        """The fields of `fields` that such an object may have."""
+        return {} if cls.place is None else ROWS[cls.place]
 
     @model_validator(mode="after")
     def _check_others(self) -> Self:
         for name, value in (self.model_extra or {}).items():
-            row = ROWS[self.place].get(name)
+            row = self.rows().get(name)
             if row is not None and (refusal := row.refusal(value)):
                 error = InitErrorDetails(type=PydanticCustomError("unsupported", refusal), loc=(name,), input=value)
                 raise ValidationError.from_exception_data(type(self).__name__, [error])
         return self
 
 
-class StreamOptions(_Object):
+class StreamOptions(Object):
     """How a stream ends, and what each of its chunks tells."""
 
     place = Place.STREAM_OPTIONS
@@ -149,22 +155,27 @@ class StreamOptions(_Object):
         return at_end, at_end and each
 
 
-class ModelFields(_Object):
+class ModelFields(Object):
     """What every request has."""
-
-    truncates: ClassVar[Side]  # the side, unless the request says another
 
     model: str | None = None
     """The served name."""
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=2**31), INTEGRAL] | None = None
-    """Cut each prompt to so many tokens; -1 to as many as the model's context leaves."""
-    truncation_side: Side | None = None
-    """Where it is cut. Unless this says otherwise, the end of an input to embed and the beginning of a prompt go."""
 
     @property
     def ignored(self) -> int:
         """How many of the request's fields nobody defines: perhaps an extension, perhaps a misspelt name."""
-        return sum(name not in ROWS[self.place] for name in self.model_extra or ())
+        return sum(name not in self.rows() for name in self.model_extra or ())
+
+
+class PromptFields(ModelFields):
+    """What every request has that brings text or tokens."""
+
+    truncates: ClassVar[Side]  # the side, unless the request says another
+
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=2**31), INTEGRAL] | None = None
+    """Cut each prompt to so many tokens; -1 to as many as the model's context leaves."""
+    truncation_side: Side | None = None
+    """Where it is cut. Unless this says otherwise, the end of an input to embed and the beginning of a prompt go."""
 
     def truncation(self, room: int) -> Truncation | None:
         """How prompts are cut if `room` tokens are free for each; without room they are too long, cut or not.
@@ -180,7 +191,7 @@ class ModelFields(_Object):
         return Truncation(room if wanted < 0 else wanted, self.truncation_side or self.truncates)
 
 
-class EmbeddingRequest(ModelFields):
+class EmbeddingRequest(PromptFields):
     """POST /v1/embeddings."""
 
     place = Place.EMBEDDINGS
@@ -194,7 +205,7 @@ class EmbeddingRequest(ModelFields):
     """Only so many dimensions, the first ones, of a model that was trained for it."""
 
 
-class SamplingFields(ModelFields):
+class SamplingFields(PromptFields):
     """What completions and chat have in common."""
 
     prompt_field: ClassVar[str]  # the field that holds the prompt, whatever its form
@@ -285,7 +296,7 @@ Content = Annotated[
 ]
 
 
-class ChatMessage(_Object):
+class ChatMessage(Object):
     """One turn. Null fields, which clients send back from answers, are taken as absent."""
 
     place = Place.MESSAGE

@@ -15,10 +15,11 @@ TOKENIZER_CPU_SECONDS: Final = 60.0  # a vocabulary of 256,000 takes about one
 TEMPLATE_CPU_SECONDS: Final = 5.0  # the longest take a tenth of one
 
 
-def try_files(directory: Path) -> None:
+def try_files(directory: Path, reads_text: bool) -> None:
     """Raises the ModelError of reading one of them, or one that names a limit."""
     if directory.is_dir():  # the tokenizer says what else it is
         check_files(directory)
+    if directory.is_dir() and reads_text:
         run_limited(f"{directory / 'tokenizer.json'}", lambda: Tokenizer(directory), TOKENIZER_CPU_SECONDS)
         run_limited("the model's chat template", lambda: _compile(directory), TEMPLATE_CPU_SECONDS)
 

@@ -15,9 +15,10 @@ from tests.engine.encoders import write_sentence_files as write_files
 from tokenizers import Tokenizer, normalizers
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
-from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import MESSAGE_BYTES_MAX, ConfigError, ModelError
-from conveyor_engine.execution.models.sentence_files import find_task, read_pooling
+from conveyor_engine.execution.models.sentence_files import read_pooling
+from conveyor_engine.registry import find_task
+from conveyor_engine.wire.embedding import EmbeddingFacts
 
 
 @pytest.mark.parametrize(("kind", "mode"), [("bert", "pooling_mode_mean_tokens"), ("qwen3", "pooling_mode_lasttoken")])
@@ -40,9 +41,9 @@ def test_the_facts_tell_what_the_model_is(tmp_path: Path) -> None:
     save_encoder("xlm-roberta", tmp_path, matryoshka_dimensions=[16, 8] * 1000)
     facts = make_core(tmp_path).facts
     assert (facts.task, facts.num_kv_blocks, facts.max_model_len) == ("embed", 0, CONTEXT_TOKENS)
-    assert facts.embedding is not None
-    assert (facts.embedding.size, facts.embedding.matryoshka_dimensions) == (SIZE, (8, 16))
-    assert [n for n in range(1, 100) if facts.embedding.allows(n)] == [8, 16, SIZE]
+    embedding = EmbeddingFacts.read(facts)
+    assert (embedding.size, embedding.matryoshka_dimensions) == (SIZE, (8, 16))
+    assert [n for n in range(1, 100) if embedding.allows(n)] == [8, 16, SIZE]
     write_files(tmp_path, "pooling_mode_cls_token", normalizes=True, max_seq_length=32)
     assert make_core(tmp_path).facts.max_model_len == 32
     with pytest.raises(ConfigError, match="made for at most 32 tokens"):
@@ -65,9 +66,9 @@ def test_the_models_files_say_what_its_task_is(tmp_path: Path, architectures: An
     (tmp_path / "config.json").write_text(json.dumps({"architectures": architectures}))
     if has_files:
         write_files(tmp_path, "pooling_mode_lasttoken", normalizes=True)
-    assert find_task(EngineConfig(model=str(tmp_path))) == task
-    assert find_task(EngineConfig(model=str(tmp_path), task="embed")) == "embed"
-    assert find_task(EngineConfig(model=str(tmp_path), task="generate")) == "generate"
+    assert find_task("auto", tmp_path) == task
+    assert find_task("embed", tmp_path) == "embed"
+    assert find_task("generate", tmp_path) == "generate"
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from tests.engine.builders import make_facts
 
 from conveyor_engine.errors import InvalidRequest, Unavailable, UnknownModel
 from conveyor_engine.serving.preparing import pool as pool_module
+from conveyor_engine.serving.preparing.jobs import Job
 from conveyor_engine.serving.preparing.pool import NUM_WORKERS, WorkerPool
-from conveyor_engine.serving.preparing.prepare import Job, Kind
 from conveyor_engine.serving.preparing.process import Failure, ForkServer, Reply, Started, encode, frame
 from conveyor_engine.wire.messages import FrameReader
 
@@ -84,7 +84,7 @@ class Pool:
     def _break(self) -> None:
         self.broken += 1
 
-    def send(self, *names: str, kind: Kind = "completion", size: int = 0) -> None:
+    def send(self, *names: str, kind: str = "completion", size: int = 0) -> None:
         for name in names:
             job = Job(kind, make_facts(), 1, 0.0, name.encode().ljust(size))
             self.prepared[name] = asyncio.create_task(self.pool.prepare(job))

@@ -9,16 +9,21 @@ import pytest
 from tests.engine.builders import make_facts
 
 from conveyor_engine.errors import InvalidRequest
-from conveyor_engine.serving.preparing.prepare import Job, Kind, Prepared, ServedModel, prepare
+from conveyor_engine.serving.preparing.jobs import Job, ServedModel, find_kind
+from conveyor_engine.serving.preparing.prepare import PreparedText
 from conveyor_engine.serving.preparing.sampling_defaults import SamplingDefaults
 from conveyor_engine.text.tokenizer import Tokenizer
 
 
-def prepared(chat_model: Path, kind: Kind, **fields: Any) -> Prepared:
+def prepared(chat_model: Path, kind: str, **fields: Any) -> PreparedText:
     model = ServedModel("tiny", Tokenizer(chat_model), SamplingDefaults())
     content = {"prompt": "a"} if kind == "completion" else {"messages": [{"role": "user", "content": "a"}]}
     facts = make_facts(max_model_len=131_072, vocab_size=384)
     return prepare(model, Job(kind, facts, 1000, 0.0, json.dumps({**content, **fields}).encode()))
+
+
+def prepare(model: ServedModel, job: Job) -> Any:
+    return find_kind(job).prepare(model, job)
 
 
 @pytest.mark.parametrize(
@@ -30,7 +35,7 @@ def prepared(chat_model: Path, kind: Kind, **fields: Any) -> Prepared:
         ("completion", {"prompt": ["a"] * 500, "max_tokens": 10_000, "logprobs": 0}),
     ],
 )
-def test_more_log_probabilities_than_are_kept_are_refused(chat_model: Path, kind: Kind, fields: dict[str, Any]) -> None:
+def test_more_log_probabilities_than_are_kept_are_refused(chat_model: Path, kind: str, fields: dict[str, Any]) -> None:
     """They took 8 GiB, and minutes of the loop that serves all streams."""
     with pytest.raises(InvalidRequest, match="more than 4000000") as caught:
         prepared(chat_model, kind, **fields)
@@ -70,7 +75,7 @@ MIB = 2**20
 USER = '{"role":"user","content":"hi"}'
 
 
-def read_in_a_child(model: ServedModel, kind: Kind, body: bytes) -> int:
+def read_in_a_child(model: ServedModel, kind: str, body: bytes) -> int:
     """How many bytes a process grows by, at most, that refuses the body."""
     reader, writer = os.pipe()
     if (pid := os.fork()) == 0:
@@ -103,7 +108,7 @@ def peak_bytes() -> int:
     ],
 )
 def test_a_body_takes_few_bytes_for_each_of_its_own(
-    chat_model: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind, begin: str, item: str, most: int
+    chat_model: Path, monkeypatch: pytest.MonkeyPatch, kind: str, begin: str, item: str, most: int
 ) -> None:
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     model = ServedModel("tiny", Tokenizer(chat_model), SamplingDefaults())

@@ -4,22 +4,21 @@ import json
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from tests.engine.builders import make_facts
 
 from conveyor_engine.errors import InvalidRequest
-from conveyor_engine.serving.preparing.prepare import Job, ServedModel
-from conveyor_engine.serving.preparing.prepare_embeddings import PreparedEmbeddings, prepare_embeddings
+from conveyor_engine.serving.preparing.jobs import Job, ServedModel
 from conveyor_engine.serving.preparing.sampling_defaults import SamplingDefaults
+from conveyor_engine.tasks.embed.preparing import PreparedEmbeddings, prepare_embeddings
 from conveyor_engine.text.tokenizer import Tokenizer
-from conveyor_engine.wire.request import EmbeddingFacts
+from conveyor_engine.wire.embedding import EmbeddingFacts
 
 
 def prepared(chat_model: Path, **fields: Any) -> PreparedEmbeddings:
     model = ServedModel("tiny", Tokenizer(chat_model), SamplingDefaults())
     embedding = EmbeddingFacts(size=4096, is_matryoshka=True)
-    facts = msgspec.structs.replace(make_facts(vocab_size=384), embedding=embedding)
+    facts = make_facts(task="embed", vocab_size=384, of_task=embedding.encode())
     return prepare_embeddings(model, Job("embedding", facts, 100_000, 0.0, json.dumps(fields).encode()))
 
 

@@ -22,8 +22,8 @@ def model(folder: Path, template: str) -> Path:
 
 
 def test_a_model_whose_files_are_fine_passes(tmp_path: Path) -> None:
-    try_files(model(tmp_path, "{{ messages[0].content }}"))
-    try_files(tmp_path / "none")  # whoever reads it says what is wrong
+    try_files(model(tmp_path, "{{ messages[0].content }}"), reads_text=True)
+    try_files(tmp_path / "none", reads_text=True)  # whoever reads it says what is wrong
 
 
 @pytest.mark.parametrize("source", ["{{ 7 ** (7 ** 9) }}", "{{ (7 ** (7 ** 9)) | center(9) }}"])
@@ -32,13 +32,13 @@ def test_a_template_that_compiles_without_end_is_refused(
 ) -> None:
     monkeypatch.setattr(trial, "TEMPLATE_CPU_SECONDS", 1.0)
     with pytest.raises(ModelError, match="chat template takes more than"):
-        try_files(model(tmp_path, source))
+        try_files(model(tmp_path, source), reads_text=True)
 
 
 def test_constants_of_a_template_take_no_memory_of_this_process(tmp_path: Path) -> None:
-    try_files(model(tmp_path, "{{ 'a' * 3000000000 }}"))  # whoever renders it has limits, too
+    try_files(model(tmp_path, "{{ 'a' * 3000000000 }}"), reads_text=True)  # whoever renders it has limits, too
     with pytest.raises(ModelError, match=r"takes more than|not valid"):
-        try_files(model(tmp_path, "{{ 'a' * 1000000000 }}" * 4))
+        try_files(model(tmp_path, "{{ 'a' * 1000000000 }}" * 4), reads_text=True)
 
 
 @pytest.mark.parametrize("header_bytes", [2**31, 2**64 - 1, 99_000_000])
@@ -46,17 +46,17 @@ def test_weights_that_claim_a_huge_header_are_refused(tmp_path: Path, header_byt
     folder = model(tmp_path, "")
     (folder / "model.safetensors").write_bytes(header_bytes.to_bytes(8, "little") + b'{"a":')
     with pytest.raises(ModelError, match="is not a whole safetensors file") as caught:
-        try_files(folder)
+        try_files(folder, reads_text=True)
     assert caught.value.reason == "ModelUnreadable"
 
 
 def test_an_error_arrives_as_it_was_raised(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="not valid Jinja") as caught:
-        try_files(model(tmp_path, "{% if %}"))
+        try_files(model(tmp_path, "{% if %}"), reads_text=True)
     assert caught.value.reason == "UnsupportedModel"
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(ModelError, match=r"tokenizer\.json cannot be read"):
-        try_files(tmp_path)
+        try_files(tmp_path, reads_text=True)
 
 
 def test_a_process_that_ends_itself_or_hangs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,28 +1,25 @@
-"""Makes engine requests of a body of /v1/embeddings, one for each input. Runs in the workers of `process`."""
+"""Makes engine requests of a body of /v1/embeddings, one for each input. Runs in the workers of `preparing.process`."""
 
 import uuid
+from collections.abc import Mapping
+from typing import Final
 
 import msgspec
 
 from conveyor_engine.errors import InvalidRequest
-from conveyor_engine.serving.preparing.prepare import (
-    Job,
-    ServedModel,
-    check_token_ids,
-    parse_body,
-    read_prompt,
-    too_many,
-)
+from conveyor_engine.serving.preparing.jobs import Job, Kind, ServedModel, parse_body, too_many
+from conveyor_engine.serving.preparing.prepare import check_token_ids, read_prompt
 from conveyor_engine.serving.preparing.schemas import EmbeddingRequest
 from conveyor_engine.text.tokenizer import Truncation, too_long
+from conveyor_engine.wire.embedding import EmbeddingFacts, PoolingParams
 from conveyor_engine.wire.messages import Add, encode_frame
-from conveyor_engine.wire.request import EngineRequest, ModelFacts, PoolingParams
+from conveyor_engine.wire.request import EngineRequest, ModelFacts
 
 VECTOR_BYTES_MAX = 64 << 20  # of one request, float32: half of what the API process holds for all of its clients
 _PARAM = "input"
 
 
-class PreparedEmbeddings(msgspec.Struct, frozen=True, kw_only=True, tag=True, array_like=True):
+class PreparedEmbeddings(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """An admissible request, in the inputs' order."""
 
     id: str
@@ -44,16 +41,18 @@ def prepare_embeddings(model: ServedModel, job: Job) -> PreparedEmbeddings:
     fields = parse_body(model, EmbeddingRequest, job.body)
     if len(fields.input) > job.num_requests_max:
         raise too_many("the number of inputs", len(fields.input), job, _PARAM)
-    _check_dimensions(fields.dimensions, job.facts)
-    _check_size(len(fields.input), fields.dimensions, job.facts)
+    embedding = EmbeddingFacts.read(job.facts)
+    _check_dimensions(fields.dimensions, embedding)
+    _check_size(len(fields.input), fields.dimensions or embedding.size)
     truncation = fields.truncation(job.facts.max_model_len)
     prompts = [_read_input(model, text, truncation, job.facts) for text in fields.input]
     request_id = f"embd-{uuid.uuid4().hex}"
+    payload = PoolingParams(dimensions=fields.dimensions).encode()
     requests = [
         EngineRequest(
             request_id=f"{request_id}-{number}",
             prompt_token_ids=prompt,
-            params=PoolingParams(dimensions=fields.dimensions),
+            payload=payload,
             arrival_time=job.arrival_time,
         )
         for number, prompt in enumerate(prompts)
@@ -80,9 +79,8 @@ def _read_input(
     return prompt
 
 
-def _check_dimensions(dimensions: int | None, facts: ModelFacts) -> None:
-    embedding = facts.embedding
-    if embedding is None or dimensions is None or embedding.allows(dimensions):
+def _check_dimensions(dimensions: int | None, embedding: EmbeddingFacts) -> None:
+    if dimensions is None or embedding.allows(dimensions):
         return
     if not embedding.is_matryoshka:
         allowed = f"its config.json does not say that it was trained for fewer (is_matryoshka) than {embedding.size}"
@@ -93,11 +91,12 @@ def _check_dimensions(dimensions: int | None, facts: ModelFacts) -> None:
     raise InvalidRequest(f"dimensions is {dimensions}, which this model does not have: {allowed}", param="dimensions")
 
 
-def _check_size(num_inputs: int, dimensions: int | None, facts: ModelFacts) -> None:
+def _check_size(num_inputs: int, size: int) -> None:
     """Refuses more vectors than one answer may hold, before they are computed."""
-    assert facts.embedding is not None, "paths of the other task are refused before"
-    size = dimensions or facts.embedding.size
     most = VECTOR_BYTES_MAX // (4 * size)
     if num_inputs > most:
         message = f"{num_inputs} inputs are more than the {most} that one answer may have with {size} dimensions"
         raise InvalidRequest(f"{message}; send fewer at a time", param=_PARAM)
+
+
+TASK: Final[Mapping[str, Kind]] = {"embedding": Kind(prepare_embeddings, PreparedEmbeddings)}

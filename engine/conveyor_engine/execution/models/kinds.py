@@ -1,0 +1,24 @@
+"""Which of transformers' classes load a kind of model. A runner names the kind; `loader` and `checks` go by it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from transformers import AutoModel, AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING
+
+
+@dataclass(frozen=True, slots=True)
+class ModelKind:
+    """One auto class and the configurations that it loads."""
+
+    task: str  # a name of `registry`, and the verb in errors
+    name: str
+    auto_class: Any
+    classes: Mapping[Any, Any]  # by class of the configuration
+    text_only: bool = False  # not the text part of a model that has others
+    without_pooler: bool = False  # a classifier's layer over the first token is dropped; checkpoints may lack it
+
+
+CAUSAL_LM: Final = ModelKind("generate", "causal language model", AutoModelForCausalLM, MODEL_FOR_CAUSAL_LM_MAPPING)
+TEXT_ENCODER: Final = ModelKind("embed", "text encoder", AutoModel, MODEL_MAPPING, text_only=True, without_pooler=True)

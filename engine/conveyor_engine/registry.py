@@ -1,0 +1,68 @@
+"""Finds tasks, and what each process needs to know of one. Used by every process of the engine; the lowest room.
+
+A task is a package with a module for each process. Each module has a `TASK`, whose type belongs to its process:
+
+    about        all processes      what its models do, and how their files show it: `About`
+    scheduling   engine process     what a request costs, and what comes out: `scheduling.tasks.Task`, made of the facts
+    execution    engine process     loads a model of the task; knows torch: `execution.build.Build`
+    preparing    worker processes   reads bodies: `serving.preparing.jobs.Kind`, by the name of each kind of body
+    serving      API process        its paths: `serving.http.task_paths.TaskPaths`
+
+No process imports a module that is not for it. Our own tasks are in `tasks`. An installed package brings another by an
+entry point of the group `conveyor.tasks`: the task's name, and the name of its package.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, Final
+
+from conveyor_engine.errors import ConfigError
+
+GROUP: Final = "conveyor.tasks"
+_OURS: Final = {name: f"conveyor_engine.tasks.{name}" for name in ("embed", "generate")}
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What all processes know of a task. Messages are made of its words."""
+
+    does: str  # as in "this engine's model generates text"
+    does_not: str  # as in "it generates no text"
+    path: str  # that its models answer, the first to try
+    recognises: Callable[[Path], bool]  # whether a model's directory is for this task. Raises ModelError
+    reads_text: bool = True  # whether it needs the model's tokenizer
+
+
+@cache
+def find_packages() -> dict[str, str]:
+    """The package of each task, by the task's name: first those that installed packages bring."""
+    brought = {point.name: point.value for point in entry_points(group=GROUP) if point.name not in _OURS}
+    return brought | _OURS
+
+
+def load(task: str, process: str) -> Any:
+    """The description of the task for one process. Raises ConfigError if there is none."""
+    module = f"{find_packages()[task]}.{process}"
+    try:
+        return import_module(module).TASK
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"the task {task!r} has no description for this process: {module}: {error}") from error
+
+
+def find_task(wanted: str, directory: Path) -> str:
+    """The task of the model in `directory`: the one that is `wanted`, or with `auto` the first that knows its files.
+
+    Raises ModelError.
+    """
+    if wanted != "auto":
+        return wanted
+    return next(task for task in find_packages() if load_about(task).recognises(directory))
+
+
+def load_about(task: str) -> About:
+    about: About = load(task, "about")
+    return about

@@ -1,0 +1,73 @@
+"""Answers to requests of one or more inputs that each take one step of the engine: all results, or one error."""
+
+import time
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from starlette.types import Send
+
+from conveyor_engine.serving.http.engine_response import EngineResponse, Opened
+from conveyor_engine.serving.http.failures import find_failure
+from conveyor_engine.serving.http.usage import UsedTokens
+from conveyor_engine.wire.request import FinishReason, RequestOutput
+
+
+class PreparedInputs(Protocol):
+    """What the answer needs of the request, in the inputs' order."""
+
+    @property
+    def request_ids(self) -> Sequence[str]: ...
+
+    @property
+    def nums_prompt_tokens(self) -> Sequence[int]: ...
+
+    @property
+    def arrival_time(self) -> float: ...
+
+
+class OneStepResponse(EngineResponse):
+    """The payload of each input, made into an answer by a subclass."""
+
+    def __init__(self, opened: Opened, prepared: PreparedInputs) -> None:
+        super().__init__(opened)
+        self._inputs = prepared
+        self._sent = time.monotonic()
+        self._payloads: dict[str, bytes] = {}
+        self._open = set(prepared.request_ids)
+
+    @abstractmethod
+    def _pieces(self, payloads: Sequence[bytes]) -> Iterator[bytes]:
+        """The JSON of the answer, with the payload of each input."""
+
+    async def _answer(self, send: Send) -> None:
+        for num_tokens in self._inputs.nums_prompt_tokens:
+            self._state.metrics.observe_prompt(num_tokens)
+        async for outputs in self._generation.batches():
+            for output in outputs:
+                self._take(output)
+        await self._send_json(self._pieces([self._payloads[i] for i in self._inputs.request_ids]), send)
+
+    def _take(self, output: RequestOutput) -> None:
+        """Raises DeadlineExceeded or GenerationFailed."""
+        assert output.finish_reason is not None
+        self._end(output.request_id, output.finish_reason)
+        if (failure := find_failure(output)) is not None:
+            raise failure
+        assert output.payload is not None
+        queued, computed = output.scheduled_time - self._sent, time.monotonic() - output.scheduled_time
+        self._state.metrics.observe_stages(max(0.0, queued), computed, 0.0, output.num_preemptions)
+        self._payloads[output.request_id] = output.payload
+        self._held.grow(len(output.payload))
+
+    def _count_used(self) -> UsedTokens:
+        nums = zip(self._inputs.request_ids, self._inputs.nums_prompt_tokens, strict=True)
+        return UsedTokens(prompt_tokens=sum(num for request_id, num in nums if request_id in self._payloads))
+
+    def _leave(self) -> None:
+        for request_id in list(self._open):
+            self._end(request_id, FinishReason.ABORT)
+
+    def _end(self, request_id: str, reason: FinishReason) -> None:
+        self._open.discard(request_id)
+        self._state.metrics.observe_end(reason.value, 0, time.monotonic() - self._inputs.arrival_time, 0.0)

@@ -1,0 +1,75 @@
+"""The paths that answer requests for the engine: each task brings its own, in its `serving` module.
+
+Several tasks may answer one path, each with its own body and answer: the task of the engine's model decides. Used by
+`app` for its routes and by `openapi` for their description.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from conveyor_engine import registry
+from conveyor_engine.errors import ErrorCode, InvalidRequest
+from conveyor_engine.serving.http.app_state import app_state, model_facts
+from conveyor_engine.serving.preparing.schemas import Object
+from conveyor_engine.wire.request import ModelFacts
+
+Answer = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPath:
+    """A path for POST, and its description."""
+
+    path: str
+    answer: Answer
+    summary: str
+    request: type[Object]  # the fields of its body
+    whole: type[msgspec.Struct]  # its answer ...
+    chunk: type[msgspec.Struct] | None = None  # ... or each event of a stream, where it can be one
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPaths:
+    """All paths of a task: the `serving` of its package."""
+
+    paths: tuple[TaskPath, ...]
+    objects: tuple[type[Object], ...] = ()  # within their bodies
+    refine: Callable[[dict[str, Any]], None] = lambda _: None  # adds to the schemas what pydantic cannot derive
+    inputs_bytes_max: int = 0  # of a body with many inputs; 0: a body has one
+
+
+def load_task_paths() -> dict[str, TaskPaths]:
+    """Of each task that this engine knows, those of text first."""
+    return {task: registry.load(task, "serving") for task in reversed(registry.find_packages())}
+
+
+def build_task_routes() -> dict[tuple[str, str], Answer]:
+    """By method and path."""
+    rows: dict[str, dict[str, TaskPath]] = {}
+    for task, of_task in load_task_paths().items():
+        for row in of_task.paths:
+            rows.setdefault(row.path, {})[task] = row
+    return {("POST", path): _answer_by_task(by_task) for path, by_task in rows.items()}
+
+
+def _answer_by_task(rows: Mapping[str, TaskPath]) -> Answer:
+    async def answer(request: Request) -> Response:
+        facts = model_facts(app_state(request))
+        row = rows.get(facts.task)
+        if row is None:
+            raise _wrong_task(facts, next(iter(rows)))
+        return await row.answer(request)
+
+    return answer
+
+
+def _wrong_task(facts: ModelFacts, asked: str) -> InvalidRequest:
+    own, other = registry.load_about(facts.task), registry.load_about(asked)
+    return InvalidRequest(
+        f"this engine's model {own.does} and {other.does_not}; it answers {own.path}", code=ErrorCode.WRONG_TASK
+    )

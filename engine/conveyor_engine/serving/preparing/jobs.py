@@ -1,0 +1,112 @@
+"""A body on its way to a worker, and what a worker makes of it: what all kinds of bodies have in common.
+
+The `preparing` module of a task has a `Kind` for each kind of body that its paths take. Used on both sides: by the pool
+and the routes in the API process, and by `process` in the workers.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+from pydantic import ValidationError
+from pydantic_core import from_json
+
+from conveyor_engine import registry
+from conveyor_engine.errors import ErrorCode, InvalidRequest, UnknownModel
+from conveyor_engine.serving.preparing.refusals import invalid_request
+from conveyor_engine.serving.preparing.sampling_defaults import SamplingDefaults
+from conveyor_engine.serving.preparing.schemas import ModelFields
+from conveyor_engine.text.tokenizer import Tokenizer
+from conveyor_engine.wire.request import ModelFacts
+
+Fields = TypeVar("Fields", bound=ModelFields)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """The model that a request is checked against."""
+
+    name: str  # what requests call it
+    text: Tokenizer | None  # None: its task reads no text
+    sampling_defaults: SamplingDefaults
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Of a model whose task reads text."""
+        assert self.text is not None
+        return self.text
+
+
+class Job(msgspec.Struct, array_like=True):
+    """One body, and what it is checked against beside the model."""
+
+    kind: str
+    facts: ModelFacts
+    num_requests_max: int  # that the engine ever takes at once
+    arrival_time: float
+    body: bytes
+
+
+class Prepared(Protocol):
+    """An admissible request. Each kind has a struct for it, with what its answer needs beside this."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def num_tokens_of(self) -> Mapping[str, int]:
+        """By the id of each engine request, how much of the engine's memory it takes: tokens, or 4 bytes of payload."""
+        ...
+
+    @property
+    def ignored_fields(self) -> int:
+        """Fields of the body that nobody defines."""
+        ...
+
+    @property
+    def add(self) -> bytes:
+        """The message for the engine, encoded: the API process never handles what a prompt holds."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of body."""
+
+    prepare: Callable[[ServedModel, Job], Prepared]  # raises InvalidRequest or UnknownModel
+    prepared: Any  # the struct that `prepare` returns
+    runs_template: bool = False  # whether it runs a program of the model's author, and may be slow
+
+
+def find_kind(job: Job) -> Kind:
+    """The kind of the job's body, as the task of the engine has it."""
+    kinds: Mapping[str, Kind] = registry.load(job.facts.task, "preparing")
+    return kinds[job.kind]
+
+
+def parse_body(model: ServedModel, schema: type[Fields], body: bytes) -> Fields:
+    """Raises InvalidRequest or UnknownModel."""
+    try:
+        content = from_json(body)  # takes less memory than what pydantic makes of the same bytes
+    except ValueError as error:
+        raise InvalidRequest(f"the body is not JSON: {error}", code=ErrorCode.INVALID_JSON) from None
+    try:
+        fields = schema.model_validate(content)
+    except ValidationError as error:
+        raise invalid_request(error) from None
+    if fields.model is not None:
+        check_model(model.name, fields.model)
+    return fields
+
+
+def too_many(what: str, num_requests: int, job: Job, param: str) -> InvalidRequest:
+    """The error for a body of more requests than the engine ever takes."""
+    most = f"more than the {job.num_requests_max} this engine ever takes at once"
+    return InvalidRequest(f"{what} is {num_requests}, {most}", param=param)
+
+
+def check_model(served: str, asked: str) -> None:
+    """Raises UnknownModel unless `asked` is the served name."""
+    if asked != served:
+        raise UnknownModel(f"the model {asked[:200]!r} is not served here; {served!r} is", param="model")

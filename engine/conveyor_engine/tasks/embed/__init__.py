@@ -1,0 +1,1 @@
+"""Makes one vector of each prompt, in one step."""

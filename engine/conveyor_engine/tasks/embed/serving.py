@@ -1,0 +1,73 @@
+"""POST /v1/embeddings."""
+
+import base64
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import msgspec
+from starlette.requests import Request
+
+from conveyor_engine.serving.http.engine_response import Opened, open_request
+from conveyor_engine.serving.http.formats import encode
+from conveyor_engine.serving.http.one_step import OneStepResponse
+from conveyor_engine.serving.http.task_paths import TaskPath, TaskPaths
+from conveyor_engine.serving.preparing.schemas import EmbeddingRequest
+from conveyor_engine.tasks.embed.preparing import PreparedEmbeddings
+
+
+class Embedding(msgspec.Struct):
+    """The vector of one input: numbers, or their float32 bytes (little-endian) in base64."""
+
+    index: int
+    embedding: list[float] | str
+    object: str = "embedding"
+
+
+class EmbeddingUsage(msgspec.Struct):
+    """Tokens of all inputs."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(msgspec.Struct):
+    """The whole answer, in the inputs' order."""
+
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+    object: str = "list"
+
+
+async def create_embeddings(request: Request) -> "EmbeddingsResponse":
+    """Answers with a vector of each input. Each is an engine request of its own, so it shares batches with others."""
+    return EmbeddingsResponse(await open_request(request, "embedding"))
+
+
+class EmbeddingsResponse(OneStepResponse):
+    """All vectors, or one error."""
+
+    def __init__(self, opened: Opened) -> None:
+        assert isinstance(opened.prepared, PreparedEmbeddings)
+        super().__init__(opened, opened.prepared)
+        self._prepared = opened.prepared
+
+    def _pieces(self, payloads: Sequence[bytes]) -> Iterator[bytes]:
+        """The JSON of an EmbeddingList."""
+        num_tokens = sum(self._prepared.nums_prompt_tokens)
+        whole = EmbeddingList([], self._state.model.name, EmbeddingUsage(num_tokens, num_tokens))
+        begin, end = encode(whole).split(b'"data":[]')
+        yield begin + b'"data":['
+        for index, vector in enumerate(payloads):
+            yield (b"," if index else b"") + encode(Embedding(index, self._show(vector)))
+        yield b"]" + end
+
+    def _show(self, vector: bytes) -> list[float] | str:
+        return base64.b64encode(vector).decode() if self._prepared.as_base64 else array("f", vector).tolist()
+
+
+TASK: Final = TaskPaths(
+    (TaskPath("/v1/embeddings", create_embeddings, "Makes a vector of each input.", EmbeddingRequest, EmbeddingList),),
+    inputs_bytes_max=4 * 2**20,  # half of what a gateway takes of one body by default
+)

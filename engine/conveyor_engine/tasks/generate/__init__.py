@@ -1,0 +1,1 @@
+"""Continues prompts, token by token."""

@@ -1,0 +1,12 @@
+"""What all processes know of models that generate text."""
+
+from typing import Final
+
+from conveyor_engine.registry import About
+
+TASK: Final = About(
+    does="generates text",
+    does_not="generates no text",
+    path="/v1/completions",
+    recognises=lambda _: True,  # what no other task recognises
+)

@@ -1,0 +1,59 @@
+"""Tokens that continue the prompt, as the scheduler sees them."""
+
+from itertools import repeat
+from random import Random
+from typing import Final
+
+from conveyor_engine.errors import ErrorCode, InvalidRequest
+from conveyor_engine.scheduling.answers import Answers
+from conveyor_engine.scheduling.step import Step
+from conveyor_engine.scheduling.tasks import wrong_task
+from conveyor_engine.wire.request import EngineRequest, ModelFacts, SamplingParams
+from conveyor_engine.wire.step import StepResult
+
+_NO_TOKENS: list[int] = []
+
+
+class Generation:
+    """Prompts may be cut; each row with logits gets tokens."""
+
+    whole_prompts = False
+    result_name = "logits"
+
+    def __init__(self, facts: ModelFacts) -> None:
+        self._task, self._vocab_size, self._max_model_len = facts.task, facts.vocab_size, facts.max_model_len
+        self.dummy_cost_max = max(1, facts.max_model_len - 2)
+
+    def build_dummy(self, number: int, cost: int) -> EngineRequest:
+        """Every second one is greedy; two tokens of output where they fit."""
+        random = Random(number)
+        return EngineRequest(
+            request_id=str(number),
+            prompt_token_ids=[random.randrange(self._vocab_size) for _ in range(cost)],
+            params=SamplingParams(
+                max_tokens=min(2, self._max_model_len - cost), ignore_eos=True, temperature=number % 2, top_p=0.9
+            ),
+        )
+
+    def check(self, request: EngineRequest) -> None:
+        if request.params is None:
+            raise wrong_task(self._task)
+        num_tokens, max_tokens = len(request.prompt_token_ids), request.params.max_tokens
+        if num_tokens < 1 or max_tokens < 1:
+            raise InvalidRequest("a request needs a token of prompt and one of output, at least", param="prompt")
+        if num_tokens + max_tokens > self._max_model_len:
+            message = f"{num_tokens} tokens of prompt and {max_tokens} of output are more than the context of"
+            raise InvalidRequest(
+                f"{message} {self._max_model_len}", param="max_tokens", code=ErrorCode.CONTEXT_LENGTH_EXCEEDED
+            )
+
+    def take(self, answers: Answers, step: Step, result: StepResult) -> None:
+        logprobs = repeat(None) if result.logprobs is None else result.logprobs
+        sampled = zip(result.token_ids, logprobs, strict=False)
+        for work in step.work:
+            token_ids, token_logprobs = next(sampled) if work.num_logits else (_NO_TOKENS, None)
+            if work.is_wanted:
+                answers.advance(work, token_ids, token_logprobs)
+
+
+TASK: Final = Generation
