@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote
 
-from conveyor_api.endpoints import ENDPOINTS, Task, find_endpoint
+from conveyor_api.endpoints import ENDPOINTS, Kind, find_endpoint
 from conveyor_api.names import GATEWAY_SERVICE
 from conveyor_gateway.errors import Code, MethodNotAllowed, Misdirected, NotFound
 from conveyor_gateway.watching.catalog import Directory, Service
@@ -33,10 +33,11 @@ _SERVICE_HOST = re.compile(rf"({_LABEL})\.({_LABEL})(?:\.svc(?:\..+)?)?")
 class Route:
     """What to do, for which service (`namespace/name`; None: the root), with which path on the engine or model id."""
 
-    task: Task
+    kind: Kind
     service: str | None
     path: str = ""
     model: str = ""
+    may_stream: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,35 +61,35 @@ def parse_route(method: str, path: str, host: str, own: OwnHosts, directory: Dir
     """
     if match := _SERVICE_PATH.fullmatch(path):
         namespace, name, rest = match.groups()
-        return _parse_task(method, rest, _known(f"{namespace}/{name}", directory))
+        return _parse_rest(method, rest, _known(f"{namespace}/{name}", directory))
     if not path.startswith("/v1/") and path not in _BESIDE_V1:
         raise NotFound(
             f"no such path: {path}; services are at /<namespace>/<name>/v1/..., models at /v1/models",
             Code.PATH_NOT_FOUND,
         )
-    return _parse_task(method, path, _parse_host(host, own, directory))
+    return _parse_rest(method, path, _parse_host(host, own, directory))
 
 
-def _parse_task(method: str, path: str, service: str | None) -> Route:
+def _parse_rest(method: str, path: str, service: str | None) -> Route:
     endpoint = find_endpoint(path)
     if endpoint is None:
         known = ", ".join(each.path for each in ENDPOINTS if not each.path.endswith("/"))
         raise NotFound(f"no such path: {path}; there are {known}", Code.PATH_NOT_FOUND)
     if method != endpoint.method:
         raise MethodNotAllowed(f"{path} takes {endpoint.method}, not {method}", endpoint.method)
-    match endpoint.task:
-        case Task.GENERATE | Task.EMBED:
-            return Route(endpoint.task, service, path)
-        case Task.STATUS:
-            return Route(endpoint.task, service, path.removeprefix("/v1"))
-        case Task.GET_MODEL:
-            return Route(endpoint.task, service, model=unquote(path.removeprefix(endpoint.path)))
-        case Task.LIST_MODELS:
-            return Route(endpoint.task, service)
-        case Task.DESCRIBE if service is None:
+    match endpoint.kind:
+        case Kind.ENGINE:
+            return Route(endpoint.kind, service, path, may_stream=endpoint.may_stream)
+        case Kind.STATUS:
+            return Route(endpoint.kind, service, path.removeprefix("/v1"))
+        case Kind.GET_MODEL:
+            return Route(endpoint.kind, service, model=unquote(path.removeprefix(endpoint.path)))
+        case Kind.LIST_MODELS:
+            return Route(endpoint.kind, service)
+        case Kind.DESCRIBE if service is None:
             raise NotFound(f"each service has its own, at /<namespace>/<name>{path}", Code.PATH_NOT_FOUND)
-        case Task.DESCRIBE:
-            return Route(endpoint.task, service, path)
+        case Kind.DESCRIBE:
+            return Route(endpoint.kind, service, path)
 
 
 def _parse_host(host: str, own: OwnHosts, directory: Directory) -> str | None:

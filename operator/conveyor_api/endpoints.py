@@ -1,7 +1,7 @@
-"""What a service answers: the one catalogue of paths, each with its method and its task. Pure.
+"""What a service answers: the one catalogue of paths, each with its method and its kind. Pure.
 
 The gateway routes by it; tests/contract/test_endpoints.py holds the engine to it. A new endpoint is a row here and a
-route of the engine; the gateway learns of it only if its task is a new one.
+path of a task in the engine.
 """
 
 from dataclasses import dataclass
@@ -9,11 +9,10 @@ from enum import StrEnum
 from typing import Final
 
 
-class Task(StrEnum):
-    """What a client asks for."""
+class Kind(StrEnum):
+    """What the gateway does with a request."""
 
-    GENERATE = "generate"  # of an engine, for a place in its queue
-    EMBED = "embed"  # the same
+    ENGINE = "engine"  # sends it to an engine, once that has a place for it
     LIST_MODELS = "list_models"
     GET_MODEL = "get_model"
     STATUS = "status"  # whether requests are answered, and by which version
@@ -26,7 +25,9 @@ class Endpoint:
 
     method: str
     path: str
-    task: Task
+    kind: Kind
+    models: str = ""  # what a model does that an engine answers it for; of `ENGINE`
+    may_stream: bool = False  # whether a client may ask for the answer as events
 
     def matches(self, path: str) -> bool:
         return path.startswith(self.path) if self.path.endswith("/") else path == self.path
@@ -34,13 +35,13 @@ class Endpoint:
 
 # Clients ask for the status beside /v1 and below it.
 ENDPOINTS: Final = (
-    Endpoint("POST", "/v1/completions", Task.GENERATE),
-    Endpoint("POST", "/v1/chat/completions", Task.GENERATE),
-    Endpoint("POST", "/v1/embeddings", Task.EMBED),
-    Endpoint("GET", "/v1/models", Task.LIST_MODELS),
-    Endpoint("GET", "/v1/models/", Task.GET_MODEL),
-    *(Endpoint("GET", f"{base}/{page}", Task.STATUS) for base in ("", "/v1") for page in ("health", "ping", "version")),
-    Endpoint("GET", "/openapi.json", Task.DESCRIBE),
+    Endpoint("POST", "/v1/completions", Kind.ENGINE, "generates text", may_stream=True),
+    Endpoint("POST", "/v1/chat/completions", Kind.ENGINE, "generates text", may_stream=True),
+    Endpoint("POST", "/v1/embeddings", Kind.ENGINE, "embeds"),
+    Endpoint("GET", "/v1/models", Kind.LIST_MODELS),
+    Endpoint("GET", "/v1/models/", Kind.GET_MODEL),
+    *(Endpoint("GET", f"{base}/{page}", Kind.STATUS) for base in ("", "/v1") for page in ("health", "ping", "version")),
+    Endpoint("GET", "/openapi.json", Kind.DESCRIBE),
 )
 
 

@@ -3,7 +3,7 @@
 import pytest
 from tests.gateway.builders import claim, make_directory, make_known_service
 
-from conveyor_api.endpoints import Task
+from conveyor_api.endpoints import Kind
 from conveyor_gateway.errors import GatewayError, MethodNotAllowed, Misdirected, NotFound
 from conveyor_gateway.routing import OwnHosts, Route, find_model, model_id, parse_route
 
@@ -52,19 +52,19 @@ def test_the_path_or_else_the_host_names_the_service(path: str, host: str, servi
 @pytest.mark.parametrize(
     ("method", "path", "expected"),
     [
-        ("POST", "/v1/completions", Route(Task.GENERATE, None, "/v1/completions")),
-        ("POST", "/default/qwen/v1/chat/completions", Route(Task.GENERATE, "default/qwen", CHAT)),
-        ("POST", "/default/qwen/v1/embeddings", Route(Task.EMBED, "default/qwen", "/v1/embeddings")),
-        ("GET", "/health", Route(Task.STATUS, None, "/health")),
-        ("GET", "/v1/version", Route(Task.STATUS, None, "/version")),
-        ("GET", "/default/qwen/ping", Route(Task.STATUS, "default/qwen", "/ping")),
-        ("GET", "/default/qwen/v1/health", Route(Task.STATUS, "default/qwen", "/health")),
-        ("GET", "/default/qwen/openapi.json", Route(Task.DESCRIBE, "default/qwen", "/openapi.json")),
-        ("GET", "/v1/models", Route(Task.LIST_MODELS, None)),
-        ("GET", "/default/qwen/v1/models", Route(Task.LIST_MODELS, "default/qwen")),
-        ("GET", "/v1/models/meta/llama", Route(Task.GET_MODEL, None, model="meta/llama")),
-        ("GET", "/v1/models/meta%2Fllama", Route(Task.GET_MODEL, None, model="meta/llama")),
-        ("GET", "/default/qwen/v1/models/qwen", Route(Task.GET_MODEL, "default/qwen", model="qwen")),
+        ("POST", "/v1/completions", Route(Kind.ENGINE, None, "/v1/completions", may_stream=True)),
+        ("POST", "/default/qwen/v1/chat/completions", Route(Kind.ENGINE, "default/qwen", CHAT, may_stream=True)),
+        ("POST", "/default/qwen/v1/embeddings", Route(Kind.ENGINE, "default/qwen", "/v1/embeddings")),
+        ("GET", "/health", Route(Kind.STATUS, None, "/health")),
+        ("GET", "/v1/version", Route(Kind.STATUS, None, "/version")),
+        ("GET", "/default/qwen/ping", Route(Kind.STATUS, "default/qwen", "/ping")),
+        ("GET", "/default/qwen/v1/health", Route(Kind.STATUS, "default/qwen", "/health")),
+        ("GET", "/default/qwen/openapi.json", Route(Kind.DESCRIBE, "default/qwen", "/openapi.json")),
+        ("GET", "/v1/models", Route(Kind.LIST_MODELS, None)),
+        ("GET", "/default/qwen/v1/models", Route(Kind.LIST_MODELS, "default/qwen")),
+        ("GET", "/v1/models/meta/llama", Route(Kind.GET_MODEL, None, model="meta/llama")),
+        ("GET", "/v1/models/meta%2Fllama", Route(Kind.GET_MODEL, None, model="meta/llama")),
+        ("GET", "/default/qwen/v1/models/qwen", Route(Kind.GET_MODEL, "default/qwen", model="qwen")),
     ],
 )
 def test_a_route_says_what_to_do(method: str, path: str, expected: Route) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 from aiohttp.web import BaseRequest, Response, StreamResponse
 
-from conveyor_api.endpoints import ENDPOINTS, Endpoint, Task
+from conveyor_api.endpoints import ENDPOINTS, Endpoint, Kind
 from conveyor_gateway import __version__
 from conveyor_gateway.admission.memory import Holding, Memory, build_memory_full
 from conveyor_gateway.answering.models import Model, ModelList
@@ -56,14 +56,13 @@ _ENGINES_ANSWER: Final = (
     Code.QUEUE_TIMEOUT,
     Code.DEADLINE_EXCEEDED,
 )
-_OF_TASK: Final[dict[Task, tuple[Code, ...]]] = {
-    Task.LIST_MODELS: (),
-    Task.GET_MODEL: (Code.MODEL_NOT_FOUND,),
-    Task.STATUS: (Code.NO_ENGINE, Code.ENGINES_NOT_READY),
-    Task.DESCRIBE: (Code.NO_ENGINE, Code.ENGINES_NOT_READY, Code.GATEWAY_MEMORY_FULL),
+_OF_KIND: Final[dict[Kind, tuple[Code, ...]]] = {
+    Kind.LIST_MODELS: (),
+    Kind.GET_MODEL: (Code.MODEL_NOT_FOUND,),
+    Kind.STATUS: (Code.NO_ENGINE, Code.ENGINES_NOT_READY),
+    Kind.DESCRIBE: (Code.NO_ENGINE, Code.ENGINES_NOT_READY, Code.GATEWAY_MEMORY_FULL),
 }
 _KEPT_BACK: Final = {str(status) for status in KEPT_BACK}
-_TASKS: Final = {Task.GENERATE: "generates text", Task.EMBED: "embeds"}
 _NAME: Final = "Gateway{name}"
 _REFERENCE: Final = f"#/components/schemas/{_NAME}"
 _JSON: Final = "application/json"
@@ -167,7 +166,7 @@ def build_document(of_engine: bytes, service: str, base: str) -> bytes:
     known, paths = _PATHS.read(engine.paths), dict[str, Json]()
     for endpoint in ENDPOINTS:
         path, method = _template(endpoint), endpoint.method.lower()
-        for operation in _describe(endpoint.task, _OPERATION.find(_METHODS.read(known.get(path)).get(method))):
+        for operation in _describe(endpoint.kind, _OPERATION.find(_METHODS.read(known.get(path)).get(method))):
             paths.setdefault(path, {})[method] = operation
     document = {
         "openapi": engine.openapi,
@@ -186,21 +185,21 @@ def _add_schemas(of_engine: msgspec.Raw) -> msgspec.Raw:
 
 
 def _template(endpoint: Endpoint) -> str:
-    return f"{endpoint.path}{{model}}" if endpoint.task is Task.GET_MODEL else endpoint.path
+    return f"{endpoint.path}{{model}}" if endpoint.kind is Kind.GET_MODEL else endpoint.path
 
 
-def _describe(task: Task, known: Raws | None) -> Iterator[Json]:
+def _describe(kind: Kind, known: Raws | None) -> Iterator[Json]:
     """The operation of a path, if there is one; `known` is the engine's."""
-    refusals = _build_refusals((*_ANY_PATH, *_OF_TASK.get(task, _ENGINES_ANSWER)))
-    match task:
-        case Task.LIST_MODELS:
+    refusals = _build_refusals((*_ANY_PATH, *_OF_KIND.get(kind, _ENGINES_ANSWER)))
+    match kind:
+        case Kind.LIST_MODELS:
             yield _page("The model of this service.", _refer("ModelList"), refusals)
-        case Task.GET_MODEL:
+        case Kind.GET_MODEL:
             model = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
             yield {"parameters": [model], **_page("The model, if its id is this one.", _refer("Model"), refusals)}
-        case Task.DESCRIBE:
+        case Kind.DESCRIBE:
             yield _page("This document.", {"type": "object"}, refusals)
-        case Task.STATUS:
+        case Kind.STATUS:
             told: object = _responses(known).get("200", {"description": "Yes."})
             yield {"summary": "Whether requests are answered, and by what.", "responses": {"200": told} | refusals}
         case _:
@@ -276,14 +275,14 @@ def _build_outline() -> bytes:
     paths = {
         endpoint.path: {
             endpoint.method.lower(): {
-                "summary": f"Only if the model {_TASKS[endpoint.task]}.",
+                "summary": f"Only if the model {endpoint.models}.",
                 "description": "No engine runs now. The document of one that runs has the fields of the body.",
                 "requestBody": body,
                 "responses": {"200": {"description": "The answer of the engine that this starts."}},
             }
         }
         for endpoint in ENDPOINTS
-        if endpoint.task in _TASKS
+        if endpoint.kind is Kind.ENGINE
     }
     return msgspec.json.encode({"openapi": "3.1.0", "paths": paths})
 

@@ -8,7 +8,7 @@ from http import HTTPStatus
 
 from aiohttp.web import BaseRequest, Response, StreamResponse
 
-from conveyor_api.endpoints import Task
+from conveyor_api.endpoints import Kind
 from conveyor_api.names import GATEWAY_HEALTH_PATH, READINESS_PATH
 from conveyor_gateway.admission.memory import Memory
 from conveyor_gateway.answering.document import send_document
@@ -62,14 +62,14 @@ class PublicApp:
             raise Unavailable("the gateway does not know the services yet; try again", Code.NOT_SYNCED)
         route = parse_route(request.method, path, _find_host(request), self.own_hosts, self.catalog.directory)
         request_id = find_request_id(request)
-        match route.task:
-            case Task.LIST_MODELS:
+        match route.kind:
+            case Kind.LIST_MODELS:
                 answer: StreamResponse = await self._list_models(request, route)
-            case Task.GET_MODEL:
+            case Kind.GET_MODEL:
                 answer = build_json(find_model_page(route, self.catalog.directory, self.lists_all), request_id)
-            case Task.STATUS:
+            case Kind.STATUS:
                 answer = await self._find_status(route, request_id)
-            case Task.DESCRIBE:
+            case Kind.DESCRIBE:
                 answer = await self._send_document(request, route)
             case _:
                 return await self.open_requests.answer(request, route, self.clients.find(request))

@@ -19,7 +19,6 @@ from typing import Final
 
 from aiohttp.web import BaseRequest, StreamResponse
 
-from conveyor_api.endpoints import Task
 from conveyor_gateway.admission.memory import Holding, Memory, build_too_many
 from conveyor_gateway.admission.queues import Queues
 from conveyor_gateway.admission.ticket import Ticket
@@ -151,7 +150,7 @@ class OpenRequests:
             ticket = self._queues[service.key].admit(asyncio.get_running_loop().time() + timeout_seconds)
             self._log_admitted(service, record, timeout_seconds)
             try:
-                if service.idle_timeout_seconds is not None and route.task is Task.GENERATE:
+                if service.idle_timeout_seconds is not None and route.may_stream:
                     return await self._answer_alive(request, engine_request, ticket, record)
                 answer = await self._ask(engine_request, ticket, record)
                 holding.keep()
