@@ -28,16 +28,20 @@ def environment(**changes: str) -> dict[str, str]:
 class EngineServer:
     """A `serve` process on a free port of 127.0.0.1. Use it in `with`."""
 
-    def __init__(self, folder: Path, model: Path, program: str = REAL, **fields: object) -> None:
+    def __init__(
+        self, folder: Path, model: Path, program: str = REAL, packages: Path | None = None, **fields: object
+    ) -> None:
+        """`packages`: a folder of further installed packages."""
         flags = {"device": "cpu", "dtype": "float32", "num_kv_blocks": 1024, "host": "127.0.0.1", "port": 0, **fields}
         arguments = [text for name, value in flags.items() for text in (f"--{name.replace('_', '-')}", str(value))]
         folder.mkdir(parents=True, exist_ok=True)
         self.log_path = folder / "log"
         self.termination_path = folder / "termination"
+        path = os.pathsep.join(map(str, filter(None, (ENGINE_FOLDER, packages))))
         with self.log_path.open("w") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", program, "serve", "--model", str(model), *arguments],
-                env=environment(TERMINATION_LOG=str(self.termination_path)), stdout=log, stderr=log,
+                env=environment(TERMINATION_LOG=str(self.termination_path), PYTHONPATH=path), stdout=log, stderr=log,
             )  # fmt: skip
         self.client = httpx.Client(timeout=150)
 

@@ -1,0 +1,13 @@
+"""A task that another package brings: the smallest complete one. Its model makes probabilities of numbers."""
+
+from typing import Final
+
+from conveyor_engine.registry import About
+
+TASK: Final = About(
+    does="makes probabilities",
+    does_not="makes no probabilities",
+    path="/v1/softmax",
+    recognises=lambda directory: (directory / "softmax.json").is_file(),
+    reads_text=False,
+)

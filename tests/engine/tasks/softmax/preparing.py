@@ -1,0 +1,61 @@
+"""From a body with lists of numbers to an engine request for each."""
+
+import uuid
+from array import array
+from collections.abc import Mapping
+from typing import Annotated, Final
+
+import msgspec
+from pydantic import Field
+
+from conveyor_engine.errors import InvalidRequest
+from conveyor_engine.serving.preparing.jobs import Job, Kind, ServedModel, parse_body
+from conveyor_engine.serving.preparing.schemas import ModelFields
+from conveyor_engine.wire.messages import Add, encode_frame
+from conveyor_engine.wire.request import EngineRequest
+
+
+class SoftmaxRequest(ModelFields):
+    """POST /v1/softmax."""
+
+    input: Annotated[list[Annotated[list[float], Field(min_length=1)]], Field(min_length=1)]
+    """Lists of numbers."""
+
+
+class PreparedSoftmax(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """An admissible request."""
+
+    id: str
+    num_tokens_of: dict[str, int]
+    request_ids: list[str]
+    nums_prompt_tokens: list[int]  # none: numbers are not tokens
+    arrival_time: float
+    ignored_fields: int
+    add: bytes
+
+
+def _prepare(model: ServedModel, job: Job) -> PreparedSoftmax:
+    fields = parse_body(model, SoftmaxRequest, job.body)
+    longest = max(map(len, fields.input))
+    if longest > job.facts.max_model_len:
+        message = f"a list has {longest} numbers, more than the {job.facts.max_model_len} that this model takes"
+        raise InvalidRequest(message, param="input")
+    request_id = f"softmax-{uuid.uuid4().hex}"
+    requests = [
+        EngineRequest(
+            request_id=f"{request_id}-{number}", payload=array("f", numbers).tobytes(), payload_cost=len(numbers)
+        )
+        for number, numbers in enumerate(fields.input)
+    ]
+    return PreparedSoftmax(
+        id=request_id,
+        num_tokens_of={request.request_id: request.payload_cost for request in requests},
+        request_ids=[request.request_id for request in requests],
+        nums_prompt_tokens=[0] * len(requests),
+        arrival_time=job.arrival_time,
+        ignored_fields=fields.ignored,
+        add=encode_frame(Add.of(requests)),
+    )
+
+
+TASK: Final[Mapping[str, Kind]] = {"softmax": Kind(_prepare, PreparedSoftmax)}

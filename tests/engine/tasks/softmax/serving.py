@@ -1,0 +1,39 @@
+"""POST /v1/softmax."""
+
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import msgspec
+from starlette.requests import Request
+from tests.engine.tasks.softmax.preparing import PreparedSoftmax, SoftmaxRequest
+
+from conveyor_engine.serving.http.engine_response import open_request
+from conveyor_engine.serving.http.formats import encode
+from conveyor_engine.serving.http.one_step import OneStepResponse
+from conveyor_engine.serving.http.task_paths import TaskPath, TaskPaths
+
+
+class Probabilities(msgspec.Struct):
+    """The answer, in the inputs' order."""
+
+    model: str
+    data: list[list[float]]
+
+
+class SoftmaxResponse(OneStepResponse):
+    """All probabilities, or one error."""
+
+    def _pieces(self, payloads: Sequence[bytes]) -> Iterator[bytes]:
+        yield encode(Probabilities(self._state.model.name, [array("f", payload).tolist() for payload in payloads]))
+
+
+async def create_softmax(request: Request) -> SoftmaxResponse:
+    opened = await open_request(request, "softmax")
+    assert isinstance(opened.prepared, PreparedSoftmax)
+    return SoftmaxResponse(opened, opened.prepared)
+
+
+TASK: Final = TaskPaths(
+    (TaskPath("/v1/softmax", create_softmax, "Makes probabilities of numbers.", SoftmaxRequest, Probabilities),)
+)
