@@ -241,7 +241,7 @@ async def test_what_was_accepted_in_the_turn_in_which_the_port_is_closed_is_answ
 
 @pytest.mark.parametrize("sent", [b"\x16\x03\x01" * 5000, b"no HTTP\r\n\r\n", b"GET / HTTP/1.1\r\n: x\r\n\r\n"])
 async def test_what_is_no_http_is_answered_and_not_logged(caplog: pytest.LogCaptureFixture, sent: bytes) -> None:
-    """A traceback for each took more of the processor than the requests of everybody else."""
+    """A hostile client would otherwise fill the log with tracebacks."""
     async with Port().open() as port:
         reader, _ = await port.connect(sent)
         answer = await reader.read()
