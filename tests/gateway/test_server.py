@@ -133,7 +133,8 @@ def root_claim() -> Json:
 
 
 async def test_what_comes_on_an_open_connection_at_the_end_of_the_drain_is_answered_too() -> None:
-    server = Server(Settings(host="127.0.0.1", port=0, admin_port=0, drain_delay_seconds=0, drain_timeout_seconds=60))
+    settings = Settings(host="127.0.0.1", port=0, admin_port=0, drain_delay_seconds=0, drain_timeout_seconds=60)
+    server = Server(settings, max_open_files=2**16)
     for watch in server._watches:
         watch.state.synced, watch.state.heard_at = True, time.monotonic()
         if watch.state.name == "servednames":

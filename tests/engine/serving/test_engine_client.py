@@ -19,7 +19,9 @@ from conveyor_engine.serving.http.app import build_app
 from conveyor_engine.serving.http.app_state import AppState
 from conveyor_engine.serving.http.usage import UsageReports
 from conveyor_engine.serving.metrics import EngineMetrics
+from conveyor_engine.serving.preparing.jobs import ServedModel
 from conveyor_engine.serving.preparing.pool import WorkerPool
+from conveyor_engine.serving.preparing.sampling_defaults import SamplingDefaults
 from conveyor_engine.wire.messages import Add, Drain, Heartbeat, Ready, Refused, Step, encode_frame
 from conveyor_engine.wire.request import EngineRequest, EngineStats, FinishReason, RequestOutput
 
@@ -154,7 +156,8 @@ def test_a_step_may_take_five_times_as_long_as_the_longest_of_the_warm_up(
 async def test_a_silent_engine_is_not_alive_until_it_is_heard_again() -> None:
     engine = EngineClient(EngineConfig(model="m"))
     workers, usage = WorkerPool(None, lambda: None), UsageReports()  # type: ignore[arg-type]
-    state = AppState(EngineConfig(model="m"), "m", engine, None, EngineMetrics("m"), workers, None, usage, 0)  # type: ignore[arg-type]
+    model = ServedModel("m", None, SamplingDefaults())
+    state = AppState(EngineConfig(model="m"), model, engine, EngineMetrics("m"), workers, None, usage, 0)  # type: ignore[arg-type]
     app = build_app(state)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://a") as client:
 

@@ -1,13 +1,15 @@
 """msgspec's structs as dataclasses, for a machine without msgspec. Called by `stage` before the engine is imported.
 
-They are enough for an engine in one process. Whatever encodes messages needs msgspec itself: `msgpack` and `json` are
-missing here. Objects are made more slowly, so a result says it (`about`). A plugin of pytest too, for its workers.
+They are enough for an engine in one process: `msgpack` is pickle here, for what a process writes and reads itself.
+Whatever encodes messages for others needs msgspec itself. Objects are made more slowly, so a result says it (`about`).
+A plugin of pytest too, for its workers.
 """
 
 import dataclasses
 import importlib.util
+import pickle
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 
@@ -16,6 +18,9 @@ class Struct:
 
     def __init_subclass__(cls, kw_only: bool = False, frozen: bool = False, **_: Any) -> None:
         dataclasses.dataclass(kw_only=kw_only, unsafe_hash=frozen)(cls)
+
+
+_msgpack = SimpleNamespace(encode=pickle.dumps, decode=lambda data, type: pickle.loads(data))
 
 
 def pytest_configure() -> None:
@@ -28,7 +33,8 @@ def install() -> bool:
     if "msgspec" not in sys.modules and importlib.util.find_spec("msgspec") is None:
         module, structs = ModuleType("msgspec"), ModuleType("msgspec.structs")
         structs.replace = dataclasses.replace  # type: ignore[attr-defined]
-        for name, value in (("Struct", Struct), ("field", dataclasses.field), ("structs", structs)):
+        values = {"Struct": Struct, "field": dataclasses.field, "structs": structs, "msgpack": _msgpack}
+        for name, value in values.items():
             setattr(module, name, value)
         sys.modules.update({"msgspec": module, "msgspec.structs": structs})
     return getattr(sys.modules.get("msgspec"), "Struct", None) is Struct

@@ -24,7 +24,7 @@ from conveyor_engine.serving.http.generated import GeneratedResponse
 from conveyor_engine.serving.http.memory import Memory
 from conveyor_engine.serving.http.output_parser import PLAIN_TEXT, Part
 from conveyor_engine.serving.metrics import EngineMetrics
-from conveyor_engine.serving.preparing.prepare import Prepared, PreparedChoice
+from conveyor_engine.serving.preparing.prepare import PreparedChoice, PreparedText
 from conveyor_engine.text.tokenizer import Tokenizer
 from conveyor_engine.wire.request import FinishReason, RequestOutput, TokenLogprobs
 
@@ -136,12 +136,13 @@ async def serve(
     request = PreparedChoice(
         request_id="a", arrival_time=0.0, num_prompt_tokens=1, prompt_tail=[5], max_tokens=MAX_TOKENS, min_tokens=0
     )
-    prepared = Prepared(
+    prepared = PreparedText(
         id="chatcmpl-1", stream=stream, include_usage=False, continuous_usage=False, stop=stop,
         top_logprobs=0 if logprobs else None, choices=[request], choices_per_prompt=1, num_prompt_tokens=1,
         tells_cached_tokens=False, ignored_fields=0, add=b"",
     )  # fmt: skip
-    state = SimpleNamespace(tokenizer=tokenizer, metrics=EngineMetrics("tiny"), memory=Memory(2**30), model_name="tiny")
+    model = SimpleNamespace(name="tiny", tokenizer=tokenizer)
+    state = SimpleNamespace(model=model, metrics=EngineMetrics("tiny"), memory=Memory(2**30))
     generation = Generation(["a"], 600.0, lambda _: None, Turns())
     response = GeneratedResponse(Opened(cast(AppState, state), prepared, generation, 600.0), ChatFormat)
 
