@@ -1,15 +1,13 @@
 """Whatever the sort key is, the waiting queue is in its order, as a search through a list finds it."""
 
-import sys
 from collections.abc import Callable
 from itertools import count, islice
-from types import FrameType
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.engine.builders import make_state, names_of
+from tests.lines_run import count_lines
 
 from conveyor_engine.scheduling import waiting_queue
 from conveyor_engine.scheduling.ordered import Key, Ordered
@@ -152,26 +150,7 @@ def test_an_item_is_where_its_newest_key_puts_it(steps: list[tuple[int, int | No
         assert (len(ordered), item in ordered) == (len(model), item in model)
 
 
-def count_lines(work: Callable[[], object]) -> int:
-    """How many lines of the engine's scheduling `work` runs."""
-    counted = 0
-
-    def trace(frame: FrameType, event: str, argument: Any) -> Any:
-        nonlocal counted
-        if "/conveyor_engine/scheduling/" not in frame.f_code.co_filename:
-            return None
-        counted += event == "line"
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        work()
-    finally:
-        sys.settrace(before)
-    return counted
-
-
+FOLDER = "/conveyor_engine/scheduling/"
 FEW, MANY = 100, 3_200  # logarithms of these differ by a factor of 1.75
 
 
@@ -188,7 +167,7 @@ def cost_events(queue: WaitingQueue, requests: list[RequestState]) -> list[int]:
         lambda: queue.remove(middle),
         lambda: queue.add(new),
     ]
-    return [count_lines(event) for event in events]
+    return [count_lines(event, FOLDER) for event in events]
 
 
 @pytest.mark.parametrize("parties", ["one", "each its own"])

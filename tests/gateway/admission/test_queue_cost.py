@@ -1,40 +1,19 @@
 """An event costs by the requests that it wakes, not by those that wait. Counted in lines that run, not in time."""
 
 import asyncio
-import sys
 from collections.abc import Callable
-from types import FrameType
-from typing import Any
 
 import pytest
 from tests.gateway.builders import NeverAsked, make_limits
+from tests.lines_run import count_lines
 
 from conveyor_gateway.admission.service_queue import MAX_WAKES_A_TURN, ServiceQueue
 from conveyor_gateway.admission.ticket import Ticket, TicketState
 from conveyor_gateway.errors import Code, NotFound
 
 FAR = 1e9  # a deadline that no test reaches
+FOLDER = "/conveyor_gateway/admission/"
 FEW, MANY = 100, 3_200
-
-
-def count_lines(work: Callable[[], object]) -> int:
-    """How many lines of the gateway's admission `work` runs."""
-    count = 0
-
-    def trace(frame: FrameType, event: str, argument: Any) -> Any:
-        nonlocal count
-        if "/conveyor_gateway/admission/" not in frame.f_code.co_filename:
-            return None
-        count += event == "line"
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        work()
-    finally:
-        sys.settrace(before)
-    return count
 
 
 def make_queue(num_waiting: int, num_engines: int) -> tuple[ServiceQueue, list[Ticket]]:
@@ -79,7 +58,7 @@ async def test_an_event_costs_no_more_with_many_waiting_than_with_few(event: str
     costs = []
     for num_waiting in (FEW, MANY):
         queue, tickets = make_queue(num_waiting, num_engines)
-        costs.append(count_lines(EVENTS[event](queue, tickets)))
+        costs.append(count_lines(EVENTS[event](queue, tickets), FOLDER))
         queue.close(NotFound("the end", Code.SERVICE_DELETED))
     assert costs[1] < 4 * costs[0], costs  # the index is twice as deep, at chance
 
