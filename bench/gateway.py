@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `e2e` and `tests
 from tests.gateway.cluster import Cluster, own_address
 from tests.gateway.process import GatewayProcess
 
-from conveyor_process.request_headers import USAGE_HEADER, USAGE_MARK
+from conveyor_protocol.request_headers import USAGE_HEADER, USAGE_MARK
 from e2e.cluster.api import Api, wait_until
 from e2e.cluster.control_plane import ControlPlane
 from e2e.cluster.definitions import install_definitions

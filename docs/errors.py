@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from conveyor_engine.errors import ErrorCode
 from conveyor_gateway.errors import Code
 from conveyor_metrics.errors import Reason
-from conveyor_process.answer_codes import AnswerCode
+from conveyor_protocol.answer_codes import AnswerCode
 
 _HEAD = """\
 # Errors

@@ -26,8 +26,8 @@ Raised by core, models and the HTTP side; `__main__` turns StartErrors into exit
 `serving.http` turns RequestErrors into answers. Imports nothing else of the engine's.
 """
 
-from conveyor_process.answer_codes import AnswerCode
-from conveyor_process.failure_reasons import FailureReason
+from conveyor_protocol.answer_codes import AnswerCode
+from conveyor_protocol.failure_reasons import FailureReason
 
 MESSAGE_BYTES_MAX = 2000  # of what is said when an engine ends; Kubernetes keeps 4,096, and JSON may double them
 

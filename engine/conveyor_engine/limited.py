@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Final, NoReturn
 
 from conveyor_engine.errors import ModelError
-from conveyor_process.failure_reasons import FailureReason
+from conveyor_protocol.failure_reasons import FailureReason
 
 MEMORY_BYTES: Final = 2 * 2**30
 _CLOCK_TIMES: Final = 30.0  # of the CPU time may pass by the clock

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from conveyor_engine.errors import ModelError
 from conveyor_engine.limited import run_limited
-from conveyor_process.failure_reasons import FailureReason
+from conveyor_protocol.failure_reasons import FailureReason
 
 WEIGHTS_INDEX = "model.safetensors.index.json"
 FILES_CPU_SECONDS: Final = 60.0  # headers of weights have some MiB in all

@@ -12,7 +12,7 @@ from typing import Any
 
 from conveyor_engine.errors import ModelError, one_line
 from conveyor_engine.model_files import read_object
-from conveyor_process.failure_reasons import FailureReason
+from conveyor_protocol.failure_reasons import FailureReason
 
 # Families whose positions begin behind the padding token's id, of those that this engine runs. The engine itself finds
 # out by a forward (`execution.models.packing`), which takes the weights.

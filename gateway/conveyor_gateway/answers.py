@@ -9,7 +9,7 @@ from typing import Any
 from aiohttp.web import BaseRequest, Response
 
 from conveyor_gateway.errors import Code, GatewayError, Unavailable
-from conveyor_process.request_headers import REQUEST_ID_HEADER, choose_request_id
+from conveyor_protocol.request_headers import REQUEST_ID_HEADER, choose_request_id
 
 
 def find_request_id(request: BaseRequest) -> str:

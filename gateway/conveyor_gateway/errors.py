@@ -22,7 +22,7 @@ A client that goes away gets no answer: its request is cancelled (asyncio.Cancel
 
 from typing import TypedDict
 
-from conveyor_process.answer_codes import AnswerCode, ErrorType
+from conveyor_protocol.answer_codes import AnswerCode, ErrorType
 
 RETRY_AFTER_SECONDS = 1
 

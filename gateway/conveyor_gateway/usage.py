@@ -9,7 +9,7 @@ from typing import Annotated, Final
 import aiohttp
 import msgspec
 
-from conveyor_process.request_headers import USAGE_MARK
+from conveyor_protocol.request_headers import USAGE_MARK
 
 MAX_REPORT_BYTES: Final = 256
 

@@ -11,7 +11,7 @@ wrong flag or variable) reach no client; they are logged, with what to do.
 
 from typing import ClassVar
 
-from conveyor_process.answer_codes import AnswerCode
+from conveyor_protocol.answer_codes import AnswerCode
 
 
 class Reason(AnswerCode):

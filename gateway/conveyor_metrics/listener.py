@@ -13,8 +13,8 @@ from typing import Any
 
 from aiohttp import web
 
-from conveyor_kube.http_connection import Connection
-from conveyor_kube.http_server import AppRunner, find_peer
+from conveyor_http.connection import Connection
+from conveyor_http.server import AppRunner, find_peer
 from conveyor_metrics.app import refuse_outside
 from conveyor_metrics.auth import Trust
 from conveyor_metrics.certificates import Serving

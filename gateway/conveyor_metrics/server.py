@@ -11,8 +11,8 @@ import signal
 import aiohttp
 from kubernetes.aio.client import ApiClient
 
+from conveyor_http.server import AppRunner, open_port
 from conveyor_kube.gateways import gateway_slices
-from conveyor_kube.http_server import AppRunner, open_port
 from conveyor_kube.wanted_json import Json
 from conveyor_kube.watch import Collection, WatchState, connect, watch_collection
 from conveyor_kube.watched_list import WatchedList

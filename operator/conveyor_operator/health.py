@@ -12,7 +12,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from conveyor_api import names
-from conveyor_kube.http_server import AppRunner, open_port
+from conveyor_http.server import AppRunner, open_port
 from conveyor_operator.metrics import Metrics
 from conveyor_process.listening import close_port
 

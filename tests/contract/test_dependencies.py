@@ -12,12 +12,12 @@ import pytest
 
 from e2e.cluster.paths import REPOSITORY
 
-PROCESS = "process/conveyor_process"
-SHARED = (PROCESS, "operator/conveyor_api", "operator/conveyor_kube")
+BELOW_ALL = ("lib/conveyor_process", "lib/conveyor_protocol")
+SHARED = ("lib",)
 PARTS = {
     "operator": (*SHARED, "operator/conveyor_operator", "operator/conveyor_kubectl"),
     "gateway": (*SHARED, "gateway/conveyor_gateway", "gateway/conveyor_metrics"),
-    "engine": (PROCESS, "engine/conveyor_engine"),
+    "engine": (*BELOW_ALL, "engine/conveyor_engine"),
 }
 # Imported by a library that is told to, not by us.
 ASKED_FOR = {"engine": {"httptools"}}  # by the HTTP protocol of uvicorn

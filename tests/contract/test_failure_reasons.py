@@ -9,7 +9,7 @@ from tests.operator.builders import ended, make_pod
 from conveyor_api.conditions import ENGINE_FAILURES, MODEL_FAILURES
 from conveyor_engine.termination import write_termination_message
 from conveyor_operator.inferenceservice.failures import find_failure
-from conveyor_process.failure_reasons import FailureReason
+from conveyor_protocol.failure_reasons import FailureReason
 
 
 @pytest.mark.parametrize("reason", FailureReason)

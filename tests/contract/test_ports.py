@@ -19,8 +19,8 @@ from conveyor_engine.serving.http.connection import Connection
 from conveyor_engine.serving.server import _listen, _Server
 from conveyor_gateway.clients import Clients
 from conveyor_gateway.listening.listener import Listener as GatewayListener
-from conveyor_kube import http_server
-from conveyor_kube.http_server import AppRunner, open_port
+from conveyor_http import server
+from conveyor_http.server import AppRunner, open_port
 from conveyor_metrics.auth import Trust
 from conveyor_metrics.certificates import Serving
 from conveyor_metrics.listener import Listener as MetricsListener
@@ -120,7 +120,7 @@ def test_the_gateway_takes_connections_of_a_trusted_proxy_as_those_of_many_clien
 
 
 def test_a_peer_with_more_new_connections_than_may_wait_is_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_server, "MAX_WAITING", 2)
+    monkeypatch.setattr(server, "MAX_WAITING", 2)
 
     async def answers() -> tuple[list[bytes], bytes]:
         listener = GatewayListener(refuse, "127.0.0.1", 0, BACKLOG)

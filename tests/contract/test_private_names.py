@@ -22,7 +22,8 @@ import uvicorn.server
 from conveyor_engine.serving import server
 from conveyor_engine.serving.http import connection
 from conveyor_gateway.engines import connection as engine_connection
-from conveyor_kube import http_connection, http_server
+from conveyor_http import connection as http_connection
+from conveyor_http import server as http_server
 from e2e.cluster.paths import REPOSITORY
 
 EXTENDED: tuple[type, ...] = (

@@ -15,7 +15,7 @@ from conveyor_gateway.errors import QueueFull
 from conveyor_metrics.demand import Demand, ServiceDemand, sum_demand
 from conveyor_operator.simulate.scenarios import PLAIN
 from conveyor_operator.simulate.serving import Engine, Request, Serving
-from conveyor_process.request_headers import PLACE_GRANTED, PLACE_IF_FREE
+from conveyor_protocol.request_headers import PLACE_GRANTED, PLACE_IF_FREE
 
 SPEC = PLAIN.model_copy(update={"batching": Batching(max_batch_size=4)})
 MAX_QUEUED = 6

@@ -9,7 +9,7 @@ import pytest
 from conveyor_engine.__main__ import main
 from conveyor_engine.serving.cgroup import count_oom_kills
 from conveyor_engine.termination import find_context_length, write_termination_message
-from conveyor_process.failure_reasons import FailureReason
+from conveyor_protocol.failure_reasons import FailureReason
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 from aiohttp import web
 from tests.gateway.cluster import own_address
 
-from conveyor_kube.http_server import open_port
+from conveyor_http.server import open_port
 from conveyor_process.listening import close_port
 
 Handle = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -15,7 +15,7 @@ from aiohttp import web
 from tests.metrics.aggregation import Aggregated
 from tests.metrics.test_server import read_health
 
-from conveyor_kube.http_server import AppRunner, open_port
+from conveyor_http.server import AppRunner, open_port
 from conveyor_metrics import listener
 from conveyor_metrics.auth import Trust
 from conveyor_metrics.certificates import Serving

@@ -13,8 +13,8 @@ import pytest
 from aiohttp import web
 from tests.gateway.engine_servers import refusing_address, silent_address
 
+from conveyor_http.server import open_port
 from conveyor_kube.gateways import Gateway
-from conveyor_kube.http_server import open_port
 from conveyor_kube.watch import MAX_SILENCE_SECONDS, WatchState
 from conveyor_metrics.errors import NotFound, NotKnown
 from conveyor_metrics.source import GatewaySource

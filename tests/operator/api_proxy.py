@@ -18,7 +18,7 @@ import yaml
 from aiohttp import ClientSession, ClientTimeout, web
 from tests.connector import ApiServerConnector
 
-from conveyor_kube.http_server import open_port
+from conveyor_http.server import open_port
 from conveyor_process.listening import close_port
 from e2e.cluster.api import read_kubeconfig
 

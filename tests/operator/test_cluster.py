@@ -9,7 +9,7 @@ from aiohttp import web
 from kubernetes.aio import client
 from kubernetes.aio.client.exceptions import ApiException
 
-from conveyor_kube.http_server import open_port
+from conveyor_http.server import open_port
 from conveyor_operator.cluster import Cluster, translate
 from conveyor_operator.errors import ApiError, Conflict, Refused, Unavailable
 from conveyor_operator.kinds import DEPLOYMENT

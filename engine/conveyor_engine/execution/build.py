@@ -10,7 +10,7 @@ from conveyor_engine.errors import ModelError, is_out_of_memory
 from conveyor_engine.execution.models import checks
 from conveyor_engine.execution.placement import Placement, open_placement
 from conveyor_engine.execution.start import Progress
-from conveyor_process.failure_reasons import FailureReason
+from conveyor_protocol.failure_reasons import FailureReason
 
 Executor = TypeVar("Executor")  # a `loop.executor.Executor`, of which this room knows nothing
 Build = Callable[[EngineConfig, Placement, Progress], Executor]  # the `execution` of a task: loads the model

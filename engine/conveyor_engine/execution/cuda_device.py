@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from conveyor_engine.errors import ConfigError
-from conveyor_process.failure_reasons import FailureReason
+from conveyor_protocol.failure_reasons import FailureReason
 
 OLDEST_CAPABILITY = (8, 0)  # below it bfloat16 is emulated, and the kernels' tiles exceed the shared memory
 _OLDEST_DRIVER = {"12": "525", "13": "580"}  # by major version of CUDA: its minor versions all run on that driver

@@ -2,7 +2,7 @@
 
 from conveyor_engine.config.engine_config import DEFAULT_MEMORY_FRACTION, EngineConfig
 from conveyor_engine.errors import ConfigError
-from conveyor_process.failure_reasons import FailureReason
+from conveyor_protocol.failure_reasons import FailureReason
 
 LARGEST_MEMORY_FRACTION = 0.95  # of the free memory, for num_kv_blocks; allocators and the driver need the rest
 CPU_DEFAULT_BYTES = 4 * 2**30  # the default's upper bound: other programs share a CPU's memory

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from conveyor_engine.errors import ModelError
 from conveyor_engine.execution.models.packed_linear import PackedLinear
-from conveyor_process.failure_reasons import FailureReason
+from conveyor_protocol.failure_reasons import FailureReason
 
 
 def measure_step(device: torch.device, num_tokens: int, lower: str, run: Callable[[], object]) -> int:

@@ -12,7 +12,7 @@ from transformers import PretrainedConfig
 from conveyor_engine.config.engine_config import Device, Dtype
 from conveyor_engine.errors import ConfigError
 from conveyor_engine.execution import cuda_device
-from conveyor_process.failure_reasons import FailureReason
+from conveyor_protocol.failure_reasons import FailureReason
 
 _CGROUP = Path("/sys/fs/cgroup")
 _CPUINFO = Path("/proc/cpuinfo")

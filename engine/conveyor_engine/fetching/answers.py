@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from conveyor_engine.errors import ModelError
-from conveyor_process.failure_reasons import FailureReason
+from conveyor_protocol.failure_reasons import FailureReason
 
 MAX_ANSWER_BYTES: Final = 32 << 20  # of a listing or an error; a hub's listing has about 300 bytes for each file
 MAX_FILES: Final = 1000  # at the root of a model; one answer of a bucket has as many

@@ -35,8 +35,8 @@ from conveyor_engine.fetching.source import (
     find_present,
     is_known_form,
 )
-from conveyor_process.failure_reasons import FailureReason
 from conveyor_process.log import without_secrets
+from conveyor_protocol.failure_reasons import FailureReason
 
 BLOCK_BYTES = 16 << 20  # of one read, which is below MAX_ANSWER_BYTES; each connection has one in memory
 CONNECTIONS = 8

@@ -24,7 +24,7 @@ from conveyor_engine.fetching.mounted import check_model_directory
 from conveyor_engine.fetching.source import POOLING_FILE, RemoteFile, RemoteModel, Source, compute_digest
 from conveyor_engine.fetching.uris import DEFAULT_REVISION, HubUri, parse_uri
 from conveyor_engine.model_files import WEIGHTS_INDEX, read_object
-from conveyor_process.failure_reasons import FailureReason
+from conveyor_protocol.failure_reasons import FailureReason
 
 MARKER = ".conveyor-complete.json"
 _WANTED = re.compile(

@@ -30,8 +30,8 @@ from conveyor_engine.fetching.source import (
     is_known_form,
     is_plain_name,
 )
-from conveyor_process.failure_reasons import FailureReason
 from conveyor_process.log import without_secrets
+from conveyor_protocol.failure_reasons import FailureReason
 
 # It has its own handler, which writes to stderr in another form.
 logging.getLogger("huggingface_hub").handlers.clear()

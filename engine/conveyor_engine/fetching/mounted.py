@@ -8,7 +8,7 @@ from conveyor_engine.errors import ModelError
 from conveyor_engine.fetching.source import POOLING_FILE
 from conveyor_engine.fetching.uris import find_mounted_path
 from conveyor_engine.model_files import check_files, unreadable
-from conveyor_process.failure_reasons import FailureReason
+from conveyor_protocol.failure_reasons import FailureReason
 
 _LOADED: Final = (".json", ".jinja", ".model", ".safetensors", ".txt")
 _log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from conveyor_engine.errors import ModelError
-from conveyor_process.failure_reasons import FailureReason
+from conveyor_protocol.failure_reasons import FailureReason
 
 POOLING_FILE = "1_Pooling/config.json"  # of models that embed; nothing else in a folder is wanted
 _PLAIN_NAME = re.compile(r"(?!\.\.?$)[\w.+-]+")  # names are not trusted

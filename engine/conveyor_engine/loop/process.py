@@ -43,7 +43,7 @@ from conveyor_engine.wire.messages import (
     to_engine_decoder,
 )
 from conveyor_engine.wire.request import EngineRequest
-from conveyor_process.failure_reasons import FailureReason
+from conveyor_protocol.failure_reasons import FailureReason
 
 HEARTBEAT_SECONDS = 1.0
 _READ_BYTES = 1 << 20

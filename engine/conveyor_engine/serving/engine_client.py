@@ -31,7 +31,7 @@ from conveyor_engine.wire.messages import (
     Step,
 )
 from conveyor_engine.wire.request import EngineStats, ModelFacts
-from conveyor_process.failure_reasons import FailureReason
+from conveyor_protocol.failure_reasons import FailureReason
 
 HEARTBEAT_LATE_SECONDS = 20.0  # heartbeats come every second, from a thread that needs no device
 STEP_STUCK_SECONDS = 120.0  # no step of a healthy engine takes this long ...

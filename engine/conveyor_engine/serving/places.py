@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from conveyor_engine.errors import NoPlace, Overloaded
-from conveyor_process.request_headers import PLACE_GRANTED
+from conveyor_protocol.request_headers import PLACE_GRANTED
 
 ASKERS_MAX: Final = 256
 GRANT_SECONDS: Final = 1.0  # in which the request has to come; far more than a round trip

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer as _FastTokenizer
 from conveyor_engine.errors import GenerationFailed, InvalidRequest, ModelError, context_exceeded
 from conveyor_engine.model_files import read_object
 from conveyor_engine.text.chat_template import ChatTemplate, TooManyCharacters
-from conveyor_process.failure_reasons import FailureReason
+from conveyor_protocol.failure_reasons import FailureReason
 
 _CHARACTERS_PER_TOKEN = 4  # about as many as natural language has
 _CUT_TOKENS_MAX = 100  # ample for what a beginning has in tokens, being cut anywhere, that the whole has not

@@ -25,7 +25,7 @@ from conveyor_gateway.engines.client import KEPT_BACK
 from conveyor_gateway.engines.pages import SharedPages
 from conveyor_gateway.errors import Code, ErrorAnswer
 from conveyor_gateway.watching.catalog import Service
-from conveyor_process.request_headers import REQUEST_ID_HEADER
+from conveyor_protocol.request_headers import REQUEST_ID_HEADER
 
 Json = dict[str, Any]
 Raws = dict[str, msgspec.Raw]  # an object of which nothing below its names is read

@@ -18,7 +18,7 @@ from conveyor_gateway.answers import find_request_id
 from conveyor_gateway.errors import Code, NotFound
 from conveyor_gateway.routing import Route, build_no_model, model_id
 from conveyor_gateway.watching.catalog import Directory, Service
-from conveyor_process.request_headers import REQUEST_ID_HEADER
+from conveyor_protocol.request_headers import REQUEST_ID_HEADER
 
 _MODELS_PER_PIECE: Final = 100
 

@@ -17,7 +17,7 @@ from conveyor_gateway.engines.pages import SharedPages
 from conveyor_gateway.errors import Code, Unavailable
 from conveyor_gateway.watching.catalog import Service
 from conveyor_gateway.watching.readiness import Readiness
-from conveyor_process.request_headers import REQUEST_ID_HEADER
+from conveyor_protocol.request_headers import REQUEST_ID_HEADER
 
 VERSION_PATH: Final = "/version"
 

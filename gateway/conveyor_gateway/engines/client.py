@@ -18,8 +18,8 @@ from conveyor_gateway.admission.memory import Holding
 from conveyor_gateway.engines.connection import PARSED_BYTES, Connector
 from conveyor_gateway.engines.headers import EVENT_STREAM, build_answer_headers, choose_content_type
 from conveyor_gateway.usage import MAX_REPORT_BYTES, Usage, parse_usage, split_report
-from conveyor_kube.answers import AnswerTooLong, read_answer
-from conveyor_process.request_headers import (
+from conveyor_http.reading import AnswerTooLong, read_answer
+from conveyor_protocol.request_headers import (
     NO_PLACE,
     PLACE_GRANTED,
     PLACE_HEADER,

@@ -10,7 +10,7 @@ from typing import Final
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from conveyor_process.request_headers import REQUEST_ID_HEADER, USAGE_HEADER
+from conveyor_protocol.request_headers import REQUEST_ID_HEADER, USAGE_HEADER
 
 EVENT_STREAM: Final = "text/event-stream; charset=utf-8"
 # Proxies pass such an answer on without collecting it.

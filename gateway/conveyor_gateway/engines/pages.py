@@ -16,7 +16,7 @@ import msgspec
 from yarl import URL
 
 from conveyor_gateway.engines.headers import choose_content_type
-from conveyor_kube.answers import AnswerTooLong, read_answer
+from conveyor_http.reading import AnswerTooLong, read_answer
 
 LOAD_PATH: Final = "/load"
 MAX_BYTES: Final = 64 << 10

@@ -9,7 +9,7 @@ from typing import Final
 
 from aiohttp.web import BaseRequest, Response
 
-from conveyor_process.request_headers import REQUEST_ID_HEADER
+from conveyor_protocol.request_headers import REQUEST_ID_HEADER
 
 ANY: Final = "*"
 _MAX_AGE_SECONDS: Final = 600

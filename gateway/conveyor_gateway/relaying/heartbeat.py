@@ -18,7 +18,7 @@ from conveyor_gateway.engines.client import Answer
 from conveyor_gateway.engines.headers import EVENT_STREAM_HEADERS
 from conveyor_gateway.errors import Code, EngineFailed, GatewayError
 from conveyor_gateway.relaying.bodies import asks_for_stream
-from conveyor_process.request_headers import REQUEST_ID_HEADER
+from conveyor_protocol.request_headers import REQUEST_ID_HEADER
 
 COMMENT: Final = b": waiting\n\n"
 

@@ -44,7 +44,7 @@ from conveyor_gateway.relaying.relay import Relay, clear_cancellation
 from conveyor_gateway.routing import Route, find_model
 from conveyor_gateway.watching.catalog import Service
 from conveyor_gateway.watching.readiness import Readiness
-from conveyor_process.request_headers import REQUEST_ID_HEADER, REQUEST_TIMEOUT_HEADER, parse_timeout_seconds
+from conveyor_protocol.request_headers import REQUEST_ID_HEADER, REQUEST_TIMEOUT_HEADER, parse_timeout_seconds
 
 logger = logging.getLogger(__name__)
 

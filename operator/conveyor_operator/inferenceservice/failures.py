@@ -14,7 +14,7 @@ from conveyor_api.conditions import Reason
 from conveyor_api.text import clip
 from conveyor_operator.inferenceservice.pods import ContainerState, PodState, parse_message
 from conveyor_operator.inferenceservice.wording import explain_start, to_field_names
-from conveyor_process.failure_reasons import FailureReason
+from conveyor_protocol.failure_reasons import FailureReason
 
 _IMAGE_REASONS = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError",

@@ -31,7 +31,7 @@ from conveyor_engine.wire.messages import (
     from_engine_decoder,
 )
 from conveyor_engine.wire.request import EngineRequest, EngineStats, RequestOutput
-from conveyor_process.failure_reasons import FailureReason
+from conveyor_protocol.failure_reasons import FailureReason
 
 
 class Core:

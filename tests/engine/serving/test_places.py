@@ -7,7 +7,7 @@ import pytest
 
 from conveyor_engine.errors import NoPlace, Unavailable
 from conveyor_engine.serving.places import BEYOND_SECONDS, GRANT_SECONDS, Places
-from conveyor_process.request_headers import PLACE_GRANTED, PLACE_IF_FREE
+from conveyor_protocol.request_headers import PLACE_GRANTED, PLACE_IF_FREE
 
 
 def fill(places: Places, *request_ids: str, wish: str = PLACE_IF_FREE) -> None:

@@ -28,7 +28,7 @@ from conveyor_engine.wire.messages import (
     to_engine_decoder,
 )
 from conveyor_engine.wire.request import EngineRequest, EngineStats, RequestOutput, TokenLogprobs
-from conveyor_process.failure_reasons import FailureReason
+from conveyor_protocol.failure_reasons import FailureReason
 
 TO_ENGINE: list[ToEngine] = [
     Start(EngineConfig(model="/m", kv_memory_fraction=0.5)),

@@ -10,7 +10,7 @@ from aiohttp import web
 from tests.gateway.process import GatewayProcess
 
 from conveyor_gateway.listening.listener import Listener
-from conveyor_kube import http_connection
+from conveyor_http import connection
 
 COMPLETIONS = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
 MANY_HEADERS = b"".join(b"X-%d: 1\r\n" % number for number in range(200))
@@ -103,7 +103,7 @@ async def listening() -> AsyncIterator[Listener]:
 async def test_a_connection_whose_headers_do_not_come_is_closed_in_time(
     begun: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_connection, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(connection, "HEAD_SECONDS", 0.2)
     async with listening() as opened:
         for before in (b"", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"):
             reader, writer = await asyncio.open_connection("127.0.0.1", opened.port)

@@ -17,7 +17,7 @@ from conveyor_engine.errors import ModelError
 from conveyor_engine.execution.attention import interface
 from conveyor_engine.execution.models import checks
 from conveyor_engine.execution.models.kinds import CAUSAL_LM, ModelKind
-from conveyor_process.failure_reasons import FailureReason
+from conveyor_protocol.failure_reasons import FailureReason
 
 
 def load_config(path: str, kind: ModelKind = CAUSAL_LM) -> PretrainedConfig:

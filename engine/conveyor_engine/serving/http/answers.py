@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 
 from conveyor_engine.errors import ErrorCode
-from conveyor_process.answer_codes import ErrorType
+from conveyor_protocol.answer_codes import ErrorType
 
 
 class ErrorDetails(msgspec.Struct):

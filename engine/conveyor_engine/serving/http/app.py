@@ -18,7 +18,7 @@ from conveyor_engine.serving.http.places import ask_for_place, give_place_back
 from conveyor_engine.serving.http.task_paths import build_task_routes
 from conveyor_engine.serving.http.usage import UsageReports
 from conveyor_engine.serving.metrics import EngineMetrics
-from conveyor_process.request_headers import REQUEST_ID_HEADER, USAGE_HEADER, USAGE_PATH, choose_request_id
+from conveyor_protocol.request_headers import REQUEST_ID_HEADER, USAGE_HEADER, USAGE_PATH, choose_request_id
 
 _log = logging.getLogger(__name__)
 # By method and path. Clients of vLLM and SGLang begin with /health, /ping or /version, some below the OpenAI base URL.

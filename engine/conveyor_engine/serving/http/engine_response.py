@@ -24,7 +24,7 @@ from conveyor_engine.serving.http.app_state import AppState, app_state, model_fa
 from conveyor_engine.serving.http.reading import body_bytes_max, read_body, timeout_seconds
 from conveyor_engine.serving.http.usage import Report, UsedTokens, find_report
 from conveyor_engine.serving.preparing.jobs import Job, Prepared
-from conveyor_process.request_headers import PLACE_HEADER
+from conveyor_protocol.request_headers import PLACE_HEADER
 
 _log = logging.getLogger(__name__)
 _READING_SECONDS = 5.0  # to read the answer after the request's timeout

@@ -20,7 +20,7 @@ from conveyor_engine.errors import (
 )
 from conveyor_engine.serving.http.answers import ErrorAnswer, ErrorDetails
 from conveyor_engine.wire.request import FinishReason, RequestOutput
-from conveyor_process.request_headers import NO_PLACE, PLACE_HEADER
+from conveyor_protocol.request_headers import NO_PLACE, PLACE_HEADER
 
 RETRY_AFTER_SECONDS = 1
 MESSAGE_CHARACTERS_MAX = 1000  # messages quote what a client or a model's template wrote, whatever its length

@@ -9,7 +9,7 @@ from conveyor_engine.errors import BodyTooLarge, BodyTooSlow, EncodedBody, Inval
 from conveyor_engine.serving.http.memory import Held
 from conveyor_engine.serving.http.task_paths import TaskPaths
 from conveyor_engine.wire.request import ModelFacts
-from conveyor_process.request_headers import REQUEST_TIMEOUT_HEADER, parse_timeout_seconds
+from conveyor_protocol.request_headers import REQUEST_TIMEOUT_HEADER, parse_timeout_seconds
 
 BODY_BYTES_PER_TOKEN = 32  # of the context: more than ids or text in any script take, even escaped
 BODY_BYTES_FLOOR = 2**20  # room for many messages or prompts in a short context too

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from conveyor_process.request_headers import USAGE_HEADER, USAGE_MARK
+from conveyor_protocol.request_headers import USAGE_HEADER, USAGE_MARK
 
 ENDED_MAX: Final = 1024  # reports of requests that have ended; a gateway asks at once
 _SCOPE_KEY: Final = "conveyor.usage"

@@ -17,7 +17,7 @@ from tests.engine.processes import IDLE, EngineServer, wait_until
 from tokenizers import Tokenizer
 
 from conveyor_api.endpoints import ENDPOINTS
-from conveyor_process.request_headers import USAGE_HEADER
+from conveyor_protocol.request_headers import USAGE_HEADER
 
 CONTEXT_TOKENS = 512
 TEXTS = ["the fox", "naïve café", "x", "the quick brown fox jumps over the lazy dog", "the fox"]

@@ -8,7 +8,7 @@ import pytest
 from tests.engine.processes import EngineServer
 
 from conveyor_engine.serving.http.usage import ENDED_MAX, UsageReports, find_report
-from conveyor_process.request_headers import USAGE_HEADER, USAGE_MARK
+from conveyor_protocol.request_headers import USAGE_HEADER, USAGE_MARK
 
 PROMPT = list(range(5, 60))
 BODY = {"prompt": PROMPT, "max_tokens": 10, "ignore_eos": True}

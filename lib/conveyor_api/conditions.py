@@ -7,7 +7,7 @@ said here once; when a reason applies is the operator's knowledge.
 from enum import StrEnum
 from typing import Final
 
-from conveyor_process.failure_reasons import OF_THE_MODEL, FailureReason
+from conveyor_protocol.failure_reasons import OF_THE_MODEL, FailureReason
 
 
 class ConditionType(StrEnum):

@@ -14,7 +14,7 @@ from typing import Final
 import aiohttp
 
 from conveyor_api.names import GATEWAY_ADMIN_SERVICE
-from conveyor_kube.answers import AnswerTooLong, read_answer
+from conveyor_http.reading import AnswerTooLong, read_answer
 from conveyor_kube.resources import slice_collection
 from conveyor_kube.unreadable import Unreadable
 from conveyor_kube.wanted_json import Json

@@ -2,7 +2,7 @@
 
 import pytest
 
-from conveyor_process.request_headers import choose_request_id, parse_timeout_seconds
+from conveyor_protocol.request_headers import choose_request_id, parse_timeout_seconds
 
 
 @pytest.mark.parametrize("given", ["a", "!~", "x" * 128, "req_1.2-3"])

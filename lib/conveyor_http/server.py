@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 
 from aiohttp import web
 
-from conveyor_kube.http_connection import Connection, Port
+from conveyor_http.connection import Connection, Port
 from conveyor_process.arrivals import Peer
 from conveyor_process.listening import MAX_WAITING, Acceptor, listen, name_peer
 

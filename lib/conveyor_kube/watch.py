@@ -23,7 +23,7 @@ import aiohttp
 import msgspec
 from kubernetes.aio.client import ApiClient
 
-from conveyor_kube.answers import AnswerTooLong, read_answer
+from conveyor_http.reading import AnswerTooLong, read_answer
 from conveyor_kube.kubeconfig import load_configuration
 from conveyor_kube.wanted_json import Bookmark, Event, Json, Named, Page, Status, decode, decode_item
 

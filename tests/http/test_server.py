@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 from aiohttp import web
 
-from conveyor_kube import http_connection
-from conveyor_kube.http_server import Server, open_port
+from conveyor_http import connection
+from conveyor_http.server import Server, open_port
 from conveyor_process.listening import close_port
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -159,7 +159,7 @@ async def test_requests_behind_a_slow_one_are_answered_in_order_and_not_read_bef
 async def test_what_comes_behind_requests_that_wait_is_bounded_for_all_connections_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(http_connection, "MAX_AHEAD_BYTES", 300_000)
+    monkeypatch.setattr(connection, "MAX_AHEAD_BYTES", 300_000)
     wait = GET.replace(b"GET /", b"GET /wait")
     behind = POST + b"Content-Length: 1000000\r\n\r\n" + b"x" * 1_000_000
     async with Port().open() as port:
@@ -187,14 +187,14 @@ async def test_a_client_that_leaves_takes_its_request_with_it() -> None:
 
 
 async def test_a_client_that_does_not_read_its_answer_loses_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_connection, "UNREAD_SECONDS", 0.1)
+    monkeypatch.setattr(connection, "UNREAD_SECONDS", 0.1)
     async with Port().open() as port:
         await leave_answer(port)
         await until(lambda: not port.server.connections)
 
 
 async def test_a_client_that_reads_slowly_gets_its_whole_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_connection, "UNREAD_SECONDS", 0.4)
+    monkeypatch.setattr(connection, "UNREAD_SECONDS", 0.4)
     async with Port().open() as port:
         reader, _ = await leave_answer(port)
         received = 0
@@ -207,7 +207,7 @@ async def test_a_client_that_reads_slowly_gets_its_whole_answer(monkeypatch: pyt
 
 @pytest.mark.parametrize("path", [b"/", b"/wait"])
 async def test_a_client_that_closes_its_own_side_gets_its_answer(path: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_connection, "PROBE_SECONDS", 0.05)
+    monkeypatch.setattr(connection, "PROBE_SECONDS", 0.05)
     async with Port().open() as port:
         reader, writer = await port.connect()
         writer.write(GET.replace(b"GET /", b"GET " + path))
