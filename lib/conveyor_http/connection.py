@@ -4,7 +4,7 @@
 - One request at a time is read: what a client sends behind it stays unparsed, within a budget of the whole port.
 - What a client does not read of its answer is buffered up to a limit, and it must not stop reading for long.
 
-Made by a port (`http_server`), which bounds their number. Only this file reaches into aiohttp's protocol.
+Made by a port (`server`), which bounds their number. Only this file reaches into aiohttp's protocol.
 """
 
 import asyncio

@@ -5,24 +5,19 @@ With the client that waits for each answer: nothing here is asked at once, and i
 
 import json
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import urllib3
 import yaml
 from kubernetes import config
 
+from conveyor_insight.facts import Object, Unanswered
 from conveyor_operator.kinds import Kind
-
-Object = Mapping[str, Any]
 
 _TIMEOUT_SECONDS: Final = 30
 _NO_QUERY: Final[Mapping[str, str]] = {}
 # What the client raises for a file that is no kubeconfig.
 _UNREADABLE: Final = (config.ConfigException, OSError, ValueError, TypeError, yaml.YAMLError)
-
-
-class Unanswered(Exception):
-    """The cluster does not answer; the sentence says why."""
 
 
 class Refused(Unanswered):

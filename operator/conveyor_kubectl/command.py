@@ -12,11 +12,12 @@ import yaml
 from conveyor_api.errors import InvalidResource
 from conveyor_api.resource import InferenceService
 from conveyor_api.text import make_printable
-from conveyor_kubectl.cluster import Cluster, Unanswered
-from conveyor_kubectl.explaining import explain
-from conveyor_kubectl.facts import read_facts
+from conveyor_insight.explaining import explain
+from conveyor_insight.facts import Unanswered, read_facts
+from conveyor_insight.replaying import build_rules, read_moments, replay
+from conveyor_kubectl.cluster import Cluster
 from conveyor_kubectl.prerequisites import Verdict, check
-from conveyor_kubectl.replaying import build_rules, read_moments, replay
+from conveyor_kubectl.simulating import DESCRIPTION, EPILOG, add_flags, simulate
 from conveyor_kubectl.words import build_findings, build_json, build_replay, build_text
 
 _EXPLAIN = """Say how an InferenceService scales at this moment: each metric with its value, its target and the replicas
@@ -48,6 +49,10 @@ def build_parser() -> argparse.ArgumentParser:
     replaying.add_argument(
         "--service", metavar="FILE", type=Path, help="an InferenceService to scale by; default: as it was then"
     )
+    simulating = commands.add_parser(
+        "simulate", help="what the autoscaler would do under a load", description=DESCRIPTION, epilog=EPILOG
+    )
+    add_flags(simulating)
     return parser
 
 
@@ -87,6 +92,8 @@ def _read_service(path: Path) -> InferenceService:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code: 1 where the cluster does not answer the question, or lacks what it should have."""
     flags = build_parser().parse_args(arguments)
+    if flags.command == "simulate":
+        return simulate(flags)
     try:
         if flags.command == "replay":
             return _replay(flags)

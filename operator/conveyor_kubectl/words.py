@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any, Final
 
-from conveyor_kubectl.explaining import Explanation, Metric
+from conveyor_insight.explaining import Explanation, Metric
+from conveyor_insight.replaying import Look
 from conveyor_kubectl.prerequisites import Finding
-from conveyor_kubectl.replaying import Look
 
 _HEAD: Final = ("METRIC", "VALUE", "TARGET", "RATIO", "TOLERANCE", "ASKS FOR")
 

@@ -1,6 +1,6 @@
 """`python -m conveyor_operator`: reads settings, sets up the log, runs `process`. Start reading here.
 
-`python -m conveyor_operator simulate` is another program, which needs no cluster; `check` asks an installation.
+`python -m conveyor_operator check` is another program, which asks an installation.
 
 Kopf and the client library take seconds to import, so that happens after the flags were found to be right.
 """
@@ -34,10 +34,6 @@ async def _operate(settings: Settings) -> None:
 
 def main() -> int:
     """The exit code."""
-    if sys.argv[1:2] == ["simulate"]:
-        from conveyor_operator.simulate.command import main as simulate
-
-        return simulate(sys.argv[2:])
     if sys.argv[1:2] == ["check"]:
         from conveyor_operator.check import main as check
 

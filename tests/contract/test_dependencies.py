@@ -15,7 +15,7 @@ from e2e.cluster.paths import REPOSITORY
 BELOW_ALL = ("lib/conveyor_process", "lib/conveyor_protocol")
 SHARED = ("lib",)
 PARTS = {
-    "operator": (*SHARED, "operator/conveyor_operator", "operator/conveyor_kubectl"),
+    "operator": (*SHARED, "operator/conveyor_operator", "operator/conveyor_insight", "operator/conveyor_kubectl"),
     "gateway": (*SHARED, "gateway/conveyor_gateway", "gateway/conveyor_metrics"),
     "engine": (*BELOW_ALL, "engine/conveyor_engine"),
 }

@@ -12,9 +12,9 @@ from conveyor_engine.serving.places import Places
 from conveyor_gateway.admission.service_queue import ServiceQueue
 from conveyor_gateway.admission.ticket import QueueLimits, Ticket
 from conveyor_gateway.errors import QueueFull
+from conveyor_insight.simulate.scenarios import PLAIN
+from conveyor_insight.simulate.serving import Engine, Request, Serving
 from conveyor_metrics.demand import Demand, ServiceDemand, sum_demand
-from conveyor_operator.simulate.scenarios import PLAIN
-from conveyor_operator.simulate.serving import Engine, Request, Serving
 from conveyor_protocol.request_headers import PLACE_GRANTED, PLACE_IF_FREE
 
 SPEC = PLAIN.model_copy(update={"batching": Batching(max_batch_size=4)})

@@ -8,8 +8,8 @@ import pytest
 from tests.operator.builders import build_one, make_deployment, make_resource
 
 from conveyor_api import names
-from conveyor_kubectl.explaining import Explanation, Reason, explain
-from conveyor_kubectl.facts import Facts
+from conveyor_insight.explaining import Explanation, Reason, explain
+from conveyor_insight.facts import Facts
 from conveyor_kubectl.words import build_json, build_text
 
 NOW = datetime(2026, 11, 23, 1, 0, tzinfo=UTC)

@@ -15,13 +15,13 @@ from statistics import median
 
 from conveyor_api import names
 from conveyor_api.spec import InferenceServiceSpec
+from conveyor_insight.hpa import Controller, Hpa
+from conveyor_insight.simulate.serving import Engine, Request, Serving
+from conveyor_insight.simulate.traces import Arrival, Trace
 from conveyor_operator.inferenceservice.desired import build_owner
 from conveyor_operator.inferenceservice.manifests.autoscaling import build_autoscaler
 from conveyor_operator.inferenceservice.starts import PodStarts
 from conveyor_operator.loop.owner import Object
-from conveyor_operator.simulate.hpa import Controller, Hpa
-from conveyor_operator.simulate.serving import Engine, Request, Serving
-from conveyor_operator.simulate.traces import Arrival, Trace
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from conveyor_operator.simulate.run import Case, Outcome
+from conveyor_insight.simulate.run import Case, Outcome
 
 _HEAD = "| scenario | peak replicas | mean | replica-seconds | p50 wait, s | p95 wait, s | failed | settled after, s |"
 

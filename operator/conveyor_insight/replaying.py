@@ -1,7 +1,7 @@
 """What the HorizontalPodAutoscaler, or one of another spec, would have made of recorded moments. Pure.
 
 They are what `kubectl conveyor explain NAME -o json` printed, one after the other; the arithmetic is
-`conveyor_operator.simulate.hpa`'s. What was in flight stays what it was, however many replicas there are in the replay.
+`conveyor_insight.hpa`'s. What was in flight stays what it was, however many replicas there are in the replay.
 """
 
 import json
@@ -11,10 +11,10 @@ from datetime import datetime
 from typing import Any
 
 from conveyor_api.resource import InferenceService
+from conveyor_insight.hpa import Hpa
 from conveyor_operator.inferenceservice.desired import build_owner
 from conveyor_operator.inferenceservice.manifests.autoscaling import build_autoscaler
 from conveyor_operator.inferenceservice.starts import PodStarts
-from conveyor_operator.simulate.hpa import Hpa
 
 Object = Mapping[str, Any]
 

@@ -12,10 +12,10 @@ from tests.operator.builders import make_deployment
 from tests.plugin.test_explaining import AUTOSCALING, BATCHING, NOW, make_facts
 
 from conveyor_api import names
+from conveyor_insight.explaining import explain
+from conveyor_insight.facts import Facts
+from conveyor_insight.replaying import Look, read_moments, replay
 from conveyor_kubectl.command import main
-from conveyor_kubectl.explaining import explain
-from conveyor_kubectl.facts import Facts
-from conveyor_kubectl.replaying import Look, read_moments, replay
 from conveyor_kubectl.words import build_json
 from e2e.cluster.paths import REPOSITORY
 

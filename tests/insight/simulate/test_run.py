@@ -6,10 +6,10 @@ import pytest
 
 from conveyor_api.autoscaling import Autoscaling
 from conveyor_api.spec import Queue
-from conveyor_operator.simulate.report import build_table, summarise
-from conveyor_operator.simulate.run import Case, Outcome, Run, Sample
-from conveyor_operator.simulate.scenarios import PLAIN, build_scenarios
-from conveyor_operator.simulate.traces import Arrival, Recorded, burst, diurnal, ramp, read_csv, steady, step
+from conveyor_insight.simulate.report import build_table, summarise
+from conveyor_insight.simulate.run import Case, Outcome, Run, Sample
+from conveyor_insight.simulate.scenarios import PLAIN, build_scenarios
+from conveyor_insight.simulate.traces import Arrival, Recorded, burst, diurnal, ramp, read_csv, steady, step
 
 
 def make_case(trace: Recorded, batch_size: int = 1, **changes: object) -> Case:

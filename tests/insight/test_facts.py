@@ -3,7 +3,7 @@
 from typing import Any
 
 from conveyor_api import names
-from conveyor_kubectl.facts import read_facts
+from conveyor_insight.facts import read_facts
 
 QUEUE = {"type": "Object", "object": {"metric": {"name": "inference_queue_depth"}, "target": {"averageValue": "4"}}}
 CPU = {"type": "Resource", "resource": {"name": "cpu"}}

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from conveyor_api.autoscaling import Behavior, ScalingPolicy, ScalingRules
-from conveyor_operator.simulate.run import Case, Run
-from conveyor_operator.simulate.scenarios import PLAIN, build_scenarios
+from conveyor_insight.simulate.run import Case, Run
+from conveyor_insight.simulate.scenarios import PLAIN, build_scenarios
 
 CASES = {case.name: case for case in build_scenarios()}
 KUBERNETES = ScalingRules(

@@ -1,6 +1,6 @@
 """What a real HPA controller decides, look by look, on metric values that a script gives it.
 
-`python -m tests.operator.simulate.recording` writes `recorded.json` beside it, in about three minutes: the HPAs of
+`python -m tests.insight.recording` writes `recorded.json` beside it, in about three minutes: the HPAs of
 `HPAS`, all at once, on a control plane of their own.
 """
 
@@ -22,10 +22,10 @@ from tests.operator.builders import make_resource
 from tests.operator.metrics_api.adapters import build_deployment
 
 from conveyor_api import names
+from conveyor_insight.hpa import Controller
 from conveyor_metrics.documents import build_metric_values, build_resource_list
 from conveyor_operator.inferenceservice.desired import build_owner
 from conveyor_operator.inferenceservice.manifests.autoscaling import build_autoscaler
-from conveyor_operator.simulate.hpa import Controller
 from e2e.cluster.api import Api, wait_until
 from e2e.cluster.certificates import Authority
 from e2e.cluster.control_plane import ControlPlane

@@ -1,22 +1,39 @@
-"""What one InferenceService's scaling depends on, as the API server has it at this moment. Read for `explaining`."""
+"""What one InferenceService's scaling depends on, as the API server has it at this moment. Read for `explaining`.
+
+Read through a `Reader`, whose user needs the right to get what is asked for.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final, Protocol
 
 from conveyor_api import names
 from conveyor_api.errors import InvalidResource
 from conveyor_api.quantities import parse_quantity
 from conveyor_api.resource import InferenceService
-from conveyor_kubectl.cluster import Cluster, Object, Unanswered
 from conveyor_operator.inferenceservice.kinds import INFERENCE_SERVICE
 from conveyor_operator.inferenceservice.observed import DeploymentState, name_metric, observe_deployment
 from conveyor_operator.kinds import AUTOSCALER, DEPLOYMENT, SCALED_OBJECT
 
+Object = Mapping[str, Any]
+
 # Where an HPA reads Conveyor's own metrics, and KEDA's.
 _OBJECTS: Final = f"/apis/{names.METRICS_GROUP}/{names.METRICS_VERSIONS[0]}"
 _EXTERNAL: Final = "/apis/external.metrics.k8s.io/v1beta1"
+
+
+class Unanswered(Exception):
+    """The cluster does not answer; the sentence says why."""
+
+
+class Reader(Protocol):
+    """A cluster that answers GET. Both raise Unanswered."""
+
+    def get(self, path: str, query: Mapping[str, str] = ...) -> Object: ...
+
+    def find(self, path: str) -> Object | None:
+        """None if there is no such object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +49,7 @@ class Facts:
     values: Mapping[str, int | str] = field(default_factory=dict)
 
 
-def read_facts(cluster: Cluster, namespace: str, name: str) -> Facts:
+def read_facts(cluster: Reader, namespace: str, name: str) -> Facts:
     """Raises Unanswered, also where there is no such InferenceService."""
     body = cluster.find(INFERENCE_SERVICE.path(namespace, name))
     if body is None:
@@ -66,7 +83,7 @@ def _scales(hpa: Object, name: str) -> bool:
     return (target["kind"], target["name"]) in ((names.KIND, name), (DEPLOYMENT.kind, names.engine_name(name)))
 
 
-def _read_values(cluster: Cluster, namespace: str, name: str, hpa: Object | None) -> Iterator[tuple[str, int | str]]:
+def _read_values(cluster: Reader, namespace: str, name: str, hpa: Object | None) -> Iterator[tuple[str, int | str]]:
     """As the HorizontalPodAutoscaler asks for them; nothing where there is none."""
     metrics = [] if hpa is None else hpa["spec"].get("metrics") or []
     places = {

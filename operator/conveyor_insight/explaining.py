@@ -1,6 +1,6 @@
 """Why a service has the replicas that it has, and what its HorizontalPodAutoscaler does next. Pure.
 
-The arithmetic is `conveyor_operator.simulate.hpa`'s, which is held against the real controller. What a controller
+The arithmetic is `conveyor_insight.hpa`'s, which is held against the real controller. What a controller
 remembers of former looks nobody can ask it for: a metric that asks for fewer is taken to be held by the window of
 `scaleDown` from now on, and a step that the HPA says its policies have used up is not taken again within their period.
 """
@@ -15,11 +15,11 @@ from typing import Any, Final
 from conveyor_api.autoscaling import ScalingRules
 from conveyor_api.conditions import ConditionType
 from conveyor_api.quantities import parse_quantity
-from conveyor_kubectl.facts import Facts
+from conveyor_insight.facts import Facts
+from conveyor_insight.hpa import Hpa
 from conveyor_operator.inferenceservice.observed import DeploymentState
 from conveyor_operator.inferenceservice.replicas import is_asleep, may_sleep
 from conveyor_operator.inferenceservice.scaling import Wish
-from conveyor_operator.simulate.hpa import Hpa
 
 
 class Reason(StrEnum):

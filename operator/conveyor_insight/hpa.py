@@ -1,7 +1,7 @@
 """One HorizontalPodAutoscaler as its controller runs it, look by look. Pure; used by `run` and `conveyor_kubectl`.
 
 The arithmetic of kubernetes: pkg/controller/podautoscaler/horizontal.go for Object metrics with `AverageValue`;
-tests/operator/simulate compares it with the controller's own. Times are seconds on any clock.
+tests/insight compares it with the controller's own. Times are seconds on any clock.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from conveyor_api.autoscaling import Behavior, ScalingPolicy, ScalingRules
+from conveyor_insight.rates import Change, limit_down, limit_up
 from conveyor_operator.inferenceservice.observed import observe_autoscaler
 from conveyor_operator.inferenceservice.scaling import Wish, find_wish
-from conveyor_operator.simulate.rates import Change, limit_down, limit_up
 
 # What the API server adds to a `behavior` that leaves it open (pkg/apis/autoscaling/v2/defaults.go).
 _DEFAULT_UP: Final = ScalingRules(

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import Final
 
-from conveyor_operator.simulate.run import Sample
+from conveyor_insight.simulate.run import Sample
 
 _WIDTH: Final = 900
 _HEIGHT: Final = 200  # of each of the two halves

@@ -1,4 +1,4 @@
-"""`python -m conveyor_operator simulate`, as docs/autoscaling.md shows it."""
+"""`kubectl conveyor simulate`, as docs/autoscaling.md shows it."""
 
 import json
 import subprocess
@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
-from conveyor_operator.simulate.command import main
+from conveyor_kubectl.command import main
 
 QUICK = ["--seconds=300", "--at=100", "--seeds=1"]
 
@@ -28,7 +28,7 @@ def write_service(folder: Path, **spec: object) -> str:
 
 def test_a_load_of_ones_own_is_a_line_of_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     for trace in ("steady", "step", "ramp", "burst", "diurnal"):
-        assert main([f"--trace={trace}", *QUICK]) == 0
+        assert main(["simulate", f"--trace={trace}", *QUICK]) == 0
         lines = capsys.readouterr().out.splitlines()
         assert lines[0].startswith("| scenario | peak replicas |")
         assert len(lines) == 3
@@ -37,7 +37,7 @@ def test_a_load_of_ones_own_is_a_line_of_the_table(capsys: pytest.CaptureFixture
 
 def test_a_service_scales_as_its_spec_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     service = write_service(tmp_path, autoscaling={"minReplicas": 2, "maxReplicas": 3})
-    assert main([service, "--trace=step", "--high=9", *QUICK, "--json"]) == 0
+    assert main(["simulate", service, "--trace=step", "--high=9", *QUICK, "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)
     assert {sample["replicas"] for sample in found["samples"]} == {2, 3}
     assert found["peak_replicas"] == 3
@@ -46,7 +46,7 @@ def test_a_service_scales_as_its_spec_says(tmp_path: Path, capsys: pytest.Captur
 def test_arrivals_of_a_file_are_simulated_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arrivals, picture = tmp_path / "arrivals.csv", tmp_path / "picture.svg"
     arrivals.write_text("at,seconds\n" + "".join(f"{second},20\n" for second in range(0, 200, 2)))
-    assert main([f"--csv={arrivals}", "--seeds=1", f"--plot={picture}"]) == 0
+    assert main(["simulate", f"--csv={arrivals}", "--seeds=1", f"--plot={picture}"]) == 0
     assert str(arrivals) in capsys.readouterr().out
     drawing = ElementTree.parse(picture).getroot()
     assert [child.tag.rpartition("}")[2] for child in drawing].count("polyline") == 4
@@ -58,28 +58,28 @@ def test_what_cannot_be_simulated_is_said_in_one_line(tmp_path: Path, capsys: py
         ({"autoscaling": {"maxReplicas": 2}, "batching": {"mode": "Static"}}, "only the modes None and Continuous"),
         ({"autoscaling": {"maxReplicas": 0}}, "spec.autoscaling.maxReplicas"),
     ):
-        assert main([write_service(tmp_path, **spec)]) == 2
+        assert main(["simulate", write_service(tmp_path, **spec)]) == 2
         said = capsys.readouterr().err.splitlines()
         assert len(said) == 1
         assert words in said[0]
-    assert main(["--csv=/nowhere"]) == 2
+    assert main(["simulate", "--csv=/nowhere"]) == 2
     with pytest.raises(SystemExit):
-        main(["--seeds=0"])
+        main(["simulate", "--seeds=0"])
     assert "--seeds: must be a whole number from 1 to 1000, not '0'" in capsys.readouterr().err
 
 
 @pytest.mark.slow
 def test_the_documented_command_prints_the_documented_table() -> None:
     """The table of docs/autoscaling.md is what the program prints today."""
-    page = (Path(__file__).resolve().parents[3] / "docs" / "autoscaling.md").read_text()
-    command = [sys.executable, "-m", "conveyor_operator", "simulate"]
+    page = (Path(__file__).resolve().parents[2] / "docs" / "autoscaling.md").read_text()
+    command = [sys.executable, "-m", "conveyor_kubectl", "simulate"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout in page
     assert len(done.stdout.splitlines()) > 5
 
 
 def test_help_names_the_scenarios() -> None:
-    command = [sys.executable, "-m", "conveyor_operator", "simulate", "--help"]
+    command = [sys.executable, "-m", "conveyor_kubectl", "simulate", "--help"]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert "step-start-300" in text
     assert "busy replicas" in text

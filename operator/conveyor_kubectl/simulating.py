@@ -1,9 +1,9 @@
-"""`python -m conveyor_operator simulate`: flags in, table out."""
+"""`kubectl conveyor simulate`: flags in, table out."""
 
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -13,19 +13,19 @@ import yaml
 from conveyor_api.errors import InvalidResource
 from conveyor_api.resource import InferenceService
 from conveyor_api.spec import InferenceServiceSpec
-from conveyor_operator.simulate.plot import build_svg
-from conveyor_operator.simulate.report import build_json, build_table, summarise
-from conveyor_operator.simulate.run import Case, Run
-from conveyor_operator.simulate.scenarios import PLAIN, build_scenarios
-from conveyor_operator.simulate.traces import Trace, burst, diurnal, ramp, read_csv, steady, step
+from conveyor_insight.simulate.plot import build_svg
+from conveyor_insight.simulate.report import build_json, build_table, summarise
+from conveyor_insight.simulate.run import Case, Run
+from conveyor_insight.simulate.scenarios import PLAIN, build_scenarios
+from conveyor_insight.simulate.traces import Trace, burst, diurnal, ramp, read_csv, steady, step
 from conveyor_process.kinds import number, seconds, whole_number
 from conveyor_process.settings import Kind
 
-_DESCRIPTION = """Simulate what the autoscaler makes of a load: the HorizontalPodAutoscaler's own arithmetic, with the
+DESCRIPTION = """Simulate what the autoscaler makes of a load: the HorizontalPodAutoscaler's own arithmetic, with the
 targets and the behavior that the operator gives it, over gateways that queue and engines that take time to start.
 Without --trace or --csv it runs the scenarios by which Conveyor's defaults are chosen. Each figure is the worst of the
 seeds."""
-_EPILOG = """A load is counted in busy replicas: 1 keeps the batch of one engine full. Requests run for times drawn
+EPILOG = """A load is counted in busy replicas: 1 keeps the batch of one engine full. Requests run for times drawn
 from an exponential distribution, however full the batch is; only modes None and Continuous are simulated."""
 _LOAD = number(0.001, 1000)
 _TRACES = ("steady", "step", "ramp", "burst", "diurnal")
@@ -46,10 +46,7 @@ def _read(kind: Kind[T]) -> Callable[[str], T]:
     return parse
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m conveyor_operator simulate", description=_DESCRIPTION, epilog=_EPILOG, allow_abbrev=False
-    )
+def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--service", type=Path, metavar="FILE", help="an InferenceService; default: all defaults, 40 replicas at most"
     )
@@ -109,7 +106,6 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", action="store_true", help="print JSON with every look, not the table")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="write an SVG of the last one, with the first seed")
-    return parser
 
 
 def read_service(path: Path) -> InferenceServiceSpec:
@@ -157,13 +153,12 @@ def build_cases(flags: argparse.Namespace) -> list[Case]:
     return [replace(case, gateways=flags.gateways, depth_age_seconds=flags.depth_age_seconds) for case in cases]
 
 
-def main(arguments: Sequence[str]) -> int:
+def simulate(flags: argparse.Namespace) -> int:
     """The exit code: 2 for what cannot be simulated."""
-    flags = build_parser().parse_args(arguments)
     try:
         cases = build_cases(flags)
     except (OSError, ValueError) as error:
-        print(f"python -m conveyor_operator simulate: {error}", file=sys.stderr)
+        print(f"kubectl conveyor simulate: {error}", file=sys.stderr)
         return 2
     runs = [(case, [Run(case, seed).go() for seed in range(flags.seeds)]) for case in cases]
     if flags.plot is not None:

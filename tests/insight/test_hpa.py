@@ -6,10 +6,10 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from tests.operator.simulate.recording import CONTROLLER, HPAS, RECORDED, record
+from tests.insight.recording import CONTROLLER, HPAS, RECORDED, record
 
 from conveyor_api import names
-from conveyor_operator.simulate.hpa import Hpa
+from conveyor_insight.hpa import Hpa
 
 Json = dict[str, Any]
 ALL_RECORDED: list[Json] = json.loads(RECORDED.read_text())

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from conveyor_api import names
 from conveyor_api.resource import InferenceService
 from conveyor_api.spec import InferenceServiceSpec
-from conveyor_operator.simulate.run import Case
-from conveyor_operator.simulate.traces import burst, steady, step
+from conveyor_insight.simulate.run import Case
+from conveyor_insight.simulate.traces import burst, steady, step
 
 PLAIN = InferenceService.parse(
     {
