@@ -6,6 +6,7 @@ Used by `listening`, `answering` and `relaying`. Knows no queues and no engines.
 import json
 from typing import Any
 
+import msgspec
 from aiohttp.web import BaseRequest, Response
 
 from conveyor_gateway.errors import Code, GatewayError, Unavailable
@@ -17,8 +18,9 @@ def find_request_id(request: BaseRequest) -> str:
 
 
 def build_json(content: Any, request_id: str, status: int = 200) -> Response:
+    """`content` is made of what JSON has, or is a page (`conveyor_protocol.pages`)."""
     headers = {REQUEST_ID_HEADER: request_id, "Content-Type": "application/json"}
-    return Response(status=status, headers=headers, body=json.dumps(content).encode())
+    return Response(status=status, headers=headers, body=json.dumps(content, default=msgspec.to_builtins).encode())
 
 
 def build_error(error: GatewayError, request_id: str) -> Response:

@@ -24,7 +24,7 @@ from conveyor_api.names import (
 )
 from conveyor_metrics import documents
 from conveyor_metrics.auth import Trust, authenticate
-from conveyor_metrics.demand import ServiceDemand
+from conveyor_metrics.demand import DemandSum
 from conveyor_metrics.errors import MetricsError, NotFound, Reason
 from conveyor_metrics.source import GatewaySource
 
@@ -142,7 +142,7 @@ def _demand(source: GatewaySource) -> Handler:
     return answer
 
 
-async def _read(source: GatewaySource, service: str, labels: Mapping[str, str]) -> ServiceDemand:
+async def _read(source: GatewaySource, service: str, labels: Mapping[str, str]) -> DemandSum:
     begun = time.monotonic()
     demand = await source.read_demand(service, of_readable=bool(labels))
     VALUE_SECONDS.observe(time.monotonic() - begun)

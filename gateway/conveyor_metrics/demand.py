@@ -4,52 +4,21 @@ Each request counts once: what waits at a gateway is that gateway's own, and wha
 engine, however many gateways send to it. Where KV caches carry less than a batch, it counts for more than one place.
 """
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt
+from dataclasses import dataclass
 
 from conveyor_metrics.errors import NotFound
+from conveyor_protocol.pages import Demand, EngineDemand, ServiceDemand
 
 
-class ServiceDemand(BaseModel):
-    """Requests held for one InferenceService, and those of them that wait for a place in a batch.
+@dataclass(frozen=True, slots=True)
+class DemandSum:
+    """Requests held for one InferenceService, and those of them that wait. Both count places of full batches."""
 
-    A sum counts both in places of full batches.
-    """
-
-    model_config = ConfigDict(frozen=True)
-
-    in_flight: NonNegativeInt
-    queue_depth: NonNegativeInt
+    in_flight: int
+    queue_depth: int
 
 
-class EngineDemand(BaseModel):
-    """One engine as one gateway knows it: its own requests there, and what the engine says of all gateways' ones."""
-
-    model_config = ConfigDict(frozen=True)
-
-    dispatched: NonNegativeInt
-    waiting: NonNegativeInt | None
-    carried: PositiveInt | None = None
-
-
-class GatewayDemand(ServiceDemand):
-    """One InferenceService at one gateway: `queue_depth` counts what waits there, `engines` what it has sent on."""
-
-    batch_size: PositiveInt = 1  # a gateway of an earlier release tells neither
-    engines: dict[str, EngineDemand] = {}
-
-
-class Demand(BaseModel):
-    """A gateway's answer to `GET /demand?service=<namespace>/<name>`: a service that it does not know is not listed.
-
-    Fields that it has beyond these are of no interest here.
-    """
-
-    model_config = ConfigDict(frozen=True)
-
-    services: dict[str, GatewayDemand]
-
-
-def sum_demand(service: str, demands: list[Demand]) -> ServiceDemand:
+def sum_demand(service: str, demands: list[Demand]) -> DemandSum:
     """Of `namespace/name` over all gateways. Raises NotFound if none of them knows it."""
     known = [demand.services[service] for demand in demands if service in demand.services]
     if not known:
@@ -59,7 +28,7 @@ def sum_demand(service: str, demands: list[Demand]) -> ServiceDemand:
     waiting = sum(demand.queue_depth for demand in known)
     waiting += sum(_count_waiting_at(reports, batch_size) for reports in engines)
     carried = [number for reports in engines if (number := _find_carried(reports, batch_size)) is not None]
-    return ServiceDemand(
+    return DemandSum(
         in_flight=_count_places(in_flight, carried, batch_size),
         queue_depth=_count_places(waiting, carried, batch_size),
     )
@@ -73,7 +42,7 @@ def _count_places(requests: int, carried: list[int], batch_size: int) -> int:
     return -(-requests * batch_size * len(carried) // sum(carried)) if carried else requests
 
 
-def _group_by_engine(demands: list[GatewayDemand]) -> list[list[EngineDemand]]:
+def _group_by_engine(demands: list[ServiceDemand]) -> list[list[EngineDemand]]:
     """What an engine says is the same to every gateway."""
     by_engine: dict[str, list[EngineDemand]] = {}
     for demand in demands:

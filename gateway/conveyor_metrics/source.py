@@ -11,16 +11,17 @@ import time
 from collections.abc import Iterable
 
 import aiohttp
+import msgspec
 from prometheus_client import Counter, Gauge
-from pydantic import ValidationError
 
 from conveyor_api.names import DEMAND_PATH
 from conveyor_kube.gateways import Gateway, GatewayUnreadable, parse_gateways, read_page, slice_name
 from conveyor_kube.unreadable import Unreadable
 from conveyor_kube.wanted_json import Json
 from conveyor_kube.watch import MAX_SILENCE_SECONDS, WatchState
-from conveyor_metrics.demand import Demand, ServiceDemand, sum_demand
+from conveyor_metrics.demand import DemandSum, sum_demand
 from conveyor_metrics.errors import NotKnown
+from conveyor_protocol.pages import Demand
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ class GatewaySource:
         self.gateways = gateways
         self._unreadable &= set(gateways)
 
-    async def read_demand(self, service: str, of_readable: bool = False) -> ServiceDemand:
+    async def read_demand(self, service: str, of_readable: bool = False) -> DemandSum:
         """The sum over all gateways for `namespace/name`, or over those that can be read.
 
         Raises NotKnown, or NotFound if no gateway knows it.
@@ -106,8 +107,8 @@ class GatewaySource:
     async def _fetch(self, gateway: Gateway, service: str) -> Demand | None:
         page = await read_page(self._session, gateway, DEMAND_PATH, self._timeout_seconds, {"service": service})
         try:
-            return None if page is None else Demand.model_validate_json(page)
-        except ValidationError as error:
+            return None if page is None else msgspec.json.decode(page, type=Demand)
+        except (msgspec.DecodeError, RecursionError) as error:
             raise GatewayUnreadable(f"{gateway}: {error}") from error
 
 

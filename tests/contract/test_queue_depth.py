@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import aiohttp
@@ -124,6 +125,6 @@ def told_by_the_engine(gateways: list[GatewayProcess], service: str) -> set[int 
 
 async def eventually(source: GatewaySource, service: str, **expected: int) -> None:
     deadline = time.monotonic() + 60
-    while not expected.items() <= (demand := await source.read_demand(service)).model_dump().items():
+    while not expected.items() <= asdict(demand := await source.read_demand(service)).items():
         assert time.monotonic() < deadline, f"still {demand}"
         await asyncio.sleep(0.05)

@@ -3,6 +3,7 @@
 import asyncio
 from random import Random
 
+import msgspec
 import pytest
 
 from conveyor_api.batching import Batching
@@ -14,7 +15,8 @@ from conveyor_gateway.admission.ticket import QueueLimits, Ticket
 from conveyor_gateway.errors import QueueFull
 from conveyor_insight.simulate.scenarios import PLAIN
 from conveyor_insight.simulate.serving import Engine, Request, Serving
-from conveyor_metrics.demand import Demand, ServiceDemand, sum_demand
+from conveyor_metrics.demand import DemandSum, sum_demand
+from conveyor_protocol.pages import Demand
 from conveyor_protocol.request_headers import PLACE_GRANTED, PLACE_IF_FREE
 
 SPEC = PLAIN.model_copy(update={"batching": Batching(max_batch_size=4)})
@@ -138,7 +140,7 @@ class Both:
             for request, ticket in self.tickets
         ]
 
-    def demand(self) -> ServiceDemand:
+    def demand(self) -> DemandSum:
         """What the metrics server would make of the real queues, where engines say what waits there and is carried."""
         waiting = {address: len(engine.waiting) for engine, address in self.addresses.items()}
         carried = {address: engine.carries if engine.was_short else None for engine, address in self.addresses.items()}
@@ -154,7 +156,7 @@ class Both:
             }
             for queue in self.real
         ]
-        return sum_demand("a/b", [Demand.model_validate({"services": {"a/b": demand}}) for demand in demands])
+        return sum_demand("a/b", [msgspec.convert({"services": {"a/b": demand}}, Demand) for demand in demands])
 
 
 @pytest.mark.parametrize("num_gateways", [1, 2, 8])
@@ -174,7 +176,7 @@ async def compare(seed: int, num_gateways: int) -> None:
         await both.settle()
         assert [pair for pair in both.places() if pair[0] != pair[1]] == []
         in_flight, depth = both.simulated.count_in_flight(), both.simulated.count_waiting(0, 0)
-        counted = ServiceDemand(in_flight=in_flight, queue_depth=depth)
+        counted = DemandSum(in_flight=in_flight, queue_depth=depth)
         assert both.demand() == counted
     assert len(both.addresses) > 2
     assert both.refused

@@ -2,17 +2,19 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
-from conveyor_metrics.demand import Demand, ServiceDemand, sum_demand
+from conveyor_metrics.demand import DemandSum, sum_demand
 from conveyor_metrics.errors import NotFound
+from conveyor_protocol.pages import Demand
 
 
 def make_demand(in_flight: int, depth: int, **engines: tuple[int | None, ...]) -> Demand:
     """One gateway's; of each engine what it has dispatched, and what the engine says: what waits, what it carries."""
     at = {name: dict(zip(("dispatched", "waiting", "carried"), told, strict=False)) for name, told in engines.items()}
     service: dict[str, Any] = {"in_flight": in_flight, "queue_depth": depth, "batch_size": 4, "engines": at}
-    return Demand.model_validate({"services": {"default/qwen": service}})
+    return msgspec.convert({"services": {"default/qwen": service}}, Demand)
 
 
 @pytest.mark.parametrize(
@@ -31,7 +33,7 @@ def make_demand(in_flight: int, depth: int, **engines: tuple[int | None, ...]) -
 )
 def test_each_waiting_request_counts_once_wherever_it_waits(demands: list[Demand], depth: int) -> None:
     in_flight = sum(demand.services["default/qwen"].in_flight for demand in demands)
-    assert sum_demand("default/qwen", demands) == ServiceDemand(in_flight=in_flight, queue_depth=depth)
+    assert sum_demand("default/qwen", demands) == DemandSum(in_flight=in_flight, queue_depth=depth)
 
 
 @pytest.mark.parametrize(
@@ -49,11 +51,11 @@ def test_each_waiting_request_counts_once_wherever_it_waits(demands: list[Demand
 def test_a_request_counts_for_as_many_places_as_it_takes_of_a_full_batch(
     demands: list[Demand], in_flight: int, depth: int
 ) -> None:
-    assert sum_demand("default/qwen", demands) == ServiceDemand(in_flight=in_flight, queue_depth=depth)
+    assert sum_demand("default/qwen", demands) == DemandSum(in_flight=in_flight, queue_depth=depth)
 
 
 def test_a_gateway_of_an_earlier_release_is_summed_as_far_as_it_tells() -> None:
-    old = Demand.model_validate({"services": {"default/qwen": {"in_flight": 2, "queue_depth": 1, "queued": 1}}})
+    old = msgspec.convert({"services": {"default/qwen": {"in_flight": 2, "queue_depth": 1, "queued": 1}}}, Demand)
     assert sum_demand("default/qwen", [old, make_demand(5, 0, a=(5, 1))]).queue_depth == 2
 
 

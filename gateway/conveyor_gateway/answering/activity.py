@@ -7,17 +7,12 @@ all have to call it idle before it sleeps.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Final, TypedDict
+from typing import Final
 
 from conveyor_gateway.admission.queues import Queues
+from conveyor_protocol.pages import Activity
 
 MAX_NAMES: Final = 1_000  # of one namespace and in one list; more than anybody runs, but a tenant may make more
-
-
-class Activity(TypedDict):
-    services: int  # that may go to zero
-    waiting: list[str]  # `namespace/name`, asleep and with requests here
-    idle: list[str]  # with engines, and for its idle timeout without a request here
 
 
 def read_activity(queues: Queues) -> Activity:
@@ -29,7 +24,7 @@ def read_activity(queues: Queues) -> Activity:
     ]
     waiting = (service.key for service, queue, _ in held if service.is_asleep and queue.queued)
     idle = (service.key for service, queue, seconds in held if queue.num_engines and queue.idle_seconds >= seconds)
-    return {"services": len(held), "waiting": [*_limit(waiting)], "idle": [*_limit(idle)]}
+    return Activity(len(held), frozenset(_limit(waiting)), frozenset(_limit(idle)))
 
 
 def _limit(keys: Iterable[str]) -> Iterator[str]:

@@ -4,17 +4,14 @@ Asked by the operator of any one gateway, once a pod has become Ready: operators
 rest of a start.
 """
 
-from typing import Final, TypedDict
+from typing import Final
 
 from conveyor_gateway.admission.queues import Queues
 from conveyor_gateway.engines.pages import LOAD_PATH, fetch, parse_load
 from conveyor_gateway.errors import Code, Unavailable
+from conveyor_protocol.pages import Start
 
 _ENGINE_SECONDS: Final = 0.4  # the operator waits one second for a gateway
-
-
-class Start(TypedDict):
-    warm_up_seconds: float | None  # None: this engine does not say
 
 
 async def read_start(queues: Queues, service: str, pod: str) -> Start:
@@ -23,4 +20,4 @@ async def read_start(queues: Queues, service: str, pod: str) -> Start:
     page = (await fetch([address], LOAD_PATH, _ENGINE_SECONDS))[address] if address else None
     if page is None:
         raise Unavailable(f"no ready engine of {service} in pod {pod} answers", Code.NO_ENGINE)
-    return {"warm_up_seconds": parse_load(page).warm_up_seconds}
+    return Start(parse_load(page).warm_up_seconds)

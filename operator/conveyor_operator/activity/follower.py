@@ -8,11 +8,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Final
+from typing import Final
 
 import aiohttp
+import msgspec
 from kubernetes.aio.client import ApiClient
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
 from conveyor_api.names import ACTIVITY_PATH
 from conveyor_kube.gateways import Gateway, GatewayUnreadable, gateway_slices, parse_gateways, read_page
@@ -22,6 +22,7 @@ from conveyor_kube.watch import MAX_SILENCE_SECONDS, WatchState, watch_collectio
 from conveyor_kube.watched_list import WatchedList
 from conveyor_operator.activity.answer import Activity
 from conveyor_operator.metrics import Metrics
+from conveyor_protocol.pages import Activity as Page
 
 logger = logging.getLogger(__name__)
 
@@ -29,18 +30,6 @@ _PERIOD_SECONDS: Final = 0.5
 _SELDOM_SECONDS: Final = 5.0  # the shortest idle timeout
 _TIMEOUT_SECONDS: Final = 1.0
 _MAX_BYTES: Final = 8 << 20
-
-_ServiceName = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,63}/[a-z0-9-]{1,63}$")]
-
-
-class Page(BaseModel):
-    """A gateway's answer. Fields that it has beyond these are of no interest here."""
-
-    model_config = ConfigDict(frozen=True)
-
-    services: NonNegativeInt
-    waiting: frozenset[_ServiceName]
-    idle: frozenset[_ServiceName]
 
 
 class ActivityFollower:
@@ -118,6 +107,6 @@ async def _read_one(session: aiohttp.ClientSession, gateway: Gateway) -> Page | 
     """None: it cannot hold a request. Raises GatewayUnreadable."""
     page = await read_page(session, gateway, ACTIVITY_PATH, _TIMEOUT_SECONDS, max_bytes=_MAX_BYTES)
     try:
-        return None if page is None else Page.model_validate_json(page)
-    except ValidationError as error:
+        return None if page is None else msgspec.json.decode(page, type=Page)
+    except (msgspec.DecodeError, RecursionError) as error:
         raise GatewayUnreadable(f"{gateway}: {error}") from error

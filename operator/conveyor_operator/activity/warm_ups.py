@@ -8,25 +8,20 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Final
 
 import aiohttp
-from pydantic import BaseModel, Field, ValidationError
+import msgspec
 
 from conveyor_api.names import START_PATH
 from conveyor_kube.gateways import Gateway, GatewayUnreadable, read_page
+from conveyor_protocol.pages import Start
 
 _PAUSES_SECONDS: Final = (0, 1, 2, 4, 8, 16)
 """Before each time that a gateway is asked, until one says. They hear of a Ready pod when the operator does."""
 _TIMEOUT_SECONDS: Final = 1.0
 
 Tell = Callable[[float | None], object]
-
-
-class Page(BaseModel):
-    """A gateway's answer."""
-
-    warm_up_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +60,7 @@ class WarmUps:
         if seconds is not None:
             self._mark(question.service)
 
-    async def _find(self, session: aiohttp.ClientSession, question: _Question) -> Page | None:
+    async def _find(self, session: aiohttp.ClientSession, question: _Question) -> Start | None:
         for pause_seconds in _PAUSES_SECONDS:
             await asyncio.sleep(pause_seconds)
             if gateways := self._gateways():
@@ -75,11 +70,11 @@ class WarmUps:
         return None
 
 
-async def _read(session: aiohttp.ClientSession, gateway: Gateway, question: _Question) -> Page | None:
+async def _read(session: aiohttp.ClientSession, gateway: Gateway, question: _Question) -> Start | None:
     """None: not now. Why, `follower` logs where it is the gateway's fault."""
     asked = {"service": question.service, "pod": question.pod}
     try:
         page = await read_page(session, gateway, START_PATH, _TIMEOUT_SECONDS, asked)
-        return None if page is None else Page.model_validate_json(page)
-    except (GatewayUnreadable, ValidationError):
+        return None if page is None else msgspec.json.decode(page, type=Start)
+    except (GatewayUnreadable, msgspec.DecodeError, RecursionError):
         return None

@@ -10,6 +10,7 @@ from tests.gateway.cluster import make_endpoint, make_service, make_slice
 
 from conveyor_gateway.admission.queues import Queues
 from conveyor_gateway.answering.activity import MAX_NAMES, read_activity
+from conveyor_protocol.pages import Activity
 
 ZERO = {"minReplicas": 0, "maxReplicas": 2, "idleTimeout": "10s"}
 QWEN = "default/qwen"
@@ -51,51 +52,51 @@ def set_engines(queues: Queues, *addresses: str) -> None:
 
 
 def test_only_services_that_may_go_to_zero_are_counted(queues: Queues) -> None:
-    assert read_activity(queues) == {"services": 1, "waiting": [], "idle": []}
+    assert read_activity(queues) == Activity(1, frozenset(), frozenset())
 
 
 def test_a_service_at_zero_is_waited_for_by_its_first_request(queues: Queues) -> None:
     put_service(queues, "qwen", 0)
-    assert read_activity(queues)["waiting"] == []
+    assert read_activity(queues).waiting == set()
     ticket = queues[QWEN].admit(FAR)
-    assert read_activity(queues)["waiting"] == [QWEN]
+    assert read_activity(queues).waiting == {QWEN}
     ticket.close()
-    assert read_activity(queues)["waiting"] == []
+    assert read_activity(queues).waiting == set()
 
 
 def test_one_that_starts_already_need_not_be_woken(queues: Queues) -> None:
     """However long it takes, and whether or not it ever succeeds."""
     for name in ("qwen", "always", "fixed"):
         queues[f"default/{name}"].admit(FAR)
-    assert read_activity(queues)["waiting"] == []
+    assert read_activity(queues).waiting == set()
 
 
 def test_a_service_is_idle_after_its_timeout_since_its_last_request_has_ended(queues: Queues, clock: Clock) -> None:
     set_engines(queues, "10.0.0.1")
     ticket = queues[QWEN].admit(FAR)
     clock.now += 60
-    assert read_activity(queues)["idle"] == [], "it runs"
+    assert read_activity(queues).idle == set(), "it runs"
     ticket.close()
     clock.now += 9
     ticket.close()
-    assert read_activity(queues)["idle"] == []
+    assert read_activity(queues).idle == set()
     clock.now += 1
-    assert read_activity(queues)["idle"] == [QWEN], "closing it again is no request"
+    assert read_activity(queues).idle == {QWEN}, "closing it again is no request"
     queues[QWEN].admit(FAR)
-    assert read_activity(queues)["idle"] == []
+    assert read_activity(queues).idle == set()
 
 
 def test_the_time_of_a_start_is_not_idle_time(queues: Queues, clock: Clock) -> None:
     """A client that gave up meanwhile comes again, and finds the engine that was started for it."""
     queues[QWEN].admit(FAR).close()
     clock.now += 300
-    assert read_activity(queues)["idle"] == [], "it has no engine that could go"
+    assert read_activity(queues).idle == set(), "it has no engine that could go"
     set_engines(queues, "10.0.0.1")
     clock.now += 9
-    assert read_activity(queues)["idle"] == []
+    assert read_activity(queues).idle == set()
     set_engines(queues, "10.0.0.1", "10.0.0.2")
     clock.now += 1
-    assert read_activity(queues)["idle"] == [QWEN], "one engine more is not the first"
+    assert read_activity(queues).idle == {QWEN}, "one engine more is not the first"
 
 
 def test_a_namespace_with_very_many_delays_its_own(queues: Queues) -> None:
@@ -105,6 +106,6 @@ def test_a_namespace_with_very_many_delays_its_own(queues: Queues) -> None:
         queues[f"a-crowd/s{number}"].admit(FAR)
     put_service(queues, "qwen", 0)
     queues[QWEN].admit(FAR)
-    waiting = read_activity(queues)["waiting"]
+    waiting = read_activity(queues).waiting
     assert len(waiting) == MAX_NAMES + 1
     assert QWEN in waiting

@@ -13,8 +13,9 @@ from tests.operator.stage import Space, wait_until
 from conveyor_kube.watch import connect
 from conveyor_operator.activity import follower as follower_module
 from conveyor_operator.activity.answer import Activity
-from conveyor_operator.activity.follower import ActivityFollower, Page, sum_activity
+from conveyor_operator.activity.follower import ActivityFollower, sum_activity
 from conveyor_operator.metrics import Metrics
+from conveyor_protocol.pages import Activity as Page
 from e2e.cluster.control_plane import ControlPlane
 
 
