@@ -12,7 +12,8 @@ from typing import Final
 from conveyor_api import names
 from conveyor_api.crd import build_crd
 from conveyor_api.quantities import parse_quantity
-from conveyor_kubectl.cluster import Cluster, Object, Refused
+from conveyor_insight.facts import Object
+from conveyor_kubectl.cluster import Cluster, Refused
 from conveyor_operator.kinds import API_SERVICE, CLUSTER_ROLE, DEPLOYMENT, SCALED_OBJECT, Kind
 
 OLDEST_KUBERNETES: Final = (1, 34)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.insight.test_explaining import AUTOSCALING, BATCHING, NOW, make_facts
 from tests.operator.builders import make_deployment
-from tests.plugin.test_explaining import AUTOSCALING, BATCHING, NOW, make_facts
 
 from conveyor_api import names
 from conveyor_insight.explaining import explain

@@ -126,7 +126,7 @@ async def test_a_list_of_gateways_that_may_be_old_makes_the_sum_unknown_until_it
     [
         (lambda: web.json_response({"services": {}}, status=503), "answers 503"),
         (lambda: web.json_response({}), "services"),
-        (lambda: web.json_response(build_demand(-1, 0)), "greater than or equal to 0"),
+        (lambda: web.json_response(build_demand(-1, 0)), ">= 0"),
         (lambda: web.Response(text="<html>"), "JSON"),
         (lambda: web.Response(text=json.dumps(build_demand(1, 0)) + " " * (1 << 20)), "more than 1048576 bytes"),
         (lambda: web.Response(status=302, headers={"Location": "http://127.0.0.1:1/"}), "answers 302"),

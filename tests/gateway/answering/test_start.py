@@ -12,6 +12,7 @@ from tests.gateway.engine_servers import answering, refusing_address, running_en
 from conveyor_gateway.admission.queues import Queues
 from conveyor_gateway.answering.start import read_start
 from conveyor_gateway.errors import Unavailable
+from conveyor_protocol.pages import Start
 
 QWEN, POD = "default/qwen", "uid-1"
 
@@ -38,7 +39,7 @@ def make_queues(address: str, port: int) -> Queues:
 async def test_an_engine_is_asked_how_long_it_warmed_up(answer: dict[str, Any], seconds: float | None) -> None:
     async with running_engine(answering(web.json_response, **answer)) as engine:
         queues = make_queues(own_address(), engine.port)
-        assert await read_start(queues, QWEN, POD) == {"warm_up_seconds": seconds}
+        assert await read_start(queues, QWEN, POD) == Start(seconds)
         assert [request.path for request, _ in engine.requests] == ["/load"]
 
 
