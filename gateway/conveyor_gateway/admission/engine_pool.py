@@ -38,7 +38,7 @@ class Engine:
     full_until: float = 0.0
     last_chosen: int = 0
     unreachable: bool = False  # the last request that it did not take could not connect in time
-    is_taken: bool = False  # all its places are, as it said: it is asked for one
+    is_occupied: bool = False  # all its places are, as it reported: requests wait for it to grant one
 
     def rank(self, now_seconds: float) -> tuple[bool, int, int]:
         """The lowest is chosen."""
@@ -58,6 +58,9 @@ class EnginePool:
         self._engines: dict[str, Engine] = {}
         self._free_bits: list[int] = []  # a heap: those of engines that are gone
         self._choices = 0
+
+    def configure(self, place_limit: int, fills_batches: bool) -> None:
+        self.place_limit, self.fills_batches = place_limit, fills_batches
 
     @property
     def num_ready(self) -> int:
@@ -117,12 +120,12 @@ class EnginePool:
         return engine.ready and engine.left_out_until <= now_seconds
 
     def _has_place(self, engine: Engine, now_seconds: float) -> bool:
-        is_free = engine.load < self.place_limit and not engine.is_taken
+        is_free = engine.load < self.place_limit and not engine.is_occupied
         return is_free and self._may_be_asked(engine, now_seconds)
 
-    def find_taken(self, now_seconds: float) -> list[Engine]:
-        """Those whose places are all taken: who waits is to ask for one."""
-        return [each for each in self._engines.values() if each.is_taken and self._may_be_asked(each, now_seconds)]
+    def find_occupied(self, now_seconds: float) -> list[Engine]:
+        """The engines whose places are all occupied: they have to be asked for one."""
+        return [each for each in self._engines.values() if each.is_occupied and self._may_be_asked(each, now_seconds)]
 
     def release(self, engine: Engine) -> None:
         """Gives back one place that `choose` gave."""
@@ -142,6 +145,17 @@ class EnginePool:
         """`engine` had no room for a request. It may have room for smaller ones, so it is chosen last."""
         engine.refusals += 1
         engine.full_until = now_seconds + left_out_seconds(engine.refusals)
+
+    def note_no_place(self, engine: Engine) -> None:
+        """All places of `engine` are occupied, those of other gateways included: it has to be asked for one."""
+        engine.is_occupied = True
+
+    def note_place_answer(self, engine: Engine, asks_again: bool) -> None:
+        """`engine` has answered who asked for a place. Unless somebody asks again, it is tried without asking.
+
+        Where batches are filled it is always tried: it may have begun to fill another batch.
+        """
+        engine.is_occupied = asks_again and not self.fills_batches
 
     def note_answer(self, engine: Engine) -> None:
         """`engine` answered: its failures are forgotten, and a probe that is under way blocks no other request."""

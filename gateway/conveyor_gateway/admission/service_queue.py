@@ -82,7 +82,7 @@ class ServiceQueue:
     def configure(self, limits: QueueLimits) -> None:
         """Takes changed limits. Those who wait already stay, even above a lowered limit."""
         self.limits = limits
-        self.pool.place_limit, self.pool.fills_batches = limits.place_limit, limits.fills_batches
+        self.pool.configure(limits.place_limit, limits.fills_batches)
         self.match()
 
     def set_engines(self, addresses: Iterable[str]) -> None:
@@ -193,7 +193,7 @@ class ServiceQueue:
         if self._waiting and not (self._end_exclusions(now) and self._give_places(now)):
             self._go_on_soon()
             return
-        self._asking.ask(self.pool.find_taken(now))
+        self._asking.ask(self.pool.find_occupied(now))
         self._set_timer(now)
 
     def _go_on_soon(self) -> None:
@@ -246,8 +246,7 @@ class ServiceQueue:
         if not granted:
             self.pool.leave_out(engine, now)
         is_used = granted and self._use_grant(engine, now)
-        # If not, the next requests try it again: also where it may have begun to fill a batch.
-        engine.is_taken = is_used and bool(self._waiting) and not self.limits.fills_batches
+        self.pool.note_place_answer(engine, asks_again=is_used and bool(self._waiting))
         self.match()
         return is_used
 

@@ -154,7 +154,7 @@ class Ticket:
         if self.is_granted:
             self.note_full()
         self.excluded |= FIRST_TRY
-        self.engine.is_taken = True
+        self._queue.pool.note_no_place(self.engine)
 
     def end_exclusions(self) -> None:
         """The request may go to any engine again."""
