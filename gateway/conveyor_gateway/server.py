@@ -32,6 +32,7 @@ from conveyor_gateway.relaying.bodies import BodyReader
 from conveyor_gateway.relaying.request_life import OpenRequests
 from conveyor_gateway.routing import OwnHosts
 from conveyor_gateway.settings import Settings
+from conveyor_gateway.watching.catalog import Catalog
 from conveyor_gateway.watching.readiness import Readiness
 from conveyor_kube.gateways import gateway_slices, parse_gateways
 from conveyor_kube.resources import claim_collection, service_collection, slice_collection
@@ -67,27 +68,36 @@ class Server:
         metrics = Metrics()
         self._engines = EngineClient()
         memory = Memory(settings.max_held_bytes, max(1, max_connections - max_connections // 8))
-        queues = Queues(asyncio.get_running_loop(), self._engines, metrics.forget, memory.max_requests_of_service)
-        directory = queues.catalog.directory
+        catalog = Catalog()
+        queues = Queues(
+            catalog, asyncio.get_running_loop(), self._engines, metrics.forget, memory.max_requests_of_service
+        )
         bodies = BodyReader(settings.max_request_bytes, settings.body_timeout_seconds)
-        self._watches = _plan_watches(settings, queues)
+        self._watches = _plan_watches(settings, catalog)
         own_name = root_name(settings.system_namespace)
         self._readiness = Readiness(
             [watch.state for watch in self._watches],
-            are_names_claimed=lambda: directory.names.find_holder(own_name) is not None,
+            are_names_claimed=lambda: catalog.directory.names.find_holder(own_name) is not None,
         )
         self._gateways = _plan_gateways_watch(settings.system_namespace, queues)
-        metrics.registry.register(StateCollector(queues, self._readiness, memory))
-        recorder = Recorder(metrics, directory)
+        metrics.registry.register(StateCollector(catalog, queues, self._readiness, memory))
+        recorder = Recorder(metrics, catalog.directory)
         self._open_requests = OpenRequests(
-            queues, self._engines, bodies, memory, recorder, self._readiness, settings.heartbeat_seconds
+            catalog.directory,
+            queues,
+            self._engines,
+            bodies,
+            memory,
+            recorder,
+            self._readiness,
+            settings.heartbeat_seconds,
         )
         own_hosts = OwnHosts(settings.system_namespace, settings.public_hosts)
         cors = Cors(frozenset(settings.allowed_origins))
         clients = Clients(settings.trusted_proxies)
         public = PublicApp(
             self._open_requests,
-            queues.catalog,
+            catalog,
             self._readiness,
             metrics,
             own_hosts,
@@ -97,7 +107,7 @@ class Server:
             lists_all=settings.root_models == "All",
         )
         self._public = Listener(public.handle, settings.host, settings.port, max_connections, cors, clients.find_peer)
-        admin = build_admin_handler(queues, self._readiness, metrics)
+        admin = build_admin_handler(catalog, queues, self._readiness, metrics)
         self._admin = Listener(admin, settings.host, settings.admin_port, _MAX_ADMIN_CONNECTIONS)
 
     async def run(self, stop: asyncio.Event, end_now: asyncio.Event) -> None:
@@ -181,9 +191,8 @@ async def _wait_at_most(seconds: float, waited: Awaitable[object]) -> None:
             await waited
 
 
-def _plan_watches(settings: Settings, queues: Queues) -> list[_Watch]:
-    catalog, namespaces = queues.catalog, settings.watch_namespaces
-    watches = []
+def _plan_watches(settings: Settings, catalog: Catalog) -> list[_Watch]:
+    watches, namespaces = [], settings.watch_namespaces
     for namespace in namespaces or ("",):
         services, slices = service_collection(namespace), slice_collection(namespace)
         watches.append(_Watch(services, catalog.services, WatchState(services.name)))

@@ -16,6 +16,7 @@ from conveyor_engine.serving.metrics import EngineMetrics
 from conveyor_gateway.admission.memory import Memory
 from conveyor_gateway.admission.queues import Queues
 from conveyor_gateway.recording.metrics import Metrics, StateCollector
+from conveyor_gateway.watching.catalog import Catalog
 from conveyor_gateway.watching.readiness import Readiness
 from conveyor_operator.metrics import Metrics as OperatorMetrics
 from e2e.cluster.paths import REPOSITORY
@@ -35,8 +36,9 @@ _NAME = re.compile(r"\b(?:conveyor_(?:operator|gateway|metrics|engine)_|vllm:)\w
 async def expose() -> str:
     """All four parts' /metrics, one after the other."""
     gateway = Metrics()
-    queues = Queues(asyncio.get_running_loop(), NeverAsked(), on_gone=gateway.forget)
-    gateway.registry.register(StateCollector(queues, Readiness([]), Memory(1)))
+    catalog = Catalog()
+    queues = Queues(catalog, asyncio.get_running_loop(), NeverAsked(), on_gone=gateway.forget)
+    gateway.registry.register(StateCollector(catalog, queues, Readiness([]), Memory(1)))
     pages = [gateway.render(), EngineMetrics("m").render()]
     pages += [generate_latest(registry) for registry in (REGISTRY, OperatorMetrics().registry)]
     return b"".join(pages).decode()

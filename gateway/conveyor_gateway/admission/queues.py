@@ -1,7 +1,7 @@
 """The queues of all services, kept in step with the catalog.
 
-Made by `server`; told by the catalog what changed; asked by `relaying` for the queue of a service, and by
-`answering` and `recording` for what every queue holds.
+Made by `server` and notified of changes by the catalog. `relaying` looks up the queue of a service; `answering` and
+`recording` read what every queue holds.
 """
 
 import asyncio
@@ -18,33 +18,35 @@ logger = logging.getLogger(__name__)
 
 
 class Queues:
-    """One queue per known service. Everything runs on `loop`. `on_gone` is told of services that were deleted.
+    """One queue per known service. Everything runs on `loop`. `on_gone` is called with services that were deleted.
 
-    Of what may wait for a service this gateway takes its part: all of it, until it knows others. `max_held` is how many
-    requests of one service `memory` holds, at engines and in the queue.
+    The gateways share what may wait for a service equally; this one counts itself alone until it knows others.
+    `max_held` is how many requests of one service `memory` holds, at engines and in the queue.
     """
 
     def __init__(
         self,
+        catalog: Catalog,
         loop: asyncio.AbstractEventLoop,
         granting: Granting,
         on_gone: Callable[[str], None],
         max_held: int = 1_000_000,
     ) -> None:
+        self._catalog = catalog
         self._max_held = max_held
         self._loop = loop
         self._granting = granting
         self._on_gone = on_gone
         self._num_gateways = 1
         self._queues: dict[str, ServiceQueue] = {}
-        self.catalog = Catalog(self._on_service, self._on_engines)
+        catalog.subscribe(self._on_service, self._on_engines)
 
     def __getitem__(self, key: str) -> ServiceQueue:
         return self._queues[key]
 
     def items(self, only: str | None = None) -> list[tuple[Service, ServiceQueue]]:
         """Every known service and its queue, by `namespace/name`, or `only` one of them."""
-        services = self.catalog.directory.services
+        services = self._catalog.directory.services
         keys = sorted(services) if only is None else [only] * (only in services)
         return [(services[key], self._queues[key]) for key in keys]
 
@@ -56,7 +58,7 @@ class Queues:
                 self._on_service(key)
 
     def _on_service(self, key: str) -> None:
-        service = self.catalog.directory.services.get(key)
+        service = self._catalog.directory.services.get(key)
         if service is None:
             if (gone := self._queues.pop(key, None)) is not None:
                 gone.close(NotFound("the service was deleted", Code.SERVICE_DELETED))
@@ -85,4 +87,4 @@ class Queues:
 
     def _on_engines(self, key: str) -> None:
         if key in self._queues:
-            self._queues[key].set_engines(self.catalog.engines(key))
+            self._queues[key].set_engines(self._catalog.engines(key))

@@ -6,17 +6,17 @@ rest of a start.
 
 from typing import Final
 
-from conveyor_gateway.admission.queues import Queues
 from conveyor_gateway.engines.pages import LOAD_PATH, fetch, parse_load
 from conveyor_gateway.errors import Code, Unavailable
+from conveyor_gateway.watching.catalog import Catalog
 from conveyor_protocol.pages import Start
 
 _ENGINE_SECONDS: Final = 0.4  # the operator waits one second for a gateway
 
 
-async def read_start(queues: Queues, service: str, pod: str) -> Start:
+async def read_start(catalog: Catalog, service: str, pod: str) -> Start:
     """Raises Unavailable while the engine is not known here, or has no page."""
-    address = queues.catalog.find_engine(service, pod)
+    address = catalog.find_engine(service, pod)
     page = (await fetch([address], LOAD_PATH, _ENGINE_SECONDS))[address] if address else None
     if page is None:
         raise Unavailable(f"no ready engine of {service} in pod {pod} answers", Code.NO_ENGINE)

@@ -20,11 +20,12 @@ from conveyor_gateway.answering.status import build_probe
 from conveyor_gateway.answers import build_error, build_json, find_request_id
 from conveyor_gateway.errors import Code, GatewayError, MethodNotAllowed, NotFound, Unavailable
 from conveyor_gateway.recording.metrics import Metrics
+from conveyor_gateway.watching.catalog import Catalog
 from conveyor_gateway.watching.readiness import Readiness
 
 
 def build_admin_handler(
-    queues: Queues, readiness: Readiness, metrics: Metrics
+    catalog: Catalog, queues: Queues, readiness: Readiness, metrics: Metrics
 ) -> Callable[[BaseRequest], Awaitable[StreamResponse]]:
     """Port 8081."""
 
@@ -39,7 +40,7 @@ def build_admin_handler(
     async def start(request: BaseRequest) -> Response:
         check_synced()
         service, pod = (request.query.get(key, "") for key in ("service", "pod"))
-        return build_json(await read_start(queues, service, pod), find_request_id(request))
+        return build_json(await read_start(catalog, service, pod), find_request_id(request))
 
     def check_synced() -> None:
         if not readiness.synced:

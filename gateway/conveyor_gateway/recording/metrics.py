@@ -22,6 +22,7 @@ from prometheus_client.registry import Collector
 from conveyor_gateway.admission.memory import Memory
 from conveyor_gateway.admission.queues import Queues
 from conveyor_gateway.usage import Usage
+from conveyor_gateway.watching.catalog import Catalog
 from conveyor_gateway.watching.readiness import Readiness
 
 _SERVICE = ("namespace", "inference_service")
@@ -146,7 +147,8 @@ class Metrics:
 class StateCollector(Collector):
     """What the gateway holds at the moment of the scrape. Register it with `Metrics.registry`."""
 
-    def __init__(self, queues: Queues, readiness: Readiness, memory: Memory) -> None:
+    def __init__(self, catalog: Catalog, queues: Queues, readiness: Readiness, memory: Memory) -> None:
+        self._catalog = catalog
         self._queues = queues
         self._readiness = readiness
         self._memory = memory
@@ -164,9 +166,9 @@ class StateCollector(Collector):
             engines.add_metric(labels, queue.num_engines)
         yield from (queued, depth, dispatched, engines)
         unreadable = _gauge("unreadable_objects", "Objects of the cluster that cannot be read.", ("resource",))
-        unreadable.add_metric(("inferenceservices",), len(self._queues.catalog.services.unreadable))
-        unreadable.add_metric(("endpointslices",), len(self._queues.catalog.slices.unreadable))
-        unreadable.add_metric(("servednames",), len(self._queues.catalog.claims.unreadable))
+        unreadable.add_metric(("inferenceservices",), len(self._catalog.services.unreadable))
+        unreadable.add_metric(("endpointslices",), len(self._catalog.slices.unreadable))
+        unreadable.add_metric(("servednames",), len(self._catalog.claims.unreadable))
         yield unreadable
         silence = _gauge("watch_silence_seconds", "Time since the API server was last heard, per watch.", ("watch",))
         for name, seconds in self._readiness.silences():

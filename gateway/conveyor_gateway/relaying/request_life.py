@@ -42,7 +42,7 @@ from conveyor_gateway.relaying.ending import Ending
 from conveyor_gateway.relaying.heartbeat import Heartbeat
 from conveyor_gateway.relaying.relay import Relay, clear_cancellation
 from conveyor_gateway.routing import Route, find_model
-from conveyor_gateway.watching.catalog import Service
+from conveyor_gateway.watching.catalog import Directory, Service
 from conveyor_gateway.watching.readiness import Readiness
 from conveyor_protocol.request_headers import REQUEST_ID_HEADER, REQUEST_TIMEOUT_HEADER, parse_timeout_seconds
 
@@ -57,6 +57,7 @@ class OpenRequests:
 
     def __init__(
         self,
+        directory: Directory,
         queues: Queues,
         engines: EngineClient,
         bodies: BodyReader,
@@ -65,6 +66,7 @@ class OpenRequests:
         readiness: Readiness,
         heartbeat_seconds: float,
     ) -> None:
+        self._directory = directory
         self._queues = queues
         self._engines = engines
         self._bodies = bodies
@@ -213,7 +215,7 @@ class OpenRequests:
 
     def _find_service(self, request: BaseRequest, route: Route, body: bytes) -> tuple[Service, bytes]:
         """The service, and the body as its engines understand it."""
-        directory = self._queues.catalog.directory
+        directory = self._directory
         if route.service is not None:
             service = directory.services.get(route.service)
             if service is not None:

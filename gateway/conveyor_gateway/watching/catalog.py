@@ -1,7 +1,7 @@
 """What the gateway knows of the cluster: the InferenceServices, whose the names are, and which engines are ready.
 
-Filled by `conveyor_kube.watch` with bodies from the API server; read by `routing` and `relaying`; `queues` is told what
-changed. A service is known because its InferenceService exists, not because a pod was seen: one without engines queues.
+Filled by `conveyor_kube.watch` with bodies from the API server; read by `routing` and `relaying`; notifies `queues` of
+changes. A service is known because its InferenceService exists, not because a pod was seen: one without engines queues.
 Knows the shape of an InferenceService, as `slices` knows that of an EndpointSlice; not how they are fetched.
 """
 
@@ -134,13 +134,18 @@ class Directory:
 
 
 class Catalog:
-    """All resources, kept by `watch`. `on_service(key)` and `on_engines(key)` are called after each change."""
+    """All resources, kept by `watch`."""
 
-    def __init__(self, on_service: Callable[[str], None], on_engines: Callable[[str], None]) -> None:
+    def __init__(self) -> None:
         self.directory = Directory()
-        self.services = ServiceTable(self.directory, on_service)
+        self.services = ServiceTable(self.directory)
         self.claims = ClaimSink(self.directory.names)
-        self.slices = SliceTable(on_engines)
+        self.slices = SliceTable()
+
+    def subscribe(self, on_service: Callable[[str], None], on_engines: Callable[[str], None]) -> None:
+        """Calls them with `namespace/name` after each change of the service, or of its engines, from now on."""
+        self.services.subscribe(on_service)
+        self.slices.subscribe(on_engines)
 
     def engines(self, service: str) -> tuple[str, ...]:
         """Addresses (`host:port`) of the ready engines, one per pod."""
@@ -154,10 +159,9 @@ class Catalog:
 class ServiceTable(Table[Service]):
     """The InferenceServices, as a sink of `watch`."""
 
-    def __init__(self, directory: Directory, on_change: Callable[[str], None]) -> None:
+    def __init__(self, directory: Directory) -> None:
         super().__init__(directory.services, Unreadable("service"), NamespaceLimit("InferenceServices", MAX_SERVICES))
         self._directory = directory
-        self._on_change = on_change
 
     def _parse(self, body: Json) -> Service:
         return parse_service(body)
@@ -167,8 +171,8 @@ class ServiceTable(Table[Service]):
 
     def _keep(self, key: str, item: Service) -> None:
         self._directory.put(item)
-        self._on_change(key)
+        self._notify(key)
 
     def _forget(self, key: str) -> None:
         self._directory.remove(key)
-        self._on_change(key)
+        self._notify(key)

@@ -3,7 +3,7 @@
 Used by `catalog`. Knows the shape of an EndpointSlice, not how it is fetched.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -49,10 +49,9 @@ def parse_slice(body: Mapping[str, Any]) -> Slice:
 class SliceTable(Table[Slice]):
     """The EndpointSlices of engines, as a sink of `watch`."""
 
-    def __init__(self, on_change: Callable[[str], None]) -> None:
+    def __init__(self) -> None:
         self._slices: dict[str, Slice] = {}
         super().__init__(self._slices, Unreadable("slice"), NamespaceLimit("engines", MAX_ENGINES))
-        self._on_change = on_change
         self._by_service: dict[str, set[str]] = {}
 
     def engines(self, service: str) -> Mapping[str, str]:
@@ -76,7 +75,7 @@ class SliceTable(Table[Slice]):
             self._forget(key)
         self._slices[key] = item
         self._by_service.setdefault(item.service, set()).add(key)
-        self._on_change(item.service)
+        self._notify(item.service)
 
     def _forget(self, key: str) -> None:
         piece = self._slices.pop(key)
@@ -84,4 +83,4 @@ class SliceTable(Table[Slice]):
         names.discard(key)
         if not names:
             del self._by_service[piece.service]
-        self._on_change(piece.service)
+        self._notify(piece.service)

@@ -4,7 +4,7 @@ An object that cannot be read, or is one too many for its namespace, keeps what 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
 from conveyor_gateway.watching.namespace_limits import NamespaceLimit
@@ -22,6 +22,15 @@ class Table(ABC, Generic[_Item]):
         self._items = items
         self.unreadable = unreadable
         self._limit = limit
+        self._subscribers: list[Callable[[str], None]] = []
+
+    def subscribe(self, on_change: Callable[[str], None]) -> None:
+        """Calls `on_change` with the service's `namespace/name` after each change from now on."""
+        self._subscribers.append(on_change)
+
+    def _notify(self, service: str) -> None:
+        for on_change in self._subscribers:
+            on_change(service)
 
     @abstractmethod
     def _parse(self, body: Json) -> _Item:

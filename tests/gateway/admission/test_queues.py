@@ -7,33 +7,41 @@ from tests.gateway.builders import NeverAsked
 from tests.gateway.cluster import make_service
 
 from conveyor_gateway.admission.queues import Queues
+from conveyor_gateway.watching.catalog import Catalog
+
+
+def make_queues(catalog: Catalog, **limits: int) -> Queues:
+    return Queues(catalog, asyncio.get_running_loop(), NeverAsked(), on_gone=lambda key: None, **limits)
 
 
 @pytest.mark.parametrize(("allowed", "gateways", "here"), [(7, 1, 7), (7, 3, 2), (1, 3, 1)])
 async def test_a_gateway_takes_its_share_of_what_may_wait_and_at_least_one(
     allowed: int, gateways: int, here: int
 ) -> None:
-    queues = Queues(asyncio.get_running_loop(), NeverAsked(), on_gone=lambda key: None)
-    queues.catalog.services.put(make_service("before", "default", queue={"maxRequests": allowed}))
+    catalog = Catalog()
+    queues = make_queues(catalog)
+    catalog.services.put(make_service("before", "default", queue={"maxRequests": allowed}))
     queues.set_num_gateways(gateways)
-    queues.catalog.services.put(make_service("after", "default", queue={"maxRequests": allowed}))
+    catalog.services.put(make_service("after", "default", queue={"maxRequests": allowed}))
     for name in ("before", "after"):
         assert queues[f"default/{name}"].limits.max_queued_requests == here
 
 
 async def test_a_gateway_that_no_list_has_yet_takes_all_that_may_wait() -> None:
-    queues = Queues(asyncio.get_running_loop(), NeverAsked(), on_gone=lambda key: None)
+    catalog = Catalog()
+    queues = make_queues(catalog)
     queues.set_num_gateways(0)
-    queues.catalog.services.put(make_service("qwen", "default", queue={"maxRequests": 7}))
+    catalog.services.put(make_service("qwen", "default", queue={"maxRequests": 7}))
     assert queues["default/qwen"].limits.max_queued_requests == 7
 
 
 async def test_a_share_that_the_gateway_cannot_hold_is_logged_once_for_each_limit(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    queues = Queues(asyncio.get_running_loop(), NeverAsked(), on_gone=lambda key: None, max_held=10)
+    catalog = Catalog()
+    make_queues(catalog, max_held=10)
     for allowed in (10, 11, 11, 5, 11):
-        queues.catalog.services.put(make_service("qwen", "default", queue={"maxRequests": allowed}))
+        catalog.services.put(make_service("qwen", "default", queue={"maxRequests": allowed}))
     logged = [each.message for each in caplog.records if "queue_limit_unreachable" in each.message]
     assert len(logged) == 2
     assert "service=default/qwen share=11 max_held=10" in logged[0]

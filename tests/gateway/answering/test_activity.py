@@ -11,6 +11,7 @@ from tests.gateway.cluster import make_endpoint, make_service, make_slice
 from conveyor_gateway.admission.queues import Queues
 from conveyor_gateway.answering.activity import MAX_NAMES, read_activity
 from conveyor_protocol.pages import Activity
+from conveyor_gateway.watching.catalog import Catalog
 
 ZERO = {"minReplicas": 0, "maxReplicas": 2, "idleTimeout": "10s"}
 QWEN = "default/qwen"
@@ -33,30 +34,35 @@ def clock() -> Iterator[Clock]:
 
 
 @pytest.fixture
-def queues(clock: Clock) -> Queues:
-    queues = Queues(clock, NeverAsked(), on_gone=lambda key: None)
-    put_service(queues, "qwen", 1)
-    queues.catalog.services.put(make_service("always", "default", autoscaling={"maxReplicas": 2}))
-    queues.catalog.services.put(make_service("fixed", "default"))
+def catalog() -> Catalog:
+    return Catalog()
+
+
+@pytest.fixture
+def queues(catalog: Catalog, clock: Clock) -> Queues:
+    queues = Queues(catalog, clock, NeverAsked(), on_gone=lambda key: None)
+    put_service(catalog, "qwen", 1)
+    catalog.services.put(make_service("always", "default", autoscaling={"maxReplicas": 2}))
+    catalog.services.put(make_service("fixed", "default"))
     return queues
 
 
-def put_service(queues: Queues, name: str, desired_replicas: int, namespace: str = "default") -> None:
+def put_service(catalog: Catalog, name: str, desired_replicas: int, namespace: str = "default") -> None:
     body = make_service(name, namespace, autoscaling=ZERO)
-    queues.catalog.services.put(body | {"status": {"desiredReplicas": desired_replicas}})
+    catalog.services.put(body | {"status": {"desiredReplicas": desired_replicas}})
 
 
-def set_engines(queues: Queues, *addresses: str) -> None:
+def set_engines(catalog: Catalog, *addresses: str) -> None:
     endpoints = [make_endpoint(address) for address in addresses]
-    queues.catalog.slices.put(make_slice("qwen-1", "default", "qwen", 8000, *endpoints))
+    catalog.slices.put(make_slice("qwen-1", "default", "qwen", 8000, *endpoints))
 
 
 def test_only_services_that_may_go_to_zero_are_counted(queues: Queues) -> None:
     assert read_activity(queues) == Activity(1, frozenset(), frozenset())
 
 
-def test_a_service_at_zero_is_waited_for_by_its_first_request(queues: Queues) -> None:
-    put_service(queues, "qwen", 0)
+def test_a_service_at_zero_is_waited_for_by_its_first_request(catalog: Catalog, queues: Queues) -> None:
+    put_service(catalog, "qwen", 0)
     assert read_activity(queues).waiting == set()
     ticket = queues[QWEN].admit(FAR)
     assert read_activity(queues).waiting == {QWEN}
@@ -71,8 +77,10 @@ def test_one_that_starts_already_need_not_be_woken(queues: Queues) -> None:
     assert read_activity(queues).waiting == set()
 
 
-def test_a_service_is_idle_after_its_timeout_since_its_last_request_has_ended(queues: Queues, clock: Clock) -> None:
-    set_engines(queues, "10.0.0.1")
+def test_a_service_is_idle_after_its_timeout_since_its_last_request_has_ended(
+    catalog: Catalog, queues: Queues, clock: Clock
+) -> None:
+    set_engines(catalog, "10.0.0.1")
     ticket = queues[QWEN].admit(FAR)
     clock.now += 60
     assert read_activity(queues).idle == set(), "it runs"
@@ -86,25 +94,25 @@ def test_a_service_is_idle_after_its_timeout_since_its_last_request_has_ended(qu
     assert read_activity(queues).idle == set()
 
 
-def test_the_time_of_a_start_is_not_idle_time(queues: Queues, clock: Clock) -> None:
+def test_the_time_of_a_start_is_not_idle_time(catalog: Catalog, queues: Queues, clock: Clock) -> None:
     """A client that gave up meanwhile comes again, and finds the engine that was started for it."""
     queues[QWEN].admit(FAR).close()
     clock.now += 300
     assert read_activity(queues).idle == set(), "it has no engine that could go"
-    set_engines(queues, "10.0.0.1")
+    set_engines(catalog, "10.0.0.1")
     clock.now += 9
     assert read_activity(queues).idle == set()
-    set_engines(queues, "10.0.0.1", "10.0.0.2")
+    set_engines(catalog, "10.0.0.1", "10.0.0.2")
     clock.now += 1
     assert read_activity(queues).idle == {QWEN}, "one engine more is not the first"
 
 
-def test_a_namespace_with_very_many_delays_its_own(queues: Queues) -> None:
+def test_a_namespace_with_very_many_delays_its_own(catalog: Catalog, queues: Queues) -> None:
     """The operator reads a page of some megabytes at most, and would hear of nobody."""
     for number in range(MAX_NAMES + 50):
-        put_service(queues, f"s{number}", 0, "a-crowd")
+        put_service(catalog, f"s{number}", 0, "a-crowd")
         queues[f"a-crowd/s{number}"].admit(FAR)
-    put_service(queues, "qwen", 0)
+    put_service(catalog, "qwen", 0)
     queues[QWEN].admit(FAR)
     waiting = read_activity(queues).waiting
     assert len(waiting) == MAX_NAMES + 1

@@ -19,12 +19,13 @@ CREATED = "2026-11-21T00:00:00Z"
 
 
 class Changes:
-    """A catalog and the keys that it told of."""
+    """A catalog and the keys of which it notified."""
 
     def __init__(self) -> None:
         self.services: list[str] = []
         self.engines: list[str] = []
-        self.catalog = Catalog(self.services.append, self.engines.append)
+        self.catalog = Catalog()
+        self.catalog.subscribe(self.services.append, self.engines.append)
 
 
 def replace(table: ServiceTable | SliceTable, bodies: list[dict[str, Any]], namespace: str) -> None:
