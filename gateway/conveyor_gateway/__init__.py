@@ -1,8 +1,8 @@
 """The gateway: the OpenAI-compatible door, with a bounded queue per InferenceService and late binding to engines.
 
-One request, room by room: `listening` (HTTP) -> `routing` (which service?) -> `relaying` (its life) -> `admission` (its
-turn, and on which engine) -> `engines` (bytes there and back) -> `relaying` (to the client) -> `recording`; what needs
-no engine's place goes from `routing` to `answering`.
+One request, room by room: `listening` (HTTP) -> `routing` (which service?) -> `relaying` (its life) -> `capacity` (room
+for its bytes) -> `admission` (its turn, and on which engine) -> `engines` (bytes there and back) -> `relaying` (to the
+client) -> `recording`; what needs no engine's place goes from `routing` to `answering`.
 One change in the cluster: `watching` -> `admission`. Around both: `server`, `settings`, `answers`, `errors`.
 """
 

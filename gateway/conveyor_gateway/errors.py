@@ -1,12 +1,7 @@
 """Everything that the gateway itself answers instead of an engine: one table, `Code`, and the kinds of exception.
 
 GatewayError
-├── InvalidRequest        the request cannot be read, or says something that makes no sense
-│   ├── RequestTooSlow    the body did not arrive in time
-│   ├── RequestTooLarge   the body is longer than the gateway keeps
-│   ├── EncodedBody       a compressed body cannot be routed by the model it names
-│   ├── Misdirected       the Host names a service, but no namespace
-│   └── HeadersTooLarge   request line or headers are longer than the limits
+├── InvalidRequest        the request cannot be read or routed, or it is too large or too slow
 ├── NotFound              no such path, service or model
 ├── MethodNotAllowed      the path exists, for another method
 ├── QueueFull             the service's queue is full
@@ -110,26 +105,6 @@ class GatewayError(Exception):
 
 
 class InvalidRequest(GatewayError):
-    pass
-
-
-class RequestTooSlow(InvalidRequest):
-    pass
-
-
-class RequestTooLarge(InvalidRequest):
-    pass
-
-
-class EncodedBody(InvalidRequest):
-    pass
-
-
-class Misdirected(InvalidRequest):
-    pass
-
-
-class HeadersTooLarge(InvalidRequest):
     pass
 
 

@@ -20,7 +20,7 @@ from urllib.parse import unquote
 
 from conveyor_api.endpoints import ENDPOINTS, Kind, find_endpoint
 from conveyor_api.names import GATEWAY_SERVICE
-from conveyor_gateway.errors import Code, MethodNotAllowed, Misdirected, NotFound
+from conveyor_gateway.errors import Code, InvalidRequest, MethodNotAllowed, NotFound
 from conveyor_gateway.watching.catalog import Directory, Service
 
 _LABEL: Final = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
@@ -57,7 +57,7 @@ class OwnHosts:
 def parse_route(method: str, path: str, host: str, own: OwnHosts, directory: Directory) -> Route:
     """The route of a request for `path` (as sent, without query) at `host` (as sent, with or without port).
 
-    Raises NotFound, MethodNotAllowed, Misdirected. The service of the route is known: it is in `directory`.
+    Raises NotFound, MethodNotAllowed, InvalidRequest. The service of the route is known: it is in `directory`.
     """
     if match := _SERVICE_PATH.fullmatch(path):
         namespace, name, rest = match.groups()
@@ -102,7 +102,7 @@ def _parse_host(host: str, own: OwnHosts, directory: Directory) -> str | None:
     if "." in name:
         return None
     urls = f"http://{name}.<namespace>/v1, or http://<gateway>/<namespace>/{name}/v1"
-    raise Misdirected(f"the Host {name!r} names no namespace; use {urls}", Code.HOST_WITHOUT_NAMESPACE)
+    raise InvalidRequest(f"the Host {name!r} names no namespace; use {urls}", Code.HOST_WITHOUT_NAMESPACE)
 
 
 def _known(service: str, directory: Directory) -> str:

@@ -1,12 +1,12 @@
-"""Puts the parts together and runs them until SIGTERM. Called by `__main__`.
+"""Builds the parts and runs them until SIGTERM. Called by `__main__`.
 
-The end, in order: /readyz says no at once; new connections are still taken for drain_delay_seconds, because kube-proxy
-and clients learn late that this address is leaving; every answer that begins says that its connection closes, so that
-the client's next request goes elsewhere; then the port closes; queued and running requests, and those that come
-meanwhile on open connections, have drain_timeout_seconds to end. An answer that began before the end could not say so:
-its client may send the next request at once, so the process waits for it a moment. What is left then, and what comes
-later, is answered 503. /demand answers until the last request has ended, and the watches go on, because queued
-requests still need engines. A second signal skips the waiting.
+The shutdown, in order. /readyz fails at once. The port accepts connections for drain_delay_seconds more, because
+kube-proxy and clients learn late that this address is leaving; every new answer announces that its connection closes,
+so that the client's next request goes elsewhere. Then the port closes. Queued and running requests, and those that
+arrive on open connections, have drain_timeout_seconds to end. An answer from before the shutdown could not announce
+that: its client may send the next request at once, so the process waits for it a moment. Requests that are left then,
+and later ones, get a 503. /demand answers until the last request has ended, and the watches go on, because queued
+requests still need engines. A second signal skips the waits.
 """
 
 import asyncio
@@ -17,10 +17,10 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 
 from conveyor_api.served_name import root_name
-from conveyor_gateway.admission.memory import Memory
 from conveyor_gateway.admission.queues import Queues
+from conveyor_gateway.capacity.reservations import Capacity
 from conveyor_gateway.clients import Clients
-from conveyor_gateway.engines.client import EngineClient
+from conveyor_gateway.engines.session import EngineSession
 from conveyor_gateway.listening.admin import build_admin_handler
 from conveyor_gateway.listening.cors import Cors
 from conveyor_gateway.listening.listener import Listener
@@ -29,7 +29,8 @@ from conveyor_gateway.listening.self_check import check_for_ever
 from conveyor_gateway.recording.metrics import Metrics, StateCollector
 from conveyor_gateway.recording.record import Recorder
 from conveyor_gateway.relaying.bodies import BodyReader
-from conveyor_gateway.relaying.request_life import OpenRequests
+from conveyor_gateway.relaying.open_requests import OpenRequests
+from conveyor_gateway.relaying.request_life import SharedParts
 from conveyor_gateway.routing import OwnHosts
 from conveyor_gateway.settings import Settings
 from conveyor_gateway.watching.catalog import Catalog
@@ -66,13 +67,12 @@ class Server:
         self._settings = settings
         max_connections = fit_connections(settings.max_connections, max_open_files)
         metrics = Metrics()
-        self._engines = EngineClient()
-        memory = Memory(settings.max_held_bytes, max(1, max_connections - max_connections // 8))
+        self._engines = EngineSession()
+        capacity = Capacity(settings.max_held_bytes, max(1, max_connections - max_connections // 8))
         catalog = Catalog()
         queues = Queues(
-            catalog, asyncio.get_running_loop(), self._engines, metrics.forget, memory.max_requests_of_service
+            catalog, asyncio.get_running_loop(), self._engines, metrics.forget, capacity.max_requests_of_service
         )
-        bodies = BodyReader(settings.max_request_bytes, settings.body_timeout_seconds)
         self._watches = _plan_watches(settings, catalog)
         own_name = root_name(settings.system_namespace)
         self._readiness = Readiness(
@@ -80,19 +80,18 @@ class Server:
             are_names_claimed=lambda: catalog.directory.names.find_holder(own_name) is not None,
         )
         self._gateways = _plan_gateways_watch(settings.system_namespace, queues)
-        metrics.registry.register(StateCollector(catalog, queues, self._readiness, memory))
-        recorder = Recorder(metrics, catalog.directory)
-        self._open_requests = OpenRequests(
+        metrics.registry.register(StateCollector(catalog, queues, self._readiness, capacity))
+        parts = SharedParts(
             catalog.directory,
             queues,
             self._engines,
-            bodies,
-            memory,
-            recorder,
+            BodyReader(settings.max_request_bytes, settings.body_timeout_seconds),
+            capacity,
+            Recorder(metrics, catalog.directory),
             self._readiness,
             settings.heartbeat_seconds,
         )
-        own_hosts = OwnHosts(settings.system_namespace, settings.public_hosts)
+        self._open_requests = OpenRequests(parts)
         cors = Cors(frozenset(settings.allowed_origins))
         clients = Clients(settings.trusted_proxies)
         public = PublicApp(
@@ -100,8 +99,8 @@ class Server:
             catalog,
             self._readiness,
             metrics,
-            own_hosts,
-            memory,
+            OwnHosts(settings.system_namespace, settings.public_hosts),
+            capacity,
             clients,
             cors,
             lists_all=settings.root_models == "All",
@@ -133,16 +132,14 @@ class Server:
         logger.info("event=ended")
 
     async def _drain(self, end_now: asyncio.Event) -> None:
-        settings = self._settings
         self._readiness.draining = True
-        logger.info("event=draining delay_seconds=%g timeout_seconds=%g", *_drain_times(settings))
-        await _wait_at_most(settings.drain_delay_seconds, end_now.wait())
+        delay_seconds, timeout_seconds = self._settings.drain_delay_seconds, self._settings.drain_timeout_seconds
+        logger.info("event=draining delay_seconds=%g timeout_seconds=%g", delay_seconds, timeout_seconds)
+        await _wait_at_most(delay_seconds, end_now.wait())
         await self._public.stop_accepting()
         ended = asyncio.create_task(self._open_requests.wait_idle(_NEXT_REQUEST_SECONDS))
         ending_now = asyncio.create_task(end_now.wait())
-        await asyncio.wait(
-            (ended, ending_now), timeout=settings.drain_timeout_seconds, return_when=asyncio.FIRST_COMPLETED
-        )
+        await asyncio.wait((ended, ending_now), timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
         ending_now.cancel()
         if not ended.done():
             logger.warning("event=drain_ended_early open=%d", self._open_requests.num_open)
@@ -179,10 +176,6 @@ def fit_connections(wanted: int, max_open_files: int) -> int:
             max_open_files, fitting, wanted,
         )  # fmt: skip
     return min(wanted, fitting)
-
-
-def _drain_times(settings: Settings) -> tuple[float, float]:
-    return settings.drain_delay_seconds, settings.drain_timeout_seconds
 
 
 async def _wait_at_most(seconds: float, waited: Awaitable[object]) -> None:

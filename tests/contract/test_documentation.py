@@ -13,8 +13,8 @@ from tests.gateway.builders import NeverAsked
 
 import conveyor_metrics.server  # noqa: F401  fills REGISTRY
 from conveyor_engine.serving.metrics import EngineMetrics
-from conveyor_gateway.admission.memory import Memory
 from conveyor_gateway.admission.queues import Queues
+from conveyor_gateway.capacity.reservations import Capacity
 from conveyor_gateway.recording.metrics import Metrics, StateCollector
 from conveyor_gateway.watching.catalog import Catalog
 from conveyor_gateway.watching.readiness import Readiness
@@ -38,7 +38,7 @@ async def expose() -> str:
     gateway = Metrics()
     catalog = Catalog()
     queues = Queues(catalog, asyncio.get_running_loop(), NeverAsked(), on_gone=gateway.forget)
-    gateway.registry.register(StateCollector(catalog, queues, Readiness([]), Memory(1)))
+    gateway.registry.register(StateCollector(catalog, queues, Readiness([]), Capacity(1)))
     pages = [gateway.render(), EngineMetrics("m").render()]
     pages += [generate_latest(registry) for registry in (REGISTRY, OperatorMetrics().registry)]
     return b"".join(pages).decode()

@@ -16,20 +16,21 @@ from conveyor_engine.errors import (
     Unavailable,
 )
 from conveyor_engine.serving.http.failures import failure_response
-from conveyor_gateway.admission.memory import Holding, Memory
-from conveyor_gateway.engines.client import Answer, EngineClient, EngineFull, EngineLost, EngineRefused, EngineRequest
+from conveyor_gateway.capacity.reservations import Capacity, Reservation
+from conveyor_gateway.engines.exchange import EngineAnswer, EngineFull, EngineLost, EngineRefused, EngineRequest
+from conveyor_gateway.engines.session import EngineSession
 
 
-async def ask(error: ConveyorEngineError) -> Answer:
+async def ask(error: ConveyorEngineError) -> EngineAnswer:
     """The gateway's view of an engine that fails like this."""
     response = failure_response(error)
     handle = answering(web.Response, status=response.status_code, body=bytes(response.body))
-    client = EngineClient()
+    client = EngineSession()
     try:
         async with running_engine(handle) as engine:
-            holding = Holding(Memory(1 << 20), "default/qwen")
-            request = EngineRequest("/v1/completions", CIMultiDict(), b"{}", holding)
-            return await client.ask(f"{own_address()}:{engine.port}", request, 10)
+            reservation = Reservation(Capacity(1 << 20), "default/qwen")
+            request = EngineRequest("/v1/completions", CIMultiDict(), b"{}", reservation)
+            return await client.send(f"{own_address()}:{engine.port}", request, 10)
     finally:
         await client.close()
 

@@ -10,8 +10,8 @@ from conveyor_api.batching import Batching
 from conveyor_api.spec import Queue
 from conveyor_engine.errors import NoPlace
 from conveyor_engine.serving.places import Places
-from conveyor_gateway.admission.service_queue import ServiceQueue
-from conveyor_gateway.admission.ticket import QueueLimits, Ticket
+from conveyor_gateway.admission.service_queue import QueueLimits, ServiceQueue
+from conveyor_gateway.admission.ticket import Ticket
 from conveyor_gateway.errors import QueueFull
 from conveyor_insight.simulate.scenarios import PLAIN
 from conveyor_insight.simulate.serving import Engine, Request, Serving
@@ -54,23 +54,23 @@ class Engines:
     async def give_place_back(self, address: str) -> None:
         self.places[address].give_back()
 
-    async def send(self, ticket: Ticket) -> None:
+    async def send(self, queue: ServiceQueue, ticket: Ticket) -> None:
         """As `relaying` does it."""
         while True:
-            engine = await ticket.place()
+            engine = await queue.wait_for_engine(ticket)
             places = self.places[engine.address]
             await asyncio.sleep(0)
             try:
                 with places.take(PLACE_GRANTED if ticket.is_granted else PLACE_IF_FREE):
                     return places.hold([str(id(ticket))])
             except NoPlace:
-                ticket.note_no_place()
-                ticket.give_back()
+                queue.note_no_place(ticket)
+                queue.requeue(ticket)
 
-    def end(self, ticket: Ticket) -> None:
+    def end(self, queue: ServiceQueue, ticket: Ticket) -> None:
         assert ticket.engine is not None
         self.places[ticket.engine.address].release(str(id(ticket)))
-        ticket.close()
+        queue.finish(ticket)
 
 
 class Both:
@@ -79,7 +79,7 @@ class Both:
     def __init__(self, seed: int, num_gateways: int) -> None:
         self.random = Random(seed)
         self.running: list[Request] = []
-        self.tickets: list[tuple[Request, Ticket]] = []
+        self.tickets: list[tuple[Request, ServiceQueue, Ticket]] = []
         self.sending: set[asyncio.Task[None]] = set()
         self.engines = Engines()
         spec = SPEC.model_copy(update={"queue": Queue(max_requests=MAX_QUEUED * num_gateways + num_gateways - 1)})
@@ -96,9 +96,10 @@ class Both:
         number = self.random.randrange(len(self.real))
         request = Request(0, self.simulated.gateways[number], 1)
         if self.simulated.admit(0, request):
-            ticket = self.real[number].admit(FAR)
-            self.tickets.append((request, ticket))
-            self.sending.add(asyncio.create_task(self.engines.send(ticket)))
+            queue = self.real[number]
+            ticket = queue.admit(FAR)
+            self.tickets.append((request, queue, ticket))
+            self.sending.add(asyncio.create_task(self.engines.send(queue, ticket)))
         else:
             self.refused += 1
             with pytest.raises(QueueFull):
@@ -107,10 +108,10 @@ class Both:
     def end(self) -> None:
         if self.running:
             request = self.running.pop(self.random.randrange(len(self.running)))
-            (ticket,) = [ticket for each, ticket in self.tickets if each is request]
-            self.tickets.remove((request, ticket))
+            (found,) = [each for each in self.tickets if each[0] is request]
+            self.tickets.remove(found)
             self.simulated.end(0, request)
-            self.engines.end(ticket)
+            self.engines.end(*found[1:])
 
     async def settle(self) -> None:
         """All that follows has happened, also what takes a moment."""
@@ -137,7 +138,7 @@ class Both:
         """Of each request the engine, simulated and real."""
         return [
             (request.engine and self.addresses[request.engine], ticket.engine and ticket.engine.address)
-            for request, ticket in self.tickets
+            for request, _, ticket in self.tickets
         ]
 
     def demand(self) -> DemandSum:

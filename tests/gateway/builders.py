@@ -3,7 +3,7 @@
 from typing import Any
 
 from conveyor_api.served_name import object_name
-from conveyor_gateway.admission.ticket import QueueLimits
+from conveyor_gateway.admission.service_queue import QueueLimits
 from conveyor_gateway.watching.catalog import Directory, Service
 from conveyor_kube.served_names import Claim
 

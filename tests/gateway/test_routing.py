@@ -4,7 +4,7 @@ import pytest
 from tests.gateway.builders import claim, make_directory, make_known_service
 
 from conveyor_api.endpoints import Kind
-from conveyor_gateway.errors import GatewayError, MethodNotAllowed, Misdirected, NotFound
+from conveyor_gateway.errors import GatewayError, InvalidRequest, MethodNotAllowed, NotFound
 from conveyor_gateway.routing import OwnHosts, Route, find_model, model_id, parse_route
 
 OWN = OwnHosts("conveyor-system", ("models.example",))
@@ -102,7 +102,7 @@ def test_what_leads_nowhere_is_refused_with_what_to_do(
 
 @pytest.mark.parametrize("name", ["qwen", "nobody"])
 def test_a_host_of_one_part_is_misdirected_and_tells_nobodys_namespace(name: str) -> None:
-    with pytest.raises(Misdirected) as caught:
+    with pytest.raises(InvalidRequest) as caught:
         route(host=f"{name}:80")
     assert f"http://{name}.<namespace>/v1" in str(caught.value)
     assert f"http://<gateway>/<namespace>/{name}/v1" in str(caught.value)

@@ -1,1 +1,1 @@
-"""What may come in: bounded queues, places on engines, bytes in memory."""
+"""The queue of each service: who waits, in which order, and which engine has a place."""

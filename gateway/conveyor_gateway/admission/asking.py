@@ -1,39 +1,29 @@
-"""Asks engines for a place, one question each, while somebody waits.
+"""Asks engines for a place while requests wait, each engine once at a time.
 
-Used by `service_queue` only. The engine answers when it has kept a place for this gateway (`engines.client`).
+Used by `dispatcher` only. The engine answers when it has kept a place for this gateway.
 """
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
 from conveyor_gateway.admission.engine_pool import Engine
-
-
-class Granting(Protocol):
-    """Engines that grant places, by address (`host:port`)."""
-
-    async def ask_for_place(self, address: str) -> bool:
-        """Returns when the engine has kept a place; False if it cannot be asked."""
-
-    async def give_place_back(self, address: str) -> None:
-        """The place that it has kept is not needed."""
+from conveyor_gateway.engines.session import EngineSession
 
 
 class Asking:
-    """`on_answer` is told of an engine and whether it has kept a place, and returns whether that is used.
+    """Calls `on_answer` with an engine and whether it has kept a place; `on_answer` returns whether a request uses it.
 
-    A question stands until it is answered: a place that nobody waits for any more is given back.
+    A question stays open until the engine answers. A place that no request uses is given back.
     """
 
-    def __init__(self, engines: Granting, on_answer: Callable[[Engine, bool], bool]) -> None:
+    def __init__(self, engines: EngineSession, on_answer: Callable[[Engine, bool], bool]) -> None:
         self._engines = engines
         self._on_answer = on_answer
         self._asked: set[Engine] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def ask(self, engines: Iterable[Engine]) -> None:
-        """One question to each, unless one stands already."""
+        """Asks each engine, unless a question to it is open."""
         for engine in engines:
             if engine not in self._asked:
                 self._asked.add(engine)

@@ -1,8 +1,9 @@
-"""Which engine takes the next request: the one that has the fewest of this gateway's, below its place limit.
+"""Which engine gets the next request: the one with the fewest requests of this gateway, below its place limit.
 
-Where batches are filled, it is the one that has most: an engine that runs one refuses what cannot join it.
+Where batches are filled, it is the one with the most: an engine that runs a batch refuses what cannot join it.
 
-Used by `service_queue` only. Pure bookkeeping on a clock that the caller reads: no I/O, no waiting.
+Used by `dispatcher` and `service_queue`, which change an `Engine` through the pool alone. Pure bookkeeping on a clock
+that the caller reads: no I/O, no waiting.
 """
 
 import heapq
@@ -13,7 +14,7 @@ from typing import Final
 # An engine that refused or broke a connection is left out this long, doubled for each time in a row.
 LEFT_OUT_SECONDS: Final = 0.1
 MAX_LEFT_OUT_SECONDS: Final = 2.0
-# An engine that took no connection in time is probed with one request; the next follows its answer, or this time.
+# An engine that accepted no connection in time is probed with one request; the next follows its answer, or this time.
 PROBE_SECONDS: Final = 4.0
 # In a mask of engines the lowest bits stand for no engine: `ticket` gives them a meaning.
 NUM_RESERVED_BITS: Final = 2
@@ -26,7 +27,7 @@ def left_out_seconds(failures: int) -> float:
 
 @dataclass(slots=True, eq=False)
 class Engine:
-    """One engine as this gateway sees it. `load` counts its places that are taken by requests of this gateway."""
+    """One engine as this gateway sees it. `load` counts the requests of this gateway that have a place there."""
 
     address: str
     bit: int  # its own in masks of engines, while the pool knows it
@@ -37,7 +38,7 @@ class Engine:
     refusals: int = 0  # in a row, of requests that it had no room for
     full_until: float = 0.0
     last_chosen: int = 0
-    unreachable: bool = False  # the last request that it did not take could not connect in time
+    unreachable: bool = False  # the last request that it refused could not connect in time
     is_occupied: bool = False  # all its places are, as it reported: requests wait for it to grant one
 
     def rank(self, now_seconds: float) -> tuple[bool, int, int]:
@@ -67,15 +68,15 @@ class EnginePool:
         return sum(engine.ready for engine in self._engines.values())
 
     def set_ready(self, addresses: Iterable[str]) -> None:
-        """`addresses` are the engines that take new requests from now on."""
+        """Sends new requests to `addresses` from now on."""
         wanted = set(addresses)
         for address in sorted(wanted):
             if address not in self._engines:
-                self._engines[address] = Engine(address, self._take_bit())
+                self._engines[address] = Engine(address, self._allocate_bit())
             self._engines[address].ready = True
         for engine in list(self._engines.values()):
             engine.ready = engine.address in wanted
-            self._forget_if_unused(engine)
+            self._drop_if_unused(engine)
 
     def find_places(self, now_seconds: float) -> int:
         """The mask of the engines that have a place."""
@@ -99,17 +100,17 @@ class EnginePool:
         rank = Engine.rank_to_fill if self.fills_batches else Engine.rank
         best = min(places, key=lambda engine: rank(engine, now_seconds), default=None)
         if best is not None:
-            self._take_place(best, now_seconds)
+            self._occupy(best, now_seconds)
         return best
 
-    def take_granted(self, engine: Engine, now_seconds: float) -> bool:
-        """Takes the place that `engine` has kept, also one above the limit: one may have ended without a word here."""
+    def occupy_granted(self, engine: Engine, now_seconds: float) -> bool:
+        """Occupies the place that `engine` has kept, even one above the limit: a request may have ended unseen."""
         if not self._may_be_asked(engine, now_seconds) or engine.load > self.place_limit:
             return False
-        self._take_place(engine, now_seconds)
+        self._occupy(engine, now_seconds)
         return True
 
-    def _take_place(self, engine: Engine, now_seconds: float) -> None:
+    def _occupy(self, engine: Engine, now_seconds: float) -> None:
         self._choices += 1
         engine.last_chosen = self._choices
         engine.load += 1
@@ -128,13 +129,13 @@ class EnginePool:
         return [each for each in self._engines.values() if each.is_occupied and self._may_be_asked(each, now_seconds)]
 
     def release(self, engine: Engine) -> None:
-        """Gives back one place that `choose` gave."""
-        assert engine.load > 0, "a place is given back once"
+        """Frees one place that `choose` occupied."""
+        assert engine.load > 0, "a place is freed once"
         engine.load -= 1
-        self._forget_if_unused(engine)
+        self._drop_if_unused(engine)
 
     def leave_out(self, engine: Engine, now_seconds: float, unreachable: bool = False) -> None:
-        """`engine` did not take a request: others are asked for a while. Failures of one moment count as one."""
+        """`engine` refused a request or failed: others are chosen for a while. Failures of one moment count as one."""
         engine.unreachable = unreachable
         if engine.left_out_until > now_seconds:
             return
@@ -158,21 +159,21 @@ class EnginePool:
         engine.is_occupied = asks_again and not self.fills_batches
 
     def note_answer(self, engine: Engine) -> None:
-        """`engine` answered: its failures are forgotten, and a probe that is under way blocks no other request."""
+        """`engine` answered: resets its failures, and lets other requests follow a probe that is under way."""
         if engine.unreachable:
             engine.unreachable, engine.left_out_until = False, 0.0
         engine.failures, engine.refusals, engine.full_until = 0, 0, 0.0
 
     def next_return_seconds(self, now_seconds: float) -> float | None:
-        """When the first of the engines that are left out is back; None if none is."""
+        """When the first of the engines that are left out is back; None if none is left out."""
         returns = [engine.left_out_until for engine in self._engines.values() if engine.left_out_until > now_seconds]
         return min(returns, default=None)
 
-    def _forget_if_unused(self, engine: Engine) -> None:
+    def _drop_if_unused(self, engine: Engine) -> None:
         if not engine.ready and engine.load == 0 and self._engines.pop(engine.address, None) is not None:
             heapq.heappush(self._free_bits, engine.bit)
 
-    def _take_bit(self) -> int:
+    def _allocate_bit(self) -> int:
         """The lowest that no engine has, so that masks stay short.
 
         A request that excluded the bit's last engine excludes the new one too, until its next retry at most.

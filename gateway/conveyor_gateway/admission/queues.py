@@ -8,9 +8,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from conveyor_gateway.admission.asking import Granting
-from conveyor_gateway.admission.service_queue import ServiceQueue
-from conveyor_gateway.admission.ticket import QueueLimits
+from conveyor_gateway.admission.service_queue import QueueLimits, ServiceQueue
+from conveyor_gateway.engines.session import EngineSession
 from conveyor_gateway.errors import Code, NotFound
 from conveyor_gateway.watching.catalog import Catalog, Service
 
@@ -21,21 +20,21 @@ class Queues:
     """One queue per known service. Everything runs on `loop`. `on_gone` is called with services that were deleted.
 
     The gateways share what may wait for a service equally; this one counts itself alone until it knows others.
-    `max_held` is how many requests of one service `memory` holds, at engines and in the queue.
+    `max_held` is how many requests of one service `capacity` allows, at engines and in the queue.
     """
 
     def __init__(
         self,
         catalog: Catalog,
         loop: asyncio.AbstractEventLoop,
-        granting: Granting,
+        engines: EngineSession,
         on_gone: Callable[[str], None],
         max_held: int = 1_000_000,
     ) -> None:
         self._catalog = catalog
         self._max_held = max_held
         self._loop = loop
-        self._granting = granting
+        self._engines = engines
         self._on_gone = on_gone
         self._num_gateways = 1
         self._queues: dict[str, ServiceQueue] = {}
@@ -71,7 +70,7 @@ class Queues:
         if key in self._queues:
             self._queues[key].configure(limits)
         else:
-            self._queues[key] = ServiceQueue(limits, self._loop, self._granting)
+            self._queues[key] = ServiceQueue(limits, self._loop, self._engines)
             self._on_engines(key)
         self._queues[key].set_start_failure(service.start_failure)
 

@@ -1,6 +1,6 @@
 """How often requests that engines refused are sent again: a budget for each service, and when each may go.
 
-Used by `service_queue` only. Pure bookkeeping on a clock that the caller reads.
+Used by `dispatcher` only. Pure bookkeeping on a clock that the caller reads.
 """
 
 import heapq
@@ -27,7 +27,7 @@ class RetryBudget:
         self._count(now_seconds)
         return self._left >= 1.0
 
-    def take(self, now_seconds: float) -> None:
+    def spend(self, now_seconds: float) -> None:
         self._count(now_seconds)
         self._left = max(0.0, self._left - 1.0)
 
@@ -54,7 +54,7 @@ class Exclusions:
     def add(self, ticket: Ticket) -> None:
         heapq.heappush(self._heap, (ticket.full_until, ticket.number, ticket))
 
-    def take_ended(self, now_seconds: float) -> Ticket | None:
+    def pop_ended(self, now_seconds: float) -> Ticket | None:
         """One ticket whose exclusions are over; None if there is none. It may have left the queue meanwhile."""
         if self._heap and self._heap[0][0] <= now_seconds:
             return heapq.heappop(self._heap)[2]

@@ -1,50 +1,50 @@
 """The bounded queue of one service, and what becomes of each ticket in it.
 
-    admit -> QUEUED --place()--> DISPATCHED --close()--> CLOSED
-                ^                    |
-                +----- give_back ----+          (the engine did not take it: to its old place in the queue)
+    admit -> QUEUED --wait_for_engine--> DISPATCHED --finish--> CLOSED
+                ^                            |
+                +--------- requeue ----------+          (the engine refused it: to its old place in the queue)
 
 Called by `queues` (one queue per service, configured from the catalog) and by `relaying` (one ticket per request).
 Binding is late: a request gets its engine when an engine has a place, not when it arrives. Everything runs on one
-event loop, so nothing here locks; each method leaves queue and engines consistent before it returns.
-
-The event loop serves the other services too. So an event costs by the requests that it wakes, not by those that wait;
-one that wakes many is handled over several turns of the loop; and retries have a budget.
+event loop, so nothing here locks.
 """
 
 import asyncio
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Final
+from dataclasses import dataclass
 
-from conveyor_gateway.admission.asking import Asking, Granting
-from conveyor_gateway.admission.engine_pool import Engine, EnginePool
-from conveyor_gateway.admission.retries import Exclusions, RetryBudget
-from conveyor_gateway.admission.ticket import FIRST_TRY, UNREFUSED, QueueLimits, Ticket, TicketState
-from conveyor_gateway.admission.waiting import Waiting
-from conveyor_gateway.errors import Code, GatewayError, QueueFull, Unavailable
+from conveyor_gateway.admission.dispatcher import MAX_WAKES_A_TURN, Dispatcher
+from conveyor_gateway.admission.engine_pool import Engine
+from conveyor_gateway.admission.ticket import FIRST_TRY, UNREFUSED, Ticket, TicketState
+from conveyor_gateway.engines.session import EngineSession
+from conveyor_gateway.errors import Code, GatewayError, QueueFull, TimedOut, Unavailable
 
-# Requests that one turn of the event loop wakes, at most. Each then costs about half a millisecond.
-MAX_WAKES_A_TURN: Final = 8
+
+@dataclass(frozen=True, slots=True)
+class QueueLimits:
+    """What a service allows this gateway; `place_limit` is the number of requests on one engine.
+
+    `fills_batches`: an engine's batch is filled before the next engine begins one.
+    """
+
+    max_queued_requests: int
+    queue_timeout_seconds: float
+    place_limit: int
+    fills_batches: bool = False
 
 
 class ServiceQueue:
-    """Requests of one service that wait for an engine, in order, and the engines that they wait for."""
+    """Requests of one service that wait for an engine, in order, and those at its engines."""
 
-    def __init__(self, limits: QueueLimits, loop: asyncio.AbstractEventLoop, granting: Granting) -> None:
+    def __init__(self, limits: QueueLimits, loop: asyncio.AbstractEventLoop, engines: EngineSession) -> None:
         self.loop = loop
-        self.pool = EnginePool()
-        self._asking = Asking(granting, self._take_answer)
-        self._waiting = Waiting()
-        self._exclusions = Exclusions()
-        self._retries = RetryBudget(loop.time())
+        self._dispatcher = Dispatcher(loop, engines)
+        self.pool = self._dispatcher.pool
+        self._waiting = self._dispatcher.waiting
         self._closed_by: GatewayError | None = None
         self._start_failure = ""
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at: float | None = None
-        self._goes_on = False  # in the next turn of the loop
         self._admitted = 0
-        self._dispatched: set[Ticket] = set()
         self._idle_since = loop.time()
         self.configure(limits)
 
@@ -54,7 +54,7 @@ class ServiceQueue:
 
     @property
     def dispatched(self) -> int:
-        return len(self._dispatched)
+        return len(self._dispatcher.dispatched)
 
     @property
     def num_engines(self) -> int:
@@ -63,7 +63,7 @@ class ServiceQueue:
     @property
     def idle_seconds(self) -> float:
         """Since the last request ended, or since the first engine came after none, whichever is later."""
-        return 0.0 if self._waiting or self._dispatched else self.loop.time() - self._idle_since
+        return 0.0 if self.queued or self.dispatched else self.loop.time() - self._idle_since
 
     def count_waiting_beyond(self, window_seconds: float) -> int:
         """Queued requests that were admitted more than `window_seconds` ago; a window of 0 counts all."""
@@ -71,31 +71,31 @@ class ServiceQueue:
         return sum(ticket.admitted_at <= before for ticket in self._waiting)
 
     def count_dispatched_beyond(self, window_seconds: float) -> dict[str, int]:
-        """By engine's address, its requests that were admitted more than `window_seconds` ago; not if there are none.
+        """Counts the requests at each engine, by address, that were admitted more than `window_seconds` ago.
 
-        One that is younger may only wait for others to come into its batch.
+        A younger one may only wait for others to join its batch.
         """
         before = self.loop.time() - window_seconds
-        engines = [ticket.engine for ticket in self._dispatched if ticket.admitted_at <= before]
-        return dict(Counter(engine.address for engine in engines if engine is not None))
+        tickets = self._dispatcher.dispatched
+        return dict(Counter(ticket.bound_engine.address for ticket in tickets if ticket.admitted_at <= before))
 
     def configure(self, limits: QueueLimits) -> None:
-        """Takes changed limits. Those who wait already stay, even above a lowered limit."""
+        """Sets changed limits. Requests that wait already stay, even above a lowered limit."""
         self.limits = limits
         self.pool.configure(limits.place_limit, limits.fills_batches)
-        self.match()
+        self._dispatcher.match()
 
     def set_engines(self, addresses: Iterable[str]) -> None:
-        """`addresses` (`host:port`) take new requests from now on; requests already at others go on there."""
+        """Sends new requests to `addresses` (`host:port`) from now on; requests already at others go on there."""
         had_engines = bool(self.num_engines)
         self.pool.set_ready(addresses)
         if not had_engines:
             self._idle_since = self.loop.time()
         self._refuse_if_failed()
-        self.match()
+        self._dispatcher.match()
 
     def set_start_failure(self, reason: str) -> None:
-        """While no engine is ready, those who wait and those who come are refused with it; empty: they wait."""
+        """While no engine is ready, refuses waiting and new requests with `reason`; if it is empty, they wait."""
         if reason != self._start_failure:
             self._start_failure = reason
             self._refuse_if_failed()
@@ -109,15 +109,14 @@ class ServiceQueue:
         return Unavailable(message, Code.START_FAILED)
 
     def admit(self, deadline: float) -> Ticket:
-        """A ticket at the tail of the queue; with a free place, already dispatched. Raises QueueFull.
+        """Queues a new request; with a free place, it is dispatched already. Whoever admits it finishes it.
 
-        `deadline` is on the loop's clock. Also raises the error that the queue was closed with.
+        `deadline` is on the loop's clock. Raises QueueFull, or the error that the queue was closed with.
         """
         self.check_open()
         self._admitted += 1
-        ticket = Ticket(self, self._admitted, deadline)
-        self._waiting.add(ticket)
-        self.match()
+        ticket = Ticket(self._admitted, self.loop.time(), deadline)
+        self._dispatcher.enqueue(ticket)
         if ticket.state is TicketState.QUEUED and self.queued > self.limits.max_queued_requests:
             self.finish(ticket)
             raise QueueFull(
@@ -127,35 +126,77 @@ class ServiceQueue:
             )
         return ticket
 
-    def take_back(self, ticket: Ticket) -> None:
-        """See `Ticket.give_back`."""
-        assert ticket.state is TicketState.DISPATCHED, "only a dispatched request comes back"
-        self._release(ticket)
-        ticket.state = TicketState.QUEUED
-        if ticket.full_until > self.loop.time():
-            self._exclusions.add(ticket)
-        else:
-            ticket.end_exclusions()
-        self._waiting.add(ticket)
-        self.match()
+    async def wait_for_engine(self, ticket: Ticket) -> Engine:
+        """The engine that has a place for the request; waits for its turn.
 
-    def note_answer(self, engine: Engine) -> None:
-        """See `Ticket.note_answer`."""
-        self._retries.add_answer()
-        self.pool.note_answer(engine)
-        self.match()
+        Raises TimedOut, or the error that the queue was closed with. Waits after `requeue` count together.
+        """
+        if ticket.engine is None:
+            await self._wait(ticket)
+        return ticket.bound_engine
+
+    async def _wait(self, ticket: Ticket) -> None:
+        self.check_open()
+        started = self.loop.time()
+        limit_seconds = self.limits.queue_timeout_seconds
+        queue_until = started + limit_seconds - ticket.waited_seconds
+        ticket.turn = self.loop.create_future()
+        try:
+            async with asyncio.timeout_at(min(ticket.deadline, queue_until)):
+                await ticket.turn
+        except TimeoutError:
+            engines = f"{self.num_engines} engines are ready"
+            if ticket.deadline <= queue_until:  # not by the clock: uvloop rounds timers to milliseconds, also down
+                message = f"the request's time ended while it waited for an engine; {engines}"
+                raise TimedOut(message, Code.DEADLINE_EXCEEDED) from None
+            message = f"no engine had a place for the request within {limit_seconds:g} s; {engines}"
+            raise TimedOut(message, Code.QUEUE_TIMEOUT) from None
+        finally:
+            ticket.waited_seconds += self.loop.time() - started
+
+    def note_failure(self, ticket: Ticket, unreachable: bool = False) -> None:
+        """The engine failed (`unreachable`: it accepted no connection in time) and is left out for a while."""
+        ticket.excluded |= FIRST_TRY | UNREFUSED
+        self.pool.leave_out(ticket.bound_engine, self.loop.time(), unreachable)
+
+    def note_full(self, ticket: Ticket) -> None:
+        """The engine had no room for this request, which goes to other engines for a while.
+
+        Other requests may still go to that engine: it may have room for their choices.
+        """
+        now = self.loop.time()
+        ticket.exclude_engine(now)
+        self.pool.note_full(ticket.bound_engine, now)
+
+    def note_no_place(self, ticket: Ticket) -> None:
+        """All places of the engine are occupied. If it had granted one to this request, it is full instead."""
+        if ticket.is_granted:
+            self.note_full(ticket)
+        ticket.excluded |= FIRST_TRY
+        self.pool.note_no_place(ticket.bound_engine)
+
+    def note_answer(self, ticket: Ticket) -> None:
+        """The engine answered: if it was left out, it is back."""
+        self._dispatcher.retries.add_answer()
+        self.pool.note_answer(ticket.bound_engine)
+        self._dispatcher.match()
+
+    def requeue(self, ticket: Ticket) -> None:
+        """Queues a request that its engine refused again, before all later ones."""
+        self._dispatcher.release(ticket)
+        self._dispatcher.enqueue(ticket)
 
     def finish(self, ticket: Ticket) -> None:
-        """See `Ticket.close`."""
+        """Frees the place of a request that has ended, in the queue or on its engine. Later calls do nothing."""
         if ticket.state is TicketState.CLOSED:
             return
         if ticket.state is TicketState.QUEUED:
             self._waiting.remove(ticket)
         else:
-            self._release(ticket)
+            self._dispatcher.release(ticket)
         ticket.state = TicketState.CLOSED
         self._idle_since = self.loop.time()
-        self.match()
+        self._dispatcher.match()
 
     def check_open(self) -> None:
         """Raises the error that the queue was closed with, or that of a start that fails."""
@@ -165,11 +206,9 @@ class ServiceQueue:
             raise self._build_start_failure()
 
     def close(self, error: GatewayError) -> None:
-        """Ends the queue: those who wait, and those who come, get `error`; those at engines go on."""
+        """Refuses waiting and new requests with `error`; those at engines go on."""
         self._closed_by = error
-        if self._timer is not None:
-            self._timer.cancel()
-        self._asking.stop()
+        self._dispatcher.stop()
         self._refuse(iter(list(self._waiting)), error)
 
     def _refuse(self, tickets: Iterator[Ticket], error: GatewayError) -> None:
@@ -178,103 +217,3 @@ class ServiceQueue:
             if number == MAX_WAKES_A_TURN:
                 self.loop.call_soon(self._refuse, tickets, error)
                 return
-
-    def _release(self, ticket: Ticket) -> None:
-        assert ticket.engine is not None
-        self.pool.release(ticket.engine)
-        ticket.engine = None
-        self._dispatched.remove(ticket)
-
-    def match(self) -> None:
-        """Gives places to the head of the queue, as long as there are any, and asks for more."""
-        if self._closed_by is not None:
-            return
-        now = self.loop.time()
-        if self._waiting and not (self._end_exclusions(now) and self._give_places(now)):
-            self._go_on_soon()
-            return
-        self._asking.ask(self.pool.find_occupied(now))
-        self._set_timer(now)
-
-    def _go_on_soon(self) -> None:
-        if not self._goes_on:
-            self._goes_on = True
-            self.loop.call_soon(self._go_on)
-
-    def _go_on(self) -> None:
-        self._goes_on = False
-        self.match()
-
-    def _end_exclusions(self, now: float) -> bool:
-        """False: there are more, for the next turn of the loop."""
-        for _ in range(MAX_WAKES_A_TURN):
-            if (ticket := self._exclusions.take_ended(now)) is None:
-                return True
-            if ticket.state is TicketState.QUEUED and ticket.full_until <= now:
-                self._waiting.remove(ticket)
-                ticket.end_exclusions()
-                self._waiting.add(ticket)
-        return False
-
-    def _give_places(self, now: float) -> bool:
-        """False: there may be more, for the next turn of the loop."""
-        for _ in range(MAX_WAKES_A_TURN):
-            if (ticket := self._find_match(now)) is None:
-                return True
-            engine = self.pool.choose(now, ticket.excluded)
-            assert engine is not None, "the ticket was found for its place"
-            if ticket.excluded & FIRST_TRY:
-                self._retries.take(now)
-            self._dispatch(ticket, engine, is_granted=False)
-        return False
-
-    def _find_match(self, now: float) -> Ticket | None:
-        """The first request for which an engine has a place. Only requests that engines refused are overtaken."""
-        places = self.pool.find_places(now)
-        if places and not self._retries.has_one(now):
-            places = FIRST_TRY
-        return self._waiting.first(places)
-
-    def _dispatch(self, ticket: Ticket, engine: Engine, is_granted: bool) -> None:
-        self._waiting.remove(ticket)
-        self._dispatched.add(ticket)
-        ticket.grant(engine, is_granted)
-
-    def _take_answer(self, engine: Engine, granted: bool) -> bool:
-        """Whether a request uses the place that `engine` has kept. One that keeps none is left out for a while."""
-        now = self.loop.time()
-        if not granted:
-            self.pool.leave_out(engine, now)
-        is_used = granted and self._use_grant(engine, now)
-        self.pool.note_place_answer(engine, asks_again=is_used and bool(self._waiting))
-        self.match()
-        return is_used
-
-    def _use_grant(self, engine: Engine, now: float) -> bool:
-        """A request that was never refused, but for want of a place, needs no retry for a place that is kept."""
-        if self._closed_by is not None:
-            return False
-        ticket = self._waiting.first(engine.bit if self._retries.has_one(now) else UNREFUSED)
-        if ticket is None or not self.pool.take_granted(engine, now):
-            return False
-        if ticket.excluded & UNREFUSED:
-            self._retries.take(now)
-        self._dispatch(ticket, engine, is_granted=True)
-        return True
-
-    def _set_timer(self, now: float) -> None:
-        """One timer for all that no event announces: engines and requests whose pause ends, and the retry budget."""
-        times = [self._exclusions.next_at(), self.pool.next_return_seconds(now)]
-        if not self._retries.has_one(now):
-            times.append(self._retries.next_at(now))
-        at = min((time for time in times if time is not None), default=None) if self._waiting else None
-        if at == self._timer_at:
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_at = at
-        self._timer = None if at is None else self.loop.call_at(at, self._end_pause)
-
-    def _end_pause(self) -> None:
-        self._timer = self._timer_at = None
-        self.match()

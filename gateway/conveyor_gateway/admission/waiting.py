@@ -1,6 +1,6 @@
 """The requests of one service that wait, in order, indexed by the engines that cannot take them.
 
-Used by `service_queue` only. Pure bookkeeping: no clock, no I/O.
+Used by `dispatcher` and `service_queue`. Pure bookkeeping: no clock, no I/O.
 
 The index is a treap (Seidel and Aragon, "Randomized search trees", 1996) ordered by `sort_key`. Each node also stores
 which engines every request of its subtree excludes. A search skips a subtree that none of the wanted engines can serve,

@@ -17,12 +17,12 @@ from aiohttp.web import BaseRequest, Response, StreamResponse
 
 from conveyor_api.endpoints import ENDPOINTS, Endpoint, Kind
 from conveyor_gateway import __version__
-from conveyor_gateway.admission.memory import Holding, Memory, build_memory_full
 from conveyor_gateway.answering.models import Model, ModelList
 from conveyor_gateway.answering.status import build_no_page
 from conveyor_gateway.answers import find_request_id
-from conveyor_gateway.engines.client import KEPT_BACK
+from conveyor_gateway.capacity.reservations import Capacity, Reservation, build_memory_full
 from conveyor_gateway.engines.pages import SharedPages
+from conveyor_gateway.engines.session import KEPT_BACK
 from conveyor_gateway.errors import Code, ErrorAnswer
 from conveyor_gateway.watching.catalog import Service
 from conveyor_protocol.request_headers import REQUEST_ID_HEADER
@@ -124,14 +124,14 @@ async def send_document(
     service: Service,
     engines: Sequence[str],
     pages: SharedPages,
-    memory: Memory,
+    capacity: Capacity,
 ) -> StreamResponse:
     """Returns when the client has it, until when its bytes count as held. Raises Unavailable.
 
     `engines` are the ready ones (`host:port`), `path` is the document's below the service's base.
     """
-    with Holding(memory, service.key, client) as holding:
-        if not holding.take(2 * MAX_BYTES):  # the engine's, and ours
+    with Reservation(capacity, service.key, client) as reservation:
+        if not reservation.reserve(2 * MAX_BYTES):  # the engine's, and ours
             raise build_memory_full()
         page = await pages.find(path, service.key, engines, MAX_BYTES, _TIMEOUT_SECONDS)
         of_engine = page.body if page is not None else OUTLINE if service.answers_from_zero and not engines else b""

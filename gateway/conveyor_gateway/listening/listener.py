@@ -16,7 +16,7 @@ from aiohttp.http import RawRequestMessage
 from aiohttp.http_exceptions import LineTooLong
 
 from conveyor_gateway.answers import build_error, find_request_id
-from conveyor_gateway.errors import Code, GatewayError, HeadersTooLarge, InternalError, InvalidRequest, Unavailable
+from conveyor_gateway.errors import Code, GatewayError, InternalError, InvalidRequest, Unavailable
 from conveyor_gateway.listening.cors import NOBODY, Cors
 from conveyor_http.connection import MAX_HEAD_BYTES, MAX_LINE_BYTES, Connection
 from conveyor_http.server import Server, find_peer, open_port
@@ -75,7 +75,7 @@ class _Connection(Connection):
         self, request: web.BaseRequest, status: int, error: BaseException | None, said: str | None
     ) -> web.StreamResponse:
         if isinstance(error, LineTooLong):
-            refusal: GatewayError = HeadersTooLarge(
+            refusal: GatewayError = InvalidRequest(
                 f"the request line and each header may have {MAX_LINE_BYTES} bytes, together {MAX_HEAD_BYTES}",
                 Code.HEADERS_TOO_LARGE,
             )

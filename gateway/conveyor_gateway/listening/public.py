@@ -10,17 +10,17 @@ from aiohttp.web import BaseRequest, Response, StreamResponse
 
 from conveyor_api.endpoints import Kind
 from conveyor_api.names import GATEWAY_HEALTH_PATH, READINESS_PATH
-from conveyor_gateway.admission.memory import Memory
 from conveyor_gateway.answering.document import send_document
 from conveyor_gateway.answering.models import build_model_list, find_model_page, send_model_list
 from conveyor_gateway.answering.status import build_own_status, build_probe, find_status
 from conveyor_gateway.answers import build_error, build_json, find_request_id
+from conveyor_gateway.capacity.reservations import Capacity
 from conveyor_gateway.clients import Clients
 from conveyor_gateway.engines.pages import SharedPages
 from conveyor_gateway.errors import Code, GatewayError, Unavailable
 from conveyor_gateway.listening.cors import NOBODY, Cors
 from conveyor_gateway.recording.metrics import Metrics
-from conveyor_gateway.relaying.request_life import OpenRequests
+from conveyor_gateway.relaying.open_requests import OpenRequests
 from conveyor_gateway.routing import OwnHosts, Route, parse_route
 from conveyor_gateway.watching.catalog import Catalog
 from conveyor_gateway.watching.readiness import Readiness
@@ -35,7 +35,7 @@ class PublicApp:
     readiness: Readiness
     metrics: Metrics
     own_hosts: OwnHosts
-    memory: Memory
+    capacity: Capacity
     clients: Clients
     cors: Cors = NOBODY
     lists_all: bool = False  # on the root, services that are not `listed` too
@@ -72,7 +72,7 @@ class PublicApp:
             case Kind.DESCRIBE:
                 answer = await self._send_document(request, route)
             case _:
-                return await self.open_requests.answer(request, route, self.clients.find(request))
+                return await self.open_requests.handle(request, route, self.clients.find(request))
         self.metrics.count_request(route.service or "", HTTPStatus.OK)
         return answer
 
@@ -92,7 +92,7 @@ class PublicApp:
         assert route.service is not None, "only services have a document"
         service, engines = self.catalog.directory.services[route.service], self.catalog.engines(route.service)
         client = self.clients.find(request)
-        return await send_document(request, client, route.path, service, engines, self.pages, self.memory)
+        return await send_document(request, client, route.path, service, engines, self.pages, self.capacity)
 
 
 def _find_host(request: BaseRequest) -> str:

@@ -19,8 +19,8 @@ from prometheus_client import (
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from conveyor_gateway.admission.memory import Memory
 from conveyor_gateway.admission.queues import Queues
+from conveyor_gateway.capacity.reservations import Capacity
 from conveyor_gateway.usage import Usage
 from conveyor_gateway.watching.catalog import Catalog
 from conveyor_gateway.watching.readiness import Readiness
@@ -33,80 +33,47 @@ class Metrics:
     """One registry per process. `service` is always the `namespace/name` of a known service, or empty."""
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
-        self._requests = Counter(
-            "conveyor_gateway_requests",
-            "Requests that have ended, by the status of their answer (499: the client went away).",
-            (*_SERVICE, "code"),
-            registry=registry,
+        self.registry = CollectorRegistry()
+        self._of_services: list[Counter | Histogram] = []
+        self._requests = self._counter(
+            "requests", "Requests that have ended, by the status of their answer (499: the client went away).", "code"
         )
-        self._dropped = Counter(
-            "conveyor_gateway_dropped_requests",
-            "Requests that no engine answered to the end, by reason.",
-            (*_SERVICE, "reason"),
-            registry=registry,
+        self._dropped = self._counter(
+            "dropped_requests", "Requests that no engine answered to the end, by reason.", "reason"
         )
-        self._retries = Counter(
-            "conveyor_gateway_retries",
-            "Times that a request was sent to an engine again, by what the engine before did.",
-            (*_SERVICE, "reason"),
-            registry=registry,
+        self._retries = self._counter(
+            "retries", "Times that a request was sent to an engine again, by what the engine before did.", "reason"
         )
-        self._queue_wait = Histogram(
-            "conveyor_gateway_queue_wait_seconds",
-            "Time in the queue, of requests that an engine answered.",
-            _SERVICE,
-            buckets=_BUCKETS_SECONDS,
-            registry=registry,
+        self._queue_wait = self._histogram(
+            "queue_wait_seconds", "Time in the queue, of requests that an engine answered."
         )
-        self._first_byte = Histogram(
-            "conveyor_gateway_time_to_first_byte_seconds",
-            "From a request's arrival to the first byte of the engine's answer.",
-            _SERVICE,
-            buckets=_BUCKETS_SECONDS,
-            registry=registry,
+        self._first_byte = self._histogram(
+            "time_to_first_byte_seconds", "From a request's arrival to the first byte of the engine's answer."
         )
-        self._engine_seconds = Counter(
-            "conveyor_gateway_engine_seconds",
-            "Time that requests spent at engines, those in an engine's own queue included.",
-            _SERVICE,
-            registry=registry,
+        self._engine_seconds = self._counter(
+            "engine_seconds", "Time that requests spent at engines, those in an engine's own queue included."
         )
-        self._prompt_tokens = Counter(
-            "conveyor_gateway_prompt_tokens", "Tokens of prompts, as engines report them.", _SERVICE, registry=registry
+        self._prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts, as engines report them.")
+        self._cached_tokens = self._counter(
+            "cached_prompt_tokens", "Tokens of prompts that were in an engine's prefix cache."
         )
-        self._cached_tokens = Counter(
-            "conveyor_gateway_cached_prompt_tokens",
-            "Tokens of prompts that were in an engine's prefix cache.",
-            _SERVICE,
-            registry=registry,
-        )
-        self._generation_tokens = Counter(
-            "conveyor_gateway_generation_tokens",
-            "Tokens generated, as engines report them.",
-            _SERVICE,
-            registry=registry,
-        )
-        self._uncounted = Counter(
-            "conveyor_gateway_uncounted_requests",
-            "Requests whose engine reports no tokens: it is of another runtime, or has ended.",
-            _SERVICE,
-            registry=registry,
-        )
-        self._of_services = (
-            self._requests,
-            self._dropped,
-            self._retries,
-            self._queue_wait,
-            self._first_byte,
-            self._engine_seconds,
-            self._prompt_tokens,
-            self._cached_tokens,
-            self._generation_tokens,
-            self._uncounted,
+        self._generation_tokens = self._counter("generation_tokens", "Tokens generated, as engines report them.")
+        self._uncounted = self._counter(
+            "uncounted_requests", "Requests whose engine reports no tokens: it is of another runtime, or has ended."
         )
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
-            collector(registry=registry)
+            collector(registry=self.registry)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        counter = Counter(f"conveyor_gateway_{name}", text, (*_SERVICE, *labels), registry=self.registry)
+        self._of_services.append(counter)
+        return counter
+
+    def _histogram(self, name: str, text: str) -> Histogram:
+        name = f"conveyor_gateway_{name}"
+        histogram = Histogram(name, text, _SERVICE, buckets=_BUCKETS_SECONDS, registry=self.registry)
+        self._of_services.append(histogram)
+        return histogram
 
     def count_request(self, service: str, code: int) -> None:
         self._requests.labels(*_split(service), str(code)).inc()
@@ -147,11 +114,11 @@ class Metrics:
 class StateCollector(Collector):
     """What the gateway holds at the moment of the scrape. Register it with `Metrics.registry`."""
 
-    def __init__(self, catalog: Catalog, queues: Queues, readiness: Readiness, memory: Memory) -> None:
+    def __init__(self, catalog: Catalog, queues: Queues, readiness: Readiness, capacity: Capacity) -> None:
         self._catalog = catalog
         self._queues = queues
         self._readiness = readiness
-        self._memory = memory
+        self._capacity = capacity
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         queued = _gauge("queued_requests", "Requests that wait for an engine.", _SERVICE)
@@ -175,7 +142,7 @@ class StateCollector(Collector):
             silence.add_metric((name,), seconds)
         yield silence
         held = _gauge("held_body_bytes", "Request bodies and collected answers in memory.", ())
-        held.add_metric((), self._memory.held_bytes)
+        held.add_metric((), self._capacity.held_bytes)
         yield held
 
 

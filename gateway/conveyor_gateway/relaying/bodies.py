@@ -1,7 +1,7 @@
 """Request bodies: read whole, within limits, before a request is queued.
 
 A body is kept until an engine has answered, because one that refuses it must not lose it. So one body has a limit
-(413), a lower one if it has to be parsed to be routed; all together have one (503, kept by `memory`); and its arrival
+(413), a lower one if it has to be parsed to be routed; all together have one (503, kept by `capacity`); and its arrival
 has a time and a least rate (408). Called by `request_life`.
 """
 
@@ -14,8 +14,8 @@ import msgspec
 from aiohttp import StreamReader
 from aiohttp.web import BaseRequest, RequestPayloadError
 
-from conveyor_gateway.admission.memory import Holding, build_memory_full
-from conveyor_gateway.errors import Code, EncodedBody, InvalidRequest, RequestTooLarge, RequestTooSlow
+from conveyor_gateway.capacity.reservations import Reservation, build_memory_full
+from conveyor_gateway.errors import Code, InvalidRequest
 
 # On the root the model in the body names the service. To find it in 1 MiB takes 3 ms at most, to
 # replace it 15.
@@ -32,8 +32,8 @@ class BodyReader:
         self._max_request_bytes = max_request_bytes
         self._timeout_seconds = timeout_seconds
 
-    async def read(self, request: BaseRequest, holding: Holding, is_routed: bool) -> bytes:
-        """The body as it was sent, counted in `holding`; `is_routed`: the body names the service.
+    async def read(self, request: BaseRequest, reservation: Reservation, is_routed: bool) -> bytes:
+        """The body as it was sent, counted in `reservation`; `is_routed`: the body names the service.
 
         Raises an error of the gateway's tree if it is refused.
         """
@@ -47,11 +47,11 @@ class BodyReader:
         try:
             async with asyncio.timeout_at(None if is_here else began + self._limit_seconds(0)) as limit:
                 # TimeoutError: aiohttp expects it, also where it reads what is left of a request.
-                with contextlib.nullcontext() if is_here else holding.arriving(_build_evict(content)):
+                with contextlib.nullcontext() if is_here else reservation.arriving(_build_evict(content)):
                     while piece := await content.readany():
-                        if not holding.take(len(piece)):
+                        if not reservation.reserve(len(piece)):
                             raise build_memory_full()
-                        if holding.size_bytes > max_bytes:
+                        if reservation.size_bytes > max_bytes:
                             raise self._too_large(max_bytes)
                         received += piece
                         if not is_here:
@@ -59,25 +59,25 @@ class BodyReader:
         except RequestPayloadError as error:
             raise InvalidRequest(f"the body cannot be read: {error}", Code.MALFORMED_BODY) from error
         except TimeoutError:
-            raise build_memory_full() if holding.is_evicted else self._too_slow(began) from None
+            raise build_memory_full() if reservation.is_evicted else self._too_slow(began) from None
         return bytes(received)
 
     def _limit_seconds(self, num_received: int) -> float:
         return min(self._timeout_seconds, GRACE_SECONDS + num_received / MIN_BYTES_PER_SECOND)
 
-    def _too_slow(self, began: float) -> RequestTooSlow:
+    def _too_slow(self, began: float) -> InvalidRequest:
         seconds = asyncio.get_running_loop().time() - began
-        return RequestTooSlow(
+        return InvalidRequest(
             f"the body was not there after {seconds:.1f} s: it may take {self._timeout_seconds:g} s, and after "
             f"{GRACE_SECONDS:g} s it must have come at {MIN_BYTES_PER_SECOND} bytes a second",
             Code.BODY_TOO_SLOW,
         )
 
-    def _too_large(self, max_bytes: int) -> RequestTooLarge:
+    def _too_large(self, max_bytes: int) -> InvalidRequest:
         elsewhere = ""
         if max_bytes < self._max_request_bytes:
             elsewhere = f"; at /<namespace>/<name>/v1/... it may have {self._max_request_bytes}"
-        return RequestTooLarge(f"the body is longer than {max_bytes} bytes{elsewhere}", Code.REQUEST_TOO_LARGE)
+        return InvalidRequest(f"the body is longer than {max_bytes} bytes{elsewhere}", Code.REQUEST_TOO_LARGE)
 
 
 def _build_evict(content: StreamReader) -> Callable[[], None]:
@@ -107,10 +107,10 @@ _FIELDS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 def read_model(body: bytes, content_encoding: str | None) -> str:
     """The `model` of the JSON object in `body`, for requests that only the body routes.
 
-    Raises InvalidRequest or EncodedBody.
+    Raises InvalidRequest.
     """
     if content_encoding not in (None, "", "identity"):
-        raise EncodedBody(
+        raise InvalidRequest(
             f"a body with Content-Encoding {content_encoding!r} cannot be routed by its model; "
             "send it uncompressed, or to /<namespace>/<name>/v1/...",
             Code.ENCODED_BODY,

@@ -1,23 +1,25 @@
-"""Keeps a stream's connection while its request waits for a start: a comment of an event stream, now and then.
+"""Keeps a stream's connection while its request waits for an engine to start: sends a comment now and then.
 
-Used by `request_life` for services that may go to zero: proxies end connections on which nothing comes for a minute or
-so. After the first comment the answer is a stream with status 200, so what goes wrong is told as in a stream that
-breaks: by an event.
+Used by `request_life` for services that may go to zero: proxies end connections that are silent for a minute or so.
+After the first comment the answer is a stream with status 200, so a later error is sent as its last event.
 """
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 from aiohttp.web import BaseRequest, StreamResponse
 
 from conveyor_gateway.answers import build_error_event
-from conveyor_gateway.engines.client import Answer
+from conveyor_gateway.engines.exchange import EngineAnswer
 from conveyor_gateway.engines.headers import EVENT_STREAM_HEADERS
 from conveyor_gateway.errors import Code, EngineFailed, GatewayError
+from conveyor_gateway.recording.record import Record
 from conveyor_gateway.relaying.bodies import asks_for_stream
+from conveyor_gateway.watching.readiness import Readiness
 from conveyor_protocol.request_headers import REQUEST_ID_HEADER
 
 COMMENT: Final = b": waiting\n\n"
@@ -27,21 +29,19 @@ class _Refusal(msgspec.Struct):
     error: dict[str, Any] | str
 
 
+@dataclass(slots=True)
 class Heartbeat:
-    """Of one request; `response` is the stream, once it has begun."""
+    """The heartbeat of one request; `response` is the stream, once it was started."""
 
-    def __init__(
-        self, request: BaseRequest, request_id: str, period_seconds: float, is_draining: Callable[[], bool]
-    ) -> None:
-        self._request = request
-        self._request_id = request_id
-        self._period_seconds = period_seconds
-        self._is_draining = is_draining
-        self.response: StreamResponse | None = None
+    request: BaseRequest
+    record: Record
+    period_seconds: float
+    readiness: Readiness
+    response: StreamResponse | None = None
 
     @contextlib.asynccontextmanager
     async def beating(self, body: bytes) -> AsyncIterator[None]:
-        """While the request with this body waits."""
+        """Sends comments while the request with this body waits."""
         task = asyncio.create_task(self._beat(body))
         try:
             yield
@@ -50,34 +50,39 @@ class Heartbeat:
             await asyncio.wait((task,))
 
     async def _beat(self, body: bytes) -> None:
-        await asyncio.sleep(self._period_seconds)
+        await asyncio.sleep(self.period_seconds)
         if not asks_for_stream(body):
             return
-        response = StreamResponse(headers=EVENT_STREAM_HEADERS | {REQUEST_ID_HEADER: self._request_id})
-        if self._is_draining():
+        response = StreamResponse(headers=EVENT_STREAM_HEADERS | {REQUEST_ID_HEADER: self.record.request_id})
+        if self.readiness.draining:
             response.force_close()
         with contextlib.suppress(ConnectionError):  # whoever waits for an answer hears of it too
-            await response.prepare(self._request)
+            await response.prepare(self.request)
             self.response = response
             while True:
                 await response.write(COMMENT)
-                await asyncio.sleep(self._period_seconds)
+                await asyncio.sleep(self.period_seconds)
 
     async def end(self, failure: GatewayError) -> StreamResponse:
-        """The stream that has begun, ended by an error."""
+        """Ends the stream that was started with an error."""
+        assert self.response is not None, "it was started"
+        self.record.status, self.record.reason = self.response.status, failure.code
         return await self._end_with(build_error_event(failure))
 
-    async def end_with(self, answer: Answer) -> StreamResponse:
-        """The stream that has begun, ended by an engine's answer that is none: an error in OpenAI's form, as it is."""
+    async def end_with(self, answer: EngineAnswer) -> StreamResponse:
+        """Ends the stream that was started with an engine's answer that is no stream: an error in OpenAI's form."""
+        assert self.response is not None, "it was started"
+        self.record.set_answered(self.response.status)
+        self.record.leave_engine(answer.usage)
         try:
             said = msgspec.json.decode(answer.first, type=_Refusal)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
             words = f"the engine answered {answer.status}, neither with a stream nor with an error"
-            return await self.end(EngineFailed(words, Code.ENGINE_BROKE))
+            return await self._end_with(build_error_event(EngineFailed(words, Code.ENGINE_BROKE)))
         return await self._end_with(b"data: " + msgspec.json.encode(said) + b"\n\n")
 
     async def _end_with(self, event: bytes) -> StreamResponse:
-        assert self.response is not None, "it has begun"
+        assert self.response is not None, "it was started"
         with contextlib.suppress(ConnectionError):
             await self.response.write(event)
             await self.response.write_eof()

@@ -4,16 +4,17 @@ Called by `request_life` once the answer's first byte is there; from here on not
 """
 
 import asyncio
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from aiohttp.web import BaseRequest, Response, StreamResponse
 
-from conveyor_gateway.answers import build_error_event, build_stopping
-from conveyor_gateway.engines.client import Answer, EngineBroke, ends_event
+from conveyor_gateway.answers import build_error_event
 from conveyor_gateway.engines.connection import BUFFER_BYTES
+from conveyor_gateway.engines.exchange import EngineAnswer, EngineBroke, ends_event
 from conveyor_gateway.errors import Code, EngineFailed, GatewayError, TimedOut
 from conveyor_gateway.recording.record import Record
+from conveyor_gateway.relaying.cancellation import Cancellation
 
 # The engine ends answers that take too long, and says so; the gateway ends only those that go on past this grace.
 GRACE_SECONDS: Final = 3.0
@@ -41,6 +42,7 @@ class _Pace:
             await asyncio.sleep(self._due - now)
 
 
+@dataclass(slots=True)
 class Relay:
     """One answer to one client; a stream is ended soon after `deadline`, on the loop's clock.
 
@@ -48,42 +50,33 @@ class Relay:
     connection, and says so.
     """
 
-    def __init__(
-        self,
-        request: BaseRequest,
-        answer: Answer,
-        record: Record,
-        deadline: float,
-        is_stopping: Callable[[], bool],
-        keep_alive: bool,
-    ) -> None:
-        self._request = request
-        self._answer = answer
-        self._record = record
-        self._deadline = deadline
-        self._is_stopping = is_stopping
-        self._keep_alive = keep_alive
-        self._tail = b""
+    request: BaseRequest
+    answer: EngineAnswer
+    record: Record
+    deadline: float
+    cancellation: Cancellation
+    keep_alive: bool
+    _tail: bytes = b""
 
     async def send_whole(self) -> StreamResponse:
         """Headers and body in one write."""
-        answer = self._answer
+        answer = self.answer
         response = Response(status=answer.status, headers=answer.headers, body=answer.first)
         try:
-            await self._begin(response)
+            await self._send_headers(response)
             await response.write_eof()
-            self._record.sent_bytes = len(answer.first)
+            self.record.sent_bytes = len(answer.first)
         except ConnectionError:
-            self._record.set_client_gone()
+            self.record.set_client_gone()
         return response
 
     async def send_stream(self, begun: StreamResponse | None = None) -> StreamResponse:
         """Piece by piece; on a stream that has `begun`, which goes on."""
-        response = begun or StreamResponse(status=self._answer.status, headers=self._answer.headers)
+        response = begun or StreamResponse(status=self.answer.status, headers=self.answer.headers)
         try:
             await self._pass_on(response)
         except ConnectionError:
-            self._record.set_client_gone()
+            self.record.set_client_gone()
         except EngineBroke as error:
             failure = EngineFailed(f"the engine broke off in its answer: {error}", Code.ENGINE_BROKE)
             await self._end(response, failure)
@@ -92,37 +85,37 @@ class Relay:
                 response, TimedOut("the request's time ended before its answer did", Code.DEADLINE_EXCEEDED)
             )
         except asyncio.CancelledError:
-            if not self._is_stopping():
+            if self.cancellation.error is None:
                 raise
-            clear_cancellation()
-            await self._end(response, build_stopping())
+            self.cancellation.clear()
+            await self._end(response, self.cancellation.error)
         return response
 
-    async def _begin(self, response: StreamResponse) -> None:
-        if not self._keep_alive:
+    async def _send_headers(self, response: StreamResponse) -> None:
+        if not self.keep_alive:
             response.force_close()
-        await response.prepare(self._request)
+        await response.prepare(self.request)
 
     async def _pass_on(self, response: StreamResponse) -> None:
         pace = _Pace()
-        async with asyncio.timeout_at(self._deadline + GRACE_SECONDS):
+        async with asyncio.timeout_at(self.deadline + GRACE_SECONDS):
             if not response.prepared:
-                await self._begin(response)
-            chunk = self._answer.first
+                await self._send_headers(response)
+            chunk = self.answer.first
             while chunk:
                 await response.write(chunk)
-                if self._request.protocol.writing_paused:
-                    await self._request.writer.drain()
-                self._record.sent_bytes += len(chunk)
+                if self.request.protocol.writing_paused:
+                    await self.request.writer.drain()
+                self.record.sent_bytes += len(chunk)
                 self._tail = chunk if len(chunk) >= 4 else (self._tail + chunk)[-4:]
                 await pace.wait(len(chunk))
-                chunk = await self._answer.read()
+                chunk = await self.answer.read()
             await response.write_eof()
 
     async def _end(self, response: StreamResponse, failure: GatewayError) -> None:
         """An event stream ends with an event that says why, any other answer with a break."""
-        self._record.reason = failure.code
-        if self._answer.is_event_stream:
+        self.record.reason = failure.code
+        if self.answer.is_event_stream:
             glue = b"" if not self._tail or ends_event(self._tail) else b"\n\n"
             try:
                 async with asyncio.timeout(_LAST_WORDS_SECONDS):
@@ -134,12 +127,5 @@ class Relay:
         self._break_off()
 
     def _break_off(self) -> None:
-        if self._request.transport is not None:
-            self._request.transport.abort()
-
-
-def clear_cancellation() -> None:
-    """Lets this task answer its client after the gateway, which stops, has cancelled it."""
-    task = asyncio.current_task()
-    assert task is not None, "aiohttp runs every handler in a task"
-    task.uncancel()
+        if self.request.transport is not None:
+            self.request.transport.abort()

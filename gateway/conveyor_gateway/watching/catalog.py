@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from conveyor_api.conditions import LASTING_FAILURES, ConditionType, Reason
 from conveyor_api.resource import InferenceService
-from conveyor_gateway.watching.namespace_limits import NamespaceLimit
 from conveyor_gateway.watching.slices import SliceTable
 from conveyor_gateway.watching.table import Table
 from conveyor_kube.served_names import ClaimSink, NameIndex
@@ -160,7 +159,7 @@ class ServiceTable(Table[Service]):
     """The InferenceServices, as a sink of `watch`."""
 
     def __init__(self, directory: Directory) -> None:
-        super().__init__(directory.services, Unreadable("service"), NamespaceLimit("InferenceServices", MAX_SERVICES))
+        super().__init__(directory.services, Unreadable("service"), "InferenceServices", MAX_SERVICES)
         self._directory = directory
 
     def _parse(self, body: Json) -> Service:

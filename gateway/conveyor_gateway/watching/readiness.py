@@ -1,4 +1,4 @@
-"""Whether this gateway should be sent requests: what /readyz and /demand say about it.
+"""Whether this gateway should be sent requests: what /readyz and /demand report.
 
 Fed by `watch` (through its states), by `server` (draining) and by `self_check` (whether clients are answered).
 Kubernetes asks /readyz every few seconds.
@@ -10,44 +10,40 @@ control plane would become one of the service. It says so in the body of /readyz
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from conveyor_kube.watch import MAX_SILENCE_SECONDS, WatchState
 
 
+@dataclass(slots=True)
 class Readiness:
-    """Told by `server` which watches there are; `now_seconds` is their clock.
+    """`now_seconds` is the clock of the watches.
 
     Before the names of services are claimed, a new gateway would not know those that an older one served by their age.
     """
 
-    def __init__(
-        self,
-        watches: Sequence[WatchState],
-        now_seconds: Callable[[], float] = time.monotonic,
-        are_names_claimed: Callable[[], bool] = lambda: True,
-    ) -> None:
-        self._watches = watches
-        self._now_seconds = now_seconds
-        self._are_names_claimed = are_names_claimed
-        self._names_claimed = False
-        self.draining = False
-        self.answers_clients = True  # on the public port
+    watches: Sequence[WatchState]
+    now_seconds: Callable[[], float] = time.monotonic
+    are_names_claimed: Callable[[], bool] = lambda: True
+    draining: bool = False
+    answers_clients: bool = True  # on the public port
+    _names_claimed: bool = False
 
     @property
     def synced(self) -> bool:
         """Whether every watch has listed its collection once, and the operator has once claimed all names."""
-        return all(watch.synced for watch in self._watches) and self._find_names_claimed()
+        return all(watch.synced for watch in self.watches) and self._find_names_claimed()
 
     def problems(self) -> list[str]:
         """Why no request should come here; empty: ready."""
-        missing = [f"not synced: {watch.name}" for watch in self._watches if not watch.synced]
+        missing = [f"not synced: {watch.name}" for watch in self.watches if not watch.synced]
         if not missing and not self._find_names_claimed():
             missing = ["not claimed: the names of services, which the operator claims when it first runs"]
         silent = ["the public port answers no clients"] * (not self.answers_clients)
         return ["draining"] * self.draining + silent + missing
 
     def _find_names_claimed(self) -> bool:
-        self._names_claimed = self._names_claimed or self._are_names_claimed()
+        self._names_claimed = self._names_claimed or self.are_names_claimed()
         return self._names_claimed
 
     def warnings(self) -> list[str]:
@@ -60,7 +56,7 @@ class Readiness:
 
     def silences(self) -> Iterator[tuple[str, float]]:
         """Each watch that has synced, and the seconds since it last heard the API server."""
-        now = self._now_seconds()
-        for watch in self._watches:
+        now = self.now_seconds()
+        for watch in self.watches:
             if watch.synced:
                 yield watch.name, now - watch.heard_at

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from conveyor_api.names import ENGINE_PORT_NAME, INFERENCE_SERVICE_LABEL
-from conveyor_gateway.watching.namespace_limits import NamespaceLimit
 from conveyor_gateway.watching.table import Table
 from conveyor_kube.unreadable import Unreadable
 from conveyor_kube.wanted_json import Json
@@ -51,7 +50,7 @@ class SliceTable(Table[Slice]):
 
     def __init__(self) -> None:
         self._slices: dict[str, Slice] = {}
-        super().__init__(self._slices, Unreadable("slice"), NamespaceLimit("engines", MAX_ENGINES))
+        super().__init__(self._slices, Unreadable("slice"), "engines", MAX_ENGINES)
         self._by_service: dict[str, set[str]] = {}
 
     def engines(self, service: str) -> Mapping[str, str]:

@@ -1,13 +1,14 @@
 """What a sink of `watch` keeps of the objects of one kind.
 
-An object that cannot be read, or is one too many for its namespace, keeps what was known of it.
+The number of objects for each namespace is limited, so that no tenant fills the memory of all. An object that cannot be
+read, or is one too many for its namespace, keeps what was known of it.
 """
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
-from conveyor_gateway.watching.namespace_limits import NamespaceLimit
 from conveyor_kube.unreadable import Unreadable
 from conveyor_kube.wanted_json import Json, find_key, keys_within
 
@@ -17,11 +18,13 @@ _Item = TypeVar("_Item")
 class Table(ABC, Generic[_Item]):
     """One item for each object; subclasses read, weigh and keep them."""
 
-    def __init__(self, items: Mapping[str, _Item], unreadable: Unreadable, limit: NamespaceLimit) -> None:
-        """`items` are what is kept, by `namespace/name`."""
+    def __init__(self, items: Mapping[str, _Item], unreadable: Unreadable, kind: str, most: int) -> None:
+        """`items` are what is kept, by `namespace/name`: `most` of this `kind` in one namespace."""
         self._items = items
         self.unreadable = unreadable
-        self._limit = limit
+        self._kind = kind
+        self._most = most
+        self._weights: Counter[str] = Counter()  # by namespace
         self._subscribers: list[Callable[[str], None]] = []
 
     def subscribe(self, on_change: Callable[[str], None]) -> None:
@@ -49,9 +52,9 @@ class Table(ABC, Generic[_Item]):
         """An item that is kept."""
 
     def put(self, body: Json) -> str:
-        """Takes a new or changed object; its key."""
+        """Keeps a new or changed object; returns its key."""
         key = find_key(body)
-        item = self.unreadable.parse(key, self._admit, body)
+        item = self.unreadable.parse(key, self._parse_within_limit, body)
         if item is not None and item != self._items.get(key):
             self._keep(key, item)
         return key
@@ -67,16 +70,23 @@ class Table(ABC, Generic[_Item]):
         for key in keys_within(namespace, self._items) - keys:
             self._remove(key)
 
-    def _admit(self, body: Json) -> _Item:
-        key, item = find_key(body), self._parse(body)
-        self._limit.change(key, self._weight(key), self._weigh(item))
+    def _parse_within_limit(self, body: Json) -> _Item:
+        item = self._parse(body)
+        self._change_weight(find_key(body), self._weigh(item))
         return item
 
     def _remove(self, key: str) -> None:
         if key in self._items:
-            self._limit.change(key, self._weight(key), 0)
+            self._change_weight(key, 0)
             self._forget(key)
 
-    def _weight(self, key: str) -> int:
-        known = self._items.get(key)
-        return 0 if known is None else self._weigh(known)
+    def _change_weight(self, key: str, weight: int) -> None:
+        """Counts `weight` for the object from now on. Raises ValueError, and changes nothing, above the limit."""
+        known, namespace = self._items.get(key), key.partition("/")[0]
+        before = 0 if known is None else self._weigh(known)
+        total = self._weights[namespace] + weight - before
+        if weight > before and total > self._most:
+            raise ValueError(f"its namespace has more than {self._most} {self._kind}")
+        self._weights[namespace] = total
+        if not total:
+            del self._weights[namespace]

@@ -37,10 +37,10 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def refuse(ticket: Ticket) -> None:
+async def refuse(queue: ServiceQueue, ticket: Ticket) -> None:
     """The engine says that all its places are taken."""
-    ticket.note_no_place()
-    ticket.give_back()
+    queue.note_no_place(ticket)
+    queue.requeue(ticket)
     await settle()
 
 
@@ -57,7 +57,7 @@ def where(*tickets: Ticket) -> list[str | None]:
 
 async def test_an_engine_that_refuses_is_asked_and_what_it_grants_goes_to_the_head_of_the_queue() -> None:
     queue = make_queue(engines := Engines(), "a:1")
-    await refuse(first := queue.admit(FAR))
+    await refuse(queue, first := queue.admit(FAR))
     second = queue.admit(FAR)
     assert (where(first, second), engines.asked) == ([None, None], ["a:1"])
     await engines.answer("a:1")
@@ -71,7 +71,7 @@ async def test_an_engine_that_refuses_is_asked_and_what_it_grants_goes_to_the_he
 
 async def test_what_another_engine_has_taken_meanwhile_needs_no_place() -> None:
     queue = make_queue(engines := Engines(), "a:1", "b:1")
-    await refuse(ticket := queue.admit(FAR))
+    await refuse(queue, ticket := queue.admit(FAR))
     assert where(ticket) == ["b:1"]
     await engines.answer("a:1")
     assert engines.given_back == ["a:1"]
@@ -80,16 +80,16 @@ async def test_what_another_engine_has_taken_meanwhile_needs_no_place() -> None:
 
 async def test_while_an_engine_is_asked_no_request_goes_there_unasked() -> None:
     queue = make_queue(engines := Engines(), "a:1", "b:1")
-    await refuse(queue.admit(FAR))
+    await refuse(queue, queue.admit(FAR))
     assert where(*(queue.admit(FAR) for _ in range(2))) == ["b:1", None]
     assert engines.asked == ["a:1"]
 
 
 async def test_one_that_refuses_what_it_has_granted_is_not_asked_again_for_that_request() -> None:
     queue = make_queue(engines := Engines(), "a:1")
-    await refuse(ticket := queue.admit(FAR))
+    await refuse(queue, ticket := queue.admit(FAR))
     await engines.answer("a:1")
-    await refuse(ticket)
+    await refuse(queue, ticket)
     await engines.answer("a:1")
     assert where(ticket) == [None]
     assert (engines.asked, engines.given_back) == (["a:1", "a:1"], ["a:1"])
@@ -98,7 +98,7 @@ async def test_one_that_refuses_what_it_has_granted_is_not_asked_again_for_that_
 
 async def test_one_that_cannot_be_asked_is_left_out_for_a_while() -> None:
     queue = make_queue(engines := Engines(), "a:1")
-    await refuse(ticket := queue.admit(FAR))
+    await refuse(queue, ticket := queue.admit(FAR))
     await engines.answer("a:1", granted=False)
     assert where(ticket) == [None]
     assert queue.pool.next_return_seconds(queue.loop.time()) is not None
@@ -107,8 +107,8 @@ async def test_one_that_cannot_be_asked_is_left_out_for_a_while() -> None:
 
 async def test_a_queue_that_ends_takes_nothing_more() -> None:
     queue = make_queue(engines := Engines(), "a:1")
-    await refuse(queue.admit(FAR))
+    await refuse(queue, queue.admit(FAR))
     queue.close(NotFound("gone", Code.SERVICE_DELETED))
     await settle()
     assert engines.asked == ["a:1"]
-    assert all(task.done() for task in queue._asking._tasks)
+    assert all(task.done() for task in queue._dispatcher._asking._tasks)

@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from tests.gateway.builders import NeverAsked, make_limits
 from tests.lines_run import count_lines
 
-from conveyor_gateway.admission.service_queue import MAX_WAKES_A_TURN, ServiceQueue
+from conveyor_gateway.admission.dispatcher import MAX_WAKES_A_TURN
+from conveyor_gateway.admission.service_queue import ServiceQueue
 from conveyor_gateway.admission.ticket import Ticket, TicketState
 from conveyor_gateway.errors import Code, NotFound
 
@@ -24,14 +26,14 @@ def make_queue(num_waiting: int, num_engines: int) -> tuple[ServiceQueue, list[T
     while queue.queued < num_waiting:
         tickets.append(queue.admit(FAR))
         while tickets[-1].engine is not None:
-            refuse(tickets[-1])
+            refuse(queue, tickets[-1])
     return queue, tickets
 
 
-def refuse(ticket: Ticket) -> None:
-    ticket._times_full = 20  # its pause is as long as pauses get: none ends in the test
-    ticket.note_full()
-    ticket.give_back()
+def refuse(queue: ServiceQueue, ticket: Ticket) -> None:
+    ticket.times_full = 20  # its pause is as long as pauses get: none ends in the test
+    queue.note_full(ticket)
+    queue.requeue(ticket)
 
 
 def at_an_engine(queue: ServiceQueue) -> Ticket:
@@ -42,13 +44,13 @@ def at_an_engine(queue: ServiceQueue) -> Ticket:
 
 EVENTS: dict[str, Callable[[ServiceQueue, list[Ticket]], Callable[[], object]]] = {
     "an arrival": lambda queue, tickets: lambda: queue.admit(FAR),
-    "a refusal": lambda queue, tickets: (lambda ticket: lambda: refuse(ticket))(at_an_engine(queue)),
-    "a failure": lambda queue, tickets: (lambda ticket: lambda: (ticket.note_failure(), ticket.give_back()))(
+    "a refusal": lambda queue, tickets: (lambda ticket: lambda: refuse(queue, ticket))(at_an_engine(queue)),
+    "a failure": lambda queue, tickets: (lambda ticket: lambda: (queue.note_failure(ticket), queue.requeue(ticket)))(
         at_an_engine(queue)
     ),
-    "an end": lambda queue, tickets: at_an_engine(queue).close,
-    "a departure from the middle": lambda queue, tickets: tickets[len(tickets) // 2].close,
-    "a look at the queue": lambda queue, tickets: queue.match,
+    "an end": lambda queue, tickets: partial(queue.finish, at_an_engine(queue)),
+    "a departure from the middle": lambda queue, tickets: partial(queue.finish, tickets[len(tickets) // 2]),
+    "a look at the queue": lambda queue, tickets: queue._dispatcher.match,
 }
 
 
@@ -79,7 +81,7 @@ async def test_what_wakes_many_wakes_them_over_several_turns_of_the_loop() -> No
 
 async def test_a_deleted_service_refuses_those_who_wait_over_several_turns() -> None:
     queue = ServiceQueue(make_limits(1000), asyncio.get_running_loop(), NeverAsked())
-    waiting = [asyncio.create_task(queue.admit(FAR).place()) for _ in range(3 * MAX_WAKES_A_TURN)]
+    waiting = [asyncio.create_task(queue.wait_for_engine(queue.admit(FAR))) for _ in range(3 * MAX_WAKES_A_TURN)]
     await turns(1)
     queue.close(NotFound("it was deleted", Code.SERVICE_DELETED))
     await turns(1)

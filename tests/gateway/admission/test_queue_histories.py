@@ -37,7 +37,7 @@ class AnySequenceOfEvents(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "loop"):
             for ticket in self.tickets:
-                ticket.close()
+                self.queue.finish(ticket)
             assert (self.queue.queued, self.queue.dispatched) == (0, 0)
             self.queue.set_engines([])
             assert self.queue.pool._engines == {}
@@ -57,15 +57,15 @@ class AnySequenceOfEvents(RuleBasedStateMachine):
     @rule(data=st.data())
     def end(self, data: st.DataObject) -> None:
         """A finish when it is at an engine, a disconnect when it waits; sometimes for the second time."""
-        data.draw(st.sampled_from(self.tickets)).close()
+        self.queue.finish(data.draw(st.sampled_from(self.tickets)))
 
     @precondition(lambda self: self.of_state(TicketState.DISPATCHED))
-    @rule(data=st.data(), why=st.sampled_from([None, Ticket.note_failure, Ticket.note_full]))
-    def come_back(self, data: st.DataObject, why: Callable[[Ticket], None] | None) -> None:
+    @rule(data=st.data(), why=st.sampled_from([None, ServiceQueue.note_failure, ServiceQueue.note_full]))
+    def come_back(self, data: st.DataObject, why: Callable[[ServiceQueue, Ticket], None] | None) -> None:
         ticket = data.draw(st.sampled_from(self.of_state(TicketState.DISPATCHED)))
         if why is not None:
-            why(ticket)
-        ticket.give_back()
+            why(self.queue, ticket)
+        self.queue.requeue(ticket)
 
     @rule(addresses=st.sets(st.sampled_from(["a:1", "b:1", "c:1"])))
     def engines_change(self, addresses: set[str]) -> None:
@@ -78,7 +78,7 @@ class AnySequenceOfEvents(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.01, 0.15, 5.0]))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
-        self.queue.match()
+        self.queue._dispatcher.match()
 
     @invariant()
     def counts_add_up(self) -> None:
@@ -98,7 +98,7 @@ class AnySequenceOfEvents(RuleBasedStateMachine):
     def nobody_waits_beside_a_free_place(self) -> None:
         """But those that an engine refused do without a budget of retries."""
         if hasattr(self, "queue"):
-            has_retries = self.queue._retries.has_one(self.now)
+            has_retries = self.queue._dispatcher.retries.has_one(self.now)
             for ticket in self.queue._waiting:
                 if has_retries or not ticket.excluded:
                     assert self.queue.pool.choose(self.now, ticket.excluded) is None

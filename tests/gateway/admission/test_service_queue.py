@@ -14,7 +14,7 @@ from conveyor_gateway.errors import NotFound, QueueFull, TimedOut, Unavailable
 async def test_a_request_that_finds_a_place_does_not_wait() -> None:
     queue = make_queue("a:1")
     ticket = queue.admit(FAR)
-    assert (await ticket.place()).address == "a:1"
+    assert (await queue.wait_for_engine(ticket)).address == "a:1"
     assert (queue.queued, queue.dispatched, ticket.waited_seconds) == (0, 1, 0.0)
 
 
@@ -25,12 +25,12 @@ async def test_requests_get_their_engine_in_the_order_in_which_they_came() -> No
 
     async def wait(number: int) -> None:
         ticket = queue.admit(FAR)
-        await ticket.place()
+        await queue.wait_for_engine(ticket)
         order.append(number)
-        ticket.close()
+        queue.finish(ticket)
 
     tasks = [await start(wait(number)) for number in range(3)]
-    first.close()
+    queue.finish(first)
     await asyncio.gather(*tasks)
     assert order == [0, 1, 2]
 
@@ -38,7 +38,7 @@ async def test_requests_get_their_engine_in_the_order_in_which_they_came() -> No
 async def test_binding_is_late_an_engine_that_comes_takes_those_who_wait() -> None:
     queue = make_queue(place_limit=1)
     tickets = [queue.admit(FAR) for _ in range(2)]
-    tasks = [await start(ticket.place()) for ticket in tickets]
+    tasks = [await start(queue.wait_for_engine(ticket)) for ticket in tickets]
     queue.set_engines(["new:1"])
     assert (await tasks[0]).address == "new:1"
     assert not tasks[1].done()
@@ -52,7 +52,7 @@ async def test_one_more_than_the_queue_holds_is_refused_and_leaves_no_trace() ->
     with pytest.raises(QueueFull, match="2 requests wait here already"):
         queue.admit(FAR)
     assert queue.queued == 2
-    tickets[0].close()
+    queue.finish(tickets[0])
     queue.admit(FAR)
 
 
@@ -67,9 +67,9 @@ async def test_the_wait_ends_with_the_queue_timeout() -> None:
     queue = make_queue(queue_timeout_seconds=0.01)
     ticket = queue.admit(FAR)
     with pytest.raises(TimedOut, match=r"within 0.01 s; 0 engines are ready") as caught:
-        await ticket.place()
+        await queue.wait_for_engine(ticket)
     assert caught.value.code == "queue_timeout"
-    ticket.close()
+    queue.finish(ticket)
     assert queue.queued == 0
 
 
@@ -77,7 +77,7 @@ async def test_the_wait_ends_with_the_requests_own_deadline() -> None:
     queue = make_queue(queue_timeout_seconds=60)
     ticket = queue.admit(queue.loop.time() + 0.01)
     with pytest.raises(TimedOut) as caught:
-        await ticket.place()
+        await queue.wait_for_engine(ticket)
     assert caught.value.code == "deadline_exceeded"
 
 
@@ -85,7 +85,7 @@ def test_the_wait_names_the_requests_own_deadline_also_when_the_timer_is_early()
     async def codes() -> set[str]:
         queue = make_queue(queue_timeout_seconds=60, max_queued_requests=40)
         tickets = [queue.admit(queue.loop.time() + 0.01 + i * 0.0013) for i in range(40)]
-        ends = await asyncio.gather(*(ticket.place() for ticket in tickets), return_exceptions=True)
+        ends = await asyncio.gather(*(queue.wait_for_engine(ticket) for ticket in tickets), return_exceptions=True)
         return {end.code for end in ends if isinstance(end, TimedOut)}
 
     assert uvloop.run(codes()) == {"deadline_exceeded"}  # it rounds a timer to the nearest millisecond
@@ -97,9 +97,9 @@ async def test_a_client_that_leaves_the_queue_makes_room_at_once() -> None:
     async def wait() -> None:
         ticket = queue.admit(FAR)
         try:
-            await ticket.place()
+            await queue.wait_for_engine(ticket)
         finally:
-            ticket.close()
+            queue.finish(ticket)
 
     task = await start(wait())
     task.cancel()
@@ -114,12 +114,12 @@ async def test_a_place_that_is_granted_to_a_client_in_the_act_of_leaving_goes_to
 
     async def wait(ticket: Ticket) -> str:
         try:
-            return (await ticket.place()).address
+            return (await queue.wait_for_engine(ticket)).address
         finally:
-            ticket.close()
+            queue.finish(ticket)
 
     leaving, staying = [await start(wait(queue.admit(FAR))) for _ in range(2)]
-    holder.close()  # the place is granted to `leaving`, which has not run since
+    queue.finish(holder)  # the place is granted to `leaving`, which has not run since
     leaving.cancel()
     assert await staying == "a:1"
     assert (queue.queued, queue.dispatched) == (0, 0)
@@ -133,7 +133,7 @@ async def test_requests_at_engines_are_counted_by_engine_and_not_within_the_wind
     gone = tickets[0].engine
     assert gone is not None
     for ticket in tickets[4:] + [each for each in tickets if each.engine is gone]:
-        ticket.close()
+        queue.finish(ticket)
     assert gone.address not in queue.count_dispatched_beyond(0.0)
 
 
@@ -149,15 +149,15 @@ async def test_a_closed_queue_answers_those_who_wait_and_lets_the_running_end() 
     queue = make_queue("a:1", place_limit=1)
     running = queue.admit(FAR)
     waiting = queue.admit(FAR)
-    task = await start(waiting.place())
+    task = await start(queue.wait_for_engine(waiting))
     queue.close(NotFound("it was deleted", "service_deleted"))
     with pytest.raises(NotFound, match="it was deleted"):
         await task
-    waiting.close()
+    queue.finish(waiting)
     with pytest.raises(NotFound):
         queue.admit(FAR)
     assert (queue.queued, queue.dispatched) == (0, 1)
-    running.close()
+    queue.finish(running)
     assert (queue.queued, queue.dispatched) == (0, 0)
 
 
@@ -167,9 +167,9 @@ async def test_a_start_that_fails_answers_those_who_wait_and_those_who_come_unti
     async def ask() -> str:
         ticket = queue.admit(FAR)
         try:
-            return (await ticket.place()).address
+            return (await queue.wait_for_engine(ticket)).address
         finally:
-            ticket.close()
+            queue.finish(ticket)
 
     waiting = [await start(ask()) for _ in range(20)]
     queue.set_start_failure("ModelNotFound")
@@ -196,5 +196,5 @@ async def test_only_requests_older_than_the_window_are_waiting_beyond_it() -> No
     old.admitted_at -= 10
     assert queue.count_waiting_beyond(0) == 2
     assert queue.count_waiting_beyond(5) == 1
-    young.close()
+    queue.finish(young)
     assert queue.count_waiting_beyond(5) == 1

@@ -10,8 +10,8 @@ from tests.gateway.cluster import make_endpoint, make_service, make_slice
 
 from conveyor_gateway.admission.queues import Queues
 from conveyor_gateway.answering.activity import MAX_NAMES, read_activity
-from conveyor_protocol.pages import Activity
 from conveyor_gateway.watching.catalog import Catalog
+from conveyor_protocol.pages import Activity
 
 ZERO = {"minReplicas": 0, "maxReplicas": 2, "idleTimeout": "10s"}
 QWEN = "default/qwen"
@@ -66,7 +66,7 @@ def test_a_service_at_zero_is_waited_for_by_its_first_request(catalog: Catalog, 
     assert read_activity(queues).waiting == set()
     ticket = queues[QWEN].admit(FAR)
     assert read_activity(queues).waiting == {QWEN}
-    ticket.close()
+    queues[QWEN].finish(ticket)
     assert read_activity(queues).waiting == set()
 
 
@@ -84,9 +84,9 @@ def test_a_service_is_idle_after_its_timeout_since_its_last_request_has_ended(
     ticket = queues[QWEN].admit(FAR)
     clock.now += 60
     assert read_activity(queues).idle == set(), "it runs"
-    ticket.close()
+    queues[QWEN].finish(ticket)
     clock.now += 9
-    ticket.close()
+    queues[QWEN].finish(ticket)
     assert read_activity(queues).idle == set()
     clock.now += 1
     assert read_activity(queues).idle == {QWEN}, "closing it again is no request"
@@ -96,7 +96,7 @@ def test_a_service_is_idle_after_its_timeout_since_its_last_request_has_ended(
 
 def test_the_time_of_a_start_is_not_idle_time(catalog: Catalog, queues: Queues, clock: Clock) -> None:
     """A client that gave up meanwhile comes again, and finds the engine that was started for it."""
-    queues[QWEN].admit(FAR).close()
+    queues[QWEN].finish(queues[QWEN].admit(FAR))
     clock.now += 300
     assert read_activity(queues).idle == set(), "it has no engine that could go"
     set_engines(catalog, "10.0.0.1")

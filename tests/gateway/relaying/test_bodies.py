@@ -5,7 +5,7 @@ import tracemalloc
 
 import pytest
 
-from conveyor_gateway.errors import EncodedBody, InvalidRequest
+from conveyor_gateway.errors import InvalidRequest
 from conveyor_gateway.relaying.bodies import MAX_ROUTED_BYTES, read_model, rename_model
 
 
@@ -34,7 +34,7 @@ def test_a_body_without_a_model_to_read_is_refused(body: bytes, code: str) -> No
 
 
 def test_a_compressed_body_is_refused_with_what_to_do() -> None:
-    with pytest.raises(EncodedBody, match="uncompressed, or to /<namespace>") as caught:
+    with pytest.raises(InvalidRequest, match="uncompressed, or to /<namespace>") as caught:
         read_model(b"\x1f\x8b", "gzip")
     assert caught.value.status == 415
 

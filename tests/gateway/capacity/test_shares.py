@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conveyor_gateway.admission.shares import Amounts, Shares
+from conveyor_gateway.capacity.shares import Amounts, Shares
 
 KEYS = st.sampled_from("abcde")
 
@@ -37,9 +37,9 @@ def test_the_victim_is_of_the_largest_holder(added: list[tuple[str, str, int]], 
     for service, client, amount in added:
         request = Request(service, client)
         held[request] = amount
-        shares.add(request, amount, may_go=True)
+        shares.add(request, amount, is_evictable=True)
     for request in data.draw(st.lists(st.sampled_from([*held]), unique=True, max_size=len(held) - 1)):
-        shares.add(request, -held.pop(request), may_go=True)
+        shares.add(request, -held.pop(request), is_evictable=True)
     victim = shares.find_victim(Request("new", "new"), 1)
     assert victim is not None
 

@@ -21,17 +21,12 @@ from tests.gateway.engine_servers import (
 from tests.gateway.process import GatewayProcess
 from tests.gateway.stack import Stack
 
-from conveyor_gateway.admission.memory import Holding, Memory
-from conveyor_gateway.engines import client as client_module
+from conveyor_gateway.capacity.reservations import Capacity, Reservation
 from conveyor_gateway.engines import connection
-from conveyor_gateway.engines.client import (
-    EngineClient,
-    EngineRefused,
-    EngineRequest,
-    EngineUnreachable,
-    ends_event,
-)
+from conveyor_gateway.engines import session as session_module
+from conveyor_gateway.engines.exchange import EngineRefused, EngineRequest, EngineUnreachable, ends_event
 from conveyor_gateway.engines.headers import build_engine_headers
+from conveyor_gateway.engines.session import EngineSession
 
 EVENTS = 'data: {"text": "h\u00e9llo \U0001f600"}\n\n: comment\n\ndata: [DONE]\n\n'.encode()
 
@@ -291,25 +286,25 @@ def test_an_engine_that_acknowledges_nothing_is_given_up_after_half_a_minute() -
 async def test_an_engine_that_takes_no_connection_in_time_is_told_from_one_that_refuses_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(client_module, "_CONNECT_SECONDS", 0.2)
-    client = EngineClient()
-    request = EngineRequest("/v1/completions", CIMultiDict(), b"{}", Holding(Memory(1), ""))
+    monkeypatch.setattr(session_module, "_CONNECT_SECONDS", 0.2)
+    client = EngineSession()
+    request = EngineRequest("/v1/completions", CIMultiDict(), b"{}", Reservation(Capacity(1), ""))
     try:
         for absent, error in ((silent_address, EngineUnreachable), (refusing_address, EngineRefused)):
             with absent() as (host, port), pytest.raises(EngineRefused) as raised:
-                await client.ask(f"{host}:{port}", request, remaining_seconds=60)
+                await client.send(f"{host}:{port}", request, remaining_seconds=60)
             assert raised.type is error
     finally:
         await client.close()
 
 
 async def test_connecting_leaves_time_for_another_engine() -> None:
-    client = EngineClient()
-    request = EngineRequest("/v1/completions", CIMultiDict(), b"{}", Holding(Memory(1), ""))
+    client = EngineSession()
+    request = EngineRequest("/v1/completions", CIMultiDict(), b"{}", Reservation(Capacity(1), ""))
     try:
         with silent_address() as (host, port), pytest.raises(EngineRefused) as raised:
             async with asyncio.timeout(1):
-                await client.ask(f"{host}:{port}", request, remaining_seconds=1)
+                await client.send(f"{host}:{port}", request, remaining_seconds=1)
         assert raised.type is EngineRefused  # in so short a time it is no judgement of the engine
     finally:
         await client.close()

@@ -1,10 +1,10 @@
-"""How many requests this gateway holds, and how many bytes of them and of their answers: for each service and client.
+"""Limits how many requests this gateway holds, and how many bytes of them and of their answers.
 
-Made by `server`. One `Holding` for each request: `bodies` counts what it reads, `engines` what it collects of an
-answer. No service may hold more than half of all bytes and three quarters of all requests, so that requests that wait
-for one service leave room for the others. No client may hold the last eighth of either.
+Made by `server`. Each request has one `Reservation`: `relaying.bodies` reserves what it reads, `engines` what it
+collects of an answer. No service may hold more than half of all bytes and three quarters of all requests, so that
+requests that wait for one service leave room for the others. No client may hold the last eighth of either.
 
-A request may be evicted until its answer begins. When there is no room, the largest holder loses its largest request; a
+A request may be evicted until its answer starts. When there is no room, the largest holder loses its largest request; a
 holder is a client's part of a service. The new request is refused if it belongs to the largest holder itself.
 """
 
@@ -12,35 +12,37 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Final, Self
 
-from conveyor_gateway.admission.shares import Shares
+from conveyor_gateway.capacity.shares import Shares
 from conveyor_gateway.errors import Code, GatewayError, TooManyRequests, Unavailable
 
 MAX_EVICTIONS: Final = 4  # for one piece of a body, or one request: others are served in the same turn of the loop
 
 
-class Memory:
+class Capacity:
     """`max_bytes` and `max_requests` are for all services together.
 
     Bytes of a request whose service is not known yet count for service "".
     """
 
     def __init__(self, max_bytes: int, max_requests: int = 1_000_000) -> None:
-        self.bytes = Shares["Holding"](max_bytes, max_bytes // 2, max_bytes - max_bytes // 8)
+        self.bytes = Shares["Reservation"](max_bytes, max_bytes // 2, max_bytes - max_bytes // 8)
         self.max_requests_of_service = max_requests - max_requests // 4
-        self.requests = Shares["Holding"](max_requests, self.max_requests_of_service, max_requests - max_requests // 8)
+        self.requests = Shares["Reservation"](
+            max_requests, self.max_requests_of_service, max_requests - max_requests // 8
+        )
 
     @property
     def held_bytes(self) -> int:
         return self.bytes.total
 
 
-class Holding:
-    """What one request holds, given back at the end of its `with`."""
+class Reservation:
+    """What one request holds; the end of its `with` releases it."""
 
-    __slots__ = ("_evict", "_is_arriving", "_memory", "client", "is_evicted", "num_requests", "service", "size_bytes")
+    __slots__ = ("_capacity", "_evict", "_is_arriving", "client", "is_evicted", "num_requests", "service", "size_bytes")
 
-    def __init__(self, memory: Memory, service: str, client: str = "") -> None:
-        self._memory = memory
+    def __init__(self, capacity: Capacity, service: str, client: str = "") -> None:
+        self._capacity = capacity
         self._evict: Callable[[], None] | None = None
         self._is_arriving = False
         self.service = service
@@ -53,11 +55,11 @@ class Holding:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._give_all_back()
+        self._release()
 
     @contextlib.contextmanager
     def arriving(self, evict: Callable[[], None]) -> Iterator[None]:
-        """While the body arrives; `evict` is called if the request has to go."""
+        """While the body arrives; `evict` is called if the request is evicted."""
         self._is_arriving = True
         self._set_evict(evict)
         try:
@@ -66,37 +68,37 @@ class Holding:
             self._is_arriving = False
             self._set_evict(None)
 
-    def take(self, size_bytes: int) -> bool:
-        """Whether there was room; if not, nothing was taken."""
-        if self.is_evicted or not self._make_room(self._memory.bytes, size_bytes):
+    def reserve(self, size_bytes: int) -> bool:
+        """Reserves `size_bytes` more. False if there is no room; then nothing changes."""
+        if self.is_evicted or not self._make_room(self._capacity.bytes, size_bytes):
             return False
         self._count(size_bytes, 0)
         return True
 
     def shrink(self, size_bytes: int) -> None:
-        """Gives back all but `size_bytes`."""
+        """Releases all but `size_bytes`."""
         self._count(min(0, max(0, size_bytes) - self.size_bytes), 0)
 
-    def wait(self, service: str, size_bytes: int, evict: Callable[[], None]) -> None:
-        """The body is here: it has `size_bytes` and is for `service`. `evict` is called if the request has to go.
+    def count_request(self, service: str, size_bytes: int, evict: Callable[[], None]) -> None:
+        """Counts a request with its whole body, for `service`. `evict` is called if the request is evicted.
 
         Raises Unavailable or TooManyRequests.
         """
         if (service, size_bytes) != (self.service, self.size_bytes):
             self.shrink(0)
             self.service = service
-            if not self.take(size_bytes):
+            if not self.reserve(size_bytes):
                 raise build_memory_full()
-        if not self._make_room(self._memory.requests, 1):
+        if not self._make_room(self._capacity.requests, 1):
             raise self._build_requests_full()
         self._count(0, 1)
         self._set_evict(evict)
 
-    def keep(self) -> None:
-        """The answer begins: the request is no longer evicted."""
+    def protect(self) -> None:
+        """The answer starts: the request is no longer evicted."""
         self._set_evict(None)
 
-    def _make_room(self, shares: Shares["Holding"], amount: int) -> bool:
+    def _make_room(self, shares: Shares["Reservation"], amount: int) -> bool:
         num_evicted = 0
         while not shares.has_room(self, amount):
             victim = shares.find_victim(self, amount)
@@ -104,7 +106,7 @@ class Holding:
                 return False
             if victim.holder == self.holder and not victim._is_arriving:
                 return False
-            victim._go()
+            victim._leave()
             num_evicted += 1
         return True
 
@@ -112,34 +114,35 @@ class Holding:
     def holder(self) -> tuple[str, str]:
         return self.service, self.client
 
-    def _go(self) -> None:
+    def _leave(self) -> None:
+        """Is evicted."""
         evict, self.is_evicted = self._evict, True
         assert evict is not None, "only what may be evicted is found"
-        self._give_all_back()
+        self._release()
         evict()
 
-    def _give_all_back(self) -> None:
+    def _release(self) -> None:
         self._count(-self.size_bytes, -self.num_requests)
         self._set_evict(None)
 
     def _count(self, size_bytes: int, num_requests: int) -> None:
-        """What is held more, or less."""
-        may_go = self._evict is not None
+        """Changes what is held by these amounts, which may be negative."""
+        is_evictable = self._evict is not None
         if size_bytes:
-            self._memory.bytes.add(self, size_bytes, may_go)
+            self._capacity.bytes.add(self, size_bytes, is_evictable)
             self.size_bytes += size_bytes
         if num_requests:
-            self._memory.requests.add(self, num_requests, may_go)
+            self._capacity.requests.add(self, num_requests, is_evictable)
             self.num_requests += num_requests
 
     def _set_evict(self, evict: Callable[[], None] | None) -> None:
         more = (evict is not None) - (self._evict is not None)
-        self._memory.bytes.allow_to_go(self, more * self.size_bytes)
-        self._memory.requests.allow_to_go(self, more * self.num_requests)
+        self._capacity.bytes.add_evictable(self, more * self.size_bytes)
+        self._capacity.requests.add_evictable(self, more * self.num_requests)
         self._evict = evict
 
     def _build_requests_full(self) -> GatewayError:
-        if self._memory.requests.find_victim(self, 1) is None and self._memory.requests.has_share(self):
+        if self._capacity.requests.find_victim(self, 1) is None and self._capacity.requests.has_share(self):
             return Unavailable(
                 "the gateway answers as many requests as it may hold; try again later", Code.TOO_MANY_CONNECTIONS
             )

@@ -1,6 +1,6 @@
 """One thing that requests share, such as bytes or places for requests: how much each service and client holds of it.
 
-Used by `memory` only. Finds who holds most without a scan: each operation costs O(log holders).
+Used by `reservations` only. Finds who holds most without a scan: each operation costs O(log holders).
 """
 
 import heapq
@@ -55,27 +55,27 @@ class Amounts(Generic[K]):
 
 
 class Shares(Generic[M]):
-    """`most` of all, and of it for one service and one client. What `may_go` can be taken away again."""
+    """A limit of `most` for all, and limits for one service and one client."""
 
     def __init__(self, most: int, most_of_service: int, most_of_client: int) -> None:
         self._most: Final = most
         self._most_of_service: Final = most_of_service
         self._most_of_client: Final = most_of_client
         self._services, self._clients = Amounts[str](), Amounts[str]()
-        self._may_go = _Evictable[M]()
+        self._evictable = _Evictable[M]()
         self.total = 0
 
-    def add(self, member: M, amount: int, may_go: bool) -> None:
-        """`amount` may be negative."""
+    def add(self, member: M, amount: int, is_evictable: bool) -> None:
+        """Changes what `member` holds by `amount`, which may be negative."""
         self.total += amount
         self._services.add(member.service, amount)
         self._clients.add(member.client, amount)
-        if may_go:
-            self.allow_to_go(member, amount)
+        if is_evictable:
+            self.add_evictable(member, amount)
 
-    def allow_to_go(self, member: M, amount: int) -> None:
-        """`amount` more of what `member` holds may be taken away; less if it is negative."""
-        self._may_go.add(member, amount)
+    def add_evictable(self, member: M, amount: int) -> None:
+        """`amount` more of what `member` holds may be evicted; less if it is negative."""
+        self._evictable.add(member, amount)
 
     def has_room(self, member: M, amount: int) -> bool:
         full = self._is_service_full(member, amount) or self._is_client_full(member, amount)
@@ -86,8 +86,8 @@ class Shares(Generic[M]):
         return not (self._is_service_full(member, 1) or self._is_client_full(member, 1))
 
     def find_victim(self, member: M, amount: int) -> M | None:
-        """Who has to go for `member`: the largest request of the largest holder. None: no one can."""
-        return self._may_go.find_largest(
+        """The request to evict for `member`: the largest one of the largest holder. None if no one can be evicted."""
+        return self._evictable.find_largest(
             member.service if self._is_service_full(member, amount) else None,
             member.client if self._is_client_full(member, amount) else None,
         )
@@ -100,7 +100,7 @@ class Shares(Generic[M]):
 
 
 class _Evictable(Generic[M]):
-    """What may be taken away, by holder. A holder is a client's part of a service."""
+    """What may be evicted, by holder. A holder is a client's part of a service."""
 
     def __init__(self) -> None:
         self._services, self._clients = Amounts[str](), Amounts[str]()

@@ -1,0 +1,153 @@
+"""Gives the places of a service's engines to its waiting requests, in the order of `waiting`.
+
+Used by `service_queue` only. The event loop serves the other services too, so the cost of an event depends on the
+requests that it wakes, not on those that wait. An event that wakes many is handled over several turns of the loop, and
+retries have a budget.
+"""
+
+import asyncio
+from typing import Final
+
+from conveyor_gateway.admission.asking import Asking
+from conveyor_gateway.admission.engine_pool import Engine, EnginePool
+from conveyor_gateway.admission.retries import Exclusions, RetryBudget
+from conveyor_gateway.admission.ticket import FIRST_TRY, UNREFUSED, Ticket, TicketState
+from conveyor_gateway.admission.waiting import Waiting
+from conveyor_gateway.engines.session import EngineSession
+
+# Requests that one turn of the event loop wakes, at most. Each then costs about half a millisecond.
+MAX_WAKES_A_TURN: Final = 8
+
+
+class Dispatcher:
+    """Moves tickets between `waiting` and `dispatched`. Consistent before each method returns."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, engines: EngineSession) -> None:
+        self.pool = EnginePool()
+        self.waiting = Waiting()
+        self.dispatched: set[Ticket] = set()
+        self.retries = RetryBudget(loop.time())
+        self._loop = loop
+        self._asking = Asking(engines, self._use_answer)
+        self._exclusions = Exclusions()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at: float | None = None
+        self._continues = False  # in the next turn of the loop
+        self._stopped = False
+
+    def enqueue(self, ticket: Ticket) -> None:
+        """Puts a ticket to its place in the order, a requeued one too."""
+        if ticket.full_until > self._loop.time():
+            self._exclusions.add(ticket)
+        else:
+            ticket.end_exclusions()
+        ticket.state = TicketState.QUEUED
+        self.waiting.add(ticket)
+        self.match()
+
+    def release(self, ticket: Ticket) -> None:
+        """Frees the place of a dispatched ticket, which other requests get with the next match."""
+        self.pool.release(ticket.bound_engine)
+        ticket.engine = None
+        self.dispatched.remove(ticket)
+
+    def stop(self) -> None:
+        """Waiting tickets get no places any more."""
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._asking.stop()
+
+    def match(self) -> None:
+        """Gives places to the head of the queue, as long as there are any, and asks for more."""
+        if self._stopped:
+            return
+        now = self._loop.time()
+        if self.waiting and not (self._end_exclusions(now) and self._give_places(now)):
+            self._continue_soon()
+            return
+        self._asking.ask(self.pool.find_occupied(now))
+        self._set_timer(now)
+
+    def _continue_soon(self) -> None:
+        if not self._continues:
+            self._continues = True
+            self._loop.call_soon(self._continue)
+
+    def _continue(self) -> None:
+        self._continues = False
+        self.match()
+
+    def _end_exclusions(self, now: float) -> bool:
+        """False: there are more, for the next turn of the loop."""
+        for _ in range(MAX_WAKES_A_TURN):
+            if (ticket := self._exclusions.pop_ended(now)) is None:
+                return True
+            if ticket.state is TicketState.QUEUED and ticket.full_until <= now:
+                self.waiting.remove(ticket)
+                ticket.end_exclusions()
+                self.waiting.add(ticket)
+        return False
+
+    def _give_places(self, now: float) -> bool:
+        """False: there may be more, for the next turn of the loop."""
+        for _ in range(MAX_WAKES_A_TURN):
+            if (ticket := self._find_match(now)) is None:
+                return True
+            engine = self.pool.choose(now, ticket.excluded)
+            assert engine is not None, "the ticket was found for its place"
+            if ticket.excluded & FIRST_TRY:
+                self.retries.spend(now)
+            self._dispatch(ticket, engine, is_granted=False)
+        return False
+
+    def _find_match(self, now: float) -> Ticket | None:
+        """The first request for which an engine has a place. Only requests that engines refused are overtaken."""
+        places = self.pool.find_places(now)
+        if places and not self.retries.has_one(now):
+            places = FIRST_TRY
+        return self.waiting.first(places)
+
+    def _dispatch(self, ticket: Ticket, engine: Engine, is_granted: bool) -> None:
+        self.waiting.remove(ticket)
+        self.dispatched.add(ticket)
+        ticket.bind(engine, is_granted)
+
+    def _use_answer(self, engine: Engine, granted: bool) -> bool:
+        """Whether a request uses the place that `engine` has kept; if it kept none, it is left out for a while."""
+        now = self._loop.time()
+        if not granted:
+            self.pool.leave_out(engine, now)
+        is_used = granted and self._use_granted(engine, now)
+        self.pool.note_place_answer(engine, asks_again=is_used and bool(self.waiting))
+        self.match()
+        return is_used
+
+    def _use_granted(self, engine: Engine, now: float) -> bool:
+        """A kept place needs no retry from the budget, unless the request was refused for want of more than a place."""
+        if self._stopped:
+            return False
+        ticket = self.waiting.first(engine.bit if self.retries.has_one(now) else UNREFUSED)
+        if ticket is None or not self.pool.occupy_granted(engine, now):
+            return False
+        if ticket.excluded & UNREFUSED:
+            self.retries.spend(now)
+        self._dispatch(ticket, engine, is_granted=True)
+        return True
+
+    def _set_timer(self, now: float) -> None:
+        """Sets one timer for all that no event announces: pauses of engines and requests, and the retry budget."""
+        times = [self._exclusions.next_at(), self.pool.next_return_seconds(now)]
+        if not self.retries.has_one(now):
+            times.append(self.retries.next_at(now))
+        at = min((time for time in times if time is not None), default=None) if self.waiting else None
+        if at == self._timer_at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = at
+        self._timer = None if at is None else self._loop.call_at(at, self._end_pause)
+
+    def _end_pause(self) -> None:
+        self._timer = self._timer_at = None
+        self.match()

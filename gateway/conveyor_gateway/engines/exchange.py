@@ -1,0 +1,117 @@
+"""One exchange with an engine: the request, the answer whose first byte is there, and how an exchange fails.
+
+Made by `session`; `relaying` builds the requests and reads the answers.
+
+EngineRefused            the engine did not accept the request (no connection, or 503): another one may, without limit
+├── EngineUnreachable    it accepted no connection in time; the next try may cost as much time
+├── EngineFull           it had no room for this request (429); it may have room for one with fewer choices
+└── EngineHasNoPlace     all its places are occupied (429 with a header): it grants one when asked
+EngineLost               it broke off before the answer's first byte, or sent 502: one more engine may be tried
+EngineBroke              it broke off in the middle of the answer: no other engine may be tried
+"""
+
+from dataclasses import dataclass
+
+import aiohttp
+from multidict import CIMultiDict
+
+from conveyor_gateway.capacity.reservations import Reservation
+from conveyor_gateway.engines.headers import EVENT_STREAM, build_answer_headers, choose_content_type
+from conveyor_gateway.usage import parse_usage, split_report
+from conveyor_protocol.request_headers import USAGE_HEADER, USAGE_MARK
+
+
+class EngineRefused(Exception):
+    pass
+
+
+class EngineUnreachable(EngineRefused):
+    pass
+
+
+class EngineFull(EngineRefused):
+    pass
+
+
+class EngineHasNoPlace(EngineRefused):
+    pass
+
+
+class EngineLost(Exception):
+    pass
+
+
+class EngineBroke(Exception):
+    pass
+
+
+@dataclass(slots=True)
+class EngineRequest:
+    """What is sent to each engine that is tried."""
+
+    path: str  # without the query: no parameter of one is on a list of what passes
+    headers: CIMultiDict[str]
+    body: bytes
+    reservation: Reservation  # counts the body, and what is collected of the answer
+
+    def protect(self) -> None:
+        """Its answer starts: the request is not evicted, and its body is not sent again."""
+        self.reservation.protect()
+        self.reservation.shrink(self.reservation.size_bytes - len(self.body))
+        self.body = b""
+
+
+class EngineAnswer:
+    """An engine's answer of which `first` has been read. Close it, whatever happens.
+
+    `usage` is what the engine reports that the request has used; while `awaits_report`, more may follow.
+    """
+
+    def __init__(self, response: aiohttp.ClientResponse, first: bytes, is_whole: bool) -> None:
+        self._response = response
+        self.status = response.status
+        self.first = first
+        self.is_whole = is_whole
+        self.is_event_stream = is_event_stream(response)
+        self.usage = parse_usage(response.headers.get(USAGE_HEADER))  # so far, if it is a stream
+        self.awaits_report = self.is_event_stream and self.usage is not None
+        self._is_over = is_whole
+        self.headers = build_answer_headers(response.headers)
+        if is_whole:
+            self.headers["Content-Length"] = str(len(first))
+
+    async def read(self) -> bytes:
+        """The next piece after `first`, as the engine sent it; empty at the end. Raises EngineBroke."""
+        try:
+            return await self.read_piece()
+        except (aiohttp.ClientError, OSError) as error:
+            raise EngineBroke(describe(error)) from error
+
+    async def read_piece(self) -> bytes:
+        """As `read`, but raises what aiohttp raises."""
+        if self._is_over:
+            return b""
+        piece = await self._response.content.readany()
+        if not self.awaits_report or USAGE_MARK not in piece:
+            return piece
+        events, report = await split_report(piece, self._response.content)
+        self._is_over, self.awaits_report = True, False
+        self.usage = parse_usage(report) or self.usage
+        return events
+
+    def close(self) -> None:
+        """Ends the exchange. Before the answer's end this breaks the connection, which aborts the request there."""
+        self._response.close()
+
+
+def is_event_stream(response: aiohttp.ClientResponse) -> bool:
+    return choose_content_type(response.headers.get("Content-Type", "")) == EVENT_STREAM
+
+
+def ends_event(tail: bytes) -> bool:
+    """Whether an event stream whose last bytes are `tail` is between two events."""
+    return tail.endswith((b"\n\n", b"\r\r", b"\r\n\r\n"))
+
+
+def describe(error: BaseException) -> str:
+    return str(error) or type(error).__name__

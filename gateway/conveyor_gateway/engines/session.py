@@ -1,0 +1,187 @@
+"""HTTP to all engines: sends requests, asks for places and for what requests have used.
+
+Used by `relaying`, and by `admission` for places. Bodies pass as they are read: nothing here knows JSON, tokens or
+events. `send` returns an answer when its first byte is there, so that until then the request can go to another engine.
+An answer that is no stream is collected first, if it is small and there is room for it, so that a broken one becomes a
+502 instead of half a document.
+"""
+
+from collections.abc import AsyncIterator
+from typing import Final
+
+import aiohttp
+from yarl import URL
+
+from conveyor_gateway.capacity.reservations import Reservation
+from conveyor_gateway.engines.connection import PARSED_BYTES, Connector
+from conveyor_gateway.engines.exchange import (
+    EngineAnswer,
+    EngineBroke,
+    EngineFull,
+    EngineHasNoPlace,
+    EngineLost,
+    EngineRefused,
+    EngineRequest,
+    EngineUnreachable,
+    describe,
+    is_event_stream,
+)
+from conveyor_gateway.usage import MAX_REPORT_BYTES, Usage, parse_usage
+from conveyor_http.reading import AnswerTooLong, read_answer
+from conveyor_protocol.request_headers import (
+    NO_PLACE,
+    PLACE_GRANTED,
+    PLACE_HEADER,
+    PLACE_IF_FREE,
+    REQUEST_TIMEOUT_HEADER,
+    USAGE_PATH,
+)
+
+# Answers that are no event stream are collected up to this size, then passed on as they come.
+MAX_COLLECTED_BYTES: Final = 1 << 20
+_FULL, _LOST, _REFUSED = 429, 502, 503
+KEPT_BACK: Final = frozenset((_FULL, _LOST, _REFUSED))  # statuses of engines' answers that no client sees
+_CONNECT_SECONDS: Final = 3.0  # or half of what the request has left: the rest is for another engine
+_MIN_CONNECT_SECONDS: Final = 0.25
+_USAGE_SECONDS: Final = 5.0  # the engine answers once the request has ended
+_PIECE_BYTES: Final = 256 << 10  # of a request
+
+
+class EngineSession:
+    """Connections to all engines."""
+
+    def __init__(self) -> None:
+        self._session = aiohttp.ClientSession(
+            connector=Connector(),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
+            read_bufsize=PARSED_BYTES,
+        )
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def ask_for_place(self, address: str) -> bool:
+        """Returns when the engine at `address` (`host:port`) has kept a place; False if it cannot be asked."""
+        return await self._request_place("GET", address)
+
+    async def give_place_back(self, address: str) -> None:
+        """The place that the engine has kept is not needed."""
+        await self._request_place("DELETE", address)
+
+    async def _request_place(self, method: str, address: str) -> bool:
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS)
+        try:
+            response = await self._session.request(
+                method, f"http://{address}/place", allow_redirects=False, timeout=timeout
+            )
+        except (aiohttp.ClientError, OSError):
+            return False
+        response.release()
+        return response.status == 204
+
+    async def fetch_usage(self, address: str, key: str) -> Usage | None:
+        """What the request with this key has used at the engine; None if the engine does not report it."""
+        try:
+            async with self._session.get(
+                URL(f"http://{address}{USAGE_PATH}?key={key}", encoded=True),
+                allow_redirects=False,
+                timeout=aiohttp.ClientTimeout(total=_USAGE_SECONDS),
+            ) as response:
+                return parse_usage(bytes(await read_answer(response.content, MAX_REPORT_BYTES)))
+        except (AnswerTooLong, aiohttp.ClientError, OSError, TimeoutError):
+            return None
+
+    async def send(
+        self, address: str, request: EngineRequest, remaining_seconds: float, is_granted: bool = False
+    ) -> EngineAnswer:
+        """The answer of the engine at `address` (`host:port`), with its first byte; all of it, if it is no stream.
+
+        `is_granted`: the engine has kept a place for the request.
+        Raises EngineRefused (EngineUnreachable, EngineFull, EngineHasNoPlace), EngineLost and EngineBroke.
+        Waits as long as the caller lets it; cancelling it aborts the request at the engine.
+        """
+        request.headers[REQUEST_TIMEOUT_HEADER] = f"{max(remaining_seconds, 0.001):.3f}"
+        request.headers[PLACE_HEADER] = PLACE_GRANTED if is_granted else PLACE_IF_FREE
+        response = await self._post(address, request, remaining_seconds)
+        held_bytes = request.reservation.size_bytes
+        try:
+            return await _receive(response, request.reservation)
+        except BaseException:
+            response.close()
+            request.reservation.shrink(held_bytes)
+            raise
+
+    async def _post(self, address: str, request: EngineRequest, remaining_seconds: float) -> aiohttp.ClientResponse:
+        connect_seconds = max(_MIN_CONNECT_SECONDS, min(_CONNECT_SECONDS, remaining_seconds / 2))
+        try:
+            return await self._session.request(
+                "POST",
+                URL(f"http://{address}{request.path}", encoded=True),
+                headers=request.headers,
+                data=_payload(request),
+                allow_redirects=False,
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_seconds),
+            )
+        except aiohttp.ConnectionTimeoutError as error:
+            had_its_time = connect_seconds >= _CONNECT_SECONDS
+            raise (EngineUnreachable if had_its_time else EngineRefused)(describe(error)) from error
+        except aiohttp.ClientConnectorError as error:
+            raise EngineRefused(describe(error)) from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise EngineLost(describe(error)) from error
+
+
+async def _receive(response: aiohttp.ClientResponse, reservation: Reservation) -> EngineAnswer:
+    try:
+        if response.status in (_FULL, _REFUSED):
+            # The body is not read. If it came with the headers, the connection stays open.
+            raise _find_refusal(response)(f"it answered {response.status}")
+        if response.status == _LOST or not 200 <= response.status < 600:
+            raise EngineLost(f"it answered {response.status}")
+        if is_event_stream(response):
+            answer = EngineAnswer(response, b"", is_whole=False)
+            answer.first = await answer.read_piece()
+            return answer
+        return EngineAnswer(response, *await _collect(response.content, reservation))
+    except (aiohttp.ClientError, OSError) as error:
+        raise EngineLost(describe(error)) from error
+
+
+def _find_refusal(response: aiohttp.ClientResponse) -> type[EngineRefused]:
+    if response.status != _FULL:
+        return EngineRefused
+    return EngineHasNoPlace if response.headers.get(PLACE_HEADER) == NO_PLACE else EngineFull
+
+
+async def _collect(content: aiohttp.StreamReader, reservation: Reservation) -> tuple[bytes, bool]:
+    """The body, as far as the limit and the room for it allow, and whether that is all."""
+    collected = bytearray()
+    while len(collected) < MAX_COLLECTED_BYTES:
+        try:
+            piece = await content.readany()
+        except (aiohttp.ClientError, OSError) as error:
+            raise (EngineBroke if collected else EngineLost)(describe(error)) from error
+        if not piece:
+            return bytes(collected), True
+        collected += piece
+        if not reservation.reserve(len(piece)):
+            break
+    return bytes(collected), False
+
+
+def _payload(request: EngineRequest) -> bytes | AsyncIterator[bytes]:
+    """A large body goes in pieces, so that other requests are served in between."""
+    if len(request.body) <= _PIECE_BYTES:
+        return request.body
+    request.headers["Content-Length"] = str(len(request.body))
+    return _pieces(request)
+
+
+async def _pieces(request: EngineRequest) -> AsyncIterator[bytes]:
+    for start in range(0, len(request.body), _PIECE_BYTES):
+        piece = request.body[start : start + _PIECE_BYTES]
+        if not piece:
+            raise ConnectionAbortedError("the engine answered before it had the whole request, which is not kept")
+        yield piece

@@ -1,0 +1,102 @@
+"""Sends a request to one engine after the other, until one returns the first byte of its answer.
+
+Called by `request_life`. The queue decides which engine is next, and is told how each attempt went.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Final
+
+from conveyor_gateway.admission.service_queue import ServiceQueue
+from conveyor_gateway.admission.ticket import Ticket
+from conveyor_gateway.engines.exchange import (
+    EngineAnswer,
+    EngineBroke,
+    EngineFull,
+    EngineHasNoPlace,
+    EngineLost,
+    EngineRefused,
+    EngineRequest,
+    EngineUnreachable,
+)
+from conveyor_gateway.engines.session import EngineSession
+from conveyor_gateway.errors import Code, EngineFailed, TimedOut
+from conveyor_gateway.recording.record import Record, Recorder
+
+logger = logging.getLogger(__name__)
+
+# A request whose engine dies is sent to one more engine only: it may be what ends them.
+MAX_LOST: Final = 2
+
+
+@dataclass(slots=True)
+class Attempts:
+    """The attempts of one request."""
+
+    engines: EngineSession
+    recorder: Recorder
+    queue: ServiceQueue
+    ticket: Ticket
+    record: Record
+    _num_lost: int = 0
+
+    async def send(self, request: EngineRequest) -> EngineAnswer:
+        """The answer of the first engine that returns one. Raises EngineFailed, TimedOut and errors of the queue."""
+        while True:
+            address = await self._wait_for_engine()
+            try:
+                answer = await self._send_to(address, request)
+            except (EngineRefused, EngineLost, EngineBroke) as error:
+                self.record.leave_engine(None)
+                self._note(error)
+                self.queue.requeue(self.ticket)
+            else:
+                self.queue.note_answer(self.ticket)
+                self.recorder.first_byte(self.record)
+                return answer
+
+    async def _wait_for_engine(self) -> str:
+        ticket, record = self.ticket, self.record
+        try:
+            engine = await self.queue.wait_for_engine(ticket)
+        finally:
+            record.waited_seconds = ticket.waited_seconds
+        record.enter_engine(engine.address)
+        logger.debug(
+            "event=dispatched id=%s engine=%s attempt=%d wait_seconds=%.4f granted=%s",
+            record.request_id, engine.address, record.attempts, record.waited_seconds, ticket.is_granted,
+        )  # fmt: skip
+        return engine.address
+
+    async def _send_to(self, address: str, request: EngineRequest) -> EngineAnswer:
+        deadline = self.ticket.deadline
+        try:
+            async with asyncio.timeout_at(deadline):
+                remaining_seconds = deadline - asyncio.get_running_loop().time()
+                return await self.engines.send(address, request, remaining_seconds, self.ticket.is_granted)
+        except TimeoutError:
+            raise TimedOut("the engine did not answer in the request's time", Code.DEADLINE_EXCEEDED) from None
+
+    def _note(self, error: EngineRefused | EngineLost | EngineBroke) -> None:
+        """Records a failed attempt. Raises EngineFailed if no other engine may be tried."""
+        reason = "refused"
+        match error:
+            case EngineHasNoPlace():
+                reason = "no_place"
+                self.queue.note_no_place(self.ticket)
+            case EngineFull():
+                self.queue.note_full(self.ticket)
+            case EngineRefused():
+                self.queue.note_failure(self.ticket, isinstance(error, EngineUnreachable))
+            case EngineBroke():
+                self.queue.note_failure(self.ticket)
+                raise EngineFailed(f"the engine broke off in its answer: {error}", Code.ENGINE_BROKE) from error
+            case _:
+                reason = "lost"
+                self.queue.note_failure(self.ticket)
+                self._num_lost += 1
+                if self._num_lost == MAX_LOST:
+                    words = f"{MAX_LOST} engines broke off before they answered"
+                    raise EngineFailed(words, Code.ENGINE_LOST) from error
+        self.recorder.retry(self.record, reason, error)

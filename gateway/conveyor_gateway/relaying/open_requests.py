@@ -1,0 +1,100 @@
+"""All requests for engines that this process holds. Each ends in exactly one answer, one log line and one count.
+
+Called by `listening` with a request that `routing` has read, and by `server` to drain and to stop. aiohttp cancels the
+task of a request when its client leaves.
+"""
+
+import asyncio
+import math
+import time
+from typing import Final
+
+from aiohttp.web import BaseRequest, Response, StreamResponse
+
+from conveyor_gateway.answers import build_error, build_stopping, find_request_id
+from conveyor_gateway.errors import GatewayError
+from conveyor_gateway.recording.record import Record
+from conveyor_gateway.relaying.cancellation import Cancellation
+from conveyor_gateway.relaying.request_life import RequestLife, SharedParts
+from conveyor_gateway.routing import Route
+
+MAX_ASKING: Final = 256  # engines for usage, at once; beyond that, a request is recorded with what is known
+
+
+class OpenRequests:
+    """Requests that are held, and those that have ended and are not recorded yet."""
+
+    def __init__(self, parts: SharedParts) -> None:
+        self._parts = parts
+        self._running: set[Cancellation] = set()
+        self._recording: set[asyncio.Task[None]] = set()
+        self._ended_at = -math.inf
+        self._stopped = False
+
+    async def handle(self, request: BaseRequest, route: Route, client: str) -> StreamResponse:
+        """What the client gets; a stream has been sent when this returns."""
+        record = Record(find_request_id(request), route.path, client or "-")
+        cancellation = Cancellation()
+        self._running.add(cancellation)
+        try:
+            if self._stopped:
+                raise build_stopping()
+            return await RequestLife(self._parts, request, route, record, cancellation).run(client)
+        except GatewayError as error:
+            return _refuse(error, record)
+        except asyncio.CancelledError:
+            if cancellation.error is None or request.writer.output_size > 0:
+                record.set_client_gone()
+                raise
+            cancellation.clear()
+            return _refuse(cancellation.error, record)
+        finally:
+            self._running.discard(cancellation)
+            self._ended_at = time.monotonic()
+            self._end(record)
+
+    @property
+    def num_open(self) -> int:
+        """Requests that are held."""
+        return len(self._running)
+
+    async def wait_idle(self, seconds: float = 0.0) -> None:
+        """Returns when no request is held, nor has been for so long, and all have been recorded."""
+        while True:
+            if tasks := {each.task for each in self._running} | self._recording:
+                await asyncio.wait(tasks)
+            elif (remaining_seconds := self._ended_at + seconds - time.monotonic()) > 0:
+                await asyncio.sleep(remaining_seconds)
+            else:
+                return
+
+    def stop(self) -> None:
+        """Ends every request that is still held, each with an answer."""
+        self._stopped = True
+        for each in self._running:
+            each.cancel(build_stopping())
+
+    def _end(self, record: Record) -> None:
+        """Records a request that has ended.
+
+        An engine reports what a request has used at the end of its answer. If the answer ended before that, the engine
+        is asked first: what it had generated until then costs as much.
+        """
+        record.end()
+        if not record.awaits_usage or len(self._recording) >= MAX_ASKING:
+            self._parts.recorder.finish(record)
+            return
+        task = asyncio.create_task(self._ask_and_finish(record))
+        self._recording.add(task)
+        task.add_done_callback(self._recording.discard)
+
+    async def _ask_and_finish(self, record: Record) -> None:
+        try:
+            record.usage = await self._parts.engines.fetch_usage(record.engine, record.usage_key) or record.usage
+        finally:
+            self._parts.recorder.finish(record)
+
+
+def _refuse(error: GatewayError, record: Record) -> Response:
+    record.status, record.reason = error.status, error.code
+    return build_error(error, record.request_id)
