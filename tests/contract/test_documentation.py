@@ -37,7 +37,7 @@ async def expose() -> str:
     """All four parts' /metrics, one after the other."""
     gateway = Metrics()
     catalog = Catalog()
-    queues = Queues(catalog, asyncio.get_running_loop(), NeverAsked(), on_gone=gateway.forget)
+    queues = Queues(catalog, asyncio.get_running_loop(), NeverAsked(), on_gone=gateway.drop_service)
     gateway.registry.register(StateCollector(catalog, queues, Readiness([]), Capacity(1)))
     pages = [gateway.render(), EngineMetrics("m").render()]
     pages += [generate_latest(registry) for registry in (REGISTRY, OperatorMetrics().registry)]

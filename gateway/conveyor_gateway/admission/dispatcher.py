@@ -59,7 +59,7 @@ class Dispatcher:
         self._asking.stop()
 
     def match(self) -> None:
-        """Gives places to the head of the queue, as long as there are any, and asks for more."""
+        """Gives places to the head of the queue, as long as there are any, and asks engines for more."""
         if self._stopped:
             return
         now = self._loop.time()
@@ -124,7 +124,7 @@ class Dispatcher:
         return is_used
 
     def _use_granted(self, engine: Engine, now: float) -> bool:
-        """A kept place needs no retry from the budget, unless the request was refused for want of more than a place."""
+        """Spends a retry only on a request that was refused for another reason than want of a place."""
         if self._stopped:
             return False
         ticket = self.waiting.first(engine.bit if self.retries.has_one(now) else UNREFUSED)

@@ -152,9 +152,9 @@ class EnginePool:
         engine.is_occupied = True
 
     def note_place_answer(self, engine: Engine, asks_again: bool) -> None:
-        """`engine` has answered who asked for a place. Unless somebody asks again, it is tried without asking.
+        """`engine` has answered a question for a place. Requests go there unasked, unless another question follows.
 
-        Where batches are filled it is always tried: it may have begun to fill another batch.
+        Where batches are filled they always do: the engine may fill another batch by now.
         """
         engine.is_occupied = asks_again and not self.fills_batches
 

@@ -1,6 +1,6 @@
 """The queues of all services, kept in step with the catalog.
 
-Made by `server` and notified of changes by the catalog. `relaying` looks up the queue of a service; `answering` and
+Made by `server` and notified of changes by the catalog. `relaying` looks up the queue of a service; `pages` and
 `recording` read what every queue holds.
 """
 

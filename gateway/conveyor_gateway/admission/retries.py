@@ -14,21 +14,21 @@ MAX_RETRIES_AT_ONCE: Final = 128.0
 
 
 class RetryBudget:
-    """A token bucket. Time and answers of engines fill it, each request that is sent again takes one.
+    """A token bucket. Time and answers of engines fill it; each request that is sent again spends one token.
 
     Without it, engines that refuse everything would keep the event loop of all services busy.
     """
 
     def __init__(self, now_seconds: float) -> None:
         self._left = MAX_RETRIES_AT_ONCE
-        self._counted_at = now_seconds
+        self._refilled_at = now_seconds
 
     def has_one(self, now_seconds: float) -> bool:
-        self._count(now_seconds)
+        self._refill(now_seconds)
         return self._left >= 1.0
 
     def spend(self, now_seconds: float) -> None:
-        self._count(now_seconds)
+        self._refill(now_seconds)
         self._left = max(0.0, self._left - 1.0)
 
     def add_answer(self) -> None:
@@ -36,13 +36,13 @@ class RetryBudget:
 
     def next_at(self, now_seconds: float) -> float:
         """When there is one."""
-        self._count(now_seconds)
+        self._refill(now_seconds)
         return now_seconds + max(0.0, 1.0 - self._left) / RETRIES_PER_SECOND
 
-    def _count(self, now_seconds: float) -> None:
-        earned = (now_seconds - self._counted_at) * RETRIES_PER_SECOND
+    def _refill(self, now_seconds: float) -> None:
+        earned = (now_seconds - self._refilled_at) * RETRIES_PER_SECOND
         self._left = min(MAX_RETRIES_AT_ONCE, self._left + earned)
-        self._counted_at = now_seconds
+        self._refilled_at = now_seconds
 
 
 class Exclusions:
@@ -55,7 +55,7 @@ class Exclusions:
         heapq.heappush(self._heap, (ticket.full_until, ticket.number, ticket))
 
     def pop_ended(self, now_seconds: float) -> Ticket | None:
-        """One ticket whose exclusions are over; None if there is none. It may have left the queue meanwhile."""
+        """Removes one ticket whose exclusions are over; None if there is none. It may have left the queue meanwhile."""
         if self._heap and self._heap[0][0] <= now_seconds:
             return heapq.heappop(self._heap)[2]
         return None

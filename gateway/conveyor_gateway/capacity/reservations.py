@@ -72,15 +72,15 @@ class Reservation:
         """Reserves `size_bytes` more. False if there is no room; then nothing changes."""
         if self.is_evicted or not self._make_room(self._capacity.bytes, size_bytes):
             return False
-        self._count(size_bytes, 0)
+        self._change(size_bytes, 0)
         return True
 
     def shrink(self, size_bytes: int) -> None:
         """Releases all but `size_bytes`."""
-        self._count(min(0, max(0, size_bytes) - self.size_bytes), 0)
+        self._change(min(0, max(0, size_bytes) - self.size_bytes), 0)
 
-    def count_request(self, service: str, size_bytes: int, evict: Callable[[], None]) -> None:
-        """Counts a request with its whole body, for `service`. `evict` is called if the request is evicted.
+    def hold_request(self, service: str, size_bytes: int, evict: Callable[[], None]) -> None:
+        """Holds one more request for `service`, whose body is whole. `evict` is called if the request is evicted.
 
         Raises Unavailable or TooManyRequests.
         """
@@ -91,7 +91,7 @@ class Reservation:
                 raise build_memory_full()
         if not self._make_room(self._capacity.requests, 1):
             raise self._build_requests_full()
-        self._count(0, 1)
+        self._change(0, 1)
         self._set_evict(evict)
 
     def protect(self) -> None:
@@ -122,10 +122,10 @@ class Reservation:
         evict()
 
     def _release(self) -> None:
-        self._count(-self.size_bytes, -self.num_requests)
+        self._change(-self.size_bytes, -self.num_requests)
         self._set_evict(None)
 
-    def _count(self, size_bytes: int, num_requests: int) -> None:
+    def _change(self, size_bytes: int, num_requests: int) -> None:
         """Changes what is held by these amounts, which may be negative."""
         is_evictable = self._evict is not None
         if size_bytes:

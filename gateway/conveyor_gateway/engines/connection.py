@@ -1,4 +1,4 @@
-"""Connections to engines, as `client` opens them: bounded in what an engine may send before its answer, and in buffers.
+"""Connections to engines, as `session` opens them: with bounded buffers, and with a bound on what precedes an answer.
 
 An engine runs its owner's image, so what it sends must not delay the answers of other engines.
 """

@@ -1,8 +1,8 @@
 """Which headers pass between clients and engines: one list for each direction.
 
-Called by `client` for requests and answers, and by `pages` for content types. An engine runs its owner's image, and all
-services share one origin. So an engine gets no credentials of clients, and sets nothing that a browser or a proxy acts
-on. ADR 58 has the reasons.
+Called by `exchange` for answers, by `relaying` for requests and by `fetching` for content types. An engine runs its
+owner's image, and all services share one origin. So an engine gets no credentials of clients, and sets nothing that a
+browser or a proxy acts on. ADR 58 has the reasons.
 """
 
 import re
@@ -49,7 +49,7 @@ def build_answer_headers(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
     kept = _select(headers, _TO_CLIENTS)
     kept["Content-Type"] = choose_content_type(headers.get("Content-Type", ""))
     if kept["Content-Type"] == EVENT_STREAM:
-        kept.popall("Content-Length", None)  # the gateway may have to add an event that says why the stream ends
+        kept.popall("Content-Length", None)  # the gateway may have to add an event with the reason why the stream ends
         kept.update(EVENT_STREAM_HEADERS)
     return kept
 

@@ -13,13 +13,13 @@ from conveyor_api.names import (
     START_PATH,
 )
 from conveyor_gateway.admission.queues import Queues
-from conveyor_gateway.answering.activity import read_activity
-from conveyor_gateway.answering.demand import read_demand
-from conveyor_gateway.answering.start import read_start
-from conveyor_gateway.answering.status import build_probe
-from conveyor_gateway.answers import build_error, build_json, find_request_id
 from conveyor_gateway.errors import Code, GatewayError, MethodNotAllowed, NotFound, Unavailable
+from conveyor_gateway.pages.activity import read_activity
+from conveyor_gateway.pages.demand import read_demand
+from conveyor_gateway.pages.start import read_start
+from conveyor_gateway.pages.status import build_probe
 from conveyor_gateway.recording.metrics import Metrics
+from conveyor_gateway.responses import build_error, build_json, find_request_id
 from conveyor_gateway.watching.catalog import Catalog
 from conveyor_gateway.watching.readiness import Readiness
 

@@ -15,9 +15,9 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http import RawRequestMessage
 from aiohttp.http_exceptions import LineTooLong
 
-from conveyor_gateway.answers import build_error, find_request_id
 from conveyor_gateway.errors import Code, GatewayError, InternalError, InvalidRequest, Unavailable
 from conveyor_gateway.listening.cors import NOBODY, Cors
+from conveyor_gateway.responses import build_error, find_request_id
 from conveyor_http.connection import MAX_HEAD_BYTES, MAX_LINE_BYTES, Connection
 from conveyor_http.server import Server, find_peer, open_port
 from conveyor_process.arrivals import Peer

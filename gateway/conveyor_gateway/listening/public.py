@@ -1,6 +1,6 @@
 """The public port, for clients: finds the route, and who answers. A plain function from a request to an answer.
 
-Run by `listener`. What needs a place on an engine goes to `relaying`, the rest to `answering`.
+Run by `listener`. What needs a place on an engine goes to `relaying`, the rest to `pages`.
 """
 
 from dataclasses import dataclass, field
@@ -10,17 +10,17 @@ from aiohttp.web import BaseRequest, Response, StreamResponse
 
 from conveyor_api.endpoints import Kind
 from conveyor_api.names import GATEWAY_HEALTH_PATH, READINESS_PATH
-from conveyor_gateway.answering.document import send_document
-from conveyor_gateway.answering.models import build_model_list, find_model_page, send_model_list
-from conveyor_gateway.answering.status import build_own_status, build_probe, find_status
-from conveyor_gateway.answers import build_error, build_json, find_request_id
 from conveyor_gateway.capacity.reservations import Capacity
 from conveyor_gateway.clients import Clients
-from conveyor_gateway.engines.pages import SharedPages
+from conveyor_gateway.engines.fetching import SharedPages
 from conveyor_gateway.errors import Code, GatewayError, Unavailable
 from conveyor_gateway.listening.cors import NOBODY, Cors
+from conveyor_gateway.pages.document import send_document
+from conveyor_gateway.pages.models import build_model_list, find_model_page, send_model_list
+from conveyor_gateway.pages.status import build_own_status, build_probe, find_status
 from conveyor_gateway.recording.metrics import Metrics
 from conveyor_gateway.relaying.open_requests import OpenRequests
+from conveyor_gateway.responses import build_error, build_json, find_request_id
 from conveyor_gateway.routing import OwnHosts, Route, parse_route
 from conveyor_gateway.watching.catalog import Catalog
 from conveyor_gateway.watching.readiness import Readiness
@@ -49,7 +49,7 @@ class PublicApp:
             answer = preflight
         else:
             try:
-                answer = await self._answer(request, path)
+                answer = await self._respond(request, path)
             except GatewayError as error:
                 self.metrics.count_request("", error.status)
                 answer = build_error(error, find_request_id(request))
@@ -57,7 +57,7 @@ class PublicApp:
             answer.force_close()
         return answer
 
-    async def _answer(self, request: BaseRequest, path: str) -> StreamResponse:
+    async def _respond(self, request: BaseRequest, path: str) -> StreamResponse:
         if not self.readiness.synced:
             raise Unavailable("the gateway does not know the services yet; try again", Code.NOT_SYNCED)
         route = parse_route(request.method, path, _find_host(request), self.own_hosts, self.catalog.directory)

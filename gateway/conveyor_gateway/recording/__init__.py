@@ -1,1 +1,1 @@
-"""What is said of requests: log lines and metrics."""
+"""Log lines and metrics of requests."""

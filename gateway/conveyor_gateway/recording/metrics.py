@@ -100,8 +100,8 @@ class Metrics:
         self._cached_tokens.labels(*labels).inc(usage.cached_tokens)
         self._generation_tokens.labels(*labels).inc(usage.completion_tokens)
 
-    def forget(self, service: str) -> None:
-        """Drops every series of a service that is gone."""
+    def drop_service(self, service: str) -> None:
+        """Drops every series of a deleted service."""
         labels = dict(zip(_SERVICE, _split(service), strict=True))
         for metric in self._of_services:
             metric.remove_by_labels(labels)

@@ -1,4 +1,4 @@
-"""What is said about each request when it has ended: one log line, and counts.
+"""Records each request when it has ended: one log line, and counts.
 
 Filled by `relaying` on the way; `Recorder.finish` is called exactly once per request.
 """
@@ -34,14 +34,14 @@ class Record:
     service: str = ""
     engine: str = "-"
     status: int = 500
-    reason: str = "internal_error"  # why no engine answered it to the end; "-": one did
+    reason: str = "internal_error"  # why no engine answered it to the end; "-" if one did
     attempts: int = 0
     waited_seconds: float = 0.0
     first_byte_seconds: float | None = None
     sent_bytes: int = 0
     usage: Usage | None = None
     usage_key: str = field(default_factory=lambda: f"{_PROCESS}{next(_NUMBERS):x}")  # by which engines know the request
-    awaits_usage: bool = False  # the engine may say more than `usage`
+    awaits_usage: bool = False  # the engine may report more than `usage`
     engine_seconds: float = 0.0
     seconds: float = 0.0  # until its end
     _engine_began: float | None = None
@@ -55,7 +55,7 @@ class Record:
         self.attempts += 1
 
     def leave_engine(self, usage: Usage | None, awaits_usage: bool = False) -> None:
-        """It is there no longer. What an engine has used that broke off is not asked for."""
+        """The request is there no longer. An engine that broke off is not asked for the usage."""
         if self._engine_began is not None:
             self.engine_seconds += time.monotonic() - self._engine_began
             self._engine_began = None
@@ -80,7 +80,7 @@ class Recorder:
         self._directory = directory
 
     def retry(self, record: Record, reason: str, error: Exception) -> None:
-        """An engine did not answer, another one is asked."""
+        """An engine did not answer; the request is sent to another one."""
         self._metrics.count_retry(self._label(record), reason)
         logger.info(
             "event=retried id=%s service=%s engine=%s error=%s", record.request_id, record.service, record.engine, error

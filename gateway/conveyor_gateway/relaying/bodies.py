@@ -1,8 +1,8 @@
 """Request bodies: read whole, within limits, before a request is queued.
 
-A body is kept until an engine has answered, because one that refuses it must not lose it. So one body has a limit
-(413), a lower one if it has to be parsed to be routed; all together have one (503, kept by `capacity`); and its arrival
-has a time and a least rate (408). Called by `request_life`.
+Called by `request_life`. A body is kept until an engine has answered, because a refusal must not lose it. So the size
+of a body is limited (413), more tightly if it has to be parsed to be routed; so are the bytes of all bodies together
+(503, by `capacity`), and the time and the rate of a body's arrival (408).
 """
 
 import asyncio
@@ -17,8 +17,7 @@ from aiohttp.web import BaseRequest, RequestPayloadError
 from conveyor_gateway.capacity.reservations import Reservation, build_memory_full
 from conveyor_gateway.errors import Code, InvalidRequest
 
-# On the root the model in the body names the service. To find it in 1 MiB takes 3 ms at most, to
-# replace it 15.
+# On the root the model in the body names the service. Finding it in 1 MiB costs 3 ms at most, replacing it 15 ms.
 MAX_ROUTED_BYTES: Final = 1 << 20
 # A body below this rate is refused after a grace period; one that is whole by then is fast enough.
 MIN_BYTES_PER_SECOND: Final = 16 << 10
@@ -26,24 +25,24 @@ GRACE_SECONDS: Final = 10.0
 
 
 class BodyReader:
-    """Knows the limits of one body."""
+    """Reads bodies within the limits of one body."""
 
     def __init__(self, max_request_bytes: int, timeout_seconds: float) -> None:
         self._max_request_bytes = max_request_bytes
         self._timeout_seconds = timeout_seconds
 
     async def read(self, request: BaseRequest, reservation: Reservation, is_routed: bool) -> bytes:
-        """The body as it was sent, counted in `reservation`; `is_routed`: the body names the service.
+        """The body as it was sent, reserved in `reservation`; `is_routed`: the body names the service.
 
-        Raises an error of the gateway's tree if it is refused.
+        Raises InvalidRequest or Unavailable if it is refused.
         """
         max_bytes = min(MAX_ROUTED_BYTES, self._max_request_bytes) if is_routed else self._max_request_bytes
         if (request.content_length or 0) > max_bytes:
             raise self._too_large(max_bytes)
         _send_continue(request)
-        received = bytearray()  # no list of pieces: they may be of one byte each
+        received = bytearray()  # no list of pieces, which may have one byte each
         content, began = request.content, asyncio.get_running_loop().time()
-        is_here = content.is_eof()  # as most are with their headers: no timer for those
+        is_here = content.is_eof()  # most arrive with their headers and need no timer
         try:
             async with asyncio.timeout_at(None if is_here else began + self._limit_seconds(0)) as limit:
                 # TimeoutError: aiohttp expects it, also where it reads what is left of a request.

@@ -13,12 +13,12 @@ from typing import Any, Final
 import msgspec
 from aiohttp.web import BaseRequest, StreamResponse
 
-from conveyor_gateway.answers import build_error_event
 from conveyor_gateway.engines.exchange import EngineAnswer
 from conveyor_gateway.engines.headers import EVENT_STREAM_HEADERS
 from conveyor_gateway.errors import Code, EngineFailed, GatewayError
 from conveyor_gateway.recording.record import Record
 from conveyor_gateway.relaying.bodies import asks_for_stream
+from conveyor_gateway.responses import build_error_event
 from conveyor_gateway.watching.readiness import Readiness
 from conveyor_protocol.request_headers import REQUEST_ID_HEADER
 
@@ -56,32 +56,32 @@ class Heartbeat:
         response = StreamResponse(headers=EVENT_STREAM_HEADERS | {REQUEST_ID_HEADER: self.record.request_id})
         if self.readiness.draining:
             response.force_close()
-        with contextlib.suppress(ConnectionError):  # whoever waits for an answer hears of it too
+        with contextlib.suppress(ConnectionError):  # the task that waits for an answer is cancelled then
             await response.prepare(self.request)
             self.response = response
             while True:
                 await response.write(COMMENT)
                 await asyncio.sleep(self.period_seconds)
 
-    async def end(self, failure: GatewayError) -> StreamResponse:
+    async def end_with_error(self, failure: GatewayError) -> StreamResponse:
         """Ends the stream that was started with an error."""
         assert self.response is not None, "it was started"
         self.record.status, self.record.reason = self.response.status, failure.code
-        return await self._end_with(build_error_event(failure))
+        return await self._end_with_event(build_error_event(failure))
 
-    async def end_with(self, answer: EngineAnswer) -> StreamResponse:
+    async def end_with_answer(self, answer: EngineAnswer) -> StreamResponse:
         """Ends the stream that was started with an engine's answer that is no stream: an error in OpenAI's form."""
         assert self.response is not None, "it was started"
         self.record.set_answered(self.response.status)
         self.record.leave_engine(answer.usage)
         try:
-            said = msgspec.json.decode(answer.first, type=_Refusal)
+            refusal = msgspec.json.decode(answer.first, type=_Refusal)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
             words = f"the engine answered {answer.status}, neither with a stream nor with an error"
-            return await self._end_with(build_error_event(EngineFailed(words, Code.ENGINE_BROKE)))
-        return await self._end_with(b"data: " + msgspec.json.encode(said) + b"\n\n")
+            return await self._end_with_event(build_error_event(EngineFailed(words, Code.ENGINE_BROKE)))
+        return await self._end_with_event(b"data: " + msgspec.json.encode(refusal) + b"\n\n")
 
-    async def _end_with(self, event: bytes) -> StreamResponse:
+    async def _end_with_event(self, event: bytes) -> StreamResponse:
         assert self.response is not None, "it was started"
         with contextlib.suppress(ConnectionError):
             await self.response.write(event)

@@ -11,11 +11,11 @@ from typing import Final
 
 from aiohttp.web import BaseRequest, Response, StreamResponse
 
-from conveyor_gateway.answers import build_error, build_stopping, find_request_id
 from conveyor_gateway.errors import GatewayError
 from conveyor_gateway.recording.record import Record
 from conveyor_gateway.relaying.cancellation import Cancellation
 from conveyor_gateway.relaying.request_life import RequestLife, SharedParts
+from conveyor_gateway.responses import build_error, build_stopping, find_request_id
 from conveyor_gateway.routing import Route
 
 MAX_ASKING: Final = 256  # engines for usage, at once; beyond that, a request is recorded with what is known
@@ -51,7 +51,7 @@ class OpenRequests:
         finally:
             self._running.discard(cancellation)
             self._ended_at = time.monotonic()
-            self._end(record)
+            self._record_end(record)
 
     @property
     def num_open(self) -> int:
@@ -74,7 +74,7 @@ class OpenRequests:
         for each in self._running:
             each.cancel(build_stopping())
 
-    def _end(self, record: Record) -> None:
+    def _record_end(self, record: Record) -> None:
         """Records a request that has ended.
 
         An engine reports what a request has used at the end of its answer. If the answer ended before that, the engine

@@ -1,6 +1,6 @@
-"""An engine's answer on its way to the client: passed on as it comes, and ended so that the client knows if it breaks.
+"""Relays an engine's answer to the client as it arrives. If it breaks, the client can tell that it is not complete.
 
-Called by `request_life` once the answer's first byte is there; from here on nothing can be tried again.
+Called by `request_life` once the answer's first byte is there; from here on no other engine can be tried.
 """
 
 import asyncio
@@ -9,14 +9,14 @@ from typing import Final
 
 from aiohttp.web import BaseRequest, Response, StreamResponse
 
-from conveyor_gateway.answers import build_error_event
 from conveyor_gateway.engines.connection import BUFFER_BYTES
 from conveyor_gateway.engines.exchange import EngineAnswer, EngineBroke, ends_event
 from conveyor_gateway.errors import Code, EngineFailed, GatewayError, TimedOut
 from conveyor_gateway.recording.record import Record
 from conveyor_gateway.relaying.cancellation import Cancellation
+from conveyor_gateway.responses import build_error_event
 
-# The engine ends answers that take too long, and says so; the gateway ends only those that go on past this grace.
+# The engine ends answers that take too long, with an error; the gateway ends only those that go on past this grace.
 GRACE_SECONDS: Final = 3.0
 _LAST_WORDS_SECONDS: Final = 1.0
 # A write costs the same for one byte as for thousands. Small pieces that come faster than this, for longer than a
@@ -27,14 +27,14 @@ _BURST_SECONDS: Final = 0.25
 
 
 class _Pace:
-    """How fast the pieces of one answer may come."""
+    """Limits how fast the pieces of one answer are read."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._due = self._loop.time()
 
     async def wait(self, num_bytes: int) -> None:
-        """Until the piece after one of `num_bytes` may be read."""
+        """Waits until the piece after one of `num_bytes` may be read."""
         now = self._loop.time()
         seconds = _SMALL_SECONDS if num_bytes < BUFFER_BYTES else _LARGE_SECONDS
         self._due = max(self._due, now - _BURST_SECONDS) + seconds
@@ -44,10 +44,10 @@ class _Pace:
 
 @dataclass(slots=True)
 class Relay:
-    """One answer to one client; a stream is ended soon after `deadline`, on the loop's clock.
+    """One answer to one client. A stream ends soon after `deadline`, on the loop's clock.
 
-    The connection ends an answer that its client does not read. Without `keep_alive` the answer is the last one of its
-    connection, and says so.
+    The connection ends an answer that its client does not read. Without `keep_alive` the answer announces that its
+    connection closes.
     """
 
     request: BaseRequest
@@ -59,7 +59,7 @@ class Relay:
     _tail: bytes = b""
 
     async def send_whole(self) -> StreamResponse:
-        """Headers and body in one write."""
+        """Sends headers and body in one write."""
         answer = self.answer
         response = Response(status=answer.status, headers=answer.headers, body=answer.first)
         try:
@@ -71,7 +71,7 @@ class Relay:
         return response
 
     async def send_stream(self, begun: StreamResponse | None = None) -> StreamResponse:
-        """Piece by piece; on a stream that has `begun`, which goes on."""
+        """Sends the answer piece by piece; `begun` is the stream to go on with, if there is one."""
         response = begun or StreamResponse(status=self.answer.status, headers=self.answer.headers)
         try:
             await self._pass_on(response)
@@ -79,16 +79,16 @@ class Relay:
             self.record.set_client_gone()
         except EngineBroke as error:
             failure = EngineFailed(f"the engine broke off in its answer: {error}", Code.ENGINE_BROKE)
-            await self._end(response, failure)
+            await self._end_with_error(response, failure)
         except TimeoutError:
-            await self._end(
+            await self._end_with_error(
                 response, TimedOut("the request's time ended before its answer did", Code.DEADLINE_EXCEEDED)
             )
         except asyncio.CancelledError:
             if self.cancellation.error is None:
                 raise
             self.cancellation.clear()
-            await self._end(response, self.cancellation.error)
+            await self._end_with_error(response, self.cancellation.error)
         return response
 
     async def _send_headers(self, response: StreamResponse) -> None:
@@ -112,8 +112,8 @@ class Relay:
                 chunk = await self.answer.read()
             await response.write_eof()
 
-    async def _end(self, response: StreamResponse, failure: GatewayError) -> None:
-        """An event stream ends with an event that says why, any other answer with a break."""
+    async def _end_with_error(self, response: StreamResponse, failure: GatewayError) -> None:
+        """Ends an event stream with an event that has the reason; aborts the connection of any other answer."""
         self.record.reason = failure.code
         if self.answer.is_event_stream:
             glue = b"" if not self._tail or ends_event(self._tail) else b"\n\n"
@@ -124,8 +124,8 @@ class Relay:
                     return
             except (TimeoutError, ConnectionError):
                 pass
-        self._break_off()
+        self._abort()
 
-    def _break_off(self) -> None:
+    def _abort(self) -> None:
         if self.request.transport is not None:
             self.request.transport.abort()

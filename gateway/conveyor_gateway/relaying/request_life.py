@@ -81,7 +81,7 @@ class RequestLife:
         body = await self.parts.bodies.read(request, reservation, is_routed=self.route.service is None)
         service, body = self._find_service(body)
         record.service = service.key
-        reservation.count_request(service.key, len(body), self.cancellation.evict)
+        reservation.hold_request(service.key, len(body), self.cancellation.evict)
         headers = build_engine_headers(request.headers, record.request_id, record.usage_key)
         return service, EngineRequest(self.route.path, headers, body, reservation)
 
@@ -121,18 +121,18 @@ class RequestLife:
         except GatewayError as error:
             if heartbeat.response is None:
                 raise
-            return await heartbeat.end(error)
+            return await heartbeat.end_with_error(error)
         except asyncio.CancelledError:
             if self.cancellation.error is None or heartbeat.response is None:
                 raise
             self.cancellation.clear()
-            return await heartbeat.end(self.cancellation.error)
+            return await heartbeat.end_with_error(self.cancellation.error)
         engine_request.protect()
         if heartbeat.response is None or answer.is_event_stream:
             return await self._relay(answer, queue, ticket, heartbeat.response)
         answer.close()
         queue.finish(ticket)
-        return await heartbeat.end_with(answer)
+        return await heartbeat.end_with_answer(answer)
 
     async def _relay(
         self, answer: EngineAnswer, queue: ServiceQueue, ticket: Ticket, begun: StreamResponse | None = None

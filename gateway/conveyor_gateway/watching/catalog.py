@@ -40,7 +40,7 @@ class Service:
     request_timeout_seconds: float
     max_model_len: int | None = None  # tokens of the longest request; None: not known yet
     idle_timeout_seconds: float | None = None  # without a request, until it goes to zero; None: it never does
-    is_asleep: bool = False  # at zero for want of requests; the next one wakes it
+    is_asleep: bool = False  # at zero because it was idle; the next request wakes it
     is_starting: bool = False  # from zero, and nothing has failed
     start_failure: str = ""  # why no engine can start, if waiting does not help
 
@@ -90,7 +90,7 @@ def _find_start_failure(resource: InferenceService) -> str:
 
 
 def _made_for(resource: InferenceService) -> int | None:
-    """The model's own limit, if the status tells it of the model that the spec has now."""
+    """The model's own limit, if the status has it for the model that the spec has now."""
     model = resource.status.model
     return model.context_length if model is not None and model.uri == resource.spec.model.uri else None
 
@@ -172,6 +172,6 @@ class ServiceTable(Table[Service]):
         self._directory.put(item)
         self._notify(key)
 
-    def _forget(self, key: str) -> None:
+    def _drop(self, key: str) -> None:
         self._directory.remove(key)
         self._notify(key)

@@ -1,11 +1,11 @@
 """Whether this gateway should be sent requests: what /readyz and /demand report.
 
 Fed by `watch` (through its states), by `server` (draining) and by `self_check` (whether clients are answered).
-Kubernetes asks /readyz every few seconds.
+Kubernetes probes /readyz every few seconds.
 
 A gateway that has lost the API server stays ready: it serves on with what it knew last, engines that are gone are
 noticed by their connections, and if all gateways left their Service because the API server is away, an outage of the
-control plane would become one of the service. It says so in the body of /readyz, in a metric and in the log.
+control plane would become one of the service. The body of /readyz, a metric and the log report it.
 """
 
 import time
@@ -55,7 +55,7 @@ class Readiness:
         ]
 
     def silences(self) -> Iterator[tuple[str, float]]:
-        """Each watch that has synced, and the seconds since it last heard the API server."""
+        """Each watch that has synced, and the seconds since the API server last sent it something."""
         now = self.now_seconds()
         for watch in self.watches:
             if watch.synced:

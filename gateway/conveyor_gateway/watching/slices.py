@@ -1,4 +1,4 @@
-"""The engines of each service that take new requests, as the EndpointSlices of the cluster tell them.
+"""The engines of each service that accept new requests, read from the EndpointSlices of the cluster.
 
 Used by `catalog`. Knows the shape of an EndpointSlice, not how it is fetched.
 """
@@ -17,7 +17,7 @@ MAX_ENGINES: Final = 5_000  # of one namespace; more than anybody runs, but a te
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """One EndpointSlice: the engines of `service` in it that take new requests, as `(pod, host:port)`."""
+    """One EndpointSlice: the engines of `service` in it that accept new requests, as `(pod, host:port)`."""
 
     service: str
     engines: tuple[tuple[str, str], ...]
@@ -65,18 +65,18 @@ class SliceTable(Table[Slice]):
         return parse_slice(body)
 
     def _weigh(self, item: Slice) -> int:
-        """A slice without engines takes memory too."""
+        """A slice without engines needs memory too."""
         return max(1, len(item.engines))
 
     def _keep(self, key: str, item: Slice) -> None:
         known = self._slices.get(key)
         if known is not None and known.service != item.service:  # its label was edited
-            self._forget(key)
+            self._drop(key)
         self._slices[key] = item
         self._by_service.setdefault(item.service, set()).add(key)
         self._notify(item.service)
 
-    def _forget(self, key: str) -> None:
+    def _drop(self, key: str) -> None:
         piece = self._slices.pop(key)
         names = self._by_service[piece.service]
         names.discard(key)

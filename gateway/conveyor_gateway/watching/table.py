@@ -37,19 +37,19 @@ class Table(ABC, Generic[_Item]):
 
     @abstractmethod
     def _parse(self, body: Json) -> _Item:
-        """What is kept of an object. Raises what says that it cannot be read."""
+        """What is kept of an object. Raises an error if it cannot be read."""
 
     @abstractmethod
     def _weigh(self, item: _Item) -> int:
-        """How much of the namespace's limit it takes, at least 1."""
+        """How much of the namespace's limit it uses, at least 1."""
 
     @abstractmethod
     def _keep(self, key: str, item: _Item) -> None:
-        """In place of what was known of the object, which was something else."""
+        """Replaces what was known of the object, which was something else."""
 
     @abstractmethod
-    def _forget(self, key: str) -> None:
-        """An item that is kept."""
+    def _drop(self, key: str) -> None:
+        """Drops an item that is kept."""
 
     def put(self, body: Json) -> str:
         """Keeps a new or changed object; returns its key."""
@@ -78,7 +78,7 @@ class Table(ABC, Generic[_Item]):
     def _remove(self, key: str) -> None:
         if key in self._items:
             self._change_weight(key, 0)
-            self._forget(key)
+            self._drop(key)
 
     def _change_weight(self, key: str, weight: int) -> None:
         """Counts `weight` for the object from now on. Raises ValueError, and changes nothing, above the limit."""

@@ -17,7 +17,7 @@ class Waiting:
         self.is_evicted = False
         self.reservation = Reservation(capacity, service, client)
         assert self.reservation.reserve(size_bytes)
-        self.reservation.count_request(service, size_bytes, self.evict)
+        self.reservation.hold_request(service, size_bytes, self.evict)
 
     def evict(self) -> None:
         self.is_evicted = True
@@ -79,7 +79,7 @@ def test_all_is_given_back_at_the_end() -> None:
     capacity = Capacity(800)
     with Reservation(capacity, "", "10.0.0.1") as reservation:
         assert reservation.reserve(300)
-        reservation.count_request("a/one", 200, evict=never)
+        reservation.hold_request("a/one", 200, evict=never)
         assert capacity.held_bytes == 200
     assert capacity.held_bytes == 0
     assert Reservation(capacity, "a/one", "10.0.0.1").reserve(400)

@@ -7,8 +7,8 @@ from aiohttp import web
 from tests.gateway.cluster import make_endpoint, make_service, make_slice, own_address
 from tests.gateway.engine_servers import answering, refusing_address, running_engine
 
-from conveyor_gateway.answering.start import read_start
 from conveyor_gateway.errors import Unavailable
+from conveyor_gateway.pages.start import read_start
 from conveyor_gateway.watching.catalog import Catalog
 from conveyor_protocol.pages import Start
 

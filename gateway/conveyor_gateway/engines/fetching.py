@@ -1,8 +1,8 @@
 """Small pages of engines, fetched beside their requests and without a place in their queues.
 
-Used in `answering`: by `demand` (`/load`: what waits inside an engine, and what it carries), by `start` (`/load`: how
-it started), by `status` (`/health` and its like) and by `document` (`/openapi.json`). Engines are tenants' images: a
-page has a time and a size, and one that cannot be had is None.
+Used in `pages`: by `demand` (`/load`: what waits inside an engine, and what it carries), by `start` (`/load`: how it
+started), by `status` (`/health` and its like) and by `document` (`/openapi.json`). Engines run tenants' images, so the
+time and the size of a page are limited, and a page that cannot be fetched is None.
 """
 
 import asyncio
@@ -26,8 +26,8 @@ _SHARED_SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
-    """An engine's answer."""
+class EnginePage:
+    """A page as an engine returned it."""
 
     status: int
     content_type: str  # one that clients may get
@@ -35,7 +35,7 @@ class Page:
 
 
 class Load(msgspec.Struct, frozen=True):
-    """What an engine says of itself. None: it does not."""
+    """What an engine reports of itself. None: it does not report that."""
 
     waiting: Annotated[int, msgspec.Meta(ge=0)] | None = None  # requests without a place in its batch
     carried: Annotated[int, msgspec.Meta(ge=1)] | None = None  # requests at once, where its KV cache was short lately
@@ -43,12 +43,12 @@ class Load(msgspec.Struct, frozen=True):
 
 
 async def fetch_loads(addresses: Collection[str], timeout_seconds: float) -> dict[str, Load]:
-    """What each engine (`host:port`) says."""
+    """The load of each engine (`host:port`)."""
     pages = await fetch(addresses, LOAD_PATH, timeout_seconds)
     return {address: parse_load(page) for address, page in pages.items()}
 
 
-def parse_load(page: Page | None) -> Load:
+def parse_load(page: EnginePage | None) -> Load:
     try:
         return Load() if page is None else msgspec.json.decode(page.body, type=Load)
     except (msgspec.DecodeError, RecursionError):
@@ -62,7 +62,7 @@ class SharedPages:
     """
 
     def __init__(self) -> None:
-        self._asking: dict[tuple[str, str], asyncio.Task[Page | None]] = {}
+        self._asking: dict[tuple[str, str], asyncio.Task[EnginePage | None]] = {}
 
     async def find(
         self,
@@ -71,7 +71,7 @@ class SharedPages:
         engines: Sequence[str],
         max_bytes: int = MAX_BYTES,
         timeout_seconds: float = _SHARED_SECONDS,
-    ) -> Page | None:
+    ) -> EnginePage | None:
         """The page of the first of the engines (`host:port`) that has it; `service` is their `namespace/name`."""
         asked = service, path
         if asked not in self._asking:
@@ -80,7 +80,7 @@ class SharedPages:
         return await asyncio.shield(self._asking[asked])
 
 
-async def _find(path: str, engines: Sequence[str], max_bytes: int, timeout_seconds: float) -> Page | None:
+async def _find(path: str, engines: Sequence[str], max_bytes: int, timeout_seconds: float) -> EnginePage | None:
     for address in random.sample(engines, min(_NUM_ASKED, len(engines))):
         page = (await fetch([address], path, timeout_seconds, max_bytes))[address]
         if page is not None and page.status == 200:
@@ -90,7 +90,7 @@ async def _find(path: str, engines: Sequence[str], max_bytes: int, timeout_secon
 
 async def fetch(
     addresses: Collection[str], path: str, timeout_seconds: float, max_bytes: int = MAX_BYTES
-) -> dict[str, Page | None]:
+) -> dict[str, EnginePage | None]:
     """The page of each engine (`host:port`), all asked at once."""
     if not addresses:
         return {}
@@ -104,10 +104,10 @@ async def fetch(
     return dict(zip(addresses, pages, strict=True))
 
 
-async def _fetch(session: aiohttp.ClientSession, address: str, path: str, max_bytes: int) -> Page | None:
+async def _fetch(session: aiohttp.ClientSession, address: str, path: str, max_bytes: int) -> EnginePage | None:
     try:
         async with session.get(URL(f"http://{address}{path}", encoded=True), allow_redirects=False) as response:
             body = await read_answer(response.content, max_bytes)
     except (AnswerTooLong, aiohttp.ClientError, OSError, TimeoutError, ValueError):
         return None
-    return Page(response.status, choose_content_type(response.headers.get("Content-Type", "")), bytes(body))
+    return EnginePage(response.status, choose_content_type(response.headers.get("Content-Type", "")), bytes(body))

@@ -1,6 +1,6 @@
 """The form of answers that the gateway makes itself: JSON, and errors in OpenAI's form.
 
-Used by `listening`, `answering` and `relaying`. Knows no queues and no engines.
+Used by `listening`, `pages` and `relaying`. Knows no queues and no engines.
 """
 
 import json

@@ -13,7 +13,7 @@ from msgspec import structs
 
 from conveyor_gateway.admission.queues import Queues
 from conveyor_gateway.admission.service_queue import ServiceQueue
-from conveyor_gateway.engines.pages import fetch_loads
+from conveyor_gateway.engines.fetching import fetch_loads
 from conveyor_gateway.watching.catalog import Service
 from conveyor_protocol.pages import Demand, EngineDemand, ServiceDemand
 

@@ -7,7 +7,7 @@ from aiohttp import web
 from tests.gateway.cluster import own_address
 from tests.gateway.engine_servers import answering, refusing_address, running_engine
 
-from conveyor_gateway.engines.pages import Load, Page, fetch, fetch_loads
+from conveyor_gateway.engines.fetching import EnginePage, Load, fetch, fetch_loads
 
 
 async def test_every_engine_is_asked_at_once_and_one_that_does_not_say_is_none() -> None:
@@ -55,4 +55,4 @@ async def test_a_page_comes_as_it_is_and_leads_nowhere_else() -> None:
     moved = {"status": 302, "headers": {"Location": "http://127.0.0.1:9/"}, "text": "moved"}
     async with running_engine(answering(web.Response, **moved)) as engine:
         address = f"{own_address()}:{engine.port}"
-        assert await fetch([address], "/health", 5) == {address: Page(302, "text/plain; charset=utf-8", b"moved")}
+        assert await fetch([address], "/health", 5) == {address: EnginePage(302, "text/plain; charset=utf-8", b"moved")}

@@ -12,9 +12,9 @@ from aiohttp.web import BaseRequest, Response
 
 from conveyor_api.names import GATEWAY_HEALTH_PATH
 from conveyor_gateway import __version__
-from conveyor_gateway.answers import build_json
-from conveyor_gateway.engines.pages import SharedPages
+from conveyor_gateway.engines.fetching import SharedPages
 from conveyor_gateway.errors import Code, Unavailable
+from conveyor_gateway.responses import build_json
 from conveyor_gateway.watching.catalog import Service
 from conveyor_gateway.watching.readiness import Readiness
 from conveyor_protocol.request_headers import REQUEST_ID_HEADER

@@ -6,7 +6,7 @@ rest of a start.
 
 from typing import Final
 
-from conveyor_gateway.engines.pages import LOAD_PATH, fetch, parse_load
+from conveyor_gateway.engines.fetching import LOAD_PATH, fetch, parse_load
 from conveyor_gateway.errors import Code, Unavailable
 from conveyor_gateway.watching.catalog import Catalog
 from conveyor_protocol.pages import Start

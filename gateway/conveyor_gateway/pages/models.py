@@ -14,8 +14,8 @@ from typing import Final, Literal, TypedDict
 import msgspec
 from aiohttp.web import BaseRequest, StreamResponse
 
-from conveyor_gateway.answers import find_request_id
 from conveyor_gateway.errors import Code, NotFound
+from conveyor_gateway.responses import find_request_id
 from conveyor_gateway.routing import Route, build_no_model, model_id
 from conveyor_gateway.watching.catalog import Directory, Service
 from conveyor_protocol.request_headers import REQUEST_ID_HEADER

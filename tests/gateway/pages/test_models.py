@@ -10,8 +10,8 @@ from tests.gateway.builders import make_directory, make_known_service
 from tests.gateway.process import GatewayProcess
 from tests.gateway.stack import Stack, get
 
-from conveyor_gateway.answering.models import build_model_list, encode_model_list, send_model_list
 from conveyor_gateway.listening.listener import Listener
+from conveyor_gateway.pages.models import build_model_list, encode_model_list, send_model_list
 from conveyor_gateway.watching.catalog import Directory, Service
 
 

@@ -9,7 +9,7 @@ from tests.gateway.builders import NeverAsked
 from tests.gateway.cluster import make_endpoint, make_service, make_slice
 
 from conveyor_gateway.admission.queues import Queues
-from conveyor_gateway.answering.activity import MAX_NAMES, read_activity
+from conveyor_gateway.pages.activity import MAX_NAMES, read_activity
 from conveyor_gateway.watching.catalog import Catalog
 from conveyor_protocol.pages import Activity
 

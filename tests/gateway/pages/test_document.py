@@ -20,8 +20,8 @@ from tests.openapi import find_references
 
 from conveyor_api.endpoints import ENDPOINTS
 from conveyor_engine.serving.http.openapi import build_document as build_engine_document
-from conveyor_gateway.answering.document import MAX_BYTES, OUTLINE, build_document, write_document
 from conveyor_gateway.errors import Code
+from conveyor_gateway.pages.document import MAX_BYTES, OUTLINE, build_document, write_document
 
 Json = dict[str, Any]
 OF_ENGINE = build_engine_document()

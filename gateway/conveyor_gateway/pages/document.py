@@ -17,13 +17,13 @@ from aiohttp.web import BaseRequest, Response, StreamResponse
 
 from conveyor_api.endpoints import ENDPOINTS, Endpoint, Kind
 from conveyor_gateway import __version__
-from conveyor_gateway.answering.models import Model, ModelList
-from conveyor_gateway.answering.status import build_no_page
-from conveyor_gateway.answers import find_request_id
 from conveyor_gateway.capacity.reservations import Capacity, Reservation, build_memory_full
-from conveyor_gateway.engines.pages import SharedPages
+from conveyor_gateway.engines.fetching import SharedPages
 from conveyor_gateway.engines.session import KEPT_BACK
 from conveyor_gateway.errors import Code, ErrorAnswer
+from conveyor_gateway.pages.models import Model, ModelList
+from conveyor_gateway.pages.status import build_no_page
+from conveyor_gateway.responses import find_request_id
 from conveyor_gateway.watching.catalog import Service
 from conveyor_protocol.request_headers import REQUEST_ID_HEADER
 
