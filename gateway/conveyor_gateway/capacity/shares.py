@@ -10,6 +10,8 @@ from typing import Final, Generic, Protocol, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 
+_NOTHING: Final = (0,)
+
 
 class Member(Hashable, Protocol):
     """A request, by its service and its client."""
@@ -30,14 +32,14 @@ class Amounts(Generic[K]):
         self._changes = 0
 
     def __getitem__(self, key: K) -> int:
-        return -self._entries[key][0] if key in self._entries else 0
+        return -self._entries.get(key, _NOTHING)[0]
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def add(self, key: K, amount: int) -> None:
         """`amount` may be negative. A key of which nothing is left is dropped."""
-        total = self[key] + amount
+        total = amount - self._entries.get(key, _NOTHING)[0]
         if not total:
             self._entries.pop(key, None)
             return
@@ -143,6 +145,7 @@ G = TypeVar("G", bound=Hashable)
 
 
 def _add(groups: defaultdict[G, Amounts[K]], group: G, key: K, amount: int) -> None:
-    groups[group].add(key, amount)
-    if not groups[group]:
+    amounts = groups[group]
+    amounts.add(key, amount)
+    if not amounts:
         del groups[group]
