@@ -113,7 +113,7 @@ class ServiceQueue:
 
         `deadline` is on the loop's clock. Raises QueueFull, or the error that the queue was closed with.
         """
-        self.check_open()
+        self._check_open()
         self._admitted += 1
         ticket = Ticket(self._admitted, self.loop.time(), deadline)
         self._dispatcher.enqueue(ticket)
@@ -136,7 +136,7 @@ class ServiceQueue:
         return ticket.bound_engine
 
     async def _wait(self, ticket: Ticket) -> None:
-        self.check_open()
+        self._check_open()
         started = self.loop.time()
         limit_seconds = self.limits.queue_timeout_seconds
         queue_until = started + limit_seconds - ticket.waited_seconds
@@ -198,7 +198,7 @@ class ServiceQueue:
         self._idle_since = self.loop.time()
         self._dispatcher.match()
 
-    def check_open(self) -> None:
+    def _check_open(self) -> None:
         """Raises the error that the queue was closed with, or that of a start that fails."""
         if self._closed_by is not None:
             raise self._closed_by
