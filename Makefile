@@ -81,7 +81,7 @@ test-oldest: venv ## Execution and the models' answers, with the oldest torch, T
 	$(UV) run --no-sync $(patsubst %,--with '%',$(OLDEST)) --with 'sentence-transformers==$(SENTENCE_TRANSFORMERS).*' \
 		python -m pytest -p no:cacheprovider -n $$(nproc) --dist loadfile \
 		-W 'ignore:Conversion of an array with ndim > 0 to a scalar:DeprecationWarning' tests/engine/execution \
-		tests/engine/test_parity.py tests/engine/test_kinds.py tests/engine/test_embeddings.py tests/engine/bench/test_encoder.py
+		tests/engine/test_parity.py tests/engine/test_kinds.py tests/engine/test_embeddings.py tests/bench/workloads/test_encoder.py
 
 images: venv ## Build the control and the engine image
 	$(PY) -m e2e.cluster images
@@ -158,17 +158,17 @@ demo-url: ## Print the base URL of the demo's service, for curl and OpenAI clien
 demo-down: cluster-down ## Remove every trace of the demo
 
 bench: venv tools ## Measure the gateway, the operator and the engine
-	$(PY) bench/gateway.py
-	$(PY) bench/reconcile.py
-	$(PY) bench/wake.py
-	$(PY) -m conveyor_engine bench --compare hf-static
-	$(UV) run --no-sync python -m conveyor_engine bench --compare llama.cpp
-	$(UV) run --no-sync --with 'sentence-transformers==$(SENTENCE_TRANSFORMERS).*' python -m conveyor_engine bench --workload embed
-	$(PY) -m conveyor_engine bench host
-	$(PY) bench/hostile_engine.py
+	$(PY) -m conveyor_bench gateway
+	$(PY) -m conveyor_bench reconcile
+	$(PY) -m conveyor_bench wake
+	$(PY) -m conveyor_bench engine --compare hf-static
+	$(UV) run --no-sync python -m conveyor_bench engine --compare llama.cpp
+	$(UV) run --no-sync --with 'sentence-transformers==$(SENTENCE_TRANSFORMERS).*' python -m conveyor_bench engine --workload embed
+	$(PY) -m conveyor_bench host
+	$(PY) -m conveyor_bench hostile-engine
 
 soak: venv tools demo-model ## Measure what others get while clients and engines are hostile
-	$(PY) bench/hostile.py; hostile=$$?; $(PY) bench/hostile_control.py && exit $$hostile
+	$(PY) -m conveyor_bench hostile; hostile=$$?; $(PY) -m conveyor_bench hostile-control && exit $$hostile
 
 # What is in the two images: the extras of their Dockerfiles.
 EXTRAS_control := --extra operator --extra gateway

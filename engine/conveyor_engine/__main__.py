@@ -49,7 +49,6 @@ def build_parser() -> argparse.ArgumentParser:
         help="hf://organisation/name[@revision], s3://bucket/prefix, or what is mounted, to check: pvc://... or oci://...",
     )
     fetch.add_argument("--target", required=True, help="the directory that the engine will serve from")
-    commands.add_parser("bench", help="measure the engine", add_help=False)
     commands.add_parser("version", help="print the version")
     return parser
 
@@ -57,8 +56,6 @@ def build_parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str]) -> int:
     """The exit code: 0, 1 for an engine that died or cannot start, 2 for a wrong configuration."""
     configure_logging()
-    if arguments[:1] == ["bench"]:
-        return _bench(list(arguments[1:]))
     try:
         return _run(build_parser().parse_args(arguments))
     except StartError as error:
@@ -67,17 +64,6 @@ def main(arguments: Sequence[str]) -> int:
         return 2 if isinstance(error, ConfigError) else 1
     finally:
         drop_unwritten()
-
-
-def _bench(arguments: list[str]) -> int:
-    """The GPU suite must run where few packages are, so the other measurements are not imported for it."""
-    if arguments[:1] == ["--suite"]:
-        from conveyor_engine.bench.gpu.suite import main as run_suite
-
-        return run_suite(arguments)
-    from conveyor_engine.bench.command import main as run_bench
-
-    return run_bench(arguments)
 
 
 def _run(flags: argparse.Namespace) -> int:

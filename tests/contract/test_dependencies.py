@@ -4,7 +4,7 @@ import ast
 import re
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -21,7 +21,9 @@ PARTS = {
 }
 # Imported by a library that is told to, not by us.
 ASKED_FOR = {"engine": {"httptools"}}  # by the HTTP protocol of uvicorn
-# By `bench` alone, of peers that `make bench` brings: with scipy beside it, every start of transformers takes longer.
+BENCH = ("bench/conveyor_bench",)
+OURS = {"e2e", "tests"}
+# Of peers that `make bench` brings: with scipy beside it, every start of transformers takes longer.
 PEERS = {"sentence_transformers", "gguf", "llama_cpp", "vllm"}
 # A half of another package, in the one version that goes with it.
 HALVES = {"pydantic-core": "pydantic"}
@@ -36,13 +38,12 @@ def find_imports(file: Path) -> Iterator[str]:
             yield node.module.partition(".")[0]
 
 
-def find_packages(part: str) -> set[str]:
-    """The packages of a registry that a part's files import."""
-    names = {
-        name for folder in PARTS[part] for file in (REPOSITORY / folder).rglob("*.py") for name in find_imports(file)
-    }
+def find_packages(folders: Iterable[str]) -> set[str]:
+    """The packages of a registry that the files of these folders import."""
+    names = {name for folder in folders for file in (REPOSITORY / folder).rglob("*.py") for name in find_imports(file)}
     packages = packages_distributions()
-    foreign = {name for name in names - sys.stdlib_module_names - PEERS if not name.startswith("conveyor_")}
+    ours = {name for name in names if name.startswith("conveyor_")} | OURS
+    foreign = names - sys.stdlib_module_names - PEERS - ours
     found = {packages[name][0].lower().replace("_", "-") for name in foreign}
     return {HALVES.get(package, package) for package in found}
 
@@ -51,15 +52,21 @@ def read_names(requirements: list[str]) -> set[str]:
     return {re.split(r"[^\w.-]", requirement, maxsplit=1)[0] for requirement in requirements}
 
 
-PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+PYPROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
 ALWAYS = read_names(PROJECT["dependencies"])
 
 
 @pytest.mark.parametrize("part", PARTS)
 def test_an_extra_is_what_its_part_imports(part: str) -> None:
     declared = read_names(PROJECT["optional-dependencies"][part])
-    assert declared == find_packages(part) - ALWAYS | ASKED_FOR.get(part, set())
+    assert declared == find_packages(PARTS[part]) - ALWAYS | ASKED_FOR.get(part, set())
 
 
 def test_what_is_always_installed_is_imported_by_every_part() -> None:
-    assert all(find_packages(part) >= ALWAYS for part in PARTS)
+    assert all(find_packages(folders) >= ALWAYS for folders in PARTS.values())
+
+
+def test_the_group_bench_is_what_measurements_import_beside_all_extras() -> None:
+    extras = {name for extra in PROJECT["optional-dependencies"].values() for name in read_names(extra)}
+    assert read_names(PYPROJECT["dependency-groups"]["bench"]) == find_packages(BENCH) - ALWAYS - extras

@@ -1,6 +1,6 @@
 """Whole engines on a GPU give the tokens of transformers' `generate`, and get over what a GPU alone can do to them.
 
-`bench --suite gpu` runs them there; its rehearsal runs some of them on the CPU, so that their code is known to work.
+`conveyor_bench gpu` runs them there; its rehearsal runs some of them on the CPU, so that their code is known to work.
 """
 
 import copy
@@ -17,7 +17,7 @@ from tests.engine.loop.test_plain_steps import ask_for_everything
 from tests.engine.references import SHARED_PREFIX, Reference, add, answers, run, tokens_of
 from tests.engine.tiny_models import KINDS, OTHER_KINDS, VOCAB_SIZE
 
-from conveyor_engine.bench.gpu.gpu_tests import REHEARSES
+from conveyor_bench.gpu.gpu_tests import REHEARSES
 from conveyor_engine.execution.cuda_graph import run_again
 from conveyor_engine.execution.runners.generate import GenerateRunner
 from conveyor_engine.loop.core import EngineCore

@@ -1,4 +1,4 @@
-"""Finds what this machine has: device, number types, memory, CPUs. Called by the runners and `bench` at start.
+"""Finds what this machine has: device, number types, memory, CPUs. Called by the runners at start.
 
 The limits of the container (cgroup v2, then v1) count, not those of its host.
 """

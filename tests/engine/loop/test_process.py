@@ -144,8 +144,8 @@ def test_a_message_that_cannot_be_read_ends_the_loop_after_those_before_it() -> 
 
 FROZEN = """
 import gc
-from conveyor_engine.bench import idle
 from conveyor_engine.loop import process
+from tests.engine import idle_engine as idle
 loaded = []
 def load(config, channel):
     loaded.append(idle.load(config, channel))
@@ -162,7 +162,7 @@ def test_what_was_loaded_is_not_looked_at_again() -> None:
     """Else a full collection holds a step for as long as it takes to look at torch and the model."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        ours.sendall(encode_frame(Start(EngineConfig(model="none", max_model_len=64))))
+        ours.sendall(encode_frame(Start(EngineConfig(model="none", num_kv_blocks=16))))
         ended = subprocess.run(
             [sys.executable, "-c", FROZEN, "--fd", str(theirs.fileno())], pass_fds=[theirs.fileno()],
             env=environment(), capture_output=True, text=True, timeout=60,

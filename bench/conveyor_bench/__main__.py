@@ -1,0 +1,61 @@
+"""`python -m conveyor_bench COMMAND`: each measurement is a command with its own options. START HERE.
+
+Run it from the repository's root: measurements of the control plane use the real control plane of `e2e` and `tests`.
+Commands are imported by name, because the GPU suite runs where few packages are installed.
+"""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Command(NamedTuple):
+    """A module with `main(arguments)`, and a line of help."""
+
+    module: str
+    help: str
+
+
+COMMANDS = {
+    "engine": Command("engine.command", "the engine's tokens per second, alone or in turns with a peer"),
+    "host": Command("engine.host", "what a step costs the host, and streams over HTTP, without a model"),
+    "start": Command("engine.start", "how long an engine takes to be ready, and what it streams first"),
+    "waits": Command("engine.waits", "how long one request waits behind many of another client"),
+    "gpu": Command("gpu.suite", "everything that is measured on a GPU, stage by stage"),
+    "gateway": Command("gateway.command", "latency that the gateway adds, streams and requests per second"),
+    "reconcile": Command("control.reconcile", "the operator's time, memory and calls with 200 services"),
+    "wake": Command("control.wake", "how soon a service at zero gets a replica after a request"),
+    "heavy-objects": Command(
+        "control.heavy_objects", "what a tenant's deep and wide objects cost operator and gateway"
+    ),
+    "hostile": Command("hostile.gateway.command", "what others get of the gateway beside hostile clients"),
+    "hostile-control": Command(
+        "hostile.control.command", "what others get of the control plane beside a hostile tenant"
+    ),
+    "hostile-engine": Command("hostile.engine.command", "what others get of an engine beside a hostile client"),
+}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command's exit code: 1 if a figure misses its bar."""
+    if not arguments or arguments[0] not in COMMANDS:
+        parse(arguments)
+    module = importlib.import_module(f"conveyor_bench.{COMMANDS[arguments[0]].module}")
+    code: int = module.main(arguments[1:])
+    return code
+
+
+def parse(arguments: Sequence[str]) -> None:
+    """Prints the help or names what is wrong, and exits: a command's own options are its module's."""
+    parser = argparse.ArgumentParser(prog="python -m conveyor_bench", description="Measure the parts of Conveyor.")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, title="commands (COMMAND --help lists options)")
+    for name, command in COMMANDS.items():
+        commands.add_parser(name, help=command.help)
+    parser.parse_args(arguments)
+    parser.error("COMMAND comes first")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,165 @@
+"""Measures each part's share of the engine's steps, beside the machine's limit. For `engine --profile`.
+
+Every part is timed around its own calls, without those that it makes of other parts, so the shares add up to 1; layers
+of the compiled kernels time their parts themselves. `unexplained` is the rest of the forward: residual adds, reshapes,
+and transformers' Python.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from conveyor_bench.comparing.slices import Phase
+from conveyor_bench.comparing.systems import Conveyor, Prompts, Workload
+from conveyor_engine.execution import native
+from conveyor_engine.execution.models.layers import Attention, GatedMlp
+from conveyor_engine.execution.models.packed_linear import PackedLinear
+
+PARTS = (
+    "linears",
+    "attention",
+    "norms",
+    "rope",
+    "activation",
+    "kv_write",
+    "sampling",
+    "schedule",
+    "host",
+    "unexplained",
+)
+Shares = Mapping[str, float]
+
+
+class Clock:
+    """Seconds by part, each without the parts that it calls."""
+
+    def __init__(self) -> None:
+        self._seconds = dict.fromkeys(PARTS, 0.0)
+        self._open: list[str] = []
+        self._since = 0.0
+
+    def time(self, part: str, owner: object, name: str) -> None:
+        """Charges calls of the owner's method to the part from now on."""
+        call = getattr(owner, name)
+
+        def timed(*arguments: Any, **keywords: Any) -> Any:
+            self._charge()
+            self._open.append(part)
+            try:
+                return call(*arguments, **keywords)
+            finally:
+                self._charge()
+                self._open.pop()
+
+        setattr(owner, name, timed)
+
+    def take(self) -> dict[str, float]:
+        """Seconds by part since the last call."""
+        taken, self._seconds = self._seconds, dict.fromkeys(PARTS, 0.0)
+        return taken
+
+    def _charge(self) -> None:
+        """Charges the time since the last charge to the innermost open part."""
+        now = time.perf_counter()
+        if self._open:
+            self._seconds[self._open[-1]] += now - self._since
+        self._since = now
+
+
+def attach(conveyor: Conveyor) -> Clock:
+    """Puts timers around the engine's parts. They stay: measure nothing else with this engine afterwards."""
+    clock, runner, scheduler = Clock(), conveyor.runner, conveyor.core.scheduler
+    for part, owner, names in (
+        ("host", conveyor.core, ["step"]),
+        ("schedule", scheduler, ["schedule", "update", "take_outputs"]),
+        ("sampling", runner._sampler, ["admit", "sample"]),
+        ("unexplained", runner, ["_forward"]),
+        ("attention", runner.backend, ["attend"]),
+        ("kv_write", runner.backend, ["write_kv"]),
+    ):
+        for name in names:
+            clock.time(part, owner, name)
+    for module in runner.model.modules():
+        for part, name in _parts_of(module):
+            clock.time(part, module, name)
+    return clock
+
+
+def _parts_of(module: nn.Module) -> Iterator[tuple[str, str]]:
+    """(part, method) of one module, by its type, or as transformers names it."""
+    kind = type(module).__name__.lower()
+    if isinstance(module, PackedLinear | nn.Linear):
+        yield "linears", "forward"
+    elif kind.endswith("norm"):
+        yield "norms", "forward"
+    elif "rotary" in kind:
+        yield "rope", "forward"
+    elif isinstance(module, Attention):
+        yield "rope", "_rope"
+    elif isinstance(module, GatedMlp):
+        yield "activation", "_gated"
+
+
+def measure_shares(conveyor: Conveyor, rounds: Sequence[Prompts], output_tokens: int) -> dict[Phase, list[Shares]]:
+    """Seconds by part: of each round until every request has its first token, and of each step after that."""
+    clock = attach(conveyor)
+    _with_layers({})  # what was before is none of theirs
+    found: dict[Phase, list[Shares]] = {"prefill": [], "decode": []}
+    for prompts in rounds:
+        prefill, tokens = dict.fromkeys(PARTS, 0.0), 0
+        for reached in conveyor.start(prompts, output_tokens):
+            step = _with_layers(clock.take())
+            if tokens:
+                found["decode"].append(step)
+            else:
+                prefill = {part: prefill[part] + step[part] for part in PARTS}
+            tokens = reached
+        found["prefill"].append(prefill)
+    return found
+
+
+def measure_run(conveyor: Conveyor, run: Iterator[object]) -> Shares:
+    """Seconds by part of a whole run."""
+    clock = attach(conveyor)
+    _with_layers({})
+    for _ in run:
+        pass
+    return _with_layers(clock.take())
+
+
+def _with_layers(parts: Mapping[str, float]) -> Shares:
+    """With what the kernels' own layers spent inside of the forward, which no clock here sees."""
+    inside = {} if native.why_missing() else native.take_layer_seconds()
+    moved = {"unexplained": -sum(inside.values())} | inside
+    return {part: seconds + moved.get(part, 0.0) for part, seconds in parts.items()}
+
+
+def summarise_shares(
+    found: Mapping[Phase, Sequence[Shares]], limits: Mapping[Phase, float | None], workload: Workload
+) -> dict[str, Any]:
+    """Means over the faster half of each phase: milliseconds, the limit's milliseconds, and each part's share.
+
+    `limits` are seconds of the whole phase.
+    """
+    steps = {"prefill": 1, "decode": max(1, workload.output_tokens - 1)}
+    return {
+        phase: {"limit_milliseconds": round(1000 * (limits[phase] or 0) / steps[phase], 3), **_summarise(all_)}
+        for phase, all_ in found.items()
+        if all_
+    }
+
+
+def summarise_run(parts: Shares, limit_seconds: float) -> dict[str, Any]:
+    """As `summarise_shares` tells a phase, of one whole run."""
+    return {"limit_milliseconds": round(1000 * limit_seconds, 3), **_summarise([parts])}
+
+
+def _summarise(all_: Sequence[Shares]) -> dict[str, Any]:
+    quick = sorted(all_, key=lambda parts: sum(parts.values()))[: (len(all_) + 1) // 2]
+    whole = sum(sum(parts.values()) for parts in quick)
+    return {
+        "milliseconds": round(1000 * whole / len(quick), 3),
+        "shares": {part: round(sum(parts[part] for parts in quick) / whole, 3) for part in PARTS},
+    }

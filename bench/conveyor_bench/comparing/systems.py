@@ -1,0 +1,131 @@
+"""What `engine` measures: this engine and its peer on models of random weights."""
+
+import time
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from conveyor_bench.comparing.held import in_steps
+from conveyor_bench.comparing.shapes import model_config
+from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.execution.placement import open_placement
+from conveyor_engine.execution.runners.generate import GenerateRunner
+from conveyor_engine.loop.core import EngineCore
+from conveyor_engine.wire.request import EngineRequest, FinishReason, RequestOutput, SamplingParams
+
+Prompts = list[list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Requests that arrive together, all of one size, greedy, none stopping early."""
+
+    requests: int
+    input_tokens: int
+    output_tokens: int
+
+
+Run = Generator[int, None, Prompts]  # yields after each step how many tokens every request has; returns all of them
+
+
+class System(Protocol):
+    """Something that continues prompts."""
+
+    def start(self, prompts: Prompts, output_tokens: int) -> Run:
+        """Begins the run, which works only while its next step is asked for."""
+
+
+def generate(system: System, prompts: Prompts, output_tokens: int) -> Prompts:
+    """The whole run at once."""
+    run = system.start(prompts, output_tokens)
+    while True:
+        try:
+            next(run)
+        except StopIteration as stop:
+            outputs: Prompts = stop.value
+            return outputs
+
+
+class Conveyor:
+    """This engine, through EngineCore: continuous batching, defaults but for the sizes."""
+
+    def __init__(
+        self, model: Path, dtype: str, workload: Workload, say: Callable[[str], None], *, overlap: bool = False,
+        **settings: Any
+    ) -> None:  # fmt: skip
+        """`settings`: fields of EngineConfig that are not the defaults."""
+        config = EngineConfig(
+            model=str(model),
+            device="cpu",
+            dtype=dtype,  # type: ignore[arg-type]  # argparse has checked it
+            max_model_len=workload.input_tokens + workload.output_tokens,
+            max_num_seqs=workload.requests,
+            num_threads=torch.get_num_threads(),
+            **settings,
+        )
+        self.runner = GenerateRunner(config, open_placement(config), say)
+        self.core = EngineCore(config, self.runner, say, overlap=overlap)
+        self._serial = 0
+
+    def start(self, prompts: Prompts, output_tokens: int) -> Run:
+        tokens: dict[str, list[int]] = {self.add(prompt, output_tokens): [] for prompt in prompts}
+        for outputs in self.steps():
+            for output in outputs:
+                tokens[output.request_id] += output.new_token_ids
+            yield min(map(len, tokens.values()))
+        return list(tokens.values())
+
+    def add(self, prompt: list[int], output_tokens: int) -> str:
+        """A greedy request that does not stop early; returns its id."""
+        self._serial += 1
+        self.core.add_request(_request(str(self._serial), prompt, output_tokens))
+        return str(self._serial)
+
+    def steps(self) -> Iterator[list[RequestOutput]]:
+        """What each step gives, until all requests have ended. Raises RuntimeError if one fails."""
+        while self.core.has_unfinished():
+            outputs = self.core.step(time.monotonic())
+            for output in outputs:
+                if output.finish_reason not in (None, FinishReason.LENGTH):
+                    raise RuntimeError(
+                        f"request {output.request_id} ended with {output.finish_reason}: {output.message}"
+                    )
+            yield outputs
+
+
+def _request(request_id: str, prompt: list[int], max_tokens: int) -> EngineRequest:
+    params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+    return EngineRequest(request_id=request_id, prompt_token_ids=prompt, params=params, arrival_time=time.monotonic())
+
+
+class HfStatic:
+    """transformers' `generate` on one batch, padded on the left to the longest prompt."""
+
+    def __init__(self, model: Path, dtype: str) -> None:
+        self.model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).eval()
+        self.model.generation_config.eos_token_id = None
+
+    def start(self, prompts: Prompts, output_tokens: int) -> Run:
+        """Every forward gives each request its next token."""
+        return in_steps(self.model, lambda: self.generate(prompts, output_tokens))
+
+    def generate(self, prompts: Prompts, output_tokens: int) -> Prompts:
+        longest = max(map(len, prompts))
+        padded = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
+        mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+        with torch.inference_mode():
+            out = self.model.generate(
+                padded, attention_mask=mask, max_new_tokens=output_tokens, do_sample=False, pad_token_id=0
+            )
+        new: Prompts = out[:, longest:].tolist()
+        return new
+
+
+def write_model(folder: Path, shape: str, dtype: torch.dtype) -> None:
+    """A model of this shape with random weights (seed 0), as a directory that transformers loads."""
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(model_config(shape), dtype=dtype).save_pretrained(folder)

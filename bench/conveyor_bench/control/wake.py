@@ -1,0 +1,107 @@
+"""How soon an engine is asked for after the first request for a service at zero: 100 services on a real control plane.
+
+A real operator and two real gateways against a real etcd, API server and controller manager; no pods run. All services
+are put to zero. Then, one after the other, each gets a request at one of the gateways, and the time is taken until a
+watch shows that its Deployment asks for a replica. Prints a table and one JSON line; ends with status 1 if the 99th
+percentile is above a second.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import aiohttp
+from tests.gateway.cluster import publish_gateway
+from tests.gateway.process import GatewayProcess
+from tests.operator.stage import Space, make_service, wait_until
+
+from conveyor_bench.processes import running
+from conveyor_kube.wanted_json import Json
+from conveyor_kube.watch import Collection, WatchState, connect, watch_collection
+from conveyor_kube.watched_list import WatchedList
+from e2e.cluster.api import Api
+from e2e.cluster.control_plane import ControlPlane
+from e2e.cluster.definitions import install_definitions
+
+NAMESPACE = "default"
+BAR_SECONDS = 1.0
+AUTOSCALING = {"minReplicas": 0, "maxReplicas": 2}
+
+
+class Replicas:
+    """What every Deployment asks for, as a watch tells it."""
+
+    def __init__(self) -> None:
+        self._asked: dict[str, int] = {}
+        self._changed = asyncio.Event()
+
+    def take(self, deployments: list[Json]) -> None:
+        self._asked = {body["metadata"]["name"]: body["spec"].get("replicas", 1) for body in deployments}
+        self._changed.set()
+
+    async def wait(self, name: str, count: int) -> None:
+        async with asyncio.timeout(60):
+            while self._asked.get(name) != count:
+                self._changed.clear()
+                await self._changed.wait()
+
+
+async def measure(kubeconfig: Path, gateways: list[GatewayProcess], names: list[str]) -> list[float]:
+    """Seconds from sending a request to the replica, for each service; and every request is given up again."""
+    deployments = Collection("apps", "v1", "deployments", NAMESPACE, shape=dict)
+    replicas = Replicas()
+    async with connect(str(kubeconfig)) as client, aiohttp.ClientSession() as http:
+        watching = watch_collection(client, deployments, WatchedList(replicas.take), WatchState("deployments"))
+        watch = asyncio.create_task(watching)
+        found = []
+        for number, name in enumerate(names):
+            await replicas.wait(f"{name}-engine", 0)
+            await asyncio.sleep(0.037 * (number % 14))  # at any moment between two looks of the operator
+            gateway = gateways[number % len(gateways)]
+            began = time.monotonic()
+            asking = asyncio.create_task(http.post(f"{gateway.url}/{NAMESPACE}/{name}/v1/completions", json={}))
+            await replicas.wait(f"{name}-engine", 1)
+            found.append(time.monotonic() - began)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+        watch.cancel()
+        await asyncio.gather(watch, return_exceptions=True)
+    return found
+
+
+def put_to_zero(space: Space, names: list[str]) -> None:
+    for name in names:
+        space.create("InferenceService", make_service(name, autoscaling=AUTOSCALING))
+    for name in names:
+        engine = f"{name}-engine"
+        wait_until(f"the HPA of {name}", partial(space.get, "HorizontalPodAutoscaler", engine))
+        space.patch("Deployment", engine, {"spec": {"replicas": 0}})
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m conveyor_bench wake", description=__doc__)
+    parser.add_argument("--services", type=int, default=100, help="how many InferenceServices (default: 100)")
+    given = parser.parse_args(argv)
+    names = [f"service-{number}" for number in range(given.services)]
+    with ControlPlane(hpa_sync_period_seconds=15) as plane:
+        space = Space(Api(plane.kubeconfig), NAMESPACE)
+        install_definitions(space.api)
+        flags = ("--host", "", "--drain-delay-seconds", "0")
+        with GatewayProcess(plane.kubeconfig, *flags) as one, GatewayProcess(plane.kubeconfig, *flags) as two:
+            for name, gateway in (("one", one), ("two", two)):
+                publish_gateway(space.api, NAMESPACE, name, gateway.admin_port)
+            with running(
+                "conveyor_operator", plane.kubeconfig, f"--system-namespace={NAMESPACE}", "--metrics-api=false"
+            ):
+                put_to_zero(space, names)
+                found = sorted(asyncio.run(measure(plane.kubeconfig, [one, two], names)))
+    result = {"p50": statistics.median(found), "p99": found[-1 - len(found) // 100], "longest": found[-1]}
+    for what, seconds in result.items():
+        print(f"{what:<10} {seconds:>8.3f} s")
+    print(json.dumps({"services": given.services} | {f"{key}_seconds": round(s, 3) for key, s in result.items()}))
+    return 1 if result["p99"] > BAR_SECONDS else 0

@@ -1,0 +1,1 @@
+"""Measures what the gateway adds to a request."""

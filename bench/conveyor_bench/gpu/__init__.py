@@ -1,0 +1,1 @@
+"""What is to be measured on a GPU, in stages of a few minutes."""

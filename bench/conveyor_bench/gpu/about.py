@@ -1,0 +1,51 @@
+"""What a stage's figures were measured on: device, driver, versions, commit. Called by `stage`."""
+
+import os
+import platform
+import subprocess
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+_NVIDIA_SMI = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+
+
+def describe(commit: str | None) -> dict[str, str]:
+    """commit: what is told in place of git's answer, where the copy of the repository has none."""
+    return {
+        "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        "commit": commit or _said_by(["git", "-C", str(REPOSITORY), "describe", "--always", "--dirty"]),
+        "device": _describe_device(),
+        "driver": _said_by(_NVIDIA_SMI),
+        "CUDA": str(torch.version.cuda),
+        "cores": str(os.cpu_count()),
+        "load": f"{os.getloadavg()[0]:.1f}",
+        "Python": platform.python_version(),
+        **{name: _version(name) for name in ("torch", "triton", "transformers", "msgspec")},
+    }
+
+
+def _describe_device() -> str:
+    if not torch.cuda.is_available():
+        return "CPU"
+    properties = torch.cuda.get_device_properties(0)
+    return f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB, {properties.multi_processor_count} SMs"
+
+
+def _said_by(command: list[str]) -> str:
+    """The first line of what the command prints; "unknown" if it fails."""
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return said.splitlines()[0] if said else "unknown"
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"

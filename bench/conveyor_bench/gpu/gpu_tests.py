@@ -1,0 +1,79 @@
+"""The stage `tests`: pytest over the tests marked `gpu`. What fails is told as it does.
+
+The repository's own configuration names plugins of pytest that are not everywhere, so pytest gets one that names none.
+"""
+
+import importlib
+import importlib.util
+import os
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from conveyor_bench.gpu.about import REPOSITORY
+from conveyor_bench.gpu.results import Results
+from conveyor_bench.gpu.sizes import Sizes
+
+REHEARSES = "CONVEYOR_REHEARSE_GPU_TESTS"  # set: run them on the CPU
+_FOLDER = "tests/engine"
+_FILES = (
+    "execution/attention/test_triton_backend.py",
+    "execution/kernels/test_decode_plan.py",
+    "execution/models/test_triton_layers.py",
+    "test_on_gpu.py",
+)
+_MESSAGE_LENGTH = 600
+_WORKERS_MAX = 8
+
+
+class _Collector:
+    """A plugin of pytest that tells what fails as it does, and counts the rest."""
+
+    def __init__(self, results: Results) -> None:
+        self.counts: Counter[str] = Counter()
+        self._results = results
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.when == "call" or report.outcome != "passed":
+            self.counts[report.outcome] += 1
+        if report.failed:
+            self._tell(report.nodeid, report.longreprtext)
+
+    def pytest_collectreport(self, report: Any) -> None:
+        if report.failed:
+            self.counts["failed"] += 1
+            self._tell(report.nodeid, report.longreprtext)
+
+    def _tell(self, test: str, why: str) -> None:
+        lines = [line for line in why.splitlines() if line.startswith("E ")] or why.splitlines()[-1:]
+        self._results.row("failures", test=test, why=" ".join(lines)[:_MESSAGE_LENGTH])
+
+
+def run(results: Results, sizes: Sizes) -> None:
+    """The stage. Raises RuntimeError if a test fails or none runs."""
+    if sizes.device == "cpu":
+        os.environ[REHEARSES] = "1"
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    os.chdir(REPOSITORY)
+    collector = _Collector(results)
+    pytest = importlib.import_module("pytest")  # no package that the engine is installed with
+    pytest.main(_arguments(sizes.chosen_tests), plugins=[collector])
+    results.row("tests", **{how: collector.counts[how] for how in ("passed", "failed", "skipped")})
+    if collector.counts["failed"] or not collector.counts["passed"]:
+        raise RuntimeError(f"{collector.counts['failed']} failed, {collector.counts['passed']} passed")
+
+
+def _arguments(names: str | None) -> Sequence[str]:
+    files = [str(Path(_FOLDER) / file) for file in _FILES]
+    chosen = ["-k", names] if names else []
+    plain = ["-c", f"{_FOLDER}/gpu.ini", "--rootdir", ".", "--confcutdir", _FOLDER, "-p", "no:cacheprovider"]
+    return ["-q", "-m", "gpu", *plain, *_workers(), *chosen, *files]
+
+
+def _workers() -> Sequence[str]:
+    """Several at once where pytest-xdist is: most of the time goes into compiling kernels."""
+    if importlib.util.find_spec("xdist") is None or importlib.util.find_spec("execnet") is None:
+        return []
+    number = min(_WORKERS_MAX, len(os.sched_getaffinity(0)))
+    return ["-p", "xdist.plugin", "-n", str(number)]

@@ -1,0 +1,70 @@
+"""Engines on models of random weights, made on the device itself: no hub, no disk, no file of weights.
+
+`python -m conveyor_bench.gpu.models --fd N` is the engine process of one, for the stage `http`.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from conveyor_bench.comparing.shapes import model_config
+from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.execution.attention import interface
+from conveyor_engine.execution.cuda_graph import run_again
+from conveyor_engine.execution.placement import open_placement
+from conveyor_engine.execution.runners.generate import GenerateRunner
+from conveyor_engine.loop.core import EngineCore
+
+
+def make_model(
+    _: str,
+    config: PretrainedConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    attention: str = interface.IMPLEMENTATION,
+) -> PreTrainedModel:
+    """In place of `load_model`: the configuration's model with random weights (seed 0)."""
+    interface.register()
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
+    return model.eval().requires_grad_(False)
+
+
+def write_config(folder: Path, shape: str) -> Path:
+    """A model directory without weights, for an engine whose model `make_model` makes."""
+    model_config(shape).save_pretrained(folder)
+    return folder
+
+
+def open_core(config: EngineConfig, say: Callable[[str], None]) -> EngineCore:
+    """As the engine process opens one: on a GPU, steps run ahead, and graphs replay decodes; a rehearsal pretends."""
+    rehearsed = run_again if config.device == "cpu" and not config.enforce_eager else None
+    runner = GenerateRunner(config, open_placement(config), say, make_model, capture=rehearsed)
+    return EngineCore(config, runner, say, overlap=runner.facts.device != "cpu")
+
+
+def timed_core(config: EngineConfig) -> tuple[EngineCore, float, list[str]]:
+    """The core, the seconds that it took to be ready, and what it said of its parts."""
+    said: list[str] = []
+    started = time.monotonic()
+    core = open_core(config, said.append)
+    return core, time.monotonic() - started, said
+
+
+if __name__ == "__main__":
+    from conveyor_engine.loop.process import Channel, main
+    from conveyor_engine.wire.messages import Progress
+
+    def load(config: EngineConfig, channel: Channel) -> EngineCore:
+        """With random weights in place of the directory's."""
+        return open_core(config, lambda line: channel.send(Progress(line)))
+
+    code = main(load)
+    sys.stderr.flush()
+    os._exit(code)

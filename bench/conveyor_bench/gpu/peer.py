@@ -1,0 +1,77 @@
+"""The stage `generate-batch`: transformers' continuous batching on the requests of the stage `nano`, greedily.
+
+It is driven through its manager, so that what it has made when its time is over counts. Nobody stops the manager: it
+would finish all requests first, and the stage's process ends anyway.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import ContinuousBatchingConfig, GenerationConfig
+
+from conveyor_bench.comparing.shapes import SHAPES, model_config
+from conveyor_bench.gpu.models import make_model
+from conveyor_bench.gpu.results import Results
+from conveyor_bench.gpu.sizes import Sizes
+from conveyor_bench.gpu.workloads import Lengths, lengths_of, nano_requests
+from conveyor_engine.wire.request import EngineRequest
+
+_NO_TOKEN = -1
+_POLL_SECONDS = 0.2
+
+
+def run(results: Results, sizes: Sizes) -> None:
+    """The stage."""
+    requests = nano_requests(sizes, SHAPES[sizes.small]["vocab_size"])
+    lengths = lengths_of(requests)
+    device, dtype = torch.device(sizes.device), getattr(torch, sizes.dtype)
+    model: Any = make_model("", model_config(sizes.small), dtype, device, "sdpa")
+    manager = model.init_continuous_batching(
+        GenerationConfig(do_sample=False, eos_token_id=_NO_TOKEN, pad_token_id=0),
+        continuous_batching_config=_configure(device, lengths),
+    )
+    started = time.monotonic()
+    manager.warmup()
+    manager.start()
+    results.row("start", shape=sizes.small, seconds=time.monotonic() - started)
+    num_tokens, seconds = _run(manager, requests, lengths, sizes.peer_seconds)
+    results.row(
+        "runs",
+        shape=sizes.small,
+        requests=len(requests),
+        output_tokens=num_tokens,
+        of_output_tokens=sum(answer for _, answer in lengths),
+        seconds=seconds,
+        output_tokens_per_second=num_tokens / seconds,
+        attention=str(model.config._attn_implementation),
+    )
+
+
+def _configure(device: torch.device, lengths: Lengths) -> ContinuousBatchingConfig:
+    """On a GPU its own choice of memory and step size; on a CPU it cannot always tell how much memory there is."""
+    if device.type == "cuda":
+        return ContinuousBatchingConfig(max_requests_per_batch=len(lengths))
+    return ContinuousBatchingConfig(
+        max_requests_per_batch=len(lengths), num_blocks=2 * len(lengths), max_batch_tokens=64
+    )
+
+
+def _run(manager: Any, requests: Sequence[EngineRequest], lengths: Lengths, bound: float) -> tuple[int, float]:
+    """(tokens made, seconds), of all requests or until the time is over. Raises RuntimeError if one fails."""
+    started = time.monotonic()
+    for request, (_, answer) in zip(requests, lengths, strict=True):
+        manager.add_request(request.prompt_token_ids, max_new_tokens=answer)
+    finished: dict[str, int] = {}
+    while len(finished) < len(requests) and time.monotonic() - started < bound:
+        result = manager.get_result(timeout=_POLL_SECONDS)
+        if result is None and not manager.is_running():
+            raise RuntimeError("transformers' continuous batching ended before its requests did")
+        if result is not None and result.error is not None:
+            raise RuntimeError(f"transformers' continuous batching failed: {result.error}")
+        if result is not None and result.is_finished():
+            finished[result.request_id] = len(result.generated_tokens)
+    active = list(manager.batch_processor.scheduler.active_requests.values())
+    running = sum(len(state.generated_tokens) for state in active if state.request_id not in finished)
+    return sum(finished.values()) + running, time.monotonic() - started

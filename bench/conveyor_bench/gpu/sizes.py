@@ -1,0 +1,106 @@
+"""How large everything is that the suite measures: on a GPU, and in a rehearsal on a CPU. Plain data."""
+
+from dataclasses import dataclass
+
+from conveyor_engine.config.engine_config import Device, Dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Requests of one size that arrive together."""
+
+    requests: int
+    input_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Of all stages."""
+
+    device: Device
+    dtype: Dtype
+    chosen_tests: str | None  # those of the `gpu` tests to run, as pytest's -k has it
+    copied_bytes: int  # by the copy that shows the bandwidth
+    product_width: int  # of the product that shows the FLOP/s
+    seconds_each: float  # of measuring for one figure of a kernel, at least
+    uncached_bytes: int  # so much data, at least, that caches hold none of it for the next call
+    decode_rows: tuple[int, ...]
+    decode_contexts: tuple[int, ...]
+    prompts: tuple[int, ...]  # tokens
+    groups: tuple[int, ...]  # query heads of each KV head
+    kv_heads: int
+    head_dim: int
+    step_tokens: tuple[int, ...]  # that norms, heads and activations are measured with
+    hidden: int
+    intermediate: int
+    vocabulary: int
+    small: str  # of `comparing.shapes`
+    large: str
+    nano_requests: int
+    nano_tokens: tuple[int, int]  # of prompts and of answers: from, to
+    one: Batch
+    burst: Batch
+    streams: Batch
+    profiled: Batch  # of as many steps as tokens are generated
+    peer_seconds: float  # that transformers may take; what it has made until then counts
+    enforce_eager: bool = False  # engines without CUDA graphs
+
+
+ON_A_GPU = Sizes(
+    device="cuda",
+    dtype="bfloat16",
+    chosen_tests=None,
+    copied_bytes=4 * 2**30,
+    product_width=8192,
+    seconds_each=0.2,
+    uncached_bytes=512 * 2**20,
+    decode_rows=(1, 64, 256),
+    decode_contexts=(1024, 4096, 32768),
+    prompts=(2048, 8192),
+    groups=(2, 8),
+    kv_heads=8,
+    head_dim=128,
+    step_tokens=(256, 8192),
+    hidden=4096,
+    intermediate=12288,
+    vocabulary=151936,
+    small="qwen3-0.6b",
+    large="qwen3-8b",
+    nano_requests=256,
+    nano_tokens=(100, 1024),
+    one=Batch(1, 128, 512),
+    burst=Batch(256, 512, 256),
+    streams=Batch(256, 128, 256),
+    profiled=Batch(256, 512, 20),
+    peer_seconds=240,
+)
+
+REHEARSED = Sizes(
+    device="cpu",
+    dtype="float32",
+    chosen_tests="llama and (every_kind or halves or two_engines or continuous-ahead) or bert",
+    copied_bytes=2**20,
+    product_width=64,
+    seconds_each=0.0,
+    uncached_bytes=0,
+    decode_rows=(2,),
+    decode_contexts=(48,),
+    prompts=(20,),
+    groups=(2,),
+    kv_heads=2,
+    head_dim=16,
+    step_tokens=(4,),
+    hidden=64,
+    intermediate=96,
+    vocabulary=1000,
+    small="tiny",
+    large="tiny",
+    nano_requests=6,
+    nano_tokens=(3, 12),
+    one=Batch(1, 8, 6),
+    burst=Batch(4, 10, 5),
+    streams=Batch(4, 16, 8),
+    profiled=Batch(4, 8, 3),
+    peer_seconds=5,
+)

@@ -1,0 +1,32 @@
+"""The stages of the suite, in the order in which they are worth having. Plain data: nothing here imports torch."""
+
+from dataclasses import dataclass
+
+_SERVER = ("fastapi", "httptools", "prometheus_client", "pydantic", "starlette", "uvicorn", "uvloop")
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One process of the suite."""
+
+    name: str
+    what: str
+    function: str  # module:function of this package, called with (Results, Sizes)
+    limit_seconds: float = 480.0
+    needs: tuple[str, ...] = ()  # modules beside those that every stage needs; without them it is skipped
+    interprets: bool = False  # by Triton's interpreter, when rehearsed
+
+
+STAGES = {
+    stage.name: stage
+    for stage in (
+        Stage("tests", "the tests marked `gpu`", "gpu_tests:run", needs=("pytest",)),
+        Stage("kernels", "each kernel's time and share of the device's limits", "kernels:run", interprets=True),
+        Stage("nano", "nano-vllm's bench", "throughput:run_nano"),
+        Stage("one", "one request at a time, at both shapes", "throughput:run_one"),
+        Stage("profile", "20 steps under torch's profiler, with the gaps", "trace:run"),
+        Stage("burst8b", "many requests at once, at the large shape", "throughput:run_burst"),
+        Stage("generate-batch", "transformers' generate_batch on the requests of nano", "peer:run"),
+        Stage("http", "a burst of streams through HTTP", "streams:run", needs=_SERVER),
+    )
+}

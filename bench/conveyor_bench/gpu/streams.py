@@ -1,0 +1,89 @@
+"""The stage `http`: a burst of streams through HTTP, API process and engine process, on a model of random weights.
+
+`python -m conveyor_bench.gpu.streams` is the server: `serve`'s own, but with `models` as its engine process.
+"""
+
+import asyncio
+import contextlib
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from dataclasses import asdict
+from pathlib import Path
+from threading import Thread
+
+from conveyor_bench.comparing.shapes import SHAPES
+from conveyor_bench.engine import served
+from conveyor_bench.gpu.models import write_config
+from conveyor_bench.gpu.results import Results
+from conveyor_bench.gpu.sizes import ON_A_GPU, REHEARSED, Batch, Sizes
+from conveyor_engine.config.engine_config import EngineConfig
+
+_ROUNDS = 2
+_LINES_TOLD = 10
+
+
+def run(results: Results, sizes: Sizes) -> None:
+    """The stage."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = write_config(Path(name), sizes.small)
+        served.write_tokenizer(folder, SHAPES[sizes.small]["vocab_size"])
+        command = [sys.executable, "-m", __name__, name, sizes.device]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+            said: deque[str] = deque(maxlen=_LINES_TOLD)
+            try:
+                port = served.wait_ready(server)
+                Thread(target=_read, args=(server, said), daemon=True).start()
+                asyncio.run(_measure(results, sizes.streams, port))
+            except OSError as error:
+                raise RuntimeError(f"{error}; the server said last: {' '.join(said)}") from error
+            finally:
+                server.terminate()
+
+
+def _read(server: "subprocess.Popen[str]", said: deque[str]) -> None:
+    """Keeps the server's log from filling its pipe, until that is closed."""
+    with contextlib.suppress(ValueError):
+        said.extend(server.stderr or ())
+
+
+async def _measure(results: Results, batch: Batch, port: int) -> None:
+    prompt = "x" * batch.input_tokens  # a byte is a token
+    for number in range(_ROUNDS):
+        times = await served.stream_all(port, batch.requests, batch.output_tokens, prompt)
+        seconds = max(end for _, _, end in times) - min(asked for asked, _, _ in times)
+        firsts = [first - asked for asked, first, _ in times]
+        results.row(
+            "streams",
+            run=number + 1,
+            **asdict(batch),
+            seconds=seconds,
+            tokens_per_second=batch.requests * batch.output_tokens / seconds,
+            first_token_ms_p50=1000 * statistics.median(firsts),
+            first_token_ms_max=1000 * max(firsts),
+        )
+
+
+def _serve(folder: str, device: str) -> None:
+    sizes = ON_A_GPU if device == ON_A_GPU.device else REHEARSED
+    batch = sizes.streams
+    served.serve_with(
+        EngineConfig(
+            model=folder,
+            host="127.0.0.1",
+            port=0,
+            device=sizes.device,
+            dtype=sizes.dtype,
+            max_model_len=batch.input_tokens + batch.output_tokens + 2,
+            max_num_seqs=batch.requests,
+            max_num_queued_requests=batch.requests,
+            prefix_caching=False,
+        ),
+        "conveyor_bench.gpu.models",
+    )
+
+
+if __name__ == "__main__":
+    _serve(*sys.argv[1:])

@@ -1,0 +1,96 @@
+"""The stages `nano`, `one` and `burst8b`: this engine's tokens per second, and their share of what is possible."""
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from conveyor_bench.comparing.shapes import SHAPES
+from conveyor_bench.gpu.device import Ceilings, measure_ceilings
+from conveyor_bench.gpu.models import timed_core, write_config
+from conveyor_bench.gpu.results import Results
+from conveyor_bench.gpu.sizes import Batch, Sizes
+from conveyor_bench.gpu.workloads import (
+    Lengths,
+    Run,
+    batch_requests,
+    least_seconds,
+    lengths_of,
+    nano_requests,
+    run_requests,
+)
+from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.execution.runners.generate import GenerateRunner
+from conveyor_engine.loop.core import EngineCore
+from conveyor_engine.wire.request import EngineRequest
+
+_RUNS = 2  # on one engine: what the first one alone pays for is to be seen
+
+
+def run_nano(results: Results, sizes: Sizes) -> None:
+    """nano-vllm's bench."""
+    requests = nano_requests(sizes, SHAPES[sizes.small]["vocab_size"])
+    _measure(results, sizes, sizes.small, [requests, requests])
+
+
+def run_one(results: Results, sizes: Sizes) -> None:
+    """One request at a time."""
+    for shape in (sizes.small, sizes.large):
+        _measure(results, sizes, shape, _rounds(sizes.one, shape))
+
+
+def run_burst(results: Results, sizes: Sizes) -> None:
+    """Many at once, on the large shape."""
+    _measure(results, sizes, sizes.large, _rounds(sizes.burst, sizes.large))
+
+
+def _rounds(batch: Batch, shape: str) -> list[list[EngineRequest]]:
+    return [batch_requests(batch, SHAPES[shape]["vocab_size"], f"{number}.") for number in range(_RUNS)]
+
+
+def _measure(results: Results, sizes: Sizes, shape: str, rounds: Sequence[list[EngineRequest]]) -> None:
+    device, dtype = torch.device(sizes.device), getattr(torch, sizes.dtype)
+    ceilings = measure_ceilings(device, dtype, sizes.copied_bytes, sizes.product_width)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    with tempfile.TemporaryDirectory() as folder:
+        config = build_config(write_config(Path(folder), shape), sizes, [lengths_of(requests) for requests in rounds])
+        core, seconds, said = timed_core(config)
+    results.row("start", shape=shape, seconds=seconds, backend=core.facts.attention_backend, said="; ".join(said))
+    for number, requests in enumerate(rounds):
+        run = run_requests(core, requests)
+        results.row("runs", shape=shape, run=number + 1, **_figures(core, run, lengths_of(requests), ceilings))
+
+
+def build_config(model: Path, sizes: Sizes, rounds: Sequence[Lengths]) -> EngineConfig:
+    """An engine of defaults but for a place for each request. Prefixes are not shared: each run computes all of it."""
+    return EngineConfig(
+        model=str(model),
+        device=sizes.device,
+        dtype=sizes.dtype,
+        max_model_len=max(sum(lengths) for requests in rounds for lengths in requests),
+        max_num_seqs=max(map(len, rounds)),
+        max_num_queued_requests=max(map(len, rounds)),
+        prefix_caching=False,
+        enforce_eager=sizes.enforce_eager,
+    )
+
+
+def _figures(core: EngineCore, run: Run, lengths: Lengths, ceilings: Ceilings) -> dict[str, object]:
+    assert isinstance(core.executor, GenerateRunner)
+    prompts, decodes = least_seconds(core.executor.model, lengths, ceilings)
+    decoding = run.seconds - run.last_first_token
+    return {
+        "requests": len(lengths),
+        "output_tokens": run.output_tokens,
+        "seconds": run.seconds,
+        "output_tokens_per_second": run.output_tokens / run.seconds,
+        "of_limit": (prompts + decodes) / run.seconds,
+        "limit_tokens_per_second": run.output_tokens / (prompts + decodes),
+        "steps": run.num_steps,
+        "ms_per_step": 1000 * run.seconds / run.num_steps,
+        "first_token_ms": 1000 * run.first_token,
+        "all_first_tokens_ms": 1000 * run.last_first_token,
+        "decodes_of_limit": decodes / decoding if len(lengths) == 1 else None,
+    }

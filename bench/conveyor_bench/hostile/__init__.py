@@ -1,0 +1,1 @@
+"""Measures what others get beside hostile clients, tenants and engines."""

@@ -1,0 +1,1 @@
+"""A hostile tenant and hostile clients beside the others of operator and metrics server."""

@@ -1,0 +1,104 @@
+"""What another namespace gets of the operator and the metrics server while a tenant is hostile; a process of its own.
+
+`hostile.others` starts it for the command. It creates one InferenceService after the other and waits for each
+Deployment, reads an autoscaler's metric through the API server, and calls the probes. It knows no attack and no bar.
+"""
+
+import contextlib
+import itertools
+import json
+import sys
+import threading
+import time
+import urllib.request
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from tests.operator.stage import Space, make_service
+
+from conveyor_api import names
+from conveyor_bench.hostile.bars import NEVER
+from e2e.cluster.api import Api
+
+LONGEST_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """`probes` are URLs; `value` is the API server's path of the autoscaler's metric."""
+
+    kubeconfig: str
+    namespace: str
+    probes: list[str]
+    value: str
+
+
+@dataclass(slots=True)
+class Taken:
+    """Seconds; infinite for what was not answered 200, or had no Deployment after a minute."""
+
+    reconciles: list[float] = field(default_factory=list)
+    probes: list[float] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+
+
+class Measurement:
+    """From one line of the standard input to the next."""
+
+    def __init__(self, asked: Asked, numbers: "itertools.count[int]") -> None:
+        self._asked, self._numbers = asked, numbers
+        self._ended = threading.Event()
+        self.taken = Taken()
+        measures = (self._create_services, self._read_values, self._call_probes)
+        self._threads = [threading.Thread(target=measure, daemon=True) for measure in measures]
+        for thread in self._threads:
+            thread.start()
+
+    def end(self) -> Taken:
+        self._ended.set()
+        for thread in self._threads:
+            thread.join()
+        return self.taken
+
+    def _create_services(self) -> None:
+        space = Space(Api(Path(self._asked.kubeconfig)), self._asked.namespace)
+        while not self._ended.wait(0.1):
+            name = f"new-{next(self._numbers)}"
+            began = time.perf_counter()
+            space.create("InferenceService", make_service(name, replicas=0))
+            while (waited := time.perf_counter() - began) < LONGEST_SECONDS:
+                if space.get("Deployment", names.engine_name(name)) is not None:
+                    break
+                time.sleep(0.01)
+            self.taken.reconciles.append(waited if waited < LONGEST_SECONDS else NEVER)
+            space.delete("InferenceService", name)
+
+    def _read_values(self) -> None:
+        api = Api(Path(self._asked.kubeconfig))
+        while not self._ended.wait(0.1):
+            began = time.perf_counter()
+            answered = api.reachable(self._asked.value)
+            self.taken.values.append(time.perf_counter() - began if answered else NEVER)
+
+    def _call_probes(self) -> None:
+        while not self._ended.wait(0.2):
+            for url in self._asked.probes:
+                began, status = time.perf_counter(), 0
+                with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=10) as answer:
+                    status = answer.status
+                self.taken.probes.append(time.perf_counter() - began if status == 200 else NEVER)
+
+
+def measure(asked: Asked) -> None:
+    numbers = itertools.count()
+    while True:
+        measurement = Measurement(asked, numbers)
+        line = sys.stdin.readline()
+        taken = measurement.end()
+        if not line:
+            break
+        print(json.dumps(asdict(taken)), flush=True)
+
+
+if __name__ == "__main__":
+    measure(Asked(**json.loads(sys.argv[1])))

@@ -1,0 +1,1 @@
+"""Hostile clients and engines beside the others of a gateway."""

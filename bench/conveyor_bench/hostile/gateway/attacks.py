@@ -1,0 +1,163 @@
+"""The attacks of the command `hostile`: clients on plain sockets, on the loopback."""
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tests.gateway.process import GatewayProcess
+
+from conveyor_bench.hostile.gateway.engines import MIB
+
+HOSTILE = "default/hostile"
+REFUSING, EMPTY, REAL = "default/refusing", "default/empty", "default/real"  # services of the attacks that queue
+NUM_REFUSING = 8  # engines
+ATTACKER = "127.0.0.2"  # the clients' address, which nobody else has
+BATCH_SECONDS = 0.02
+
+
+@dataclass(slots=True)
+class Stage:
+    """`ports` are all ports that the programs listen on, HTTP and HTTPS. `rate`: requests a second of `post_many`."""
+
+    gateway: GatewayProcess
+    ports: list[int]
+    rate: int
+    clients: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
+
+    async def connect(self, port: int, sent: bytes = b"", receive_bytes: int = 0) -> socket.socket:
+        """A client that has sent `sent` and does no more."""
+        client = socket.socket()
+        self.clients.callback(client.close)
+        if receive_bytes:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        client.setblocking(False)
+        client.bind((ATTACKER, 0))
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(TimeoutError, ConnectionError):
+            async with asyncio.timeout(5):
+                await loop.sock_connect(client, ("127.0.0.1", port))
+                await loop.sock_sendall(client, sent)
+        return client
+
+    def read(self, client: socket.socket, num_bytes: int, pause_seconds: float) -> None:
+        """Goes on in the background."""
+
+        async def go_on() -> None:
+            with contextlib.suppress(OSError):
+                while await asyncio.get_running_loop().sock_recv(client, num_bytes):  # noqa: ASYNC110  as clients do
+                    await asyncio.sleep(pause_seconds)
+
+        self.clients.callback(asyncio.create_task(go_on()).cancel)
+
+    async def post(self, body: bytes, missing: int = 0, service: str = HOSTILE, **options: int) -> socket.socket:
+        """A request without `missing` bytes of its body."""
+        head = f"POST /{service}/v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body) + missing}\r\n\r\n"
+        return await self.connect(self.gateway.port, head.encode() + body, **options)
+
+
+Attack = Callable[[Stage], Coroutine[Any, Any, None]]
+
+
+async def idle(stage: Stage) -> None:
+    for port in stage.ports:
+        await asyncio.gather(*(stage.connect(port) for _ in range(1000)))
+
+
+async def ahead(stage: Stage) -> None:
+    """Large headers twice, and the second request's body before the first has its answer."""
+    head = f"POST /{HOSTILE}/v1/completions HTTP/1.1\r\nHost: x\r\n" + "".join(
+        f"X-{n}: {'p' * 7900}\r\n" for n in range(3)
+    )
+    sent = f"{head}Content-Length: 6\r\n\r\nstream{head}Content-Length: {MIB}\r\n\r\n".encode() + b"z" * (MIB // 4)
+    for _ in range(30):  # a few at a time: the measurements share the loop
+        await asyncio.gather(*(stage.connect(stage.gateway.port, sent) for _ in range(50)))
+        await asyncio.sleep(0.05)
+
+
+async def uploads(stage: Stage) -> None:
+    await asyncio.gather(*(stage.post(b"x" * (8 * MIB - 1), missing=1) for _ in range(32)))
+
+
+async def writers(stage: Stage) -> None:
+    await asyncio.gather(*(stage.post(b"x", missing=999) for _ in range(100)))
+
+
+async def readers(stage: Stage) -> None:
+    """Each reads a little, often."""
+    for client in await asyncio.gather(*(stage.post(b"stream", receive_bytes=4096) for _ in range(100))):
+        stage.read(client, 1 << 12, pause_seconds=0.1)
+
+
+async def interim(stage: Stage) -> None:
+    for _ in range(6):
+        await asyncio.gather(*(stage.post(b"interim") for _ in range(8)))
+        await asyncio.sleep(1)
+
+
+async def tiny(stage: Stage) -> None:
+    for client in await asyncio.gather(*(stage.post(b"tiny") for _ in range(8))):
+        stage.read(client, 1 << 16, pause_seconds=0)
+
+
+async def nested(stage: Stage) -> None:
+    body = b'{"model":"good","x":[' + b"[[[[[]]]]]," * (MIB // 12) + b"1]}"
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    for _ in range(20):
+        await stage.connect(stage.gateway.port, head + body)
+
+
+async def post_many(stage: Stage, count: int, body: bytes, missing: int = 0, service: str = HOSTILE) -> None:
+    """By the clock: new requests come in time also if those before them are slow."""
+    began, size = time.monotonic(), max(1, round(stage.rate * BATCH_SECONDS))
+    for start in range(0, count, size):
+        await asyncio.sleep(max(0.0, began + start / stage.rate - time.monotonic()))
+        await asyncio.gather(*(stage.post(body, missing, service) for _ in range(min(size, count - start))))
+
+
+async def refusals(stage: Stage) -> None:
+    """Requests that eight engines refuse."""
+    await post_many(stage, 1800, b"full ", service=REFUSING)
+
+
+async def queued(stage: Stage) -> None:
+    """As many requests as there may be connections, for a service without engines."""
+    await post_many(stage, 2048, b"x", service=EMPTY)
+
+
+async def bodies(stage: Stage) -> None:
+    """Bodies that have begun, and then large ones for the same service, which take its memory."""
+    await post_many(stage, 1900, b"x", missing=8 * MIB - 1)
+    await asyncio.gather(*(stage.post(b"x" * (8 * MIB - 1), missing=1) for _ in range(8)))
+
+
+async def choices(stage: Stage) -> None:
+    """Requests for 128 choices each from an engine of ours."""
+    body = b'{"prompt": "hello world hello world", "max_tokens": 400, "n": 128, "ignore_eos": true}'
+    await post_many(stage, 1000, body, service=REAL)
+
+
+async def abandoned(stage: Stage) -> None:
+    """Streams that their clients open and leave."""
+    for _ in range(100):
+        async with contextlib.AsyncExitStack() as clients:
+            await post_many(replace(stage, clients=clients), 100, b"tokens ")
+
+
+async def descriptors(stage: Stage) -> None:
+    """More connections than a gateway has descriptors with `--open-files 1024`; half of them with a request."""
+    for _ in range(15):
+        await post_many(stage, 100, b"x", service=EMPTY)
+        await asyncio.gather(*(stage.connect(stage.gateway.port) for _ in range(100)))
+
+
+# Measured against the same attack on another gateway of the same machine.
+COMPARED: dict[str, Attack] = {
+    each.__name__: each for each in (refusals, queued, bodies, choices, abandoned, descriptors)
+}
+ATTACKS: dict[str, Attack] = {
+    each.__name__: each for each in (idle, ahead, uploads, writers, readers, interim, tiny, nested)
+}

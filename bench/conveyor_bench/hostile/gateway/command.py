@@ -1,0 +1,211 @@
+"""What the gateway, the metrics server and the operator do for others while a client or an engine is hostile.
+
+Real processes on a real API server (the control plane of the tests), all on the loopback, each attack for some seconds.
+Prints each bar of each attack with what somebody else (`others`) measured meanwhile, met or missed, and ends with
+status 1 if one is missed; the last line is one JSON object. Attacks that cost much processor time are measured twice,
+first while they are aimed at a second gateway: what is judged is the difference, without the shared processors.
+`make soak` runs all attacks.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import uvloop
+from tests.engine.processes import EngineServer
+from tests.gateway.cluster import Cluster, own_address
+from tests.gateway.process import GatewayProcess
+
+from conveyor_bench.hostile.bars import NEVER, Bar, p99, print_result
+from conveyor_bench.hostile.gateway.attacks import ATTACKS, COMPARED, HOSTILE, NUM_REFUSING, Stage
+from conveyor_bench.hostile.gateway.others import Asked, Taken
+from conveyor_bench.hostile.others import Others
+from conveyor_bench.hostile.stage import running_metrics, running_operator, serve_metrics, value_path
+from conveyor_bench.processes import Child, resident_mib
+from e2e.cluster.api import Api, wait_until
+from e2e.cluster.control_plane import ControlPlane
+from e2e.cluster.definitions import install_definitions
+from e2e.cluster.paths import CACHE
+
+MODEL = CACHE / "models" / "demo"
+TIMEOUT_SECONDS = 3  # of the hostile service
+
+
+# The stage
+
+
+@contextlib.contextmanager
+def running_engine(address: str, num_ports: int = 1) -> Iterator[list[int]]:
+    with Child("hostile.gateway.engines", address, str(num_ports)) as engine:
+        yield [int(port) for port in engine.read_line().split()]
+
+
+@contextlib.contextmanager
+def running_real_engine() -> Iterator[list[int]]:
+    """Conveyor's own, with the demo's model."""
+    options = {"host": "0.0.0.0", "max_num_seqs": 32, "num_threads": 1}
+    with tempfile.TemporaryDirectory() as folder, EngineServer(Path(folder, "server"), MODEL, **options) as engine:
+        yield [int(engine.wait_ready().url.rpartition(":")[2])]
+
+
+def prepare(plane: ControlPlane, address: str, ports: dict[str, list[int]]) -> None:
+    """The services, each with its engines' ports."""
+    api = Api(plane.kubeconfig)
+    install_definitions(api)
+    cluster = Cluster(api, "default")
+    for name, of_service in ports.items():
+        timeout_seconds = TIMEOUT_SECONDS if name == "hostile" else 600
+        limits = {"requestTimeout": f"{timeout_seconds}s", "queue": {"maxRequests": 5000, "timeout": "10m"}}
+        cluster.apply_service(name, batching={"maxBatchSize": 8}, **limits)
+        for port in of_service:
+            cluster.apply_engine(name, address, port)
+
+
+# The bars
+
+
+def judge(attack: str, alone: Taken, beside: Taken, mib: tuple[float, float], places_seconds: float) -> list[Bar]:
+    def bar(name: str, before: float, meanwhile: float, limit: float) -> Bar:
+        return Bar(attack, name, before, meanwhile, limit)
+
+    bars = [
+        bar("another's longest wait, s", max(alone.requests), max(beside.requests), 1),
+        bar("another's p99 token gap, ms", p99(alone.gaps) * 1000, p99(beside.gaps) * 1000, 50),
+        bar("slowest probe or /demand, s", 0, max(beside.probes), 1),
+        bar("slowest answer to the HPA, s", 0, max(beside.values), 1),
+        bar("gateway's memory at most, MiB", *mib, 200),
+    ]
+    if attack in ("interim", "tiny"):
+        bars.append(bar("others' p50, ms", median(alone.requests) * 1000, median(beside.requests) * 1000, 5))
+    if attack in ("readers", "writers"):
+        limit = TIMEOUT_SECONDS + 5 + 10 * (attack == "writers")
+        bars.append(bar("the service's places are back, s", 0, places_seconds, limit))
+    return bars
+
+
+# The attacks
+
+
+async def take_places(stage: Stage, name: str) -> float:
+    """Attacks; then the seconds from its begin until the hostile service holds no request any more."""
+    began = time.monotonic()
+    await ATTACKS[name](stage)
+    while time.monotonic() < began + 60:
+        status, text = await asyncio.to_thread(stage.gateway.admin, "/demand")
+        if status == 200 and not json.loads(text)["services"][HOSTILE]["in_flight"]:
+            return time.monotonic() - began
+        await asyncio.sleep(0.1)
+    return NEVER
+
+
+async def attack(stage: Stage, others: Others[Taken], name: str, seconds: float) -> list[Bar]:
+    pid = stage.gateway.process.pid
+    await asyncio.to_thread(others.read)  # what came before
+    await asyncio.sleep(seconds / 2)
+    alone = await asyncio.to_thread(others.read)
+    before = peak = resident_mib(pid)
+    began = time.monotonic()
+    async with contextlib.AsyncExitStack() as stage.clients:
+        attacking = asyncio.create_task(take_places(stage, name))
+        while time.monotonic() < began + seconds or not attacking.done():
+            await asyncio.sleep(0.1)
+            peak = max(peak, resident_mib(pid))
+        beside = await asyncio.to_thread(others.read)
+        return judge(name, alone, beside, (before, peak), await attacking)
+
+
+async def compare(stages: tuple[Stage, Stage], others: Others[Taken], name: str, seconds: float) -> list[Bar]:
+    """The attack on another gateway, and then on that of `others`."""
+    taken = []
+    for stage in stages:
+        await asyncio.to_thread(others.read)  # what came before
+        async with contextlib.AsyncExitStack() as stage.clients:
+            await COMPARED[name](stage)
+            await asyncio.sleep(seconds)
+            taken.append(await asyncio.to_thread(others.read))
+        await asyncio.sleep(1)
+        await asyncio.to_thread(others.read)
+        await asyncio.sleep(seconds / 2)
+        taken.append(await asyncio.to_thread(others.read))
+    return judge_compared(name, *taken)
+
+
+def judge_compared(name: str, elsewhere: Taken, elsewhere_after: Taken, here: Taken, here_after: Taken) -> list[Bar]:
+    def figures(of: Callable[[list[float]], float], *taken: Taken) -> list[float]:
+        return [of(each.requests) * 1000 for each in taken]
+
+    num_failed = sum(seconds == NEVER for seconds in here.requests)
+    return [
+        Bar(name, "others' p50, ms", *figures(median, elsewhere, here), 3),
+        Bar(name, "others' p99, ms", *figures(p99, elsewhere, here), 30),
+        Bar(name, "others' requests that failed", 0, num_failed, 1),
+        Bar(name, "others' p99 after 1 s, ms", *figures(p99, elsewhere_after, here_after), 30),
+        Bar(name, "slowest probe or /demand, s", 0, max(here.probes), 1),
+    ]
+
+
+async def run_attacks(stages: tuple[Stage, Stage], others: Others[Taken], names: list[str], seconds: float) -> bool:
+    bars = []
+    for name in names:
+        if name in COMPARED:
+            measured = await compare(stages, others, name, seconds)
+        else:
+            measured = await attack(stages[1], others, name, seconds)
+        for bar in measured:
+            print(bar, flush=True)
+            bars.append(bar)
+    return print_result("hostile", bars)
+
+
+def run(names: list[str], seconds: float, rate: int, open_files: int | None) -> bool:
+    address = own_address()
+    with contextlib.ExitStack() as stack:
+        plane = stack.enter_context(ControlPlane())
+        ports = {name: stack.enter_context(running_engine(address)) for name in ("hostile", "good")}
+        ports |= {"refusing": stack.enter_context(running_engine(address, NUM_REFUSING)), "empty": []}
+        if "choices" in names:
+            ports["real"] = stack.enter_context(running_real_engine())
+        prepare(plane, address, ports)
+        _, operator = stack.enter_context(running_operator(plane))
+        gateway, elsewhere = (
+            stack.enter_context(GatewayProcess(plane.kubeconfig, "--host=", max_open_files=open_files))
+            for _ in range(2)
+        )  # on every address: no slice may name a loopback
+        metrics = stack.enter_context(running_metrics(plane))
+        for name in ports.keys() - {"empty"}:
+            labels = {"namespace": "default", "inference_service": name}
+            for each in (gateway, elsewhere):
+                wait_until("engines", partial(each.metric, "conveyor_gateway_engines", **labels), 20, lambda: None)
+        probes = {gateway.port: "healthz", gateway.admin_port: "readyz", metrics.admin_port: "livez", operator: "livez"}
+        urls = [f"http://127.0.0.1:{port}/{path}" for port, path in probes.items()]
+        urls.append(f"http://127.0.0.1:{gateway.admin_port}/demand?service=default/good")
+        serve_metrics(Api(plane.kubeconfig), metrics, (address, gateway.admin_port), "default")
+        service = f"{gateway.url}/default/good/v1/completions"
+        asked = Asked(service, urls, str(plane.kubeconfig), value_path("default"))
+        others = stack.enter_context(Others("gateway.others", asked, Taken))
+        stages = (
+            Stage(elsewhere, [], rate),
+            Stage(gateway, [*probes, metrics.https_port], rate),
+        )
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(run_attacks(stages, others, names, seconds))
+
+
+def main(argv: Sequence[str]) -> int:
+    names = [*ATTACKS, *COMPARED]
+    parser = argparse.ArgumentParser(prog="python -m conveyor_bench hostile", description=__doc__)
+    parser.add_argument("attacks", nargs="*", metavar="attack", help=f"of {', '.join(names)}; default: all")
+    parser.add_argument("--seconds", type=float, default=8.0, help="of each attack")
+    parser.add_argument("--rate", type=int, default=250, help="new connections a second of the attacks that compare")
+    parser.add_argument("--open-files", type=int, help="RLIMIT_NOFILE of both gateways; default: the system's")
+    arguments = parser.parse_args(argv)
+    if unknown := set(arguments.attacks) - set(names):
+        parser.error(f"no such attack: {', '.join(sorted(unknown))}")
+    return 0 if run(arguments.attacks or names, arguments.seconds, arguments.rate, arguments.open_files) else 1

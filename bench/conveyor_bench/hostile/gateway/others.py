@@ -1,0 +1,116 @@
+"""What other clients get of the gateway while a client or an engine is hostile; a process of its own.
+
+`hostile.others` starts it for the command. It calls one service all the time, reads a stream of it, and asks the probes
+and the HPA's question, on new connections. It knows no attack and no bar.
+"""
+
+import asyncio
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import aiohttp
+
+from conveyor_bench.hostile.bars import NEVER
+from e2e.cluster.api import Api
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """`service` and `probes` are URLs, `/demand` among these; `value` is the API server's path of the HPA's metric."""
+
+    service: str
+    probes: list[str]
+    kubeconfig: str
+    value: str
+
+
+@dataclass(slots=True)
+class Taken:
+    """Seconds; infinite for what was not answered 200. `values` are those of the HPA's question."""
+
+    requests: list[float] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)
+    probes: list[float] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+
+
+class Measurement:
+    """From one line of the standard input to the next."""
+
+    def __init__(self, asked: Asked, session: aiohttp.ClientSession) -> None:
+        self._asked, self._session = asked, session
+        self._api = Api(Path(asked.kubeconfig))
+        self.taken = Taken()
+        self._event_at = time.perf_counter()
+
+    async def run(self, ended: asyncio.Event) -> Taken:
+        self.taken = Taken()
+        await asyncio.gather(self._ask_service(ended), self._ask_probes(ended), self._ask_value(ended))
+        self.taken.gaps.append(time.perf_counter() - self._event_at)  # a stream that stands has no next event
+        return self.taken
+
+    async def _ask_service(self, ended: asyncio.Event) -> None:
+        while not ended.is_set():
+            await self._ask(self.taken.requests, "POST", self._asked.service)
+            await asyncio.sleep(0.02)
+
+    async def _ask_probes(self, ended: asyncio.Event) -> None:
+        while not ended.is_set():
+            await asyncio.gather(*(self._ask(self.taken.probes, "GET", url) for url in self._asked.probes))
+            await asyncio.sleep(0.2)
+
+    async def _ask_value(self, ended: asyncio.Event) -> None:
+        while not ended.is_set():
+            began = time.perf_counter()
+            answered = await asyncio.to_thread(self._api.reachable, self._asked.value)
+            self.taken.values.append(time.perf_counter() - began if answered else NEVER)
+            await asyncio.sleep(0.2)
+
+    async def _ask(self, taken: list[float], method: str, url: str) -> None:
+        began, status = time.perf_counter(), 0
+        with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+            async with self._session.request(method, url, data=b"good" if method == "POST" else None) as answer:
+                await answer.read()
+                status = answer.status
+        taken.append(time.perf_counter() - began if status == 200 else NEVER)
+
+    async def read_streams(self) -> None:
+        """Asks until cancelled; a broken connection counts as a request that was never answered."""
+        no_end = aiohttp.ClientTimeout(total=None)
+        while True:
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                async with self._session.post(self._asked.service, data=b"tokens", timeout=no_end) as stream:
+                    self._event_at = time.perf_counter()
+                    async for line in stream.content:
+                        if line.startswith(b"data:"):
+                            now = time.perf_counter()
+                            self.taken.gaps.append(now - self._event_at)
+                            self._event_at = now
+            self.taken.requests.append(NEVER)
+            await asyncio.sleep(0.1)
+
+
+async def measure(asked: Asked, read_line: Callable[[], str]) -> None:
+    connector = aiohttp.TCPConnector(force_close=True)  # a new connection each time
+    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=10)) as session:
+        measurement = Measurement(asked, session)
+        streams = asyncio.create_task(measurement.read_streams())
+        while True:
+            ended = asyncio.Event()
+            taking = asyncio.create_task(measurement.run(ended))
+            line = await asyncio.to_thread(read_line)
+            ended.set()
+            taken = await taking
+            if not line:
+                break
+            print(json.dumps(asdict(taken)), flush=True)
+        streams.cancel()
+
+
+if __name__ == "__main__":
+    asyncio.run(measure(Asked(**json.loads(sys.argv[1])), sys.stdin.readline))

@@ -1,0 +1,26 @@
+"""What others get, measured in a process of its own: neither attackers nor engines share its interpreter.
+
+Used by the commands; `gateway.others` and `control.others` are such processes. Each measures from one line of its
+standard input to the next, and answers a line with what it measured.
+"""
+
+import json
+from dataclasses import asdict
+from typing import Any, Generic, TypeVar
+
+from conveyor_bench.processes import Child
+
+Taken = TypeVar("Taken")
+
+
+class Others(Child, Generic[Taken]):
+    """The process as its command sees it."""
+
+    def __init__(self, module: str, asked: Any, taken: type[Taken]) -> None:
+        """asked, taken: dataclasses, as what the process gets and what it answers."""
+        super().__init__(f"hostile.{module}", json.dumps(asdict(asked)))
+        self._taken = taken
+
+    def read(self) -> Taken:
+        """What was measured since the last call; waits for what is on its way."""
+        return self._taken(**json.loads(self.ask()))

@@ -1,0 +1,60 @@
+"""Processes that measurements start: the product's programs, and parts of a measurement.
+
+Used by `gateway`, `control` and `hostile`.
+"""
+
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Self
+
+
+class Child:
+    """A module of this package as a process with pipes. The process ends when its standard input closes."""
+
+    def __init__(self, module: str, *arguments: str) -> None:
+        command = [sys.executable, "-m", f"conveyor_bench.{module}", *arguments]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.pid = self._process.pid
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def read_line(self) -> str:
+        """Waits for the next line that the process prints."""
+        assert self._process.stdout is not None
+        return self._process.stdout.readline()
+
+    def ask(self) -> str:
+        """Sends an empty line, and waits for the line that answers it."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return self.read_line()
+
+    def end(self) -> str:
+        """Closes the standard input; returns what the process prints until it ends."""
+        return self._process.communicate("")[0]
+
+
+@contextmanager
+def running(program: str, kubeconfig: Path, *flags: str, log: int | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    """`python -m PROGRAM` on the loopback, with a free admin port unless the flags name one."""
+    command = [sys.executable, "-m", program, f"--kubeconfig={kubeconfig}", "--host=127.0.0.1", "--admin-port=0"]
+    process = subprocess.Popen([*command, "--log-level=warning", *flags], stdout=log, stderr=log)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def resident_mib(pid: int) -> float:
+    """MiB of the process; 0 if it has ended and nobody has waited for it."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize() / 2**20

@@ -1,0 +1,1 @@
+"""Workloads that only whole runs compare. Called by `engine.command`."""

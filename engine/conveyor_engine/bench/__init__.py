@@ -1,1 +1,0 @@
-"""Measures the engine, alone and beside others."""

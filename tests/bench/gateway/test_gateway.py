@@ -1,0 +1,13 @@
+"""What a request costs on its way through the gateway, by docs/benchmarks.md's command."""
+
+import json
+
+import pytest
+from tests.bench.commands import run
+
+
+@pytest.mark.slow
+def test_every_stream_arrives_whole() -> None:
+    sizes = "--seconds 1 --requests-per-second 10 --streams 5 --events 5 --concurrency 2"
+    result = json.loads(run("gateway", sizes).splitlines()[-1])
+    assert result["streams"]["gateway"]["lost"] == 0

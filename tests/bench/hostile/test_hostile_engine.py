@@ -1,0 +1,12 @@
+"""A hostile client of an engine, by docs/benchmarks.md's command."""
+
+import json
+
+import pytest
+from tests.bench.commands import run
+
+
+@pytest.mark.slow
+def test_an_attack_is_measured() -> None:
+    rows = json.loads(run("hostile-engine", "nested --times 1 --seconds 1").splitlines()[-1])
+    assert [row["attack"] for row in rows] == ["nested"]
