@@ -49,10 +49,13 @@ def main(arguments: Sequence[str]) -> int:
 
 def parse(arguments: Sequence[str]) -> None:
     """Prints the help or names what is wrong, and exits: a command's own options are its module's."""
-    parser = argparse.ArgumentParser(prog="python -m conveyor_bench", description="Measure the parts of Conveyor.")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True, title="commands (COMMAND --help lists options)")
-    for name, command in COMMANDS.items():
-        commands.add_parser(name, help=command.help)
+    parser = argparse.ArgumentParser(
+        prog="python -m conveyor_bench",
+        description="Measure the parts of Conveyor. `COMMAND --help` lists a command's options.",
+        epilog="\n".join(["commands:", *(f"  {name:16} {command.help}" for name, command in COMMANDS.items())]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="what to measure")
     parser.parse_args(arguments)
     parser.error("COMMAND comes first")
 

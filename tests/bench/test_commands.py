@@ -8,7 +8,8 @@ from conveyor_bench.__main__ import COMMANDS, main
 def test_help_lists_each_measurement_with_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match=r"^0$"):
         main(["--help"])
-    listed = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if line.startswith("    "))
+    _, commands = capsys.readouterr().out.split("commands:\n")
+    listed = dict(line.split(maxsplit=1) for line in commands.splitlines())
     assert listed == {name: command.help for name, command in COMMANDS.items()}
 
 

@@ -70,7 +70,7 @@ def _send_often(stage: Stage, sent: Iterator[bytes], pause_seconds: float, num_t
     def act(_: Space) -> None:
         for port in stage.ports:
             with _connect(port) as client:
-                for _ in range(64):
+                for _line in range(64):
                     client.sendall(next(sent))
                     if stage.ended.wait(pause_seconds):
                         return
@@ -143,7 +143,11 @@ def handshakes(stage: Stage) -> None:
 
 def values(stage: Stage) -> None:
     """The tenant's own metric, read through the API server."""
-    stage.repeat(lambda space: space.api.send("GET", stage.value) and None, 16)
+
+    def act(space: Space) -> None:
+        space.api.send("GET", stage.value)
+
+    stage.repeat(act, 16)
 
 
 # A tenant in its namespace

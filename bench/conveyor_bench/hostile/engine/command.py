@@ -122,8 +122,8 @@ def run(names: list[str], times: int, seconds: float) -> list[Row]:
     chat_model.CONTEXT_TOKENS = CONTEXT_TOKENS
     with tempfile.TemporaryDirectory() as folder:
         model = chat_model.write_chat_model(Path(folder, "model"))
-        fields = {"num_kv_blocks": 16_384, "max_num_seqs": 256, "max_num_queued_requests": 256, "num_threads": 1}
-        with EngineServer(Path(folder, "server"), model, **fields) as server:
+        sizes: dict[str, Any] = {"num_kv_blocks": 16_384, "max_num_seqs": 256, "max_num_queued_requests": 256}
+        with EngineServer(Path(folder, "server"), model, num_threads=1, **sizes) as server:
             server.wait_ready()
             for name, attack in bodies().items():
                 if not names or name in names:

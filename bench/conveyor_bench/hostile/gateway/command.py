@@ -50,9 +50,10 @@ def running_engine(address: str, num_ports: int = 1) -> Iterator[list[int]]:
 @contextlib.contextmanager
 def running_real_engine() -> Iterator[list[int]]:
     """Conveyor's own, with the demo's model."""
-    options = {"host": "0.0.0.0", "max_num_seqs": 32, "num_threads": 1}
-    with tempfile.TemporaryDirectory() as folder, EngineServer(Path(folder, "server"), MODEL, **options) as engine:
-        yield [int(engine.wait_ready().url.rpartition(":")[2])]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name, "server")
+        with EngineServer(folder, MODEL, host="0.0.0.0", max_num_seqs=32, num_threads=1) as engine:
+            yield [int(engine.wait_ready().url.rpartition(":")[2])]
 
 
 def prepare(plane: ControlPlane, address: str, ports: dict[str, list[int]]) -> None:
@@ -66,6 +67,10 @@ def prepare(plane: ControlPlane, address: str, ports: dict[str, list[int]]) -> N
         cluster.apply_service(name, batching={"maxBatchSize": 8}, **limits)
         for port in of_service:
             cluster.apply_engine(name, address, port)
+
+
+def sees_engines(gateway: GatewayProcess, service: str) -> bool:
+    return gateway.metric("conveyor_gateway_engines", namespace="default", inference_service=service) > 0
 
 
 # The bars
@@ -138,15 +143,15 @@ async def compare(stages: tuple[Stage, Stage], others: Others[Taken], name: str,
 
 
 def judge_compared(name: str, elsewhere: Taken, elsewhere_after: Taken, here: Taken, here_after: Taken) -> list[Bar]:
-    def figures(of: Callable[[list[float]], float], *taken: Taken) -> list[float]:
-        return [of(each.requests) * 1000 for each in taken]
+    def bar(what: str, of: Callable[[list[float]], float], alone: Taken, beside: Taken, limit: float) -> Bar:
+        return Bar(name, what, of(alone.requests) * 1000, of(beside.requests) * 1000, limit)
 
     num_failed = sum(seconds == NEVER for seconds in here.requests)
     return [
-        Bar(name, "others' p50, ms", *figures(median, elsewhere, here), 3),
-        Bar(name, "others' p99, ms", *figures(p99, elsewhere, here), 30),
+        bar("others' p50, ms", median, elsewhere, here, 3),
+        bar("others' p99, ms", p99, elsewhere, here, 30),
         Bar(name, "others' requests that failed", 0, num_failed, 1),
-        Bar(name, "others' p99 after 1 s, ms", *figures(p99, elsewhere_after, here_after), 30),
+        bar("others' p99 after 1 s, ms", p99, elsewhere_after, here_after, 30),
         Bar(name, "slowest probe or /demand, s", 0, max(here.probes), 1),
     ]
 
@@ -180,9 +185,8 @@ def run(names: list[str], seconds: float, rate: int, open_files: int | None) -> 
         )  # on every address: no slice may name a loopback
         metrics = stack.enter_context(running_metrics(plane))
         for name in ports.keys() - {"empty"}:
-            labels = {"namespace": "default", "inference_service": name}
             for each in (gateway, elsewhere):
-                wait_until("engines", partial(each.metric, "conveyor_gateway_engines", **labels), 20, lambda: None)
+                wait_until("engines", partial(sees_engines, each, name), 20, lambda: None)
         probes = {gateway.port: "healthz", gateway.admin_port: "readyz", metrics.admin_port: "livez", operator: "livez"}
         urls = [f"http://127.0.0.1:{port}/{path}" for port, path in probes.items()]
         urls.append(f"http://127.0.0.1:{gateway.admin_port}/demand?service=default/good")
