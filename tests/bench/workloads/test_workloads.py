@@ -54,7 +54,7 @@ def test_prompts_that_begin_alike_have_their_first_tokens_in_fewer_steps(
 ) -> None:
     seen = []
     right = prefix.run
-    monkeypatch.setattr(prefix, "run", lambda *a: (right(*a), seen.append(a[0].core.stats()))[0])
+    monkeypatch.setattr(prefix, "run", lambda *a: (right(*a), seen.append(a[1].core.stats()))[0])
     result = measure("D")
     with_cache, without = seen[-2:]
     assert with_cache.prefix_cache_hit_tokens >= 31 * 512, "31 prompts share 512 tokens with the first"

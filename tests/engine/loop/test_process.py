@@ -162,7 +162,7 @@ def test_what_was_loaded_is_not_looked_at_again() -> None:
     """Else a full collection holds a step for as long as it takes to look at torch and the model."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        ours.sendall(encode_frame(Start(EngineConfig(model="none", num_kv_blocks=16))))
+        ours.sendall(encode_frame(Start(EngineConfig(model="none", num_kv_blocks=1024))))
         ended = subprocess.run(
             [sys.executable, "-c", FROZEN, "--fd", str(theirs.fileno())], pass_fds=[theirs.fileno()],
             env=environment(), capture_output=True, text=True, timeout=60,
