@@ -19,7 +19,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export KUBECACHEDIR := $(CACHE)/kubectl
 KUBECONFIG_FILE = $$($(PY) -m e2e.cluster kubeconfig)
 
-.PHONY: help venv tools cluster-tools generate check check-generated test test-all test-oldest set-up e2e demo demo-url demo-down demo-model offline-models images cluster cluster-down deploy fresh clients vllm oci keda alerts expose bench soak release-dry-run clean
+.PHONY: help venv tools cluster-tools generate check check-generated test test-all test-nightly nightly test-oldest set-up e2e demo demo-url demo-down demo-model offline-models images cluster cluster-down deploy fresh clients vllm oci keda alerts expose bench soak release-dry-run clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -64,14 +64,20 @@ check-generated: venv ## Whether the CRD, the generated pages and uv.lock are wh
 # What needs no program of Kubernetes.
 PYTHON_ALONE := tests/engine tests/demo_model tests/clients
 NEEDS_TOOLS = $(filter-out $(addsuffix %,$(PYTHON_ALONE)),$(TESTS))
-SELECT := not slow and not brings_keda and not brings_contour and not brings_promtool
+CHOSEN := not nightly and not brings_keda and not brings_contour and not brings_promtool
+SELECT := not slow and $(CHOSEN)
 # Beside Kubernetes two workers more than cores: every second one begins with tests that mostly wait, see tests/conftest.py.
 # In the order of the folders: by default the files of few tests are left to the end, which are the slow ones.
 test: venv $(if $(NEEDS_TOOLS),tools) ## The tests that need no pods, but the slow ones; `make test-engine` and so on for one part
 	.venv/bin/pytest -n $$(($$(nproc) + $(if $(NEEDS_TOOLS),2,0))) --dist loadfile --no-loadscope-reorder --durations=25 -m '$(SELECT)' $(TESTS)
 
-test-all: SELECT := not brings_keda and not brings_contour and not brings_promtool
+test-all: SELECT := $(CHOSEN)
 test-all: test ## Every test that needs no pods, as CI runs them
+
+test-nightly: SELECT := nightly
+test-nightly: test ## The tests that show in one more way what the tests of CI show
+
+nightly: test-nightly fresh ## What CI leaves out: those tests, and a bare Debian that builds images and trains the model
 
 $(patsubst tests/%/,test-%,$(filter-out tests/alerts/ tests/keda/ tests/expose/ %/__pycache__/,$(wildcard tests/*/))): test-%:
 	@$(MAKE) --no-print-directory test TESTS=tests/$*

@@ -203,7 +203,7 @@ def is_too_new(call: Json) -> bool:
 
 
 @pytest.mark.parametrize("process", PROCESSES)
-@pytest.mark.parametrize("where", ["used", "used_in_one"])
+@pytest.mark.parametrize("where", ["used", pytest.param("used_in_one", marks=pytest.mark.nightly)])
 def test_nothing_is_missing(where: str, process: str, request: pytest.FixtureRequest) -> None:
     calls = request.getfixturevalue(where)[process]
     refused = [call for call in calls if call["responseStatus"].get("code") in (401, 403) and not is_too_new(call)]

@@ -42,7 +42,7 @@ def test_what_was_recorded_moves_up_and_down_and_loses_metrics() -> None:
     assert sum(in_flight is None for _, _, in_flight, _ in rows) > 10
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_controller_of_today_is_found_again() -> None:
     for hpa in record(20):
         looks = list(replay(hpa.body, hpa.rows, slack_seconds=0.5))

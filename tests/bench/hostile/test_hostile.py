@@ -12,7 +12,7 @@ def test_an_attack_is_measured() -> None:
     assert {bar["attack"] for bar in result["bars"]} == {"idle"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_attack_is_compared_with_the_same_on_another_gateway() -> None:
     result = json.loads(run("hostile", "refusals --seconds 1").splitlines()[-1])
     assert [bar["name"] for bar in result["bars"]] == [

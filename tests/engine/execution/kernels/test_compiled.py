@@ -56,7 +56,7 @@ def test_every_kernel_fits_into_a_blocks_shared_memory(compiled: list[Compiled])
     assert above_shared_memory(compiled) == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_kernel_fits_into_a_blocks_shared_memory_on_parts_that_have_less(tmp_path: Path) -> None:
     """On an A10 (8.6), an L4 or L40S (8.9) and an RTX PRO 6000 (12.0); on the first of them in float32 too."""
     compiled = compile_for(SMALL_CAPABILITIES, tmp_path)

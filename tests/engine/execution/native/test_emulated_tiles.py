@@ -29,7 +29,7 @@ def _why_not() -> str | None:
     return None
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_kernels_and_models_pass_their_tests_with_tiles() -> None:
     if reason := _why_not():
         pytest.skip(reason)
