@@ -1,4 +1,4 @@
-"""The headers that gateway and engine both read: a request's id, its time-out, its place and its usage. Pure."""
+"""The headers that gateway and engine both read: a request's id, time-out, level, place and usage. Pure."""
 
 import math
 import re
@@ -7,6 +7,10 @@ from uuid import uuid4
 
 REQUEST_ID_HEADER: Final = "X-Request-Id"
 REQUEST_TIMEOUT_HEADER: Final = "X-Request-Timeout-Seconds"
+# Requests of lower levels go first. A level yields to each better one for so many seconds per level between them.
+LEVEL_HEADER: Final = "X-Request-Level"
+LEVEL_MAX: Final = 1000
+LEVEL_AGEING_SECONDS: Final = 60.0
 # A gateway's request takes a place that is free, or one that was granted for it. A 429 that names none: ask for one.
 PLACE_HEADER: Final = "X-Engine-Place"
 PLACE_IF_FREE: Final = "if-free"
@@ -35,3 +39,10 @@ def parse_timeout_seconds(text: str) -> float:
     if not 0 < seconds < math.inf:
         raise ValueError(f"{REQUEST_TIMEOUT_HEADER} must be a number of seconds above 0, not {text[:100]!r}")
     return seconds
+
+
+def parse_level(text: str) -> int:
+    """The request's level. Raises ValueError with a sentence."""
+    if not re.fullmatch("[0-9]{1,4}", text) or int(text) > LEVEL_MAX:
+        raise ValueError(f"{LEVEL_HEADER} must be a whole number from 0 to {LEVEL_MAX}, not {text[:100]!r}")
+    return int(text)

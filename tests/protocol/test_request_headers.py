@@ -1,8 +1,8 @@
-"""What the headers of a request say: its id and its time."""
+"""What the headers of a request say: its id, its time and its level."""
 
 import pytest
 
-from conveyor_protocol.request_headers import choose_request_id, parse_timeout_seconds
+from conveyor_protocol.request_headers import choose_request_id, parse_level, parse_timeout_seconds
 
 
 @pytest.mark.parametrize("given", ["a", "!~", "x" * 128, "req_1.2-3"])
@@ -30,3 +30,14 @@ def test_any_other_is_refused_with_what_it_must_be(text: str) -> None:
 def test_a_refusal_quotes_only_the_beginning_of_what_a_client_sends() -> None:
     with pytest.raises(ValueError, match=r"^.{0,180}$"):
         parse_timeout_seconds("x" * 10_000)
+
+
+@pytest.mark.parametrize(("text", "level"), [("0", 0), ("7", 7), ("1000", 1000)])
+def test_a_level_is_a_whole_number(text: str, level: int) -> None:
+    assert parse_level(text) == level
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1001", "1.0", "٣", "1\n", "best", "9" * 10_000])
+def test_any_other_level_is_refused_with_what_it_must_be(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^X-Request-Level must be a whole number from 0 to 1000, not .{0,110}$"):
+        parse_level(text)
