@@ -10,8 +10,7 @@ import msgspec
 
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.loop.executor import Read, Sample
-from conveyor_engine.scheduling.constraint import Constraint
-from conveyor_engine.scheduling.request_state import RequestState
+from conveyor_engine.scheduling.request_state import Constraint, RequestState
 from conveyor_engine.scheduling.scheduler import Scheduler
 from conveyor_engine.text.tokenizer import Tokenizer
 from conveyor_engine.wire.request import EngineRequest, ModelFacts, SamplingParams

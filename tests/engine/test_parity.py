@@ -63,7 +63,7 @@ def test_static_batches_padded_or_packed_give_them_too(
 def test_requests_preempted_from_a_closed_batch_give_them_too(reference: GetReference, mode: str) -> None:
     ref = reference("llama")
     core = ref.make_core(batching_mode=mode, num_kv_blocks=8, max_num_batched_tokens=512)
-    core.scheduler._answers.expected_output_tokens = 1.0
+    core.scheduler._outputs.expected_output_tokens = 1.0
     assert answers(core, ref.prompts) == ref.answers
     assert core.stats().num_preemptions > 0
 

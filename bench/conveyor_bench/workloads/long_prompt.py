@@ -14,7 +14,7 @@ from typing import Any
 from conveyor_bench.comparing.systems import Conveyor, Workload
 from conveyor_bench.comparing.turns import OURS
 from conveyor_bench.workloads.rounds import Figures, Limits, measure_engines
-from conveyor_engine.scheduling.running_batch import LONG_PROMPT_SHARE
+from conveyor_engine.scheduling.token_budget import LONG_PROMPT_SHARE
 
 DECODING, SHORT_TOKENS, LONG_TOKENS, OUTPUT_TOKENS = 8, 32, 2048, 32
 STEPS_BEFORE = 4  # of decodes, until the long prompt arrives

@@ -1,4 +1,4 @@
-"""What each admitted request holds: a row of the batch, and KV blocks, reserved, grown, shared, given back.
+"""What each admitted request holds: a row of the batch, and KV blocks, allocated, grown, shared, freed.
 
 Used by `running_batch` alone; keeps the books in `block_manager`. Knows requests and blocks, not batches or policies.
 """
@@ -21,8 +21,8 @@ class BlockTables:
         self._prefix_caching = prefix_caching
         self.free_rows = list(range(num_rows - 1, -1, -1))
 
-    def reserve(self, request: RequestState, num_tokens: int, spare_blocks: int) -> bool:
-        """A row, and a new table with room for `num_tokens`, begun with cached blocks: `num_computed_tokens` is theirs.
+    def allocate(self, request: RequestState, num_tokens: int, spare_blocks: int) -> bool:
+        """Allocates a row and a table for `num_tokens`. It starts with cached blocks: `num_computed_tokens` is theirs.
 
         False, and nothing is taken, unless there is a row and `spare_blocks` stay free.
         """
@@ -85,13 +85,13 @@ class BlockTables:
         """Its blocks that are full of computed tokens, shared ones included."""
         return request.block_table[: request.num_computed_tokens // self._block_size]
 
-    def forget(self, request: RequestState) -> None:
+    def evict(self, request: RequestState) -> None:
         """Makes its blocks unfindable: they may hold NaN, which would spread to all that attend over them."""
         for block in request.block_table:
             self._blocks.unregister(block)
 
-    def release(self, request: RequestState) -> None:
-        """Gives its row and blocks back; the full ones stay findable until they are needed. After `unschedule`."""
+    def free(self, request: RequestState) -> None:
+        """Frees its row and blocks; the full ones stay findable until they are needed. Called after `unschedule`."""
         assert request.num_registered_blocks * self._block_size <= request.num_computed_tokens
         request.admission += 1
         request.num_registered_blocks = 0

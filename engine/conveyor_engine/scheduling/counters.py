@@ -1,13 +1,17 @@
-"""What the scheduler counts for `EngineStats`: steps, tokens, prefix hits, KV room. Used by `scheduler` alone."""
+"""What the scheduler counts and estimates for `EngineStats`. Used by `scheduler` alone; the clock is an argument."""
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import Final
 
 import msgspec
 
 from conveyor_engine.scheduling.request_state import RequestState
 from conveyor_engine.scheduling.step import Step
 from conveyor_engine.wire.request import EngineStats
+
+_LATELY_SECONDS: Final = 60.0  # what is older counts for about a third
+_LONGEST_PAUSE_SECONDS: Final = 1.0  # between two steps; a time without requests is not lately
 
 
 class Counters:
@@ -63,3 +67,42 @@ class Counters:
                 num_live += request.num_live_tokens
         self._stats.kv_live_token_steps += num_live
         self._stats.kv_allocated_token_steps += num_blocks * block_size
+
+
+class Carried:
+    """How many requests the KV cache carried at once lately, as means over the time in which requests ran.
+
+    While the cache is never short of blocks, the batch is the limit. The autoscaler compares requests in flight with
+    the number.
+    """
+
+    def __init__(self, max_num_seqs: int) -> None:
+        self._max_num_seqs = max_num_seqs
+        self._at = 0.0
+        self._running = 0.0
+        self._used = 0.0
+        self._number: float | None = None
+
+    @property
+    def number(self) -> int | None:
+        """None while the cache has room for the whole batch, as far as is known."""
+        return None if self._number is None else max(1, round(self._number))
+
+    def observe(self, now: float, num_running: int, usage: float, short: bool) -> None:
+        """Records a step that is planned: how many requests run, their share of the blocks, and if blocks were short.
+
+        When blocks were short, the cache carried as many requests as ran. Otherwise it may carry more: as many of the
+        same size as would fit.
+        """
+        weight = min(now - self._at, _LONGEST_PAUSE_SECONDS) / _LATELY_SECONDS
+        self._at = now
+        self._running += weight * (num_running - self._running)
+        self._used += weight * (usage - self._used)
+        fit = self._running / self._used if self._used > 0 else 0.0
+        if self._number is not None:
+            seen = num_running if short else max(self._number, fit)
+            self._number += weight * (seen - self._number)
+        elif short:
+            self._number = max(num_running, fit)
+        if self._number is not None and round(self._number) >= self._max_num_seqs:
+            self._number = None

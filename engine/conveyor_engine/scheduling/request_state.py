@@ -6,20 +6,29 @@ Owned by `scheduler`; `policy` and `step` read it. Nothing outside this room see
 import random
 from array import array
 from hashlib import blake2b
+from typing import Protocol
 
 from conveyor_engine.errors import GenerationFailed
-from conveyor_engine.scheduling.constraint import Constraint
 from conveyor_engine.text.detokenizer import Detokenizer
-from conveyor_engine.wire.request import (
-    EngineRequest,
-    FinishReason,
-    RequestOutput,
-    SamplingParams,
-    TokenLogprobs,
-)
+from conveyor_engine.wire.request import EngineRequest, FinishReason, RequestOutput, SamplingParams, TokenLogprobs
 from conveyor_engine.wire.step import RowSampling
 
 _NO_TOKENS = SamplingParams(max_tokens=0)
+
+
+class Constraint(Protocol):
+    """What limits the tokens that a request may be given next, such as a grammar: its state after those so far.
+
+    It lives on the host and gets only tokens that the request keeps, so steps that run ahead need no rollback.
+    """
+
+    def accept(self, token_id: int) -> None:
+        """The request has been given this token, which was allowed."""
+        ...
+
+    def build_mask(self) -> bytes:
+        """The tokens that may come next, at least one: see `wire.step.RowMask.allowed`."""
+        ...
 
 
 def _cache_root(salt: str | None) -> bytes:

@@ -1,22 +1,23 @@
-"""The requests that are admitted: their rows and KV blocks, and what each of them computes in the next step.
+"""The requests that are admitted, their rows and KV blocks, and the steps that are not over.
 
-Used by `scheduler`, which decides who is admitted and what follows from a step. Pure: no torch, no clock.
+Used by `scheduler`, which decides who is admitted, and by `outputs`, which frees who is done. Nobody else changes any
+of these. Pure: no torch, no clock.
 """
 
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import chain, count, islice
+from itertools import count, islice
 
 from conveyor_engine.scheduling.block_manager import BlockManager
 from conveyor_engine.scheduling.block_tables import BlockTables
 from conveyor_engine.scheduling.policy import Policy
 from conveyor_engine.scheduling.request_state import RequestState
-from conveyor_engine.scheduling.step import Step
+from conveyor_engine.scheduling.step import Step, halves
+from conveyor_engine.scheduling.token_budget import TokenBudget
 from conveyor_engine.wire.request import ModelFacts
 from conveyor_engine.wire.step import StepPlan
 
 WATERMARK = 0.01  # of all blocks stay free when a request joins a running batch, so that it is not preempted at once
-LONG_PROMPT_SHARE = 0.25  # of a step's tokens: a longer prompt is long, and may take no more while others decode
 
 
 class RunningBatch:
@@ -33,26 +34,29 @@ class RunningBatch:
         whole_prompts: bool,
         on_preempt: Callable[[RequestState], None],
     ) -> None:
-        """`whole_prompts`: no prompt is cut. `on_preempt` is told of each request that had to give up its place."""
+        """`whole_prompts`: no prompt is cut. `on_preempt` is called with each request that is preempted."""
         self._policy = policy
-        self._whole_prompts = whole_prompts
         self._on_preempt = on_preempt
         self._max_model_len = facts.max_model_len
-        self._max_tokens = facts.max_num_batched_tokens
-        self._long_prompt_tokens = max(1, int(facts.max_num_batched_tokens * LONG_PROMPT_SHARE))
-        self._long_prompt_budget = 0  # what is left of this step for long prompts
+        self._budget = TokenBudget(facts, joins=policy.joins, whole_prompts=whole_prompts)
         self._watermark_blocks = int(facts.num_kv_blocks * WATERMARK)
         self.blocks = BlockManager(facts.num_kv_blocks)
-        self.tables = BlockTables(self.blocks, facts.block_size, facts.max_num_seqs, prefix_caching=prefix_caching)
-        self._requests: list[RequestState] = []
+        self._tables = BlockTables(self.blocks, facts.block_size, facts.max_num_seqs, prefix_caching=prefix_caching)
+        self._requests: dict[str, RequestState] = {}
         self._serials = count()
         self._steps: dict[int, Step] = {}  # by number: planned, and not over
         self._num_planned = 0  # steps
 
     @property
-    def requests(self) -> Sequence[RequestState]:
+    def requests(self) -> Collection[RequestState]:
         """In order of admission."""
-        return self._requests
+        return self._requests.values()
+
+    @property
+    def num_free_rows(self) -> int:
+        return len(self._tables.free_rows)
+
+    # --- steps ---
 
     @property
     def has_steps(self) -> bool:
@@ -63,8 +67,8 @@ class RunningBatch:
         """An empty step with the next number."""
         return Step(self._num_planned)
 
-    def begin_step(self, step: Step) -> StepPlan:
-        """The step in numbers. It counts as planned until `end_step`."""
+    def start_step(self, step: Step) -> StepPlan:
+        """Plans the step. It is over when `end_step`, `undo_step` or `halve_step` gets its number."""
         self._num_planned += 1
         self._steps[step.number] = step
         return step.plan()
@@ -74,174 +78,176 @@ class RunningBatch:
         return self._steps[number]
 
     def end_step(self, number: int) -> Step:
-        """The step with this number is over, whatever came of it."""
+        """Ends a step that is computed."""
         return self._steps.pop(number)
 
-    def remove(self, request: RequestState) -> None:
-        """Takes the request out of the batch; the caller frees its row and blocks."""
-        self._requests.remove(request)
+    def undo_step(self, number: int) -> tuple[list[RequestState], set[int]]:
+        """Ends a step that is not computed. Returns the requests that still want it, and the blocks that nobody writes.
 
-    def keep(self, request_ids: Container[str]) -> None:
-        """Takes all other requests out of the batch; their rows and blocks are free already."""
-        self._requests = [each for each in self._requests if each.request_id in request_ids]
+        Those blocks are unfindable from here on, but requests may have them: the caller passes them to
+        `preempt_readers`.
+        """
+        step = self._steps.pop(number)
+        requests = [work.request for work in step.undo()]
+        unwritten = step.orphaned.union(*(self._tables.unschedule(r, r.num_scheduled_tokens) for r in requests))
+        return requests, unwritten
 
-    def plan_step(self, step: Step, waiting: Iterable[RequestState]) -> bool:
-        """What the running requests compute next, oldest first. Says whether somebody had to be preempted for it."""
+    def halve_step(self, number: int) -> Iterator[StepPlan]:
+        """Ends the only step, which is not computed. Plans its older requests in its place, and then the newer ones.
+
+        A request that has left the batch meanwhile is in neither half.
+        """
+        step = self._steps.pop(number)
+        wanted = step.undo()
+        self.preempt_readers(step.orphaned)
+        for works in halves(wanted):
+            half = self.new_step()
+            for work in works:
+                if work.is_wanted:
+                    half.add(work.request, work.num_tokens)
+            if half.num_tokens:
+                yield self.start_step(half)
+
+    @contextmanager
+    def plan_alone(self, request: RequestState) -> Iterator[StepPlan]:
+        """A plan of one token for a request that is in no queue. After a failed step, so a row and a block are free."""
+        allocated = self._tables.allocate(request, len(request.token_ids), 0)
+        assert allocated
+        try:
+            step = self.new_step()
+            step.add(request, 1)
+            yield step.plan()
+        finally:
+            self._tables.free(request)
+
+    # --- what a step computes ---
+
+    def schedule_running(self, step: Step, waiting: Iterable[RequestState]) -> bool:
+        """Adds the next tokens of the running requests, oldest first. Returns whether it preempted any."""
         num_requests = len(self._requests)
-        self._long_prompt_budget = self._plan_long_prompts(waiting)
-        self.feed_all(step)
+        self._budget.start_step(self.requests, islice(waiting, self.num_free_rows))
+        self.schedule_all(step)
         preempted = len(self._requests) < num_requests
         if preempted and not step.num_tokens:  # older requests have lost their places
-            self.feed_all(step)
+            self.schedule_all(step)
         return preempted
 
     def has_budget(self, step: Step, request: RequestState) -> bool:
         """Whether the step has room for tokens of a request that would join."""
-        if self._whole_prompts:
-            return self._whole_chunk(request, step) > 0
-        return step.num_tokens < self._max_tokens
+        return self._budget.has_room(step, request)
 
-    def feed_all(self, step: Step) -> None:
-        """Gives each request what the budget allows."""
+    def schedule_all(self, step: Step) -> None:
+        """Adds the tokens of each request that the budget allows."""
         for request in self._rows_to_step():
-            self.feed(step, request)
+            self.schedule(step, request)
 
-    def feed(self, step: Step, request: RequestState) -> None:
-        """Gives the request what the budget, the share of long prompts and the free blocks allow."""
+    def schedule(self, step: Step, request: RequestState) -> None:
+        """Adds the request's tokens that the budget, the share of long prompts and the free blocks allow."""
         if request.row < 0:
             return  # preempted for an older one
-        num_tokens = self._chunk(request, step)
-        if num_tokens and self._make_room(request, num_tokens):
+        num_tokens = self._budget.chunk(step, request)
+        if num_tokens and self._allocate(request, num_tokens):
             step.add(request, num_tokens)
-            self.tables.register(request, request.num_scheduled_tokens + num_tokens)
-
-    def _plan_long_prompts(self, waiting: Iterable[RequestState]) -> int:
-        """How many tokens of this step may go to long prompts, so that they neither hold up decodes nor short prompts.
-
-        Where requests join: a share of the step beside decodes, else what the short prompts leave. Chunked prefill as
-        in Sarathi-Serve (Agrawal et al., OSDI'24), with a limit for all long prompts together as vLLM has it.
-        """
-        if not self._policy.joins or self._whole_prompts:
-            return self._max_tokens
-        if any(request.num_pending_tokens == 1 for request in self._requests):
-            return self._long_prompt_tokens
-        may_join = islice(waiting, len(self.tables.free_rows))
-        pending = (request.num_pending_tokens for request in chain(self._requests, may_join))
-        short = sum(num_tokens for num_tokens in pending if num_tokens <= self._long_prompt_tokens)
-        return max(self._long_prompt_tokens, self._max_tokens - short)
+            self._tables.register(request, request.num_scheduled_tokens + num_tokens)
 
     def _rows_to_step(self) -> list[RequestState]:
         """Oldest first. Where a batch keeps together: prompts and their padding before decodes, finished rows last."""
-        rows = [r for r in self._requests if r.finished is None]
+        rows = [r for r in self.requests if r.finished is None]
         if self._policy.pads:
             goes_on = bool(rows)
-            finished = (r for r in self._requests if r.finished is not None and r.row >= 0)
+            finished = (r for r in self.requests if r.finished is not None and r.row >= 0)
             rows += [r for r in finished if goes_on or r.padded_from is not None]
         if self._policy.keeps_together:
             return [r for r in rows if r.num_pending_tokens > 1 or not r.num_output_tokens] or rows
         return rows
 
-    def _chunk(self, request: RequestState, step: Step) -> int:
-        if request.awaits_its_last_token:
-            return 0
-        if self._whole_prompts:
-            return self._whole_chunk(request, step)
-        num_tokens = request.num_pending_tokens - (request.padded_from is not None)
-        budget = self._max_tokens - step.num_tokens
-        if num_tokens <= self._long_prompt_tokens:
-            return min(num_tokens, budget)
-        num_tokens = min(num_tokens, budget, self._long_prompt_budget)
-        self._long_prompt_budget -= num_tokens
-        return num_tokens
+    # --- rows and blocks ---
 
-    def _whole_chunk(self, request: RequestState, step: Step) -> int:
-        """All of the prompt, or nothing yet. One that is longer than the budget has a step to itself."""
-        fits = step.num_tokens + request.num_pending_tokens <= self._max_tokens
-        return request.num_pending_tokens if fits or not step.num_tokens else 0
+    def _allocate(self, request: RequestState, num_tokens: int) -> bool:
+        """Allocates blocks for its next tokens. If too few are free, retires finished rows, then preempts the newest.
 
-    def _make_room(self, request: RequestState, num_tokens: int) -> bool:
-        """Blocks for its next tokens, of finished rows or by preempting the newest requests. False if that was itself.
-
-        A padded row has room for its padding too, as far as any row may be long.
+        False if the request itself had to be preempted. A padded row gets room for its padding too, up to the longest
+        row that there may be.
         """
         padding = request.num_padding_tokens if request.padded_from is None else 0
         num_tokens = min(request.num_scheduled_tokens + num_tokens + padding, self._max_model_len)
-        while not self.tables.grow(request, num_tokens):
+        while not self._tables.grow(request, num_tokens):
             if request.finished is not None:
                 self.retire(request)
             elif not self._retire_newest():
-                self.preempt(next(r for r in reversed(self._requests) if r.finished is None))
+                self._preempt(next(r for r in reversed(self._requests.values()) if r.finished is None))
             if request.row < 0:
                 return False
         return True
 
     def _retire_newest(self) -> bool:
-        """Takes row and blocks from the newest finished request. False if there is none."""
-        for request in reversed(self._requests):
+        """Frees row and blocks of the newest finished request. False if there is none."""
+        for request in reversed(self._requests.values()):
             if request.finished is not None and request.row >= 0:
                 self.retire(request)
                 return True
         return False
 
     def retire(self, request: RequestState) -> None:
-        """A finished request gives up row, blocks and padding; it stays in the batch, for its answer is held."""
+        """Frees row, blocks and padding of a finished request. It stays in the batch, for its output is held."""
         request.unpad()
-        self.release(request)
+        self._free_row(request)
 
-    def release(self, request: RequestState) -> None:
-        """Frees row and blocks. Steps that are not over may still write the blocks, before their next holder does."""
-        unwritten = self.tables.unschedule(request, request.num_computed_tokens)
+    def free(self, request: RequestState) -> None:
+        """Takes the request out of the batch and frees its row and blocks, as far as it is there and has them."""
+        self._requests.pop(request.request_id, None)
+        if request.row >= 0:
+            self._free_row(request)
+
+    def _free_row(self, request: RequestState) -> None:
+        """Steps that are not over may still write the blocks, before their next holder does."""
+        unwritten = self._tables.unschedule(request, request.num_computed_tokens)
         for step in self._steps.values():
             step.orphaned |= unwritten
-        self.tables.release(request)
+        self._tables.free(request)
 
-    def preempt(self, request: RequestState) -> None:
+    def evict(self, request: RequestState) -> None:
+        """Takes the request's blocks out of the prefix cache: they may hold NaN."""
+        self._tables.evict(request)
+
+    def _preempt(self, request: RequestState) -> None:
         """Takes the request out of the batch; its tokens are computed again, or found in the prefix cache."""
-        self.remove(request)
         request.unpad()
         request.num_padding_tokens = 0
-        self.release(request)
+        self.free(request)
         request.rewind(0)
         self._on_preempt(request)
 
     def admit(self, request: RequestState, step: Step) -> bool:
-        """A row, and blocks for its tokens so far; in a closed batch for those to be expected too. False if they lack.
+        """Allocates a row, and blocks for its tokens so far; in a closed batch for those that are expected too.
 
-        When nobody else of its batch takes part in the step, the finished rows make way for one that comes back.
+        False if there are too few free ones. When no other request of its batch takes part in the step, finished rows
+        are retired for one that was preempted.
         """
         num_tokens = len(request.token_ids)
         if not self._policy.joins:
             num_tokens = max(num_tokens, request.expected_total_tokens)
-        while not self.tables.reserve(request, num_tokens, self._spare_blocks()):
+        while not self._tables.allocate(request, num_tokens, self._spare_blocks()):
             if step.num_tokens or not self._retire_newest():
                 return False
         request.serial = next(self._serials)
-        self._requests.append(request)
+        self._requests[request.request_id] = request
         return True
 
     def _spare_blocks(self) -> int:
-        return self._watermark_blocks if any(request.row >= 0 for request in self._requests) else 0
+        return self._watermark_blocks if any(request.row >= 0 for request in self.requests) else 0
 
     def preempt_readers(self, unwritten: set[int]) -> None:
         """Preempts the requests that read one of these blocks. A request that shares what a step was to write was
         admitted in that step or later, so all that were admitted after the first reader go too. Finished ones keep
         their answers.
         """
-        for index, request in enumerate(self._requests):
-            if not unwritten.isdisjoint(self.tables.computed_blocks(request)):
-                for newer in reversed(self._requests[index:]):
+        requests = list(self.requests)
+        for index, request in enumerate(requests):
+            if not unwritten.isdisjoint(self._tables.computed_blocks(request)):
+                for newer in reversed(requests[index:]):
                     if newer.finished is None:
-                        self.preempt(newer)
+                        self._preempt(newer)
                     elif newer.row >= 0:
                         self.retire(newer)
                 return
-
-    @contextmanager
-    def reserve(self, request: RequestState) -> Iterator[None]:
-        """A row and blocks for a request that is in no queue. After a failed step, so that there are some."""
-        reserved = self.tables.reserve(request, len(request.token_ids), 0)
-        assert reserved
-        try:
-            yield
-        finally:
-            self.tables.release(request)

@@ -1,4 +1,4 @@
-"""Decides, before each step, how many tokens of which request the model computes; and what follows from the result.
+"""Decides, before each step, how many tokens of which request the model computes, and handles the result.
 
 A step is {request: n_tokens} under a token budget; there are no prefill and decode phases (vLLM V1's
 scheduler) but in a batch that keeps together. `core` calls `schedule`, has the plan run and calls `update`, or `fail`;
@@ -7,31 +7,23 @@ Whoever runs a plan sees its numbers only (`wire.step`), never a request.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import InvalidRequest, Overloaded
-from conveyor_engine.scheduling.answers import Answers
 from conveyor_engine.scheduling.block_manager import BlockManager
-from conveyor_engine.scheduling.carried import Carried
-from conveyor_engine.scheduling.constraint import Constraint
-from conveyor_engine.scheduling.counters import Counters
+from conveyor_engine.scheduling.counters import Carried, Counters
+from conveyor_engine.scheduling.outputs import Outputs
 from conveyor_engine.scheduling.policy import NOBODY, Candidates, build_policy
-from conveyor_engine.scheduling.request_state import RequestState
+from conveyor_engine.scheduling.request_state import Constraint, RequestState
 from conveyor_engine.scheduling.running_batch import RunningBatch
-from conveyor_engine.scheduling.step import Step, halves
+from conveyor_engine.scheduling.step import Step
 from conveyor_engine.scheduling.tasks import build_task
 from conveyor_engine.scheduling.waiting_queue import WaitingQueue
 from conveyor_engine.text.detokenizer import Detokenizer
 from conveyor_engine.text.stop_strings import StopStrings
 from conveyor_engine.text.tokenizer import Tokenizer
-from conveyor_engine.wire.request import (
-    EngineRequest,
-    EngineStats,
-    FinishReason,
-    ModelFacts,
-    RequestOutput,
-)
+from conveyor_engine.wire.request import EngineRequest, EngineStats, FinishReason, ModelFacts, RequestOutput
 from conveyor_engine.wire.step import RowMask, StepPlan, StepResult
 
 
@@ -52,7 +44,7 @@ class Scheduler:
     ) -> None:
         """The tokenizer finds stop strings in the answers of batches that keep together.
 
-        `constrain` gives what limits a request's tokens, if anything does; without it nothing ever does.
+        `constrain` returns what limits a request's tokens, or None. Without it, no request is limited.
         """
         self._facts = facts
         self._tokenizer = tokenizer
@@ -69,22 +61,21 @@ class Scheduler:
             facts,
             prefix_caching=self._prefix_caching,
             whole_prompts=self._task.whole_prompts,
-            on_preempt=self._wait_to_come_back,
+            on_preempt=self._on_preempt,
         )
-        self._tables = self._batch.tables
-        self._answers = Answers(self._policy, facts, self._batch, self._counters)
+        self._outputs = Outputs(self._policy, facts, self._batch, self._counters)
         self.waiting = WaitingQueue(self._policy.bucket)
         self._draining = False
 
     @property
     def requests(self) -> Mapping[str, RequestState]:
         """Those that have not had their last output, by request id."""
-        return self._answers.requests
+        return self._outputs.requests
 
     @property
     def running(self) -> Sequence[RequestState]:
         """The admitted requests; where a batch keeps together, its finished ones too."""
-        return self._batch.requests
+        return list(self._batch.requests)
 
     @property
     def blocks(self) -> BlockManager:
@@ -97,17 +88,17 @@ class Scheduler:
         Free places of the batch add room: an idle engine takes as long a burst as a busy one holds.
         """
         self._check(request)
-        if len(self.waiting) >= self._max_num_queued + len(self._tables.free_rows):
+        if len(self.waiting) >= self._max_num_queued + self._batch.num_free_rows:
             raise Overloaded(f"{len(self.waiting)} requests are waiting already; try again later")
         state = RequestState(request, self._facts.eos_token_ids)
         if self._constrain is not None:
             state.constraint = self._constrain(request)
-        expected = state.num_prompt_tokens + max(1, round(self._answers.expected_output_tokens))
+        expected = state.num_prompt_tokens + max(1, round(self._outputs.expected_output_tokens))
         state.expected_total_tokens = min(state.max_total_tokens, expected)
         if self._policy.keeps_together and self._tokenizer is not None and state.params.stop:
             stop = StopStrings(state.params.stop)
             state.stop_strings = Detokenizer(self._tokenizer, state.token_ids, stop, state.params.min_tokens)
-        self._answers.requests[state.request_id] = state
+        self._outputs.requests[state.request_id] = state
         self.waiting.add(state)
 
     def abort(self, request_id: str) -> None:
@@ -115,9 +106,8 @@ class Scheduler:
         request = self.requests.get(request_id)
         if request is None:
             return
-        if not self.waiting.remove(request):
-            self._batch.remove(request)
-        self._answers.finish(request, FinishReason.ABORT)
+        self.waiting.remove(request)
+        self._outputs.finish(request, FinishReason.ABORT)
 
     def drain(self) -> None:
         """Batches no longer wait to fill."""
@@ -125,11 +115,11 @@ class Scheduler:
 
     def has_unfinished(self) -> bool:
         """Whether some request has not had its last output taken, or some step is not over."""
-        return bool(self.requests or self._answers.outputs or self._batch.has_steps)
+        return bool(self.requests or self._outputs.pending or self._batch.has_steps)
 
     def next_wakeup(self, now: float) -> float | None:
         """When there is something to do next, in `schedule` or with a step that is not over: now, later, or None."""
-        if self.running or self._answers.outputs or self._batch.has_steps or self.waiting.preempted:
+        if self._batch.requests or self._outputs.pending or self._batch.has_steps or self.waiting.preempted:
             return now
         if not self.waiting:
             return None
@@ -137,12 +127,12 @@ class Scheduler:
 
     def take_outputs(self) -> list[RequestOutput]:
         """The outputs since the last call."""
-        return self._answers.take_outputs()
+        return self._outputs.take_outputs()
 
     def stats(self) -> EngineStats:
         """Gauges as of now; counters since the start."""
         return self._counters.stats(
-            num_running=len(self.running),
+            num_running=len(self._batch.requests),
             num_waiting=len(self.waiting),
             kv_cache_usage=self._kv_cache_usage,
             num_carried=self._carried.number,
@@ -162,15 +152,14 @@ class Scheduler:
             return None
         self._release_batch()
         step = self._batch.new_step()
-        short = preempted = self._batch.plan_step(step, self.waiting)
+        short = preempted = self._batch.schedule_running(step, self.waiting)
         if self.waiting and not preempted:
-            short = self._admit(step, now)
-        self._carried.note(now, len(self.running), self._kv_cache_usage, short)
-        return self._batch.begin_step(step) if step.num_tokens else None
+            short = self._schedule_waiting(step, now)
+        self._carried.observe(now, len(self._batch.requests), self._kv_cache_usage, short)
+        return self._batch.start_step(step) if step.num_tokens else None
 
-    def _wait_to_come_back(self, request: RequestState) -> None:
-        """At the head of the queue."""
-        self.waiting.put_back(request)
+    def _on_preempt(self, request: RequestState) -> None:
+        self.waiting.add_preempted(request)
         request.num_preemptions += 1
         self._counters.count_preemption()
 
@@ -179,12 +168,12 @@ class Scheduler:
         if not self._policy.joins:
             if self.waiting.preempted:
                 return Candidates(self.waiting.preempted, None)
-            if self.running:
+            if self._batch.requests:
                 return NOBODY
         return self._policy.candidates(self.waiting, now, self._draining)
 
-    def _admit(self, step: Step, now: float) -> bool:
-        """Lets waiting requests in, in the policy's order, until places, blocks or budget end. Says if blocks did.
+    def _schedule_waiting(self, step: Step, now: float) -> bool:
+        """Admits waiting requests in the policy's order, until rows, blocks or budget run out. Returns if blocks did.
 
         A closed batch (a policy without `joins`) is admitted whole, even if the budget feeds only some of it in
         this step; what does not fit into the KV cache waits for the next batch.
@@ -197,23 +186,23 @@ class Scheduler:
             if self._policy.joins and not self._batch.has_budget(step, request):
                 break
             if not self._batch.admit(request, step):
-                short = bool(self._tables.free_rows)
+                short = self._batch.num_free_rows > 0
                 close_reason = close_reason and ("kv_blocks" if short else close_reason)
                 break
             admitted.append(request)
-            self._note_admission(request, now)
+            self._count_admission(request, now)
             if not waits:
-                self._batch.feed(step, request)
+                self._batch.schedule(step, request)
         for request in admitted:
-            self.waiting.take(request)
+            self.waiting.pop(request)
         if admitted and close_reason:
             self._counters.count_close(close_reason)
             self._pad_prompts(admitted)
         if not step.num_tokens:
-            self._batch.feed_all(step)
+            self._batch.schedule_all(step)
         return short
 
-    def _note_admission(self, request: RequestState, now: float) -> None:
+    def _count_admission(self, request: RequestState, now: float) -> None:
         if self._prefix_caching:
             self._counters.count_prefix(len(request.token_ids), request.num_computed_tokens)
         if not request.was_admitted:
@@ -246,68 +235,43 @@ class Scheduler:
         ]
 
     def update(self, result: StepResult) -> None:
-        """Takes the result of the oldest step in. What it has for requests that left meanwhile is discarded."""
+        """Adds the result of the oldest step to its requests. Those that left meanwhile get nothing."""
         step = self._batch.end_step(result.number)
         self._counters.count_step(step)
-        self._task.take(self._answers, step, result)
-        self._batch.keep(self.requests)
-        self._counters.count_kv(self.running, self._facts.block_size)
+        self._task.update(self._outputs, step, result)
+        self._counters.count_kv(self._batch.requests, self._facts.block_size)
         self._release_batch()
 
     def _release_batch(self) -> None:
-        """Answers a batch that keeps together once none of its requests runs or waits to come back."""
+        """Finishes a batch that keeps together once none of its requests runs or is preempted."""
         if self._policy.keeps_together and not self.waiting.preempted:
-            self._answers.release_batch()
+            self._outputs.release_batch()
 
     def withdraw(self, plan: StepPlan) -> None:
-        """The newest step will not be computed: requests that read keys which it was to write are preempted."""
-        step = self._batch.end_step(plan.number)
-        self._batch.preempt_readers(self._unschedule(step))
-
-    def _unschedule(self, step: Step) -> set[int]:
-        """Returns the blocks that neither it nor a step before it writes, and makes them unfindable."""
-        requests = [work.request for work in step.undo()]
-        return step.orphaned.union(*(self._tables.unschedule(r, r.num_scheduled_tokens) for r in requests))
-
-    def halve(self, plan: StepPlan) -> Iterator[StepPlan]:
-        """In place of the only step, which could not be computed: the older half of its requests, and then the newer.
-
-        A request that has left the batch meanwhile is in neither half.
-        """
-        step = self._batch.end_step(plan.number)
-        wanted = step.undo()
-        self._batch.preempt_readers(step.orphaned)
-        for works in halves(wanted):
-            half = self._batch.new_step()
-            for work in works:
-                if work.is_wanted:
-                    half.add(work.request, work.num_tokens)
-            if half.num_tokens:
-                yield self._batch.begin_step(half)
-
-    def fail(self, plan: StepPlan, message: str) -> None:
-        """The only step could not be computed: its requests end, but finished rows keep their answers.
-
-        Requests that read keys which they did not write are preempted.
-        """
-        step = self._batch.end_step(plan.number)
-        unwritten = self._unschedule(step)
-        for request in [work.request for work in step.work if work.is_wanted]:
-            if request.finished is None:
-                self._answers.finish(request, FinishReason.ERROR, message)
-            else:
-                self._batch.retire(request)
-        self._batch.keep(self.requests)
+        """The newest step will not be computed. Requests that read keys which it was to write are preempted."""
+        _, unwritten = self._batch.undo_step(plan.number)
         self._batch.preempt_readers(unwritten)
 
-    @contextmanager
-    def dummy_plan(self) -> Iterator[StepPlan]:
-        """A plan of one token, on a free row and a free block. After `fail`, so that there are some."""
-        request = RequestState(self._task.build_dummy(0, 1), ())
-        with self._batch.reserve(request):
-            step = self._batch.new_step()
-            step.add(request, 1)
-            yield step.plan()
+    def halve(self, plan: StepPlan) -> Iterator[StepPlan]:
+        """Plans the only step, which could not be computed, again: the older half of its requests, then the newer."""
+        return self._batch.halve_step(plan.number)
+
+    def fail(self, plan: StepPlan, message: str) -> None:
+        """The only step could not be computed. Its requests end with an error; finished rows keep their outputs.
+
+        Requests that read keys which were not written are preempted.
+        """
+        requests, unwritten = self._batch.undo_step(plan.number)
+        for request in requests:
+            if request.finished is None:
+                self._outputs.finish(request, FinishReason.ERROR, message)
+            else:
+                self._batch.retire(request)
+        self._batch.preempt_readers(unwritten)
+
+    def dummy_plan(self) -> AbstractContextManager[StepPlan]:
+        """A plan of one token, on a free row and a free block. After `fail`, so there are some."""
+        return self._batch.plan_alone(RequestState(self._task.build_dummy(0, 1), ()))
 
     def _check(self, request: EngineRequest) -> None:
         """Refuses what could never be run. The API process checks too, and it alone looks at every token."""

@@ -1,4 +1,4 @@
-"""The scheduler's record of one step, from its plan to its result. Used by `scheduler` and `running_batch`.
+"""The scheduler's record of one step, from its plan to its result. Kept by `running_batch`.
 
 The record knows the requests; the plan that is made of it (`wire.step`) knows rows and numbers only.
 """
@@ -88,7 +88,7 @@ def halves(work: list[Work]) -> Iterator[list[Work]]:
 
 
 def _changes(works: list[Work]) -> tuple[list[AdmittedRow], list[tuple[int, list[int]]]]:
-    """What the executor does not know of these rows; a row that it does not know as it is goes whole."""
+    """What the executor does not know of these rows. Rows whose copy there is stale are sent in full."""
     admitted: list[AdmittedRow] = []
     new_blocks: list[tuple[int, list[int]]] = []
     for work in works:

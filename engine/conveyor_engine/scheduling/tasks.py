@@ -1,4 +1,4 @@
-"""What the scheduler knows of a task: which requests can run, what they cost, and who is told what came out.
+"""What the scheduler knows of a task: which requests can run, what they cost, and what their outputs are.
 
 Made by `scheduler`, which is the same for all tasks. `registry` finds the one of the engine's model, whose `scheduling`
 module has it. Two kinds are known here: a task that steps by tokens (`tasks.generate`) computes a prompt in pieces and
@@ -10,7 +10,7 @@ from typing import Protocol
 
 from conveyor_engine import registry
 from conveyor_engine.errors import ErrorCode, InvalidRequest
-from conveyor_engine.scheduling.answers import Answers
+from conveyor_engine.scheduling.outputs import Outputs
 from conveyor_engine.scheduling.step import Step
 from conveyor_engine.wire.request import EngineRequest, ModelFacts
 from conveyor_engine.wire.step import StepResult
@@ -45,8 +45,8 @@ class Task(Protocol):
         """Raises InvalidRequest if it could never be run. The API process checks too, and it alone reads all of it."""
         ...
 
-    def take(self, answers: Answers, step: Step, result: StepResult) -> None:
-        """Tells the step's requests what came out. What it has for those that left meanwhile is discarded."""
+    def update(self, outputs: Outputs, step: Step, result: StepResult) -> None:
+        """Adds the results of the step to its requests. Those of requests that left meanwhile are discarded."""
         ...
 
 
@@ -66,11 +66,11 @@ class OneStep:
         if request.params is not None:
             raise wrong_task(self._task)
 
-    def take(self, answers: Answers, step: Step, result: StepResult) -> None:
+    def update(self, outputs: Outputs, step: Step, result: StepResult) -> None:
         assert result.payloads is not None
         for work, payload in zip(step.work, result.payloads, strict=True):
             if work.is_wanted:
-                answers.take_payload(work, payload, self.not_finite)
+                outputs.add_payload(work, payload, self.not_finite)
 
 
 def wrong_task(task: str) -> InvalidRequest:

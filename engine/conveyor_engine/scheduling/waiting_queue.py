@@ -139,8 +139,8 @@ class WaitingQueue:
             self._turns.last[request.party] = self._turns.next()
         self._buckets[self._bucket_of(request)].add(request)
 
-    def put_back(self, request: RequestState) -> None:
-        """A preempted request."""
+    def add_preempted(self, request: RequestState) -> None:
+        """Ahead of all that have not run."""
         assert request.turn is not None, "it has been admitted"
         self.preempted.put(request, sort_key(request, request.turn))
 
@@ -155,8 +155,8 @@ class WaitingQueue:
             del self._turns.last[request.party]
         return True
 
-    def take(self, request: RequestState) -> None:
-        """The request is admitted. If it has not run before, this is its party's turn, in every bucket."""
+    def pop(self, request: RequestState) -> None:
+        """Removes a request that is admitted. If it has not run before, this is its party's turn, in every bucket."""
         self.remove(request)
         if request.turn is None:
             request.turn = self._turns.next()

@@ -76,7 +76,7 @@ def test_every_mode_and_parameter_gives_the_tokens_of_packed_steps(
         changes = {"num_kv_blocks": num_kv_blocks, "max_num_batched_tokens": 200, "overlap": overlap, **mode}
         core = make_core(ref, capture=capture, **changes)
         seen = watch(core, monkeypatch) if capture else []
-        core.scheduler._answers.expected_output_tokens = 1.0
+        core.scheduler._outputs.expected_output_tokens = 1.0
         ask_for_everything(core, ref.prompts)
         told.append(comparable(run(core)))
         assert seen or capture is None

@@ -34,7 +34,7 @@ def test_steps_that_run_ahead_give_the_same_answers(
     answers = []
     for overlap in (True, False):
         core = ref.make_core(overlap=overlap, num_kv_blocks=num_kv_blocks, max_num_batched_tokens=200, **mode)
-        core.scheduler._answers.expected_output_tokens = 1.0
+        core.scheduler._outputs.expected_output_tokens = 1.0
         ask_for_everything(core, ref.prompts)
         outputs = run(core)
         assert [tokens_of(outputs["0"])] == ref.answers[:1]

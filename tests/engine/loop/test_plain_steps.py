@@ -52,7 +52,7 @@ def test_plans_and_results_that_travel_give_the_same_answers(
     ref = reference("llama")
     cores = [ref.make_core(num_kv_blocks=num_kv_blocks, max_num_batched_tokens=200, **mode) for _ in range(2)]
     for core in cores:
-        core.scheduler._answers.expected_output_tokens = 1.0
+        core.scheduler._outputs.expected_output_tokens = 1.0
     there = answers_of(wired(cores[1]), ref.prompts)
     assert there == answers_of(cores[0], ref.prompts)
     assert there["5"][-1].finish_reason == FinishReason.STOP

@@ -2,13 +2,13 @@
 
 from tests.engine.builders import make_request, make_scheduler, run_all
 
-from conveyor_engine.scheduling.carried import Carried
+from conveyor_engine.scheduling.counters import Carried
 from conveyor_engine.scheduling.scheduler import Scheduler
 
 
 def note(carried: Carried, begin: float, seconds: int, *, running: int, usage: float, short: bool = False) -> None:
     for second in range(seconds):
-        carried.note(begin + second, running, usage, short)
+        carried.observe(begin + second, running, usage, short)
 
 
 def test_a_cache_that_was_never_short_says_nothing() -> None:
@@ -23,14 +23,14 @@ def test_what_ran_while_blocks_were_short_is_carried_and_stays_known_when_fewer_
     assert carried.number == 8
     note(carried, 30, 3600, running=6, usage=0.75)
     assert carried.number == 8
-    carried.note(90_000, 1, 0.01, False)  # after a night without requests
+    carried.observe(90_000, 1, 0.01, False)  # after a night without requests
     assert carried.number == 8
 
 
 def test_one_request_that_did_not_fit_is_not_the_whole_truth() -> None:
     carried = Carried(32)
     note(carried, 0, 300, running=10, usage=0.5)
-    carried.note(300, 3, 0.9, True)
+    carried.observe(300, 3, 0.9, True)
     assert carried.number == 20
 
 

@@ -165,7 +165,7 @@ class EmbeddingHistory(SchedulerHistory):
         places = names_of([*scheduler.waiting, *scheduler.running])
         assert sorted(places) == sorted(scheduler.requests)
         rows = [request.row for request in scheduler.running if request.row >= 0]
-        assert sorted(rows + scheduler._tables.free_rows) == list(range(scheduler._facts.max_num_seqs))
+        assert sorted(rows + scheduler._batch._tables.free_rows) == list(range(scheduler._facts.max_num_seqs))
 
     def teardown(self) -> None:
         if not hasattr(self, "scheduler"):

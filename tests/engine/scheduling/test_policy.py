@@ -107,7 +107,7 @@ def test_a_dynamic_batch_is_of_the_party_that_has_waited_longest_for_a_turn() ->
     while batch := list(policy.candidates(queue, 1.0, False).requests):
         batches.append(names_of(batch))
         for request in batch:
-            queue.take(request)
+            queue.pop(request)
     assert batches == [["5 0", "5 1"], ["one", "50 0"], ["5 2", "5 3"], ["50 1", "50 2"], ["50 3"]]
 
 

@@ -86,7 +86,7 @@ class History(SchedulerHistory):
             batching_window_seconds=1.0 if self.mode in ("static", "dynamic") else None,
             constrain=lambda request: SumModThree() if request.params.min_tokens else None,
         )
-        self.scheduler._answers.expected_output_tokens = 2.0
+        self.scheduler._outputs.expected_output_tokens = 2.0
         self.model = PretendedModel(BLOCK_SIZE)
         self.executor = FailsLate(Wired(self.model)) if fails_late else Wired(self.model)
         self.overlap = Overlap(self.executor, AtOnce(), num_ahead)
@@ -125,7 +125,7 @@ class History(SchedulerHistory):
             prompt_hashes=hashes,
             party=party,
         )
-        full = len(self.scheduler.waiting) >= MAX_QUEUED + len(self.scheduler._tables.free_rows)
+        full = len(self.scheduler.waiting) >= MAX_QUEUED + len(self.scheduler._batch._tables.free_rows)
         try:
             self.scheduler.add_request(request)
         except Overloaded:
@@ -234,7 +234,7 @@ class History(SchedulerHistory):
         admitted = [request for request in scheduler.running if request.row >= 0]
         assert all(r.finished and not r.block_table for r in scheduler.running if r not in admitted)
         rows = [request.row for request in admitted]
-        assert sorted(rows + scheduler._tables.free_rows) == list(range(scheduler._facts.max_num_seqs))
+        assert sorted(rows + scheduler._batch._tables.free_rows) == list(range(scheduler._facts.max_num_seqs))
         places = names_of([*scheduler.waiting, *scheduler.running])
         assert len(places) == len(scheduler.waiting) + len(scheduler.running)
         assert sorted(places) == sorted(scheduler.requests), "each request is in exactly one place"

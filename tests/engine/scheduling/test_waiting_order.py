@@ -46,7 +46,7 @@ class Listed:
             self._last[request.party] = next(self._turns)
         self._fresh.append(request)
 
-    def put_back(self, request: RequestState) -> None:
+    def add_preempted(self, request: RequestState) -> None:
         self._preempted.append(request)
 
     def remove(self, request: RequestState) -> None:
@@ -54,7 +54,7 @@ class Listed:
         for party in set(self._last) - {each.party for each in self._fresh}:
             del self._last[party]
 
-    def take(self, request: RequestState) -> None:
+    def pop(self, request: RequestState) -> None:
         """The real queue has given the request its turn: only the party's is missing here."""
         is_fresh = request in self._fresh
         self.remove(request)
@@ -108,14 +108,14 @@ def test_any_history_is_that_of_a_list_that_is_searched(name: str, num_buckets: 
                 model.add(request)
             elif step == "preempt" and running:
                 request = waiting.setdefault(running[-1].request_id, running.pop())
-                queue.put_back(request)
-                model.put_back(request)
+                queue.add_preempted(request)
+                model.add_preempted(request)
             elif step in ("take", "remove") and waiting:
                 request = waiting.pop(sorted(waiting)[which % len(waiting)])
                 if step == "take":
-                    queue.take(request)
+                    queue.pop(request)
                     running.append(request)
-                    model.take(request)
+                    model.pop(request)
                 else:
                     assert queue.remove(request)
                     model.remove(request)
@@ -160,8 +160,8 @@ def cost_events(queue: WaitingQueue, requests: list[RequestState]) -> list[int]:
     for request in requests:
         queue.add(request)
     events: list[Callable[[], object]] = [
-        lambda: queue.take(first),
-        lambda: queue.put_back(first),
+        lambda: queue.pop(first),
+        lambda: queue.add_preempted(first),
         lambda: list(islice(queue, 4)),
         lambda: queue.remove(first),
         lambda: queue.remove(middle),

@@ -27,7 +27,7 @@ def test_parties_take_turns_and_are_first_come_first_served_within_and_among_the
 
 def test_who_has_had_a_turn_is_behind_those_who_came_since() -> None:
     queue, requests = queue_of("a0", "a1", "a2", "b0", "b1")
-    queue.take(requests["a0"])
+    queue.pop(requests["a0"])
     queue.add(make_state(request_id="c0"))
     assert names_of(queue) == ["b0", "a1", "c0", "b1", "a2"]
 
@@ -35,22 +35,22 @@ def test_who_has_had_a_turn_is_behind_those_who_came_since() -> None:
 def test_who_was_preempted_comes_back_before_all_and_that_is_no_turn() -> None:
     queue, requests = queue_of("a0", "a1", "a2", "b0")
     for name in ("a0", "a1"):
-        queue.take(requests[name])
+        queue.pop(requests[name])
     assert names_of(queue) == ["b0", "a2"]
     for name in ("a1", "a0"):
-        queue.put_back(requests[name])
-    queue.take(requests["b0"])
+        queue.add_preempted(requests[name])
+    queue.pop(requests["b0"])
     queue.add(make_state(request_id="b1", party="b"))
     assert names_of(queue) == ["a0", "a1", "a2", "b1"]
-    queue.take(requests["a0"])
+    queue.pop(requests["a0"])
     assert names_of(queue) == ["a1", "a2", "b1"]
 
 
 def test_who_leaves_is_nowhere() -> None:
     queue, requests = queue_of("a0", "a1", "b0")
     queue.add(returning := make_state(request_id="c0"))
-    queue.take(returning)
-    queue.put_back(returning)
+    queue.pop(returning)
+    queue.add_preempted(returning)
     for request in (requests["a1"], requests["b0"], returning):
         assert queue.remove(request)
         assert not queue.remove(request)

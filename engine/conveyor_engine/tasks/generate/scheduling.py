@@ -5,7 +5,7 @@ from random import Random
 from typing import Final
 
 from conveyor_engine.errors import ErrorCode, InvalidRequest
-from conveyor_engine.scheduling.answers import Answers
+from conveyor_engine.scheduling.outputs import Outputs
 from conveyor_engine.scheduling.step import Step
 from conveyor_engine.scheduling.tasks import wrong_task
 from conveyor_engine.wire.request import EngineRequest, ModelFacts, SamplingParams
@@ -47,13 +47,13 @@ class Generation:
                 f"{message} {self._max_model_len}", param="max_tokens", code=ErrorCode.CONTEXT_LENGTH_EXCEEDED
             )
 
-    def take(self, answers: Answers, step: Step, result: StepResult) -> None:
+    def update(self, outputs: Outputs, step: Step, result: StepResult) -> None:
         logprobs = repeat(None) if result.logprobs is None else result.logprobs
         sampled = zip(result.token_ids, logprobs, strict=False)
         for work in step.work:
             token_ids, token_logprobs = next(sampled) if work.num_logits else (_NO_TOKENS, None)
             if work.is_wanted:
-                answers.advance(work, token_ids, token_logprobs)
+                outputs.add_tokens(work, token_ids, token_logprobs)
 
 
 TASK: Final = Generation

@@ -1,6 +1,6 @@
-"""What requests are told: each one's tokens as steps give them, and its end. Used by `scheduler` alone.
+"""The outputs of requests: the tokens that each step gives them, and their ends. Used by `scheduler` alone.
 
-Where a batch keeps together, answers are held until all of its rows are done, and a finished row may go on as padding.
+Where a batch keeps together, outputs are held until all of its rows are done. A finished row may go on as padding.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ EXPECTED_OUTPUT_TOKENS = 256.0  # of an answer, before any was seen ...
 _ESTIMATE_WEIGHT = 1 / 32  # ... and how much each one that ends counts
 
 
-class Answers:
+class Outputs:
     """The requests that have not had their last output, and the outputs that were not taken yet."""
 
     def __init__(self, policy: Policy, facts: ModelFacts, batch: RunningBatch, counters: Counters) -> None:
@@ -25,15 +25,15 @@ class Answers:
         self._batch = batch
         self._counters = counters
         self.requests: dict[str, RequestState] = {}
-        self.outputs: list[RequestOutput] = []
+        self.pending: list[RequestOutput] = []
         self.expected_output_tokens = EXPECTED_OUTPUT_TOKENS
 
     def take_outputs(self) -> list[RequestOutput]:
         """The outputs since the last call."""
-        outputs, self.outputs = self.outputs, []
+        outputs, self.pending = self.pending, []
         return outputs
 
-    def advance(self, work: Work, token_ids: list[int], logprobs: Sequence[TokenLogprobs] | None) -> None:
+    def add_tokens(self, work: Work, token_ids: list[int], logprobs: Sequence[TokenLogprobs] | None) -> None:
         """The request's tokens of this step are computed; fewer than there are logits means that drafts were wrong.
 
         Then later steps have begun from tokens that are not there.
@@ -46,12 +46,12 @@ class Answers:
         if request.padded_from is not None and request.num_pending_tokens == 1:
             request.unpad()
         if token_ids and request.finished is None:
-            self._take_tokens(request, token_ids, logprobs)
+            self._append_tokens(request, token_ids, logprobs)
         elif token_ids:
-            self._go_on_padding(request, token_ids)
+            self._append_dummy(request, token_ids)
 
-    def take_payload(self, work: Work, payload: bytes, error: str) -> None:
-        """The request is computed, and this came of it: its answer, or if nothing came an `error`."""
+    def add_payload(self, work: Work, payload: bytes, error: str) -> None:
+        """The request is computed, and this is its output. Without a payload it ends with the `error`."""
         request = work.request
         request.num_computed_tokens += work.num_tokens
         request.num_awaited_tokens -= work.num_logits
@@ -66,12 +66,12 @@ class Answers:
         else:
             self.finish(request, FinishReason.STOP, output=output)
 
-    def _take_tokens(
+    def _append_tokens(
         self, request: RequestState, token_ids: list[int], logprobs: Sequence[TokenLogprobs] | None
     ) -> None:
-        """Appends the tokens up to the one that ends the request. Where a batch keeps together, its end tells them."""
+        """Appends the tokens up to the one that ends the request. Where a batch keeps together, holds them back."""
         if min(token_ids) < 0:
-            self._batch.tables.forget(request)
+            self._batch.evict(request)
             self.finish(request, FinishReason.ERROR, "the model's logits are not finite (NaN or infinity)")
             return
         if request.num_output_tokens == 0:
@@ -88,11 +88,11 @@ class Answers:
             if request.num_padding_tokens and request.num_output_tokens == 1:
                 request.pad()
         elif reason is None:
-            self.outputs.append(request.output(token_ids, kept_logprobs))
+            self.pending.append(request.output(token_ids, kept_logprobs))
         else:
             self.finish(request, reason, output=request.output(token_ids, kept_logprobs))
 
-    def _go_on_padding(self, request: RequestState, token_ids: list[int]) -> None:
+    def _append_dummy(self, request: RequestState, token_ids: list[int]) -> None:
         """A finished row of a padded batch takes part in every step, a token longer each time while there is room.
 
         What it samples is its next dummy token.
@@ -103,12 +103,11 @@ class Answers:
             request.rewind(request.num_computed_tokens - 1)
 
     def release_batch(self) -> None:
-        """Answers a batch that keeps together once none of its requests runs any more."""
+        """Finishes the requests of a batch that keeps together once none of them runs any more."""
         if all(r.finished is not None and r.padded_from is None for r in self._batch.requests):
-            for request in self._batch.requests:
+            for request in list(self._batch.requests):
                 assert request.finished is not None
                 self.finish(request, request.finished)
-            self._batch.keep(self.requests)
 
     def finish(
         self,
@@ -117,12 +116,11 @@ class Answers:
         message: str | None = None,
         output: RequestOutput | None = None,
     ) -> None:
-        """The request's end: its blocks are free and its last output is due. The caller takes it out of its list."""
+        """Ends a request that does not wait: takes it out of the batch, if it is there, and adds its last output."""
         request.finished = reason
         del self.requests[request.request_id]
-        if request.row >= 0:
-            self._batch.release(request)
+        self._batch.free(request)
         output = output or request.held_output or request.output([])
         output.finish_reason = reason
         output.message = message
-        self.outputs.append(output)
+        self.pending.append(output)
