@@ -23,7 +23,8 @@ from conveyor_bench.engine.served import measure_served
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.loop.executor import compute
-from conveyor_engine.wire.messages import Step, encode_frame
+from conveyor_engine.wire.frames import encode_frame
+from conveyor_engine.wire.messages import Step
 from conveyor_engine.wire.request import EngineRequest, SamplingParams
 
 PARTS = ("schedule", "build", "update", "send")

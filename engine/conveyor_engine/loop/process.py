@@ -25,11 +25,11 @@ from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.loop.executor import Executor
 from conveyor_engine.registry import find_task, load_about
 from conveyor_engine.text.tokenizer import Tokenizer
+from conveyor_engine.wire.frames import encode_frame, read_payloads
 from conveyor_engine.wire.messages import (
     Abort,
     Add,
     Failed,
-    FrameReader,
     FromEngine,
     Heartbeat,
     Progress,
@@ -39,14 +39,12 @@ from conveyor_engine.wire.messages import (
     StartFailed,
     Step,
     ToEngine,
-    encode_frame,
     to_engine_decoder,
 )
 from conveyor_engine.wire.request import EngineRequest
 from conveyor_protocol.failure_reasons import FailureReason
 
 HEARTBEAT_SECONDS = 1.0
-_READ_BYTES = 1 << 20
 _log = logging.getLogger("conveyor_engine.loop.process")
 
 
@@ -100,10 +98,8 @@ class Channel:
         self._arrived.put(Disconnected())
 
     def _messages(self) -> Iterator[ToEngine]:
-        frames = FrameReader()
-        while data := self._connection.recv(_READ_BYTES):
-            for payload in frames.feed(data):
-                yield to_engine_decoder.decode(payload)
+        with self._connection.makefile("rb") as stream:
+            yield from map(to_engine_decoder.decode, read_payloads(stream))
 
 
 class EngineLoop:

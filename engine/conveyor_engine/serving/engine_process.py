@@ -15,7 +15,8 @@ from typing import cast
 
 from conveyor_engine.logs import LOG_FORMAT_VARIABLE
 from conveyor_engine.serving.cgroup import OOM_KILLED, count_oom_kills
-from conveyor_engine.wire.messages import FrameReader, FromEngine, ToEngine, encode_frame, from_engine_decoder
+from conveyor_engine.wire.frames import FrameReader, encode_frame
+from conveyor_engine.wire.messages import FromEngine, ToEngine, from_engine_decoder
 from conveyor_protocol.failure_reasons import FailureReason
 
 ENGINE_PROGRAM = "conveyor_engine.loop.process"

@@ -1,1 +1,1 @@
-"""What the API process and the engine process say to each other: requests and messages. Plain data."""
+"""What the processes of the engine say to each other: API, engine and workers. Plain data."""

@@ -1,13 +1,9 @@
-"""What the API process and the engine process say to each other, and how a message lies on the socket.
+"""What the API process and the engine process say to each other, in `frames` on one stream socket.
 
-One stream socket between the two: when either process is gone, the other reads the end of the stream, after
-everything that was still sent. A frame is its length (4 bytes, big-endian) and one msgpack message.
 Used by `serving.engine_process` (asyncio) and `loop.process` (blocking).
 """
 
-import struct
 from array import array
-from collections.abc import Iterator
 from itertools import groupby
 from typing import Self
 
@@ -17,8 +13,6 @@ from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import ErrorCode
 from conveyor_engine.wire.request import EngineRequest, EngineStats, ModelFacts, RequestOutput, SamplingParams
 from conveyor_protocol.failure_reasons import FailureReason
-
-_LENGTH = struct.Struct("!I")
 
 
 class _Message(msgspec.Struct, tag=True, array_like=True):
@@ -158,30 +152,5 @@ class Failed(_Message):
 
 FromEngine = Progress | Ready | StartFailed | Refused | Step | Heartbeat | Failed
 
-_encoder = msgspec.msgpack.Encoder()
 to_engine_decoder = msgspec.msgpack.Decoder(ToEngine)
 from_engine_decoder = msgspec.msgpack.Decoder(FromEngine)
-
-
-def encode_frame(message: ToEngine | FromEngine) -> bytes:
-    """The bytes to send."""
-    payload = _encoder.encode(message)
-    return _LENGTH.pack(len(payload)) + payload
-
-
-class FrameReader:
-    """Bytes in as they come, whole payloads out."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        """The payloads that `data` completes."""
-        self._buffer += data
-        while len(self._buffer) >= _LENGTH.size:
-            end = _LENGTH.size + _LENGTH.unpack_from(self._buffer)[0]
-            if len(self._buffer) < end:
-                return
-            payload = bytes(self._buffer[_LENGTH.size : end])
-            del self._buffer[:end]
-            yield payload

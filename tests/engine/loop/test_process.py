@@ -19,17 +19,8 @@ from tests.engine.processes import environment
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.loop.core import EngineCore
 from conveyor_engine.loop.process import Channel, Disconnected, EngineLoop, Pulse
-from conveyor_engine.wire.messages import (
-    Abort,
-    Add,
-    Failed,
-    FrameReader,
-    FromEngine,
-    Start,
-    ToEngine,
-    encode_frame,
-    from_engine_decoder,
-)
+from conveyor_engine.wire.frames import FrameReader, encode_frame
+from conveyor_engine.wire.messages import Abort, Add, Failed, FromEngine, Start, ToEngine, from_engine_decoder
 from conveyor_engine.wire.request import EngineRequest, EngineStats, RequestOutput
 from conveyor_protocol.failure_reasons import FailureReason
 

@@ -6,7 +6,8 @@ import pytest
 from tests.engine.builders import make_request, make_scheduler, names_of, run_all, run_step
 
 from conveyor_engine.errors import InvalidRequest, Overloaded
-from conveyor_engine.wire.messages import Add, FrameReader, encode_frame, to_engine_decoder
+from conveyor_engine.wire.frames import FrameReader, encode_frame
+from conveyor_engine.wire.messages import Add, to_engine_decoder
 from conveyor_engine.wire.request import EngineRequest, FinishReason
 
 

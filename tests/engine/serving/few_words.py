@@ -9,17 +9,8 @@ from collections.abc import Iterator
 
 from tests.engine.builders import make_facts
 
-from conveyor_engine.wire.messages import (
-    Add,
-    FrameReader,
-    Ready,
-    Start,
-    StartFailed,
-    Step,
-    ToEngine,
-    encode_frame,
-    to_engine_decoder,
-)
+from conveyor_engine.wire.frames import FrameReader, encode_frame
+from conveyor_engine.wire.messages import Add, Ready, Start, StartFailed, Step, ToEngine, to_engine_decoder
 from conveyor_engine.wire.request import EngineStats
 
 

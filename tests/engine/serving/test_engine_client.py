@@ -22,7 +22,8 @@ from conveyor_engine.serving.metrics import EngineMetrics
 from conveyor_engine.serving.preparing.jobs import ServedModel
 from conveyor_engine.serving.preparing.pool import WorkerPool
 from conveyor_engine.serving.preparing.sampling_defaults import SamplingDefaults
-from conveyor_engine.wire.messages import Add, Drain, Heartbeat, Ready, Refused, Step, encode_frame
+from conveyor_engine.wire.frames import encode_frame
+from conveyor_engine.wire.messages import Add, Drain, Heartbeat, Ready, Refused, Step
 from conveyor_engine.wire.request import EngineRequest, EngineStats, FinishReason, RequestOutput
 
 

@@ -1,3 +1,4 @@
+import io
 from array import array
 
 import msgspec
@@ -8,12 +9,12 @@ from tests.engine.builders import make_facts, make_request
 
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import ErrorCode
+from conveyor_engine.wire.frames import FrameReader, encode_frame, read_payloads
 from conveyor_engine.wire.messages import (
     Abort,
     Add,
     Drain,
     Failed,
-    FrameReader,
     FromEngine,
     Heartbeat,
     Progress,
@@ -23,7 +24,6 @@ from conveyor_engine.wire.messages import (
     StartFailed,
     Step,
     ToEngine,
-    encode_frame,
     from_engine_decoder,
     to_engine_decoder,
 )
@@ -55,7 +55,7 @@ FROM_ENGINE: list[FromEngine] = [
 @pytest.mark.parametrize("message", TO_ENGINE + FROM_ENGINE, ids=lambda m: type(m).__name__)
 def test_every_message_arrives_as_it_was_sent(message: msgspec.Struct) -> None:
     decoder = to_engine_decoder if message in TO_ENGINE else from_engine_decoder
-    (payload,) = FrameReader().feed(encode_frame(message))  # type: ignore[arg-type]
+    (payload,) = FrameReader().feed(encode_frame(message))
     assert decoder.decode(payload) == message
 
 
@@ -87,3 +87,10 @@ def test_frames_survive_any_cutting(cuts: list[int]) -> None:
         payloads += reader.feed(data[:size])
         data = data[size:]
     assert [from_engine_decoder.decode(payload) for payload in payloads] == FROM_ENGINE
+
+
+@pytest.mark.parametrize("num_cut", [0, 1, 9])
+def test_a_frame_that_the_end_of_the_stream_cuts_off_is_dropped(num_cut: int) -> None:
+    data = encode_frame(Heartbeat(0.5)) + encode_frame(Progress("event=x"))
+    payloads = [from_engine_decoder.decode(p) for p in read_payloads(io.BytesIO(data[: len(data) - num_cut]))]
+    assert payloads == [Heartbeat(0.5), Progress("event=x")][: 1 if num_cut else 2]

@@ -23,7 +23,8 @@ from conveyor_engine.serving.generation import Generation
 from conveyor_engine.serving.http.app_state import AppState, app_state, model_facts
 from conveyor_engine.serving.http.reading import body_bytes_max, read_body, timeout_seconds
 from conveyor_engine.serving.http.usage import Report, UsedTokens, find_report
-from conveyor_engine.serving.preparing.jobs import Job, Prepared
+from conveyor_engine.serving.preparing.jobs import Prepared
+from conveyor_engine.wire.worker import Job
 from conveyor_protocol.request_headers import PLACE_HEADER
 
 _log = logging.getLogger(__name__)

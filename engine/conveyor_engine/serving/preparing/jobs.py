@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-import msgspec
 from pydantic import ValidationError
 from pydantic_core import from_json
 
@@ -18,7 +17,7 @@ from conveyor_engine.serving.preparing.refusals import invalid_request
 from conveyor_engine.serving.preparing.sampling_defaults import SamplingDefaults
 from conveyor_engine.serving.preparing.schemas import ModelFields
 from conveyor_engine.text.tokenizer import Tokenizer
-from conveyor_engine.wire.request import ModelFacts
+from conveyor_engine.wire.worker import Job
 
 Fields = TypeVar("Fields", bound=ModelFields)
 
@@ -36,16 +35,6 @@ class ServedModel:
         """Of a model whose task reads text."""
         assert self.text is not None
         return self.text
-
-
-class Job(msgspec.Struct, array_like=True):
-    """One body, and what it is checked against beside the model."""
-
-    kind: str
-    facts: ModelFacts
-    num_requests_max: int  # that the engine ever takes at once
-    arrival_time: float
-    body: bytes
 
 
 class Prepared(Protocol):

@@ -24,20 +24,10 @@ from typing import cast
 import msgspec
 
 from conveyor_engine.errors import Unavailable
-from conveyor_engine.serving.preparing.jobs import Job, Prepared, find_kind
-from conveyor_engine.serving.preparing.process import (
-    Bug,
-    Failure,
-    ForkServer,
-    Reply,
-    Started,
-    deadline_seconds,
-    encode,
-    frame,
-    reply_decoder,
-    too_costly,
-)
-from conveyor_engine.wire.messages import FrameReader
+from conveyor_engine.serving.preparing.jobs import Prepared, find_kind
+from conveyor_engine.serving.preparing.process import ForkServer, deadline_seconds, too_costly
+from conveyor_engine.wire.frames import FrameReader, encode_frame
+from conveyor_engine.wire.worker import Bug, Failure, Job, Reply, Started, from_worker_decoder
 
 NUM_WORKERS = 3
 _NUM_TEMPLATE_WORKERS = 2
@@ -85,7 +75,7 @@ class _Worker(asyncio.Protocol):
 
     def run(self, job: Job) -> None:
         self._expect_message(deadline_seconds(job))
-        self._transport.write(frame(encode(job)))
+        self._transport.write(encode_frame(job))
 
     def _expect_message(self, seconds: float) -> None:
         self._deadline = asyncio.get_running_loop().call_later(seconds, self._on_overdue, self)
@@ -106,7 +96,7 @@ class _Worker(asyncio.Protocol):
             if self._was_killed:
                 return  # its job was given up
             self._deadline.cancel()
-            message = reply_decoder.decode(payload)
+            message = from_worker_decoder.decode(payload)
             if isinstance(message, Started):
                 self.pid = message.pid
             self._on_message(self, message)

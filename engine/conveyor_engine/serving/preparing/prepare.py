@@ -8,12 +8,14 @@ import uuid
 import msgspec
 
 from conveyor_engine.errors import InvalidRequest, context_exceeded
-from conveyor_engine.serving.preparing.jobs import Job, ServedModel, parse_body, too_many
+from conveyor_engine.serving.preparing.jobs import ServedModel, parse_body, too_many
 from conveyor_engine.serving.preparing.sampling_defaults import SamplingDefaults
 from conveyor_engine.serving.preparing.schemas import ChatRequest, CompletionRequest, SamplingFields
 from conveyor_engine.text.tokenizer import PROMPT_TAIL_TOKENS, Truncation, too_long
-from conveyor_engine.wire.messages import Add, encode_frame
+from conveyor_engine.wire.frames import encode_frame
+from conveyor_engine.wire.messages import Add
 from conveyor_engine.wire.request import EngineRequest, ModelFacts, SamplingParams
+from conveyor_engine.wire.worker import Job
 
 LOGPROBS_MAX = 4_000_000  # of one request: each takes 12 bytes until its answer is sent, and 60 in the answer
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default

@@ -11,17 +11,18 @@ import os
 import resource
 import signal
 import socket
-import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FrameType
-from typing import BinaryIO, NoReturn, Self
+from typing import NoReturn
 
 import msgspec
 
 from conveyor_engine import registry
-from conveyor_engine.errors import ConveyorEngineError, ErrorCode, InvalidRequest, Overloaded, Unavailable, UnknownModel
+from conveyor_engine.errors import ConveyorEngineError, ErrorCode, InvalidRequest
 from conveyor_engine.limited import limit_cpu_seconds, limit_more_memory
-from conveyor_engine.serving.preparing.jobs import Job, ServedModel, find_kind
+from conveyor_engine.serving.preparing.jobs import ServedModel, find_kind
+from conveyor_engine.wire.frames import encode_frame, read_payloads
+from conveyor_engine.wire.worker import Bug, Failure, Job, Reply, Started, job_decoder
 
 CPU_SECONDS = 1.0  # of one job ...
 CPU_SECONDS_PER_MIB = 1.0  # ... and for each MiB of its body: several times what any takes
@@ -31,60 +32,7 @@ MEMORY_BYTES_PER_TOKEN = 512  # ... and for each token of the context: tokenizin
 MEMORY_BYTES_PER_BODY_BYTE = 16  # ... and for each byte of its body: empty lists take 25, of which the base has most
 _RETIRE_BYTES = 32 * 2**20  # a worker that grew by so much is replaced
 _NICENESS = 5  # tokens of running streams go before prompts of new ones
-_LENGTH = struct.Struct("!I")
-_ERRORS: dict[str, type[ConveyorEngineError]] = {
-    kind.__name__: kind for kind in (InvalidRequest, UnknownModel, Overloaded, Unavailable)
-}
-
-
-class Failure(msgspec.Struct, tag=True, array_like=True):
-    """An error of `errors`, as a message between processes."""
-
-    kind: str
-    message: str
-    param: str | None = None
-    code: ErrorCode | None = None
-
-    @classmethod
-    def of(cls, error: ConveyorEngineError) -> Self:
-        if isinstance(error, InvalidRequest):
-            return cls(type(error).__name__, str(error), error.param, error.code)
-        return cls(type(error).__name__, str(error))
-
-    def error(self) -> ConveyorEngineError:
-        kind = _ERRORS[self.kind]
-        if issubclass(kind, InvalidRequest):
-            return kind(self.message, param=self.param, code=self.code)
-        return kind(self.message)
-
-
-class Bug(msgspec.Struct, tag=True, array_like=True):
-    """An unexpected exception."""
-
-    what: str
-
-
-class Started(msgspec.Struct, tag=True, array_like=True):
-    """The first message of a worker."""
-
-    pid: int
-
-
-class Reply(msgspec.Struct, tag=True, array_like=True):
-    """The result of a job: what its kind prepares, encoded, or an error. `retires`: the worker exits after it."""
-
-    result: bytes | Failure | Bug
-    retires: bool = False
-
-
-encode = msgspec.msgpack.Encoder().encode
-reply_decoder = msgspec.msgpack.Decoder(Started | Reply)
-_job_decoder = msgspec.msgpack.Decoder(Job)
-
-
-def frame(payload: bytes) -> bytes:
-    """A message on the socket: the payload behind its length."""
-    return _LENGTH.pack(len(payload)) + payload
+_encode = msgspec.msgpack.Encoder().encode
 
 
 def cpu_seconds(job: Job) -> float:
@@ -165,19 +113,14 @@ def _work(connection: socket.socket, model: ServedModel) -> None:
     os.environ["RUST_BACKTRACE"] = "0"  # tokenizers ends the process when memory ends, and would explain at length
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a thread for each CPU would not fit into a job's memory
     peak = _peak_bytes()
-    connection.sendall(frame(encode(Started(os.getpid()))))
+    connection.sendall(encode_frame(Started(os.getpid())))
     with connection.makefile("rb") as received:
-        for payload in _payloads(received):
+        for payload in read_payloads(received):
             result = _prepare_within_limits(payload, model)
             retires = _peak_bytes() - peak > _RETIRE_BYTES
-            connection.sendall(frame(encode(Reply(result, retires))))
+            connection.sendall(encode_frame(Reply(result, retires)))
             if retires:
                 return
-
-
-def _payloads(received: BinaryIO) -> Iterator[bytes]:
-    while head := received.read(_LENGTH.size):
-        yield received.read(_LENGTH.unpack(head)[0])
 
 
 class _OutOfTime(BaseException):
@@ -190,7 +133,7 @@ def _raise_out_of_time(_: int, __: FrameType | None) -> None:
 
 def _prepare_within_limits(payload: bytes, model: ServedModel) -> bytes | Failure | Bug:
     """The signal interrupts Python code; the kernel's limit, two seconds later, ends native code."""
-    job = _job_decoder.decode(payload)
+    job = job_decoder.decode(payload)
     seconds = cpu_seconds(job)
     limit_cpu_seconds(seconds + 2)
     num_bytes = MEMORY_BYTES + MEMORY_BYTES_PER_TOKEN * job.facts.max_model_len
@@ -207,7 +150,7 @@ def _prepare_within_limits(payload: bytes, model: ServedModel) -> bytes | Failur
 
 def _prepare(job: Job, model: ServedModel) -> bytes | Failure | Bug:
     try:
-        return encode(find_kind(job).prepare(model, job))
+        return _encode(find_kind(job).prepare(model, job))
     except ConveyorEngineError as error:
         return Failure.of(error)
     except MemoryError:

@@ -7,13 +7,15 @@ from typing import Final
 import msgspec
 
 from conveyor_engine.errors import InvalidRequest
-from conveyor_engine.serving.preparing.jobs import Job, Kind, ServedModel, parse_body, too_many
+from conveyor_engine.serving.preparing.jobs import Kind, ServedModel, parse_body, too_many
 from conveyor_engine.serving.preparing.prepare import check_token_ids, read_prompt
 from conveyor_engine.serving.preparing.schemas import EmbeddingRequest
 from conveyor_engine.text.tokenizer import Truncation, too_long
 from conveyor_engine.wire.embedding import EmbeddingFacts, PoolingParams
-from conveyor_engine.wire.messages import Add, encode_frame
+from conveyor_engine.wire.frames import encode_frame
+from conveyor_engine.wire.messages import Add
 from conveyor_engine.wire.request import EngineRequest, ModelFacts
+from conveyor_engine.wire.worker import Job
 
 VECTOR_BYTES_MAX = 64 << 20  # of one request, float32: half of what the API process holds for all of its clients
 _PARAM = "input"

@@ -13,10 +13,10 @@ from tests.engine.builders import make_facts
 
 from conveyor_engine.errors import InvalidRequest, Unavailable, UnknownModel
 from conveyor_engine.serving.preparing import pool as pool_module
-from conveyor_engine.serving.preparing.jobs import Job
 from conveyor_engine.serving.preparing.pool import NUM_WORKERS, WorkerPool
-from conveyor_engine.serving.preparing.process import Failure, ForkServer, Reply, Started, encode, frame
-from conveyor_engine.wire.messages import FrameReader
+from conveyor_engine.serving.preparing.process import ForkServer
+from conveyor_engine.wire.frames import FrameReader, encode_frame
+from conveyor_engine.wire.worker import Failure, Job, Reply, Started
 
 LONG = 300 * 2**10
 NO_PROCESS = 2**22 + 1  # more than any pid
@@ -46,10 +46,10 @@ class Workers(asyncio.Protocol):
 
     def answer(self, name: str, *, retires: bool = False) -> None:
         reply = Reply(Failure.of(UnknownModel(name)), retires)
-        self.jobs.pop(name).write(frame(encode(reply)))
+        self.jobs.pop(name).write(encode_frame(reply))
 
     def start(self, transport: asyncio.WriteTransport) -> None:
-        transport.write(frame(encode(Started(self.pid))))
+        transport.write(encode_frame(Started(self.pid)))
 
     def kill(self, name: str) -> None:
         self.jobs.pop(name).close()

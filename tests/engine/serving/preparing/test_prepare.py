@@ -9,10 +9,11 @@ import pytest
 from tests.engine.builders import make_facts
 
 from conveyor_engine.errors import InvalidRequest
-from conveyor_engine.serving.preparing.jobs import Job, ServedModel, find_kind
+from conveyor_engine.serving.preparing.jobs import ServedModel, find_kind
 from conveyor_engine.serving.preparing.prepare import PreparedText
 from conveyor_engine.serving.preparing.sampling_defaults import SamplingDefaults
 from conveyor_engine.text.tokenizer import Tokenizer
+from conveyor_engine.wire.worker import Job
 
 
 def prepared(chat_model: Path, kind: str, **fields: Any) -> PreparedText:

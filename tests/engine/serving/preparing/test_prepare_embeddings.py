@@ -8,11 +8,12 @@ import pytest
 from tests.engine.builders import make_facts
 
 from conveyor_engine.errors import InvalidRequest
-from conveyor_engine.serving.preparing.jobs import Job, ServedModel
+from conveyor_engine.serving.preparing.jobs import ServedModel
 from conveyor_engine.serving.preparing.sampling_defaults import SamplingDefaults
 from conveyor_engine.tasks.embed.preparing import PreparedEmbeddings, prepare_embeddings
 from conveyor_engine.text.tokenizer import Tokenizer
 from conveyor_engine.wire.embedding import EmbeddingFacts
+from conveyor_engine.wire.worker import Job
 
 
 def prepared(chat_model: Path, **fields: Any) -> PreparedEmbeddings:

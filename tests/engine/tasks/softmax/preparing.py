@@ -9,10 +9,12 @@ import msgspec
 from pydantic import Field
 
 from conveyor_engine.errors import InvalidRequest
-from conveyor_engine.serving.preparing.jobs import Job, Kind, ServedModel, parse_body
+from conveyor_engine.serving.preparing.jobs import Kind, ServedModel, parse_body
 from conveyor_engine.serving.preparing.schemas import ModelFields
-from conveyor_engine.wire.messages import Add, encode_frame
+from conveyor_engine.wire.frames import encode_frame
+from conveyor_engine.wire.messages import Add
 from conveyor_engine.wire.request import EngineRequest
+from conveyor_engine.wire.worker import Job
 
 
 class SoftmaxRequest(ModelFields):
