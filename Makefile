@@ -19,7 +19,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export KUBECACHEDIR := $(CACHE)/kubectl
 KUBECONFIG_FILE = $$($(PY) -m e2e.cluster kubeconfig)
 
-.PHONY: help venv tools cluster-tools generate check check-generated test test-all test-nightly nightly test-oldest set-up e2e demo demo-url demo-down demo-model offline-models images cluster cluster-down deploy fresh clients vllm oci keda alerts expose bench soak release-dry-run clean
+.PHONY: help venv tools cluster-tools generate check check-generated test test-all test-nightly nightly test-oldest set-up e2e demo demo-url demo-down demo-model offline-models images cluster cluster-down deploy fresh clients vllm oci keda alerts expose bench modes soak release-dry-run clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -172,6 +172,9 @@ bench: venv tools ## Measure the gateway, the operator and the engine
 	$(UV) run --no-sync --with 'sentence-transformers==$(SENTENCE_TRANSFORMERS).*' python -m conveyor_bench engine --workload embed
 	$(PY) -m conveyor_bench host
 	$(PY) -m conveyor_bench hostile-engine
+
+modes: venv ## Compare the batching modes in virtual time: JSON, and a page with pictures in build/modes
+	nice $(PY) -m conveyor_bench modes
 
 soak: venv tools demo-model ## Measure what others get while clients and engines are hostile
 	$(PY) -m conveyor_bench hostile; hostile=$$?; $(PY) -m conveyor_bench hostile-control && exit $$hostile

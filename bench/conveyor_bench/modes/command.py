@@ -1,0 +1,47 @@
+"""`python -m conveyor_bench modes`: the batching modes on Anyscale's requests, in virtual time.
+
+Writes `virtual.json` and `index.html` into a folder, and the pictures of docs/batching.md.
+"""
+
+import argparse
+import os
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from conveyor_bench.modes import page, virtual
+
+
+def main(argv: Sequence[str]) -> int:
+    """Entry point of the command `modes`. 1 if Continuous leaves 4 % of its KV blocks unused, or the ratio shrinks."""
+    parser = argparse.ArgumentParser(prog="python -m conveyor_bench modes", description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("build/modes"), help="the folder of the results")
+    parser.add_argument("--pictures", type=Path, help="a folder for the pictures too, as docs/batching/ has them")
+    parser.add_argument("--requests", type=int, default=virtual.REQUESTS, help="of a throughput cell, in virtual time")
+    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="that simulate beside each other")
+    arguments = parser.parse_args(argv)
+    for name in ("requests", "processes"):
+        if getattr(arguments, name) < 1:
+            parser.error(f"--{name} must be at least 1")
+    say = partial(print, flush=True)
+    results = page.read_results(arguments.out)
+    number = arguments.requests
+    results["virtual"] = virtual.run_all(number, min(number, virtual.LATENCY_REQUESTS), arguments.processes, say)
+    page.write_results(arguments.out, results)
+    if arguments.pictures:
+        page.write_pictures(arguments.pictures, results)
+    missed = [line for name, told in results.items() for line in find_misses(name, told)]
+    for line in missed:
+        say(f"event=bar_missed {line}")
+    return 1 if missed else 0
+
+
+def find_misses(name: str, told: dict[str, Any]) -> list[str]:
+    """The bars that a source misses, a line each."""
+    ratios = list(told["ratios"].values())
+    missed = [] if ratios == sorted(ratios) else [f"source={name} the ratio does not grow with the cap: {ratios}"]
+    for cap, figures in told["modes"]["continuous"].items():
+        if figures["kv_waste"] >= 0.04:
+            missed.append(f"source={name} cap={cap} kv_waste={figures['kv_waste']:.3f}")
+    return missed

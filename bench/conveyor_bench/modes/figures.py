@@ -1,0 +1,104 @@
+"""What a run of requests gave, as clients and operators see it. Used by `running`; plain numbers come out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from conveyor_engine.loop.core import EngineCore
+from conveyor_engine.wire.request import EngineRequest, EngineStats, FinishReason, RequestOutput
+
+
+@dataclass(slots=True)
+class Answer:
+    """The times of one request, in seconds of the run's clock."""
+
+    arrival: float
+    scheduled: float = 0.0
+    first: float = -1.0
+    last: float = 0.0
+    tokens: int = 0
+
+
+@dataclass(slots=True)
+class Observed:
+    """A run: its answers, and sums over its steps weighed by their seconds."""
+
+    answers: dict[str, Answer] = field(default_factory=dict)
+    busy_seconds: float = 0.0
+    live_row_seconds: float = 0.0  # rows that compute for a request that is not done
+    most_running: int = 0
+    computed_tokens: int = 0
+    seconds: float = 0.0
+    reserved_token_steps: int = 0  # room if every admitted request reserved the longest, as contiguous caches do
+    stats: EngineStats = field(default_factory=EngineStats)
+    _longest: int = 0
+    _before: tuple[int, int] = (0, 0)
+
+    def begin(self, requests: Sequence[EngineRequest], longest_total_tokens: int) -> None:
+        """All that will come."""
+        self.answers = {request.request_id: Answer(request.arrival_time) for request in requests}
+        self._longest = longest_total_tokens
+
+    def before_step(self, core: EngineCore) -> None:
+        """Notes who runs."""
+        self._before = _running(core)
+
+    def after_step(self, core: EngineCore, outputs: Sequence[RequestOutput], began: float, ended: float) -> None:
+        """Takes in what the step gave. Raises RuntimeError if a request failed."""
+        live, running = (max(pair) for pair in zip(self._before, _running(core), strict=True))
+        self.most_running = max(self.most_running, running)
+        self.busy_seconds += ended - began
+        self.live_row_seconds += live * (ended - began)
+        self.reserved_token_steps += running * self._longest
+        self.computed_tokens += core.stats().step_num_tokens
+        for output in outputs:
+            if output.finish_reason not in (None, FinishReason.LENGTH):
+                raise RuntimeError(f"request {output.request_id} ended with {output.finish_reason}: {output.message}")
+            answer = self.answers[output.request_id]
+            answer.first = ended if answer.first < 0 else answer.first
+            answer.scheduled, answer.last = output.scheduled_time, ended
+            answer.tokens += len(output.new_token_ids)
+
+    def end(self, core: EngineCore, now: float) -> None:
+        """All requests have ended."""
+        self.seconds, self.stats = now, core.stats()
+
+    def figures(self) -> dict[str, float]:
+        """Everything that the page shows."""
+        stats, answers = self.stats, list(self.answers.values())
+        return {
+            **spread(answers, self.seconds),
+            "padding_waste": stats.padding_tokens / self.computed_tokens,
+            "kv_waste": 1 - stats.kv_live_token_steps / stats.kv_allocated_token_steps,
+            "kv_waste_if_reserved": max(0.0, 1 - stats.kv_live_token_steps / self.reserved_token_steps),
+            "utilisation": self.live_row_seconds / (self.most_running * self.seconds),
+            "busy": self.busy_seconds / self.seconds,
+            "most_running": self.most_running,
+            "preemptions": stats.num_preemptions,
+            "steps": stats.num_steps,
+        }
+
+
+def _running(core: EngineCore) -> tuple[int, int]:
+    """Rows that are not done, and admitted requests."""
+    running = core.scheduler.running
+    return sum(request.finished is None for request in running), len(running)
+
+
+def spread(answers: Sequence[Answer], seconds: float) -> dict[str, float]:
+    """Throughput, and percentiles of the answers' times."""
+    told = {"output_tokens_per_second": sum(answer.tokens for answer in answers) / seconds, "seconds": seconds}
+    times = {
+        "ttft": [answer.first - answer.arrival for answer in answers],
+        "latency": [answer.last - answer.arrival for answer in answers],
+        "queue": [answer.scheduled - answer.arrival for answer in answers],
+    }
+    for name, values in times.items():
+        told |= {f"{name}_p{share}": percentile(values, share) for share in (50, 95, 99)}
+    rates = [answer.tokens / (answer.last - answer.scheduled) for answer in answers]
+    return {**told, "tokens_per_second_per_user": percentile(rates, 50)}
+
+
+def percentile(values: Sequence[float], share: int) -> float:
+    """The nearest rank."""
+    in_order = sorted(values)
+    return in_order[max(0, -(-len(in_order) * share // 100) - 1)]

@@ -1,0 +1,61 @@
+"""The four modes as users would set them on a device with so much KV memory. Used by `virtual` and `measured`."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from msgspec.structs import replace
+
+from conveyor_engine.config.engine_config import BatchingMode, EngineConfig, Padding
+from conveyor_engine.wire.request import ModelFacts
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """A batching mode, and how its batch limit is chosen."""
+
+    batching: BatchingMode
+    padding: Padding | None = None
+    reserves: bool = False  # the batch limit is what the KV memory holds if every request were the longest
+
+
+MODES = {
+    "none": Mode("none"),
+    "static": Mode("static", "real", reserves=True),
+    "dynamic": Mode("dynamic", reserves=True),
+    "continuous": Mode("continuous"),
+}
+CONTINUOUS_RESERVED = Mode("continuous", reserves=True)  # the policy alone: as many requests as Static has
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What a device holds: tokens in its KV cache, and requests at most."""
+
+    kv_tokens: int
+    batch_limit: int
+
+    def limit(self, mode: Mode, longest_total_tokens: int) -> int:
+        """Requests that take part in a step."""
+        if mode.batching == "none":
+            return 1
+        reserved = max(1, self.kv_tokens // longest_total_tokens)
+        return min(self.batch_limit, reserved) if mode.reserves else self.batch_limit
+
+
+def build_config(mode: Mode, facts: ModelFacts, num_requests: int, **settings: Any) -> EngineConfig:
+    """The engine's configuration in this mode; prompts share no prefix, so nothing is cached."""
+    return EngineConfig(
+        batching_mode=mode.batching,
+        padding=mode.padding,
+        max_num_seqs=facts.max_num_seqs,
+        max_num_queued_requests=num_requests,
+        block_size=facts.block_size,
+        prefix_caching=False,
+        warmup=False,
+        **settings,
+    )
+
+
+def limit_facts(facts: ModelFacts, max_num_seqs: int) -> ModelFacts:
+    """The same model with fewer places."""
+    return replace(facts, max_num_seqs=max_num_seqs)
