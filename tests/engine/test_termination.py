@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from conveyor_engine.__main__ import main
-from conveyor_engine.serving.cgroup import count_oom_kills
 from conveyor_engine.termination import find_context_length, write_termination_message
 from conveyor_protocol.failure_reasons import FailureReason
 
@@ -69,12 +68,3 @@ def test_who_calls_main_keeps_its_own_handlers_of_signals() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     assert main(["version"]) == 0
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
-
-
-def test_the_kernel_s_count_is_read_with_both_versions_of_cgroups(tmp_path: Path) -> None:
-    second, first = tmp_path / "memory.events", tmp_path / "memory.oom_control"
-    assert count_oom_kills((second, first)) == 0
-    first.write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n")
-    assert count_oom_kills((second, first)) == 2
-    second.write_text("low 0\nhigh 0\nmax 9\noom 3\noom_kill 1\n")
-    assert count_oom_kills((second, first)) == 1

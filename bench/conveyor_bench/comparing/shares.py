@@ -74,7 +74,7 @@ def attach(conveyor: Conveyor) -> Clock:
     for part, owner, names in (
         ("host", conveyor.core, ["step"]),
         ("schedule", scheduler, ["schedule", "update", "take_outputs"]),
-        ("sampling", runner._sampler, ["admit", "sample"]),
+        ("sampling", runner._sampler, ["set_row", "sample"]),
         ("unexplained", runner, ["_forward"]),
         ("attention", runner.backend, ["attend"]),
         ("kv_write", runner.backend, ["write_kv"]),

@@ -47,7 +47,7 @@ class IdleExecutor:
 
     def begin(self, plan: StepPlan) -> Sample:
         with torch.inference_mode():
-            self._rows.apply(plan)
+            self._rows.update(plan)
             samples = build_batch(plan, self._rows, self.facts.block_size).samples
             token_ids = torch.full_like(samples.device_rows, TOKEN)
             self._rows.append(samples.device_rows, samples.device_positions, token_ids)

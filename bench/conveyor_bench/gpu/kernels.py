@@ -148,7 +148,7 @@ class KernelStage:
             logits = self._random(rows, self._sizes.vocabulary)
             sampler = Sampler(rows, self._sizes.vocabulary, self._device)
             for row in range(rows):
-                sampler.admit(row, RowSampling(_SAMPLED[how], row))
+                sampler.set_row(row, RowSampling(_SAMPLED[how], row))
             numbers = np.arange(rows, dtype=np.int64)
             samples = Samples.of(numbers, numbers, self._device)
             seconds = self._seconds([lambda: sampler.sample(logits, samples)], capture=False)

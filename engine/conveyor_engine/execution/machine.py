@@ -1,31 +1,28 @@
-"""Finds what this machine has: device, number types, memory, CPUs. Called by the runners at start.
+"""Finds the device to run on and the number type that it computes in. Called by the runners at start.
 
-The limits of the container (cgroup v2, then v1) count, not those of its host.
+To torch a node without a GPU looks like one whose driver is too old or is not mounted: it sees no device. Its error
+tells them apart, and the device files and the driver itself show whether there is a GPU.
 """
 
+import ctypes
 import os
+import re
 from pathlib import Path
 
 import torch
 from transformers import PretrainedConfig
 
+from conveyor_engine import cgroup
 from conveyor_engine.config.engine_config import Device, Dtype
 from conveyor_engine.errors import ConfigError
-from conveyor_engine.execution import cuda_device
 from conveyor_protocol.failure_reasons import FailureReason
 
-_CGROUP = Path("/sys/fs/cgroup")
 _CPUINFO = Path("/proc/cpuinfo")
-# Files of the limit, the usage and the statistics; the statistic of the file cache, which the kernel can reclaim.
-_CGROUP_MEMORY = (
-    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
-    (
-        "memory/memory.limit_in_bytes",
-        "memory/memory.usage_in_bytes",
-        "memory/memory.stat",
-        "total_inactive_file",
-    ),
-)
+OLDEST_CAPABILITY = (8, 0)  # below it bfloat16 is emulated, and the kernels' tiles exceed the shared memory
+_OLDEST_DRIVER = {"12": "525", "13": "580"}  # by major version of CUDA: its minor versions all run on that driver
+_DEVICE_FILES = Path("/dev"), "nvidia[0-9]*"
+_DRIVER_VERSION = Path("/proc/driver/nvidia/version")
+_NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
 
 
 def choose_device(device: Device) -> torch.device:
@@ -35,10 +32,10 @@ def choose_device(device: Device) -> torch.device:
     """
     if device == "cpu":
         return torch.device("cpu")
-    problem = cuda_device.start()
+    problem = _start_cuda()
     if problem is None:
         return torch.device("cuda")
-    if cuda_device.is_present():
+    if _has_gpu():
         raise ConfigError(
             f"there is a GPU, but CUDA cannot start: {problem}. Check the node's driver and its container "
             "toolkit; to run on the CPU, ask for no GPU (resources.limits) and set `device: auto`",
@@ -80,47 +77,57 @@ def cpu_has_bfloat16() -> bool:
     return bool(words & {"avx512_bf16", "amx_bf16", "bf16"})
 
 
-def num_cpus() -> int:
-    """CPUs that this process may use: those of its affinity, at most the container's limit rounded up."""
-    available = len(os.sched_getaffinity(0))
-    quota = _read_words(_CGROUP / "cpu.max")
-    if not quota:
-        quota = [
-            *_read_words(_CGROUP / "cpu/cpu.cfs_quota_us"),
-            *_read_words(_CGROUP / "cpu/cpu.cfs_period_us"),
-        ]
-    if len(quota) == 2 and quota[0] not in ("max", "-1"):
-        return max(1, min(available, -(-int(quota[0]) // int(quota[1]))))
-    return available
-
-
 def free_memory_bytes(device: torch.device) -> int:
     """Free memory of the device, within the container's limit."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    free = _meminfo_available_bytes()
-    for limit, usage, stat, cache in _CGROUP_MEMORY:
-        words = _read_words(_CGROUP / limit) + _read_words(_CGROUP / usage)
-        if len(words) == 2 and words[0] != "max":
-            free = min(free, int(words[0]) - int(words[1]) + _stat(_CGROUP / stat, cache))
-    return max(0, free)
+    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else cgroup.free_memory_bytes()
 
 
-def _stat(path: Path, name: str) -> int:
-    """One figure of a cgroup's memory.stat, 0 if it is not there."""
-    words = _read_words(path)
-    return int(words[words.index(name) + 1]) if name in words else 0
+def _start_cuda() -> str | None:
+    """Starts CUDA. Returns the error, torch's own and which driver is needed; None if it has started.
 
-
-def _meminfo_available_bytes() -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    raise OSError("/proc/meminfo has no MemAvailable")
-
-
-def _read_words(path: Path) -> list[str]:
+    Raises ConfigError for a GPU that is too old.
+    """
     try:
-        return path.read_text().split()
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (AssertionError, RuntimeError) as error:  # an AssertionError if torch was built without CUDA
+        return f"{' '.join(str(error).split()).removesuffix('.')}{_driver_needed()}"
+    major, minor = torch.cuda.get_device_capability()
+    if (major, minor) < OLDEST_CAPABILITY:
+        raise ConfigError(
+            f"the GPU is of type {torch.cuda.get_device_name()} with compute capability {major}.{minor}, and this "
+            "engine needs 8.0 or newer: choose nodes with a GPU of NVIDIA's Ampere generation or a later one",
+            reason=FailureReason.NO_DEVICE,
+        )
+    return None
+
+
+def _has_gpu() -> bool:
+    """Whether there is a GPU that CUDA_VISIBLE_DEVICES does not hide, or a driver that failed before it could tell."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return False
+    folder, pattern = _DEVICE_FILES
+    return any(folder.glob(pattern)) or _init_driver() not in (None, _NO_DEVICE)
+
+
+def _init_driver() -> int | None:
+    """What the driver's library answers to cuInit, 0 if all is well; None if there is no such library."""
+    try:
+        return int(ctypes.CDLL("libcuda.so.1").cuInit(0))
+    except (OSError, AttributeError):
+        return None
+
+
+def _driver_needed() -> str:
+    cuda = torch.version.cuda
+    oldest = _OLDEST_DRIVER.get((cuda or "").partition(".")[0])
+    if oldest is None:
+        return ""
+    return f"; torch {torch.__version__} needs NVIDIA's driver {oldest} or newer, {_driver_found()}"
+
+
+def _driver_found() -> str:
+    try:
+        found = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", _DRIVER_VERSION.read_text())
     except OSError:
-        return []
+        found = None
+    return f"and this node has {found[0]}" if found else "and this node shows none"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from conveyor_engine import cgroup
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.execution import machine
 
@@ -34,7 +35,7 @@ def _set_num_threads(num_threads: int | None) -> None:
     if num_threads is not None:
         torch.set_num_threads(num_threads)
     elif "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(machine.num_cpus())
+        torch.set_num_threads(cgroup.num_cpus())
 
 
 def free_cached_memory(device: torch.device) -> None:

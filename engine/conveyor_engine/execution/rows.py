@@ -24,14 +24,14 @@ class Rows:
         self.block_tables = torch.zeros((max_num_seqs, max_blocks), dtype=torch.int32, device=device)
         self._num_blocks = [0] * max_num_seqs
 
-    def apply(self, plan: StepPlan) -> None:
-        """Applies what has changed since the last step."""
+    def update(self, plan: StepPlan) -> None:
+        """Applies the plan's changes since the last step."""
         for admitted in plan.admitted:
-            self._admit(admitted)
+            self._set_row(admitted)
         if plan.new_blocks:
             self._append_blocks(plan.new_blocks)
 
-    def _admit(self, admitted: AdmittedRow) -> None:
+    def _set_row(self, admitted: AdmittedRow) -> None:
         row = admitted.row
         self.token_ids[row, : len(admitted.token_ids)] = self._to_device(admitted.token_ids)
         self.block_tables[row, : len(admitted.block_ids)] = self._to_device(admitted.block_ids)

@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import cast
 
+from conveyor_engine.cgroup import OOM_KILLED, count_oom_kills
 from conveyor_engine.logs import LOG_FORMAT_VARIABLE
-from conveyor_engine.serving.cgroup import OOM_KILLED, count_oom_kills
 from conveyor_engine.wire.frames import FrameReader, encode_frame
 from conveyor_engine.wire.messages import FromEngine, ToEngine, from_engine_decoder
 from conveyor_protocol.failure_reasons import FailureReason

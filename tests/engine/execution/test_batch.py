@@ -25,7 +25,7 @@ def build(
     """`work`: (row, computed before, tokens now, logits) each; those of one token are decodes."""
     row_ids, computed, num_tokens, num_logits = (list(column) for column in zip(*work, strict=True))
     plan = StepPlan(0, admitted or [], new_blocks or [], row_ids, computed, num_tokens, num_logits, num_tokens.count(1))
-    rows.apply(plan)
+    rows.update(plan)
     return build_batch(plan, rows, BLOCK_SIZE)
 
 

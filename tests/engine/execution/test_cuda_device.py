@@ -9,7 +9,7 @@ import torch
 
 from conveyor_engine.config.engine_config import Device
 from conveyor_engine.errors import ConfigError
-from conveyor_engine.execution import cuda_device
+from conveyor_engine.execution import machine
 from conveyor_engine.execution.machine import choose_device
 
 NO_DRIVER = "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU."
@@ -23,8 +23,8 @@ class Node:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         self._monkeypatch, self._folder = monkeypatch, folder
-        monkeypatch.setattr(cuda_device, "_DEVICE_FILES", (folder, "nvidia[0-9]*"))
-        monkeypatch.setattr(cuda_device, "_DRIVER_VERSION", folder / "version")
+        monkeypatch.setattr(machine, "_DEVICE_FILES", (folder, "nvidia[0-9]*"))
+        monkeypatch.setattr(machine, "_DRIVER_VERSION", folder / "version")
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         monkeypatch.setattr(torch.version, "cuda", "13.2")
         monkeypatch.setattr(torch, "__version__", "2.15.0")

@@ -65,9 +65,9 @@ def run_step(*asked: dict[str, Any]) -> None:
         num_logits=[1] * count + [0],
         num_decodes=0,
     )
-    state.apply(plan)
+    state.update(plan)
     for row in admitted:
-        chooser.admit(row.row, row.sampling)  # type: ignore[arg-type]
+        chooser.set_row(row.row, row.sampling)  # type: ignore[arg-type]
     built = build_batch(plan, state, BLOCK_SIZE)
     paged = PagedStep(TorchPaged(), built.metadata, only_sampled(2, built, state))
     hidden_states = torch.empty((1, built.metadata.num_tokens, 8), device=CUDA)

@@ -10,6 +10,7 @@ from tests.engine.encoders import save_encoder
 from tests.engine.references import Reference
 from tests.engine.tiny_models import VOCAB_SIZE, save_tiny_model
 
+from conveyor_engine import cgroup
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.execution import machine, start
 from conveyor_engine.execution.attention.backend import LayerShape
@@ -60,7 +61,7 @@ def test_a_cpu_gets_its_threads_by_configuration_environment_or_limit(
 ) -> None:
     """torch has read OMP_NUM_THREADS when it was imported: its number, here 2, stays."""
     torch.set_num_threads(2)
-    monkeypatch.setattr(machine, "num_cpus", lambda: 5)
+    monkeypatch.setattr(cgroup, "num_cpus", lambda: 5)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if environment is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", environment)

@@ -20,8 +20,8 @@ from conveyor_engine.execution.attention.backend import (
     AttentionSpec,
     LastLayer,
     LayerShape,
+    SlotCaches,
 )
-from conveyor_engine.execution.attention.slot_caches import SlotCaches
 
 IMPLEMENTATION = "conveyor_paged"
 # Keywords that models pass along and that change nothing here; any other that is not None is refused.

@@ -8,8 +8,7 @@ so K and V are read once.
 import torch
 from torch.nn import functional
 
-from conveyor_engine.execution.attention.backend import AttentionMetadata, AttentionSpec
-from conveyor_engine.execution.attention.slot_caches import SlotCaches
+from conveyor_engine.execution.attention.backend import AttentionMetadata, AttentionSpec, SlotCaches
 
 
 class TorchPaged(SlotCaches):

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from conveyor_engine.execution.attention.backend import AttentionMetadata, AttentionSpec, LayerShape
-from conveyor_engine.execution.attention.slot_caches import SlotCaches
+from conveyor_engine.execution.attention.backend import AttentionMetadata, AttentionSpec, LayerShape, SlotCaches
 from conveyor_engine.execution.kernels.decode_plan import DecodePlan, plan_decodes
 from conveyor_engine.execution.kernels.kv_store import store
 from conveyor_engine.execution.kernels.paged_attention import paged_attention

@@ -1,4 +1,4 @@
-"""Choose who computes norms, rotary embeddings and activations: the compiled kernels, Triton's, or torch.
+"""Norms, rotary embeddings and activations: by the compiled kernels, Triton's, or torch.
 
 `layers` and `recognise` call this. A compiled kernel passes over its input once and rounds once.
 """
@@ -6,13 +6,13 @@
 from typing import Protocol
 
 import torch
+from torch.nn import functional
 
 from conveyor_engine.execution import kernels, native
-from conveyor_engine.execution.models.torch_elementwise import TorchElementwise
 
 
 class Elementwise(Protocol):
-    """The operations of both. See `native.elementwise` for shapes."""
+    """The operations of all three. See `native.elementwise` for shapes."""
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float) -> torch.Tensor:
         """x / rms(x) * (offset + weight) over the last dimension."""
@@ -27,12 +27,47 @@ class Elementwise(Protocol):
         ...
 
 
+class TorchElementwise:
+    """By torch's own operations, on any device."""
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float) -> torch.Tensor:
+        if not offset:
+            return functional.rms_norm(x, weight.shape, weight, eps)
+        # offset + weight would lose the weight's last bits in x's type
+        return functional.rms_norm(x.float(), weight.shape, offset + weight.float(), eps).to(x.dtype)
+
+    def rope(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        cos, sin = cos.transpose(0, 1), sin.transpose(0, 1)  # (T, 1, R): the same for all heads
+        rotary = cos.shape[-1]
+        part = x if rotary == x.shape[-1] else x[..., :rotary]
+        first, second = part.chunk(2, dim=-1)
+        rotated = torch.addcmul(part * cos, torch.cat((-second, first), dim=-1), sin)
+        return rotated if part is x else torch.cat((rotated, x[..., rotary:]), dim=-1)
+
+    def silu_mul(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = x.chunk(2, dim=-1)
+        return functional.silu(gate) * up
+
+
+class TritonElementwise(TorchElementwise):
+    """The rotation stays torch's: `triton_layers.TritonAttention` fuses it into a larger kernel."""
+
+    def __init__(self) -> None:
+        from conveyor_engine.execution.kernels import elementwise  # needs triton
+
+        self._kernels = elementwise
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float) -> torch.Tensor:
+        return self._kernels.rms_norm(x, weight, eps, offset)
+
+    def silu_mul(self, x: torch.Tensor) -> torch.Tensor:
+        return self._kernels.silu_mul(x)
+
+
 def choose_elementwise(device: torch.device, dtype: torch.dtype) -> Elementwise:
     """The compiled kernels, or Triton's, if they can take tensors of this type there; else torch."""
     if device.type == "cpu" and native.why_missing() is None and native.supports(dtype):
         return native
     if kernels.why_missing(device) is None:
-        from conveyor_engine.execution.models.triton_elementwise import TritonElementwise  # needs triton
-
         return TritonElementwise()
     return TorchElementwise()

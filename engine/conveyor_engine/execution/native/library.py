@@ -1,9 +1,12 @@
-"""Loads and checks the compiled library, and declares its functions to ctypes. Called by the modules beside it.
+"""Loads the compiled library, declares its functions to ctypes, allocates memory. Called by the modules beside it.
 
 `why_missing()` says whether it can be used; every other function here and beside it needs it.
 """
 
 import ctypes
+import math
+import mmap
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -11,6 +14,7 @@ import torch
 
 _LIBRARY = Path(__file__).with_name("libconveyor.so")
 _ABI_VERSION = 7
+_HUGE_PAGE = 2 * 2**20
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 _P, _I64, _I32, _F32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
@@ -173,3 +177,18 @@ def use_isa(name: str) -> bool:
 def supports(dtype: torch.dtype) -> bool:
     """Whether tensors of this type can be given to the kernels."""
     return dtype in DTYPES
+
+
+def zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor of zeros for weights or KV caches, in huge pages where it fills one and the system grants them.
+
+    Fewer pages are looked up, and processors fetch ahead within a page only. Memory that torch has had before would
+    stay in the small pages it has.
+    """
+    count = math.prod(shape)
+    if count * dtype.itemsize < _HUGE_PAGE:
+        return torch.zeros(shape, dtype=dtype)
+    memory = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype, count=count).view(*shape).zero_()  # here, not in the first step

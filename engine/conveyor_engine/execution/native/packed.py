@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from conveyor_engine.execution.native import library, memory
+from conveyor_engine.execution.native import library
 
 PANEL = 32  # columns of one panel of packed weights
 
@@ -23,7 +23,7 @@ def pack_linear(weight: torch.Tensor) -> PackedWeight:
     out_features, in_features = weight.shape
     assert weight.stride(1) == 1
     columns = in_features if weight.dtype == torch.float32 else in_features + in_features % 2
-    data = memory.zeros((-(-out_features // PANEL), columns, PANEL), weight.dtype)
+    data = library.zeros((-(-out_features // PANEL), columns, PANEL), weight.dtype)
     library.load().cv_pack_linear(
         weight.data_ptr(), data.data_ptr(), out_features, in_features, weight.stride(0), library.DTYPES[weight.dtype]
     )

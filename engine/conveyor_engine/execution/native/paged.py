@@ -4,7 +4,7 @@ import ctypes
 
 import torch
 
-from conveyor_engine.execution.native import library, memory
+from conveyor_engine.execution.native import library
 
 BLOCK_SIZE = 16  # tokens of one KV block; the layout is built around it
 _VALUE_ALIGNMENT = 16
@@ -28,8 +28,8 @@ def kv_cache(
     """
     even, width = head_dim + head_dim % 2, _padded(value_dim)
     pair = 1 if dtype == torch.float32 else 2
-    keys = memory.zeros((num_blocks, num_kv_heads, even // pair, BLOCK_SIZE, pair), dtype)
-    return keys, memory.zeros((num_blocks, num_kv_heads, BLOCK_SIZE // pair, width, pair), dtype)
+    keys = library.zeros((num_blocks, num_kv_heads, even // pair, BLOCK_SIZE, pair), dtype)
+    return keys, library.zeros((num_blocks, num_kv_heads, BLOCK_SIZE // pair, width, pair), dtype)
 
 
 class CacheStep:

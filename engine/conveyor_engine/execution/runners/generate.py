@@ -118,10 +118,10 @@ class GenerateRunner:
         On a GPU it launches all of that and waits for nothing.
         """
         with torch.inference_mode():
-            self._rows.apply(plan)
+            self._rows.update(plan)
             for admitted in plan.admitted:
                 assert admitted.sampling is not None
-                self._sampler.admit(admitted.row, admitted.sampling)
+                self._sampler.set_row(admitted.row, admitted.sampling)
             logits, samples = self._replay(plan) or self._launch(plan)
         return partial(self._sample, plan.number, logits, samples)
 

@@ -17,7 +17,7 @@ from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import ConfigError
 from conveyor_engine.execution import machine
 from conveyor_engine.execution.attention.interface import Probe
-from conveyor_engine.execution.attention.packed_native import choose_packed
+from conveyor_engine.execution.attention.packed import choose_packed
 from conveyor_engine.execution.largest_step import too_large
 from conveyor_engine.execution.limits import choose_max_model_len, find_context
 from conveyor_engine.execution.models.kinds import TEXT_ENCODER

@@ -28,7 +28,7 @@ class Cuts:
         self._top_k = RowValues.full(max_num_seqs, vocab_size, np.int64, device)
         self._top_p = RowValues.full(max_num_seqs, 1, np.float32, device)
 
-    def admit(self, row: int, params: SamplingParams) -> Way:
+    def set_row(self, row: int, params: SamplingParams) -> Way:
         """Keeps the row's cuts. Returns what they leave to draw from."""
         top_k = params.top_k if 0 < params.top_k < self._vocab_size else self._vocab_size
         self._top_k[row] = top_k

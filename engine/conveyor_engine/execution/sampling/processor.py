@@ -1,7 +1,7 @@
 """Logit processors, and the pipeline by which `sampler` applies them to the rows that use them.
 
-A processor keeps its state of each row on the device, written when the row is admitted. A step in which no row uses it
-skips it.
+A processor keeps its state of each row on the device, written when the row gets its request. A step in which no row
+uses it skips it.
 """
 
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ class LogitProcessor(Protocol):
 
     changes_best: bool  # whether it can make another token the best; if not, greedy rows skip it
 
-    def admit(self, row: int, sampling: RowSampling) -> int:
+    def set_row(self, row: int, sampling: RowSampling) -> int:
         """Sets the row's state.
 
         Returns the position before which the row's tokens need the processor: 0 if none do, ALWAYS if all do.
@@ -71,9 +71,9 @@ class Pipeline:
         self._processors = processors
         self._needed_before = np.zeros((len(processors), max_num_seqs), dtype=np.int64)  # position
 
-    def admit(self, row: int, sampling: RowSampling) -> None:
+    def set_row(self, row: int, sampling: RowSampling) -> None:
         for index, processor in enumerate(self._processors):
-            self._needed_before[index, row] = processor.admit(row, sampling)
+            self._needed_before[index, row] = processor.set_row(row, sampling)
 
     def apply(self, logits: torch.Tensor, samples: Samples, *, in_place: bool) -> torch.Tensor:
         """The processed logits (entries, vocabulary); the same tensor if no entry uses a processor."""

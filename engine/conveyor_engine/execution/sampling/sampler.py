@@ -1,7 +1,7 @@
 """Chooses a token for every row of logits. Vectorised over rows; what no row asks for is skipped.
 
-Used by `runners.generate`: `admit` sets how a row samples, and `sample` follows in each step of the row. What decides a
-token stands in order in `logit_processors`, then in `Sampler._draw`.
+Used by `runners.generate`: `set_row` sets how a row samples, and `sample` follows in each step of the row. What decides
+a token stands in order in `build_processors`, then in `Sampler._draw`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,12 +14,15 @@ import torch
 from conveyor_engine.execution import kernels, native
 from conveyor_engine.execution.sampling.cuts import SORTED_AT_ONCE, Cuts, find_few
 from conveyor_engine.execution.sampling.draw import BELOW_ONE, BLOCK, Choices, Way, uniform_numbers
+from conveyor_engine.execution.sampling.logit_processors import (
+    GREEDY_BELOW,
+    Temperature,
+    build_processors,
+    mask_rows,
+)
 from conveyor_engine.execution.sampling.logprobs import Logprobs, compute_logprobs
-from conveyor_engine.execution.sampling.masks import mask_rows
-from conveyor_engine.execution.sampling.min_tokens import MinTokens
 from conveyor_engine.execution.sampling.processor import Int64, LogitProcessor, Pipeline, Samples
 from conveyor_engine.execution.sampling.row_values import RowValues
-from conveyor_engine.execution.sampling.temperature import GREEDY_BELOW, Temperature
 from conveyor_engine.execution.transfer import to_device
 from conveyor_engine.wire.step import RowMask, RowSampling
 
@@ -27,16 +30,6 @@ _NO_LOGPROBS = -1
 
 AtOnce = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float, float], tuple[torch.Tensor, torch.Tensor]]
 """`native.sample`, or the same on CUDA."""
-
-
-def logit_processors(max_num_seqs: int, device: torch.device) -> list[LogitProcessor]:
-    """In the order in which they act. After them come top_k and top_p, which `Cuts` makes part of the draw."""
-    return [
-        MinTokens(max_num_seqs, device),
-        # Others that can make another token the best go here: bias, penalties.
-        Temperature(max_num_seqs, device),
-        # Others that work on probabilities go here: min_p.
-    ]
 
 
 def peak_bytes(max_num_seqs: int, vocab_size: int) -> int:
@@ -64,9 +57,9 @@ class Sampler:
         device: torch.device,
         processors: Sequence[LogitProcessor] | None = None,
     ) -> None:
-        """`processors`: in place of `logit_processors`, those with `changes_best` first."""
+        """`processors`: in place of `build_processors`, those with `changes_best` first."""
         if processors is None:
-            processors = logit_processors(max_num_seqs, device)
+            processors = build_processors(max_num_seqs, device)
         self._device = device
         of_drawing = [p for p in processors if not p.changes_best]
         self._of_all = Pipeline([p for p in processors if p.changes_best], max_num_seqs)
@@ -78,12 +71,12 @@ class Sampler:
         self._seeds = np.zeros(max_num_seqs, dtype=np.uint64)
         self._num_top_logprobs = np.full(max_num_seqs, _NO_LOGPROBS, dtype=np.int64)
 
-    def admit(self, row: int, sampling: RowSampling) -> None:
+    def set_row(self, row: int, sampling: RowSampling) -> None:
         """Sets how the row samples from now on."""
         params = sampling.params
-        self._of_all.admit(row, sampling)
-        self._of_drawing.admit(row, sampling)
-        way = self._cuts.admit(row, params) if params.temperature >= GREEDY_BELOW else Way.GREEDY
+        self._of_all.set_row(row, sampling)
+        self._of_drawing.set_row(row, sampling)
+        way = self._cuts.set_row(row, params) if params.temperature >= GREEDY_BELOW else Way.GREEDY
         self._way[row] = way
         self._drawn_at_once[row] = params.temperature if way is Way.FROM_ALL else 0
         self._seeds[row] = sampling.seed

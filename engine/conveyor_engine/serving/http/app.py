@@ -14,7 +14,6 @@ from conveyor_engine.serving.http import status
 from conveyor_engine.serving.http.app_state import AppState, app_state
 from conveyor_engine.serving.http.failures import error_body, failure_response
 from conveyor_engine.serving.http.openapi import build_document
-from conveyor_engine.serving.http.places import ask_for_place, give_place_back
 from conveyor_engine.serving.http.task_paths import build_task_routes
 from conveyor_engine.serving.http.usage import UsageReports
 from conveyor_engine.serving.metrics import EngineMetrics
@@ -31,8 +30,8 @@ ROUTES: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {
     ("GET", "/livez"): status.get_livez,
     ("GET", "/readyz"): status.get_readyz,
     ("GET", "/load"): status.get_load,
-    ("GET", "/place"): ask_for_place,
-    ("DELETE", "/place"): give_place_back,
+    ("GET", "/place"): status.ask_for_place,
+    ("DELETE", "/place"): status.give_place_back,
     ("GET", USAGE_PATH): status.get_usage,
     ("GET", "/metrics"): status.get_metrics,
 }

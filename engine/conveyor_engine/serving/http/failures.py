@@ -18,8 +18,8 @@ from conveyor_engine.errors import (
     Unavailable,
     UnknownModel,
 )
-from conveyor_engine.serving.http.answers import ErrorAnswer, ErrorDetails
 from conveyor_engine.wire.request import FinishReason, RequestOutput
+from conveyor_protocol.answer_codes import ErrorType
 from conveyor_protocol.request_headers import NO_PLACE, PLACE_HEADER
 
 RETRY_AFTER_SECONDS = 1
@@ -40,6 +40,21 @@ _CODES: tuple[tuple[type[ConveyorEngineError], ErrorCode], ...] = (
     (GenerationFailed, ErrorCode.GENERATION_FAILED),
     (EngineDead, ErrorCode.ENGINE_DEAD),
 )
+
+
+class ErrorDetails(msgspec.Struct):
+    """OpenAI's form of an error."""
+
+    message: str
+    type: ErrorType
+    param: str | None
+    code: ErrorCode
+
+
+class ErrorAnswer(msgspec.Struct):
+    """The body of an error, and the last event of a stream that fails."""
+
+    error: ErrorDetails
 
 
 def error_body(message: str, code: ErrorCode, param: str | None = None) -> bytes:

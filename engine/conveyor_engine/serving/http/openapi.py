@@ -13,7 +13,8 @@ from pydantic.json_schema import models_json_schema
 
 from conveyor_engine import __version__
 from conveyor_engine.errors import ErrorCode
-from conveyor_engine.serving.http.answers import ErrorAnswer, Load, Model, ModelList, Status, Version
+from conveyor_engine.serving.http.failures import ErrorAnswer
+from conveyor_engine.serving.http.status import Load, Model, ModelList, Status, Version
 from conveyor_engine.serving.http.task_paths import TaskPath, TaskPaths, load_task_paths
 from conveyor_engine.serving.http.usage import UsedTokens
 

@@ -1,8 +1,8 @@
-"""GET routes: the model list, probes, metrics and load. None of them waits for the engine loop."""
+"""The routes of every engine: models, probes, load, places, usage, metrics. None of them waits for the engine loop."""
 
 import asyncio
 import contextlib
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -10,12 +10,57 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from conveyor_engine import __version__
+from conveyor_engine.errors import ConveyorEngineError
 from conveyor_engine.serving.engine_client import State
-from conveyor_engine.serving.http.answers import Load, Model, ModelList, Status, Version
 from conveyor_engine.serving.http.app_state import AppState, app_state
+from conveyor_engine.serving.http.engine_response import client_left
 from conveyor_engine.serving.preparing.jobs import check_model
 
 _END_SECONDS: Final = 2.0  # in which a request whose client has left ends
+
+
+class Model(msgspec.Struct):
+    """One model as OpenAI describes it, and its context as vLLM does."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    max_model_len: int | None
+
+
+class ModelList(msgspec.Struct):
+    """The models of this server: one."""
+
+    object: Literal["list"]
+    data: list[Model]
+
+
+class Status(msgspec.Struct):
+    """The engine's state."""
+
+    status: Literal["starting", "ready", "draining", "dead", "stuck"]
+
+
+class Version(msgspec.Struct):
+    """As vLLM answers it."""
+
+    version: str
+
+
+class Load(msgspec.Struct):
+    """How many requests run and wait, how many the KV cache carried at once if it was short lately, whether the engine
+    drains, and how long it warmed up when it started. `server_load` is vLLM's name for all requests here."""
+
+    server_load: int
+    running: int
+    waiting: int
+    max_num_seqs: int
+    kv_cache_usage: float
+    carried: int | None
+    draining: bool
+    warm_up_seconds: float | None
 
 
 def _json(content: msgspec.Struct, status: int = 200) -> Response:
@@ -77,6 +122,32 @@ async def get_load(request: Request) -> Response:
         warm_up_seconds=engine.start_seconds.get("warm_up"),
     )
     return _json(load)
+
+
+async def ask_for_place(request: Request) -> Response:
+    """GET /place: 204 once a place is kept for a request of this gateway. Raises Unavailable or Overloaded."""
+    engine = app_state(request).engine
+    engine.check_state()
+    asking = asyncio.create_task(engine.places.ask())
+    leaving = asyncio.create_task(client_left(request.receive))
+    try:
+        await asyncio.wait({asking, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if asking.done():
+            asking.result()
+            if leaving.done():
+                engine.places.give_back()
+    finally:
+        for task in (asking, leaving):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, ConveyorEngineError):
+                await task
+    return Response(status_code=204)
+
+
+async def give_place_back(request: Request) -> Response:
+    """DELETE /place."""
+    app_state(request).engine.places.give_back()
+    return Response(status_code=204)
 
 
 async def get_usage(request: Request) -> Response:

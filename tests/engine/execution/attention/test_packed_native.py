@@ -8,8 +8,7 @@ import torch
 from conveyor_engine.errors import ModelError
 from conveyor_engine.execution import native
 from conveyor_engine.execution.attention.backend import AttentionSpec, LayerShape
-from conveyor_engine.execution.attention.packed import Packed
-from conveyor_engine.execution.attention.packed_native import PackedNative, choose_packed
+from conveyor_engine.execution.attention.packed import Packed, PackedNative, choose_packed
 
 pytestmark = pytest.mark.skipif(
     native.why_missing() is not None, reason=f"needs the compiled kernels: {native.why_missing()}"

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from conveyor_engine.execution import native
-from conveyor_engine.execution.models.elementwise import choose_elementwise
-from conveyor_engine.execution.models.torch_elementwise import TorchElementwise
+from conveyor_engine.execution.models.elementwise import TorchElementwise, choose_elementwise
 
 KINDS = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 2e-2}

@@ -16,10 +16,8 @@ from conveyor_engine.execution import kernels, native
 from conveyor_engine.execution.attention.triton_backend import TritonPaged
 from conveyor_engine.execution.kernels import elementwise
 from conveyor_engine.execution.kernels.heads import HeadNorms, prepare_heads
-from conveyor_engine.execution.models.elementwise import choose_elementwise
+from conveyor_engine.execution.models.elementwise import TorchElementwise, TritonElementwise, choose_elementwise
 from conveyor_engine.execution.models.fuse import fuse_model
-from conveyor_engine.execution.models.torch_elementwise import TorchElementwise
-from conveyor_engine.execution.models.triton_elementwise import TritonElementwise
 from conveyor_engine.execution.models.triton_layers import TritonAttention, TritonDecoderLayer, _add_product
 from conveyor_engine.execution.runners import generate
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from conveyor_engine.execution.native import memory
+from conveyor_engine.execution.native import library
 
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
@@ -25,7 +25,7 @@ def flags_of(address: int) -> list[str]:
 
 @pytest.mark.parametrize("shape", [(0, 3), (5, 7), (3, 1024, 1024)], ids=str)
 def test_all_of_it_is_zero_and_can_be_written(shape: tuple[int, ...]) -> None:
-    tensor = memory.zeros(shape, torch.bfloat16)
+    tensor = library.zeros(shape, torch.bfloat16)
     assert tensor.shape == shape
     assert tensor.is_contiguous()
     assert not tensor.any()
@@ -34,6 +34,6 @@ def test_all_of_it_is_zero_and_can_be_written(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.skipif(not HUGE_PAGES.exists(), reason="this system has no transparent huge pages")
 def test_what_fills_a_huge_page_asks_for_them() -> None:
-    large, small = memory.zeros((2048, 1024), torch.bfloat16), memory.zeros((8, 8), torch.bfloat16)
+    large, small = library.zeros((2048, 1024), torch.bfloat16), library.zeros((8, 8), torch.bfloat16)
     assert "hg" in flags_of(large.data_ptr() + large.nbytes // 2)
     assert "hg" not in flags_of(small.data_ptr())

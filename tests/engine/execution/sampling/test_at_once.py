@@ -17,9 +17,9 @@ from conveyor_engine.execution import native
 from conveyor_engine.execution.kernels.sample import sample as sample_by_triton
 from conveyor_engine.execution.sampling import sampler
 from conveyor_engine.execution.sampling.draw import BELOW_ONE
+from conveyor_engine.execution.sampling.logit_processors import GREEDY_BELOW
 from conveyor_engine.execution.sampling.processor import Samples
 from conveyor_engine.execution.sampling.sampler import AtOnce
-from conveyor_engine.execution.sampling.temperature import GREEDY_BELOW
 
 pytestmark = ON_DEVICE
 SIZES = [5, 4096, 4097, 9000]  # of the vocabulary: less than a slice of Triton's, one, a token more, several
@@ -130,7 +130,7 @@ def test_a_token_of_probability_zero_is_never_drawn_even_if_the_cumulated_weight
         monkeypatch.setattr(sampler, "_find_kernel", lambda _: None)
         chosen = sampler.Sampler(rows, vocab_size, TRITON.device)
         for row in range(rows):
-            chosen.admit(row, make_state(seed=row, **draw_from).sampling)
+            chosen.set_row(row, make_state(seed=row, **draw_from).sampling)
         entries = Samples.of(np.arange(rows), np.arange(rows), TRITON.device)
         tokens = chosen.sample(logits, entries).token_ids.tolist()
     assert [row for row, token in enumerate(tokens) if logits[row, token] == -math.inf] == []
@@ -176,7 +176,7 @@ def test_the_sampler_draws_as_it_does_without_the_kernels(
         monkeypatch.setattr(sampler, "_find_kernel", lambda device: way)
         chosen = sampler.Sampler(len(rows), 5000, kernel.device)
         for number, row in enumerate(rows):
-            chosen.admit(number, row)
+            chosen.set_row(number, row)
         return list(chosen.sample(logits, entries).token_ids.tolist())
 
     assert tokens(kernel.of) == tokens(None)

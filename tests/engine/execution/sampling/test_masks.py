@@ -27,7 +27,7 @@ def mask_of(row: int, *allowed: int) -> RowMask:
 def test_a_masked_row_gets_an_allowed_token_and_the_others_are_left_alone(params: dict[str, Any]) -> None:
     sampler = Sampler(ROWS, VOCABULARY, CPU)
     for row in range(ROWS):
-        sampler.admit(row, make_state(seed=row, logprobs=1, **params).sampling)
+        sampler.set_row(row, make_state(seed=row, logprobs=1, **params).sampling)
     logits = torch.randn(ROWS, VOCABULARY, generator=torch.Generator().manual_seed(0))
     samples = Samples.of(np.arange(ROWS)[::-1].copy(), np.full(ROWS, 4), CPU)
     before = logits.clone()
@@ -41,7 +41,7 @@ def test_a_masked_row_gets_an_allowed_token_and_the_others_are_left_alone(params
 
 def test_log_probabilities_are_the_models_own() -> None:
     sampler = Sampler(1, VOCABULARY, CPU)
-    sampler.admit(0, make_state(temperature=0, logprobs=0).sampling)
+    sampler.set_row(0, make_state(temperature=0, logprobs=0).sampling)
     logits = torch.randn(1, VOCABULARY, generator=torch.Generator().manual_seed(0))
     sampled = sampler.sample(logits, Samples.of(np.array([0]), np.array([4]), CPU), [mask_of(0, 7)])
     assert sampled.logprobs is not None

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from conveyor_engine.execution.sampling.logit_processors import build_processors
 from conveyor_engine.execution.sampling.processor import ALWAYS, Int64, LogitProcessor, Samples
-from conveyor_engine.execution.sampling.sampler import Sampler, logit_processors
+from conveyor_engine.execution.sampling.sampler import Sampler
 from conveyor_engine.wire.request import SamplingParams
 from conveyor_engine.wire.step import RowSampling
 
@@ -26,7 +27,7 @@ class Bias:
         self._bias = torch.zeros(ROWS, VOCABULARY)
         self.calls: list[list[int]] = []
 
-    def admit(self, row: int, sampling: RowSampling) -> int:
+    def set_row(self, row: int, sampling: RowSampling) -> int:
         self._bias[row] = 0.0
         self._bias[row, self._token_id] = 10.0
         return self._before if sampling.seed == 1 else 0
@@ -40,7 +41,7 @@ class Bias:
 def make_sampler(processors: Sequence[LogitProcessor], *rows: RowSampling) -> Sampler:
     sampler = Sampler(ROWS, VOCABULARY, CPU, processors)
     for number, sampling in enumerate(rows):
-        sampler.admit(number, sampling)
+        sampler.set_row(number, sampling)
     return sampler
 
 
@@ -78,7 +79,7 @@ def test_a_processor_is_skipped_from_the_position_on_that_the_row_named() -> Non
 def test_a_row_that_changes_hands_is_its_new_owners() -> None:
     bias = Bias(token_id=5)
     sampler = make_sampler([bias], RowSampling(GREEDY, 1))
-    sampler.admit(0, RowSampling(GREEDY, 0))
+    sampler.set_row(0, RowSampling(GREEDY, 0))
     assert sample(sampler, 0) == [3]
     assert bias.calls == []
 
@@ -107,7 +108,7 @@ def test_a_processor_that_keeps_the_best_spares_rows_that_take_the_best() -> Non
     only = OnlyTheBest(token_id=0)
     draws = SamplingParams(temperature=1.0)
     rows = [RowSampling(GREEDY, 1), RowSampling(draws, 1), RowSampling(draws, 2), RowSampling(GREEDY, 1)]
-    sampler = make_sampler([*logit_processors(ROWS, CPU), only], *rows)
+    sampler = make_sampler([*build_processors(ROWS, CPU), only], *rows)
     seen = {tuple(sample(sampler, 0, 1, 2, 3, position=position)) for position in range(40)}
     assert {tokens[:2] + tokens[3:] for tokens in seen} == {(3, 3, 3)}
     assert len({tokens[2] for tokens in seen}) > 3

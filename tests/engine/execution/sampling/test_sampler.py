@@ -29,7 +29,7 @@ def admit(rows: list[RowSampling], vocab_size: int) -> Sampler:
     """A sampler that has just these rows."""
     sampler = Sampler(max(1, len(rows)), vocab_size, torch.device("cpu"))
     for number, sampling in enumerate(rows):
-        sampler.admit(number, sampling)
+        sampler.set_row(number, sampling)
     return sampler
 
 

@@ -1,0 +1,73 @@
+"""What the container may use, and what the kernel did to it: CPUs, memory, OOM kills. Knows no torch.
+
+The limits of the container (cgroup v2, then v1) count, not those of its host. `execution` plans by them, and
+`serving.engine_process` explains a killed process.
+"""
+
+import os
+from pathlib import Path
+from typing import Final
+
+OOM_KILLED: Final = (
+    "the engine process used more than the container's memory limit and was killed by the kernel; "
+    "raise resources.limits.memory, or ask for less with `max_model_len` or `num_kv_blocks`"
+)
+_CGROUP = Path("/sys/fs/cgroup")
+_OOM_COUNTERS = ("memory.events", "memory/memory.oom_control")
+# Files of the limit, the usage and the statistics; the statistic of the file cache, which the kernel can reclaim.
+_MEMORY = (
+    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
+)
+
+
+def num_cpus() -> int:
+    """CPUs that this process may use: those of its affinity, at most the container's limit rounded up."""
+    available = len(os.sched_getaffinity(0))
+    quota = _read_words(_CGROUP / "cpu.max")
+    if not quota:
+        quota = [
+            *_read_words(_CGROUP / "cpu/cpu.cfs_quota_us"),
+            *_read_words(_CGROUP / "cpu/cpu.cfs_period_us"),
+        ]
+    if len(quota) == 2 and quota[0] not in ("max", "-1"):
+        return max(1, min(available, -(-int(quota[0]) // int(quota[1]))))
+    return available
+
+
+def free_memory_bytes() -> int:
+    """Free memory of the machine, within the container's limit."""
+    free = _meminfo_available_bytes()
+    for limit, usage, stat, cache in _MEMORY:
+        words = _read_words(_CGROUP / limit) + _read_words(_CGROUP / usage)
+        if len(words) == 2 and words[0] != "max":
+            free = min(free, int(words[0]) - int(words[1]) + _find_number(_CGROUP / stat, cache))
+    return max(0, free)
+
+
+def count_oom_kills() -> int:
+    """Processes of this container that the kernel has killed for lack of memory; 0 where it does not count them.
+
+    With cgroup v2 Kubernetes has the whole container killed; with v1 the kernel kills one process of it, the largest.
+    """
+    return next((_find_number(_CGROUP / file, "oom_kill") for file in _OOM_COUNTERS if (_CGROUP / file).exists()), 0)
+
+
+def _find_number(path: Path, name: str) -> int:
+    """The number behind a name in a file of names and numbers; 0 if it is not there."""
+    words = _read_words(path)
+    return int(words[words.index(name) + 1]) if name in words else 0
+
+
+def _meminfo_available_bytes() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise OSError("/proc/meminfo has no MemAvailable")
+
+
+def _read_words(path: Path) -> list[str]:
+    try:
+        return path.read_text().split()
+    except OSError:
+        return []
