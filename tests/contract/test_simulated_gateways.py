@@ -61,7 +61,7 @@ class Engines:
             places = self.places[engine.address]
             await asyncio.sleep(0)
             try:
-                with places.take(PLACE_GRANTED if ticket.is_granted else PLACE_IF_FREE):
+                with places.reserve(PLACE_GRANTED if ticket.is_granted else PLACE_IF_FREE):
                     return places.hold([str(id(ticket))])
             except NoPlace:
                 queue.note_no_place(ticket)

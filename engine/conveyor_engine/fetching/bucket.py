@@ -26,7 +26,7 @@ from botocore.session import Session
 from urllib3.exceptions import HTTPError
 
 from conveyor_engine.errors import ModelError
-from conveyor_engine.fetching.answers import MAX_ANSWER_BYTES, MAX_FILES, failed, limit_chunks
+from conveyor_engine.fetching.bounds import MAX_ANSWER_BYTES, MAX_FILES, failed, limit_chunks
 from conveyor_engine.fetching.source import (
     POOLING_FILE,
     ProgressFile,

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from conveyor_engine.errors import ModelError
-from conveyor_engine.fetching.answers import MIN_BYTES, TooSlow
+from conveyor_engine.fetching.bounds import MIN_BYTES, TooSlow
 from conveyor_engine.fetching.mounted import check_model_directory
 from conveyor_engine.fetching.source import POOLING_FILE, RemoteFile, RemoteModel, Source, compute_digest
 from conveyor_engine.fetching.uris import DEFAULT_REVISION, HubUri, parse_uri

@@ -21,7 +21,7 @@ from huggingface_hub.file_download import http_get
 from huggingface_hub.utils import build_hf_headers, disable_progress_bars  # type: ignore[attr-defined]
 
 from conveyor_engine.errors import ModelError
-from conveyor_engine.fetching.answers import MAX_ANSWER_BYTES, MAX_FILES, failed, limit_chunks
+from conveyor_engine.fetching.bounds import MAX_ANSWER_BYTES, MAX_FILES, failed, limit_chunks
 from conveyor_engine.fetching.source import (
     ProgressFile,
     RemoteFile,

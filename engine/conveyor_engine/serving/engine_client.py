@@ -14,7 +14,7 @@ from enum import StrEnum
 from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.errors import EngineDead, InvalidRequest, Overloaded, Unavailable
 from conveyor_engine.serving.engine_process import ENGINE_PROGRAM, Death, EngineProcess
-from conveyor_engine.serving.generation import Generation, Turns
+from conveyor_engine.serving.generation import Generation, ReadTurns
 from conveyor_engine.serving.held_requests import HeldRequests
 from conveyor_engine.serving.places import Places
 from conveyor_engine.wire.messages import (
@@ -69,7 +69,7 @@ class EngineClient:
         self.dead = asyncio.Event()
         self.idle = asyncio.Event()  # no generation is open
         self.idle.set()
-        self._turns = Turns()
+        self._turns = ReadTurns()
         self.places = Places(self._batch_size, fills=config.batching_mode in ("static", "dynamic"))
         self._generations: dict[str, Generation] = {}  # by request id, while the engine owes outputs
         self._held = HeldRequests()
@@ -128,7 +128,7 @@ class EngineClient:
         `wish` is what a gateway says of the place.
         """
         self.check_state()
-        with self.places.take(wish):
+        with self.places.reserve(wish):
             self._num_arriving += 1
             try:
                 self._check_admission(1, 1)
@@ -180,7 +180,7 @@ class EngineClient:
         for request_id in known:
             self._close(request_id)
 
-    def begin_drain(self) -> None:
+    def drain(self) -> None:
         """Refuses new requests; open ones go on."""
         if self.state is State.READY:
             self._process.send(Drain())
@@ -216,10 +216,10 @@ class EngineClient:
     # --- messages of the engine ---
 
     async def _read(self) -> None:
-        """Takes the engine's messages. When they end, whatever the reason, the engine is dead."""
+        """Handles the engine's messages. When they end, whatever the reason, the engine is dead."""
         try:
             async for message in self._process.messages():
-                self._take(message)
+                self._handle(message)
         except Exception as error:
             _log.exception("event=engine_not_understood")
             text = f"the engine was not understood: {type(error).__name__}: {error}"
@@ -227,14 +227,14 @@ class EngineClient:
         self.state = State.DEAD
         self._die(await self._process.reap())
 
-    def _take(self, message: FromEngine) -> None:
+    def _handle(self, message: FromEngine) -> None:
         match message:
             case Step():
-                self._take_step(message)
+                self._handle_step(message)
             case Heartbeat(step_seconds):
                 self._last_heartbeat, self._step_seconds = time.monotonic(), step_seconds
             case Refused():
-                self._take_refusal(message)
+                self._handle_refusal(message)
             case Progress(line):
                 _log.info(line)
             case Ready(facts, longest_warmup_step_seconds, warmup_seconds):
@@ -251,7 +251,7 @@ class EngineClient:
             case StartFailed(reason, text) | Failed(reason, text):
                 self.death = Death(reason, text)
 
-    def _take_step(self, step: Step) -> None:
+    def _handle_step(self, step: Step) -> None:
         self.stats, self._num_added, self._step_seconds = step.stats, step.num_added, 0.0
         for output in step.outputs:
             if output.finish_reason is not None:
@@ -262,10 +262,10 @@ class EngineClient:
             generation.put(output)
             if output.finish_reason is not None:
                 self._close(output.request_id)
-        self.places.note_step(step.stats.num_running)
+        self.places.observe_step(step.stats.num_running)
         self._on_step(step)
 
-    def _take_refusal(self, refused: Refused) -> None:
+    def _handle_refusal(self, refused: Refused) -> None:
         self._num_sent -= len(refused.request_ids)
         generation = self._generations.get(refused.request_ids[0])
         for request_id in refused.request_ids:

@@ -16,7 +16,7 @@ from conveyor_engine.wire.request import FinishReason, RequestOutput
 _BATCH_TOKENS = 64  # that a reader gets in one turn: a few milliseconds of work
 
 
-class Turns:
+class ReadTurns:
     """Lets one reader with a backlog go on in each iteration of the event loop, in their order.
 
     All at once they would block it, and new connections and probes with it, for as long as all their batches take.
@@ -25,30 +25,30 @@ class Turns:
     def __init__(self) -> None:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
-    async def take(self) -> None:
+    async def wait(self) -> None:
         """Returns when it is the caller's turn."""
         loop = asyncio.get_running_loop()
         turn = loop.create_future()
         self._waiting.append(turn)
         if len(self._waiting) == 1:
-            loop.call_soon(self._give)
+            loop.call_soon(self._wake_next)
         await turn
 
-    def _give(self) -> None:
+    def _wake_next(self) -> None:
         turn = self._waiting.popleft()
         while turn.done() and self._waiting:  # its client has left
             turn = self._waiting.popleft()
         if not turn.done():
             turn.set_result(None)
         if self._waiting:
-            asyncio.get_running_loop().call_soon(self._give)
+            asyncio.get_running_loop().call_soon(self._wake_next)
 
 
 class Generation:
     """Use it in `async with`: leaving aborts what still runs."""
 
     def __init__(
-        self, request_ids: list[str], timeout_seconds: float, abort: Callable[[list[str]], None], turns: Turns
+        self, request_ids: list[str], timeout_seconds: float, abort: Callable[[list[str]], None], turns: ReadTurns
     ) -> None:
         """After the timeout, open requests end with DEADLINE, whatever the engine does. `abort` aborts them there."""
         self.request_ids = request_ids
@@ -80,7 +80,7 @@ class Generation:
             if self._outputs:
                 yield self._next_batch()
                 if self._outputs:
-                    await self.turns.take()
+                    await self.turns.wait()
             elif self._error is not None:
                 raise self._error
             else:
@@ -118,8 +118,8 @@ class Generation:
             self.on_held(_held_bytes(part))
         self._wake()
 
-    def end(self, request_ids: list[str]) -> None:
-        """Nothing more is wanted of these, what is queued for them included."""
+    def abort(self, request_ids: list[str]) -> None:
+        """Aborts these, and drops what is queued for them."""
         self._open.difference_update(request_ids)
         self.on_held(-sum(_held_bytes(output) for output in self._outputs if output.request_id in request_ids))
         self._outputs = deque(output for output in self._outputs if output.request_id not in request_ids)

@@ -47,13 +47,13 @@ class Places:
         """Of places in the batch."""
         return 0 if self._fills and self._is_running and self._num_held else self.batch_size
 
-    def note_step(self, num_running: int) -> None:
+    def observe_step(self, num_running: int) -> None:
         """So many engine requests run."""
         self._is_running = num_running > 0
         self._grant()
 
     @contextmanager
-    def take(self, wish: str | None) -> Iterator[None]:
+    def reserve(self, wish: str | None) -> Iterator[None]:
         """A place for a request that arrives, with its header; None is not counted. Raises NoPlace."""
         if wish is None:
             yield

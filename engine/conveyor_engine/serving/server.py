@@ -142,7 +142,7 @@ async def _drain(
     """Returns when every client has its answer, or when the time is over and the requests still open have failed."""
     _log.info("event=draining open=%d timeout_seconds=%g", engine.num_open, drain_seconds)
     end = time.monotonic() + drain_seconds
-    engine.begin_drain()
+    engine.drain()
     first = await _first(engine.idle, stopping.forced, engine.dead, served, timeout_seconds=drain_seconds)
     if first is engine.idle:
         server.should_exit = True  # only slow readers remain

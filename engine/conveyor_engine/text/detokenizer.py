@@ -48,22 +48,22 @@ class Detokenizer:
         return self._shown
 
     def push(self, token_ids: Sequence[int]) -> Piece:
-        """Takes the next tokens; after a stop string was found the rest of them is ignored."""
+        """Decodes the next tokens. Those after a stop string are ignored."""
         for token_id in token_ids:
             text = self._stream.push(token_id)
             self.num_tokens += 1
             self._ends.append(self._shown + len(self._hidden) + len(text))
-            if (cut := self._take(text, counts=self.num_tokens > self._min_tokens)) is not None:
+            if (cut := self._append(text, counts=self.num_tokens > self._min_tokens)) is not None:
                 return self._show(cut, stopped=True)
         return self._show(len(self._hidden) - self._matcher.num_held)
 
     def finish(self) -> Piece:
         """The rest of the text, once no more tokens come. An unfinished character becomes a replacement character."""
-        cut = self._take(self._stream.finish(), counts=True)
+        cut = self._append(self._stream.finish(), counts=True)
         return self._show(len(self._hidden)) if cut is None else self._show(cut, stopped=True)
 
-    def _take(self, text: str, *, counts: bool) -> int | None:
-        """Adds it to what is hidden; where in that the first stop string begins, if one is complete."""
+    def _append(self, text: str, *, counts: bool) -> int | None:
+        """Hides the text. Returns where in all that is hidden the first stop string begins, if one is complete."""
         before = len(self._hidden)
         self._hidden += text
         found = self._matcher.feed(text) if counts else None

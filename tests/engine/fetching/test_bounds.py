@@ -8,10 +8,10 @@ from tests.engine.fetching.buckets import BUCKET, URI, Server
 from tests.engine.fetching.hubs import WEIGHTS, Fetch, running_hub
 
 from conveyor_engine.errors import ModelError
-from conveyor_engine.fetching import answers, bucket
+from conveyor_engine.fetching import bounds, bucket
 from conveyor_engine.fetching import fetch as fetch_module
 from conveyor_engine.fetching import hub as hub_module
-from conveyor_engine.fetching.answers import WINDOW_SECONDS, TooSlow, limit_chunks
+from conveyor_engine.fetching.bounds import WINDOW_SECONDS, TooSlow, limit_chunks
 from conveyor_engine.fetching.bucket import Bucket
 from conveyor_engine.fetching.fetch import fetch
 from conveyor_engine.fetching.source import RemoteFile, RemoteModel
@@ -67,8 +67,8 @@ def test_the_time_in_which_a_chunk_is_written_is_not_the_source_s() -> None:
 
 
 def make_all_too_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "WINDOW_SECONDS", 0)
-    monkeypatch.setattr(answers, "MIN_BYTES", 1 << 40)
+    monkeypatch.setattr(bounds, "WINDOW_SECONDS", 0)
+    monkeypatch.setattr(bounds, "MIN_BYTES", 1 << 40)
 
 
 @pytest.mark.parametrize("of_file", [False, True], ids=["listing", "file"])
@@ -126,7 +126,7 @@ def test_cuts_that_bring_a_byte_each_have_an_end(tmp_path: Path) -> None:
             self.num_asked += 1
             with path.open("ab") as content:
                 content.write(b"x")
-            raise answers.failed("the connection was cut")
+            raise bounds.failed("the connection was cut")
 
     source, file = Cutting(), RemoteFile(WEIGHTS, 1 << 30, "0" * 64, "sha256")
     with pytest.raises(ModelError, match="was cut"):

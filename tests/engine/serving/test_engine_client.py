@@ -48,7 +48,7 @@ def open_generation(engine: EngineClient, request: EngineRequest) -> Generation:
 async def connected(**config: int) -> AsyncIterator[EngineClient]:
     """A ready engine with one row, whose process is only a socket that nobody reads."""
     engine = EngineClient(EngineConfig(model="m", **config))  # type: ignore[arg-type]
-    engine._take(Ready(make_facts(max_num_seqs=1), 0.0))
+    engine._handle(Ready(make_facts(max_num_seqs=1), 0.0))
     ours, theirs = socket.socketpair()
     with theirs:
         await engine._process.connect(ours)
@@ -98,10 +98,10 @@ async def test_a_request_that_leaves_keeps_its_place_until_the_engine_has_ended_
             async with generation:
                 pass
         assert engine.num_open == 0
-        engine._take(Step([], EngineStats(), 2))
+        engine._handle(Step([], EngineStats(), 2))
         with pytest.raises(Overloaded, match="2 requests are arriving"), engine.hold_place():
             pass
-        engine._take(ended("a"))
+        engine._handle(ended("a"))
         with engine.hold_place():
             pass
 
@@ -115,7 +115,7 @@ async def test_prompts_wait_up_to_a_bound_of_tokens_also_those_whose_clients_lef
                     pass
         with pytest.raises(Overloaded, match="they would have more than 16777216"), engine.hold_place():
             pass
-        engine._take(ended("a"))
+        engine._handle(ended("a"))
         with engine.hold_place(), pytest.raises(Overloaded, match=f"have {half} tokens"):
             engine.open_generation({"c": half - 1, "d": 2}, b"", 100)
         with engine.hold_place():
@@ -126,7 +126,7 @@ async def test_a_request_that_is_refused_leaves_no_tokens_behind() -> None:
     async with connected() as engine:
         with engine.hold_place():
             generation = engine.open_generation({"a": HELD_TOKENS_MAX}, b"", 100)
-        engine._take(Refused(["a"], "full", overloaded=True))
+        engine._handle(Refused(["a"], "full", overloaded=True))
         async with generation:
             with pytest.raises(Overloaded, match="full"):
                 _ = [batch async for batch in generation.batches()]
@@ -147,10 +147,10 @@ def test_a_step_may_take_five_times_as_long_as_the_longest_of_the_warm_up(
     warmup_seconds: float, longest: float
 ) -> None:
     engine = EngineClient(EngineConfig(model="m"))
-    engine._take(Ready(make_facts(), warmup_seconds))
-    engine._take(Heartbeat(longest - 1))
+    engine._handle(Ready(make_facts(), warmup_seconds))
+    engine._handle(Heartbeat(longest - 1))
     assert engine.is_alive
-    engine._take(Heartbeat(longest + 1))
+    engine._handle(Heartbeat(longest + 1))
     assert not engine.is_alive
 
 
@@ -166,9 +166,9 @@ async def test_a_silent_engine_is_not_alive_until_it_is_heard_again() -> None:
             live, ready = await client.get("/livez"), await client.get("/readyz")
             return live.status_code, ready.status_code, ready.json()["status"]
 
-        engine._take(Ready(make_facts(), 0.0))
+        engine._handle(Ready(make_facts(), 0.0))
         assert await probe() == (200, 200, "ready")
         engine._last_heartbeat -= HEARTBEAT_LATE_SECONDS
         assert await probe() == (503, 503, "stuck")
-        engine._take(Heartbeat(0.0))
+        engine._handle(Heartbeat(0.0))
         assert await probe() == (200, 200, "ready")

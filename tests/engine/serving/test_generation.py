@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from conveyor_engine.errors import EngineDead
-from conveyor_engine.serving.generation import Generation, Turns
+from conveyor_engine.serving.generation import Generation, ReadTurns
 from conveyor_engine.wire.request import FinishReason, RequestOutput, TokenLogprobs
 
 
@@ -13,7 +13,7 @@ def token(request_id: str, reason: FinishReason | None = None) -> RequestOutput:
 
 async def test_outputs_that_come_together_are_read_together() -> None:
     aborted: list[str] = []
-    async with Generation(["a", "b"], 60, aborted.extend, Turns()) as generation:
+    async with Generation(["a", "b"], 60, aborted.extend, ReadTurns()) as generation:
         generation.put(token("a"))
         generation.put(token("b", FinishReason.STOP))
         generation.put(token("a", FinishReason.LENGTH))
@@ -31,7 +31,7 @@ async def test_a_reader_that_is_behind_gets_a_request_s_outputs_as_one() -> None
     ]
     last = RequestOutput(request_id="a", new_token_ids=[3, 4], finish_reason=FinishReason.STOP)
     held: list[int] = []
-    async with Generation(["a"], 60, lambda _: None, Turns()) as generation:
+    async with Generation(["a"], 60, lambda _: None, ReadTurns()) as generation:
         generation.on_held = held.append
         for output in (*parts, last):
             generation.put(output)
@@ -44,7 +44,7 @@ async def test_a_reader_that_is_behind_gets_a_request_s_outputs_as_one() -> None
 
 @pytest.mark.parametrize("reason", [FinishReason.DEADLINE, FinishReason.ERROR, FinishReason.ABORT])
 async def test_a_failure_is_read_after_what_came_before_it(reason: FinishReason) -> None:
-    async with Generation(["a", "b"], 60, lambda _: None, Turns()) as generation:
+    async with Generation(["a", "b"], 60, lambda _: None, ReadTurns()) as generation:
         generation.put(token("a"))
         generation.put(token("b", FinishReason.STOP))
         generation.put(RequestOutput(request_id="a", finish_reason=reason))
@@ -55,11 +55,11 @@ async def test_a_failure_is_read_after_what_came_before_it(reason: FinishReason)
 async def test_what_a_reader_wants_no_more_of_is_forgotten() -> None:
     aborted: list[str] = []
     held: list[int] = []
-    async with Generation(["a", "b"], 60, aborted.extend, Turns()) as generation:
+    async with Generation(["a", "b"], 60, aborted.extend, ReadTurns()) as generation:
         generation.on_held = held.append
         generation.put(token("a"))
         generation.put(token("b", FinishReason.STOP))
-        generation.end(["a"])
+        generation.abort(["a"])
         assert aborted == ["a"]
         generation.put(token("a"))
         assert [o.request_id async for batch in generation.batches() for o in batch] == ["b"]
@@ -68,17 +68,17 @@ async def test_what_a_reader_wants_no_more_of_is_forgotten() -> None:
 
 async def test_a_failure_behind_the_end_that_the_reader_found_is_none() -> None:
     """As when a stop string is in what the engine told before it died."""
-    async with Generation(["a"], 60, lambda _: None, Turns()) as generation:
+    async with Generation(["a"], 60, lambda _: None, ReadTurns()) as generation:
         generation.put(token("a"))
         generation.fail(EngineDead("gone"))
         batches = generation.batches()
         assert len(await anext(batches)) == 1
-        generation.end(["a"])
+        generation.abort(["a"])
         assert [batch async for batch in batches] == []
 
 
 async def test_nothing_follows_a_last_output() -> None:
-    async with Generation(["a"], 60, lambda _: None, Turns()) as generation:
+    async with Generation(["a"], 60, lambda _: None, ReadTurns()) as generation:
         generation.put(token("a", FinishReason.STOP))
         generation.put(token("a"))
         generation.put(token("a", FinishReason.ABORT))
@@ -87,7 +87,7 @@ async def test_nothing_follows_a_last_output() -> None:
 
 
 async def test_a_failure_comes_after_the_outputs_before_it() -> None:
-    async with Generation(["a", "b"], 60, lambda _: None, Turns()) as generation:
+    async with Generation(["a", "b"], 60, lambda _: None, ReadTurns()) as generation:
         generation.put(token("a"))
         generation.fail(EngineDead("gone"))
         batches = generation.batches()
@@ -97,7 +97,7 @@ async def test_a_failure_comes_after_the_outputs_before_it() -> None:
 
 
 async def test_a_failure_before_anything_was_read_is_raised() -> None:
-    async with Generation(["a"], 60, lambda _: None, Turns()) as generation:
+    async with Generation(["a"], 60, lambda _: None, ReadTurns()) as generation:
         generation.fail(EngineDead("gone"))
         with pytest.raises(EngineDead):
             await anext(generation.batches())
@@ -105,7 +105,7 @@ async def test_a_failure_before_anything_was_read_is_raised() -> None:
 
 async def test_time_ends_what_is_open_even_if_the_engine_is_silent() -> None:
     aborted: list[str] = []
-    async with Generation(["a", "b"], 0.01, aborted.extend, Turns()) as generation:
+    async with Generation(["a", "b"], 0.01, aborted.extend, ReadTurns()) as generation:
         generation.put(token("a", FinishReason.STOP))
         outputs = [output async for batch in generation.batches() for output in batch]
         assert [(o.request_id, o.finish_reason) for o in outputs] == [
@@ -116,7 +116,7 @@ async def test_time_ends_what_is_open_even_if_the_engine_is_silent() -> None:
 
 
 async def test_a_reader_waits_for_news() -> None:
-    async with Generation(["a"], 60, lambda _: None, Turns()) as generation:
+    async with Generation(["a"], 60, lambda _: None, ReadTurns()) as generation:
         batches = generation.batches()
         waiting = asyncio.ensure_future(anext(batches))
         await asyncio.sleep(0)
@@ -132,7 +132,7 @@ async def test_a_whole_answer_at_once_is_read_a_few_tokens_at_a_time() -> None:
         request_id="a", new_token_ids=list(range(1000)), logprobs=logprobs, finish_reason=FinishReason.STOP
     )
     held: list[int] = []
-    async with Generation(["a"], 60, lambda _: None, Turns()) as generation:
+    async with Generation(["a"], 60, lambda _: None, ReadTurns()) as generation:
         generation.on_held = held.append
         generation.put(whole)
         assert sum(held) > 1000 * 100
@@ -148,7 +148,7 @@ async def test_a_whole_answer_at_once_is_read_a_few_tokens_at_a_time() -> None:
 
 @pytest.mark.parametrize("num_tokens", [0, 1, 64, 65, 128])
 async def test_every_token_is_read_once(num_tokens: int) -> None:
-    async with Generation(["a"], 60, lambda _: None, Turns()) as generation:
+    async with Generation(["a"], 60, lambda _: None, ReadTurns()) as generation:
         ids = list(range(num_tokens))
         generation.put(RequestOutput(request_id="a", new_token_ids=ids, finish_reason=FinishReason.LENGTH))
         assert [i async for batch in generation.batches() for o in batch for i in o.new_token_ids] == ids
@@ -156,7 +156,7 @@ async def test_every_token_is_read_once(num_tokens: int) -> None:
 
 async def test_of_many_readers_that_are_behind_one_goes_on_in_each_turn_of_the_loop() -> None:
     """Else a new connection waits for a batch of each of them."""
-    turns, most, read = Turns(), 0, 0
+    turns, most, read = ReadTurns(), 0, 0
 
     async def read_all() -> None:
         nonlocal read

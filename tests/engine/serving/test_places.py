@@ -12,7 +12,7 @@ from conveyor_protocol.request_headers import PLACE_GRANTED, PLACE_IF_FREE
 
 def fill(places: Places, *request_ids: str, wish: str = PLACE_IF_FREE) -> None:
     for request_id in request_ids:
-        with places.take(wish):
+        with places.reserve(wish):
             places.hold([request_id])
 
 
@@ -27,7 +27,7 @@ async def start(places: Places) -> asyncio.Task[None]:
 async def test_what_finds_the_batch_full_is_refused_until_a_request_ends() -> None:
     places = Places(2)
     fill(places, "a", "b")
-    with pytest.raises(NoPlace), places.take(PLACE_IF_FREE):
+    with pytest.raises(NoPlace), places.reserve(PLACE_IF_FREE):
         pass
     places.release("a")
     fill(places, "c")
@@ -35,12 +35,12 @@ async def test_what_finds_the_batch_full_is_refused_until_a_request_ends() -> No
 
 async def test_a_request_of_many_choices_has_one_place_until_the_last_of_them_has_ended() -> None:
     places = Places(2)
-    with places.take(PLACE_IF_FREE):
+    with places.reserve(PLACE_IF_FREE):
         places.hold(["a-0", "a-1", "a-2"])
     fill(places, "b")
     for request_id in ("a-0", "a-2", "a-0"):
         places.release(request_id)
-        with pytest.raises(NoPlace), places.take(PLACE_IF_FREE):
+        with pytest.raises(NoPlace), places.reserve(PLACE_IF_FREE):
             pass
     places.release("a-1")
     fill(places, "c")
@@ -50,7 +50,7 @@ async def test_others_than_gateways_take_no_places() -> None:
     places = Places(1)
     with ExitStack() as stack:
         for _ in range(5):
-            stack.enter_context(places.take(None))
+            stack.enter_context(places.reserve(None))
         fill(places, "a")
 
 
@@ -63,7 +63,7 @@ async def test_places_are_granted_in_the_order_of_the_questions() -> None:
     assert not second.done()
     places.release("a")
     await second
-    with pytest.raises(NoPlace), places.take(PLACE_IF_FREE):  # it is kept for whoever asked
+    with pytest.raises(NoPlace), places.reserve(PLACE_IF_FREE):  # it is kept for whoever asked
         pass
     fill(places, "c", wish=PLACE_GRANTED)
 
@@ -99,8 +99,8 @@ async def test_a_granted_place_that_nobody_takes_is_granted_again(monkeypatch: p
 async def test_where_nobody_joins_a_batch_that_runs_there_are_places_in_the_next_one_alone() -> None:
     places = Places(4, fills=True)
     fill(places, "a", "b")
-    places.note_step(num_running=2)
-    with pytest.raises(NoPlace), places.take(PLACE_IF_FREE):
+    places.observe_step(num_running=2)
+    with pytest.raises(NoPlace), places.reserve(PLACE_IF_FREE):
         pass
     waits = await start(places)
     await asyncio.sleep(2 * BEYOND_SECONDS)
@@ -108,7 +108,7 @@ async def test_where_nobody_joins_a_batch_that_runs_there_are_places_in_the_next
     for request_id in ("a", "b"):
         places.release(request_id)
     await waits
-    places.note_step(num_running=0)
+    places.observe_step(num_running=0)
     fill(places, "c", wish=PLACE_GRANTED)
     fill(places, "d", "e", "f")
     full = await start(places)

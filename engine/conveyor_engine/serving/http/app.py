@@ -46,33 +46,33 @@ def build_app(state: AppState) -> ASGIApp:
     app.openapi = lambda: document  # type: ignore[method-assign]  # as FastAPI has it be extended; served at /openapi.json
     app.state.conveyor = state
     for path in dict.fromkeys(path for _, path in ROUTES):
-        answers = {method: answer for (method, at), answer in ROUTES.items() if at == path}
-        app.add_route(path, _by_method(answers), methods=list(answers))
-    app.add_exception_handler(ConveyorEngineError, _answer_failure)
-    app.add_exception_handler(HTTPException, _answer_http_exception)
-    app.add_exception_handler(Exception, _answer_bug)
+        handlers = {method: handler for (method, at), handler in ROUTES.items() if at == path}
+        app.add_route(path, _by_method(handlers), methods=list(handlers))
+    app.add_exception_handler(ConveyorEngineError, _handle_failure)
+    app.add_exception_handler(HTTPException, _handle_http_exception)
+    app.add_exception_handler(Exception, _handle_bug)
     return _Envelope(app, state.metrics, state.usage)
 
 
 def _by_method(
-    answers: dict[str, Callable[[Request], Awaitable[Response]]],
+    handlers: dict[str, Callable[[Request], Awaitable[Response]]],
 ) -> Callable[[Request], Awaitable[Response]]:
     """One route for all methods of a path, so that 405 lists them all."""
 
-    async def answer(request: Request) -> Response:
-        return await answers["GET" if request.method == "HEAD" else request.method](request)
+    async def handle(request: Request) -> Response:
+        return await handlers["GET" if request.method == "HEAD" else request.method](request)
 
-    return answer
+    return handle
 
 
-async def _answer_failure(request: Request, error: Exception) -> Response:
+async def _handle_failure(request: Request, error: Exception) -> Response:
     assert isinstance(error, ConveyorEngineError)
     if isinstance(error, Overloaded | Unavailable):
         app_state(request).metrics.count_rejection("queue_full" if isinstance(error, Overloaded) else "unavailable")
     return failure_response(error)
 
 
-async def _answer_http_exception(request: Request, error: Exception) -> Response:
+async def _handle_http_exception(request: Request, error: Exception) -> Response:
     """Starlette's own: no such path, or not with this method."""
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
@@ -85,7 +85,7 @@ async def _answer_http_exception(request: Request, error: Exception) -> Response
     return Response(body, error.status_code, error.headers, media_type="application/json")
 
 
-async def _answer_bug(_: Request, error: Exception) -> Response:
+async def _handle_bug(_: Request, error: Exception) -> Response:
     """The one broad handler of this process: a bug fails its own request only. The server logs the traceback."""
     body = error_body(f"internal error: {type(error).__name__}", ErrorCode.INTERNAL_ERROR)
     return Response(body, 500, media_type="application/json")

@@ -1,6 +1,5 @@
 """POST /v1/chat/completions."""
 
-import time
 from collections.abc import Iterator
 
 import msgspec
@@ -10,10 +9,9 @@ from starlette.requests import Request
 from conveyor_engine.serving.http.app_state import AppState
 from conveyor_engine.serving.http.choice import Delta
 from conveyor_engine.serving.http.engine_response import open_request
-from conveyor_engine.serving.http.formats import Answer, Usage, encode
+from conveyor_engine.serving.http.formats import Format, Usage, WholeChoice, encode
 from conveyor_engine.serving.http.generated import GeneratedResponse
 from conveyor_engine.serving.http.logprobs import ChatLogprobs, chat_logprobs, chat_logprobs_pieces
-from conveyor_engine.serving.http.output_parser import PLAIN_TEXT, OutputParser
 from conveyor_engine.serving.preparing.prepare import PreparedText
 
 
@@ -72,19 +70,12 @@ class ChatCompletion(msgspec.Struct):
     object: str = "chat.completion"
 
 
-class ChatFormat:
+class ChatFormat(Format):
     """Answers as chat completions."""
 
     def __init__(self, state: AppState, prepared: PreparedText) -> None:
-        self._state = state
-        self._with_logprobs = prepared.top_logprobs is not None
-        self._id = prepared.id
-        self._created = int(time.time())
-        self._no_usage = None if prepared.include_usage else UNSET
+        super().__init__(state, prepared)
         self._begun: set[int] = set()
-
-    def build_parser(self) -> OutputParser:
-        return PLAIN_TEXT
 
     def chunk(self, delta: Delta, usage: Usage | None) -> ChatChunk:
         """One event; the role is in the first of a choice."""
@@ -94,29 +85,27 @@ class ChatFormat:
         for name, text in delta.parts:
             setattr(message, name, (getattr(message, name) or "") + text)
         choice = ChunkChoice(delta.choice, message, self._logprobs(delta), delta.finish_reason)
-        return ChatChunk(self._id, self._created, self._state.model.name, [choice], usage or self._no_usage)
+        return ChatChunk(*self._head, [choice], usage or self._no_usage)
 
     def _logprobs(self, delta: Delta) -> ChatLogprobs | None:
-        return (
-            chat_logprobs(self._state.model.tokenizer, delta.tokens) if self._with_logprobs and delta.tokens else None
-        )
+        return chat_logprobs(self._tokenizer, delta.tokens) if self._with_logprobs and delta.tokens else None
 
     def usage_chunk(self, usage: Usage) -> ChatChunk:
         """The counts, with no choice."""
-        return ChatChunk(self._id, self._created, self._state.model.name, [], usage)
+        return ChatChunk(*self._head, [], usage)
 
     def whole(self, usage: Usage) -> ChatCompletion:
         """The body without its choices."""
-        return ChatCompletion(self._id, self._created, self._state.model.name, [], usage)
+        return ChatCompletion(*self._head, [], usage)
 
-    def choice(self, answer: Answer) -> Iterator[bytes]:
+    def choice(self, answer: WholeChoice) -> Iterator[bytes]:
         """One choice of the body."""
         message = Message("")
         for name, text in answer.texts.items():
             setattr(message, name, text.getvalue())
         yield b'{"index":%d,"message":%b,"logprobs":' % (answer.index, encode(message))
         if self._with_logprobs:
-            yield from chat_logprobs_pieces(self._state.model.tokenizer, answer.tokens)
+            yield from chat_logprobs_pieces(self._tokenizer, answer.tokens)
         else:
             yield b"null"
         yield b',"finish_reason":%b}' % encode(answer.finish_reason)

@@ -60,7 +60,7 @@ class Choice:
         self._logprobs: list[TokenLogprobs] = []  # of the tokens not shown yet
         self._clock = _Clock(metrics, request.arrival_time, time.monotonic())
 
-    def take(self, output: RequestOutput) -> Delta | None:
+    def push(self, output: RequestOutput) -> Delta | None:
         """The next output's visible part. Raises DeadlineExceeded or GenerationFailed."""
         self.num_tokens += len(output.new_token_ids)
         self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)

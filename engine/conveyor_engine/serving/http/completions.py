@@ -1,20 +1,16 @@
 """POST /v1/completions."""
 
-import time
 from collections.abc import Iterator
 
 import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 
-from conveyor_engine.serving.http.app_state import AppState
 from conveyor_engine.serving.http.choice import Delta
 from conveyor_engine.serving.http.engine_response import open_request
-from conveyor_engine.serving.http.formats import Answer, Usage, encode
+from conveyor_engine.serving.http.formats import Format, Usage, WholeChoice, encode
 from conveyor_engine.serving.http.generated import GeneratedResponse
 from conveyor_engine.serving.http.logprobs import CompletionLogprobs, completion_logprobs, completion_logprobs_pieces
-from conveyor_engine.serving.http.output_parser import PLAIN_TEXT, OutputParser
-from conveyor_engine.serving.preparing.prepare import PreparedText
 
 
 class CompletionChoice(msgspec.Struct):
@@ -37,36 +33,26 @@ class Completion(msgspec.Struct):
     object: str = "text_completion"
 
 
-class CompletionFormat:
+class CompletionFormat(Format):
     """Answers as completions."""
-
-    def __init__(self, state: AppState, prepared: PreparedText) -> None:
-        self._state = state
-        self._with_logprobs = prepared.top_logprobs is not None
-        self._id = prepared.id
-        self._created = int(time.time())
-        self._no_usage = None if prepared.include_usage else UNSET
-
-    def build_parser(self) -> OutputParser:
-        return PLAIN_TEXT
 
     def chunk(self, delta: Delta, usage: Usage | None) -> Completion:
         """One event."""
-        return self._completion([self._chunk_choice(delta)], usage or self._no_usage)
+        return Completion(*self._head, [self._chunk_choice(delta)], usage or self._no_usage)
 
     def usage_chunk(self, usage: Usage) -> Completion:
         """The counts, with no choice."""
-        return self._completion([], usage)
+        return Completion(*self._head, [], usage)
 
     def whole(self, usage: Usage) -> Completion:
         """The body without its choices."""
-        return self._completion([], usage)
+        return Completion(*self._head, [], usage)
 
-    def choice(self, answer: Answer) -> Iterator[bytes]:
+    def choice(self, answer: WholeChoice) -> Iterator[bytes]:
         """One choice of the body."""
         yield b'{"index":%d,"text":%b,"logprobs":' % (answer.index, encode(answer.texts["content"].getvalue()))
         if self._with_logprobs:
-            yield from completion_logprobs_pieces(self._state.model.tokenizer, answer.tokens)
+            yield from completion_logprobs_pieces(self._tokenizer, answer.tokens)
         else:
             yield b"null"
         yield b',"finish_reason":%b}' % encode(answer.finish_reason)
@@ -74,14 +60,11 @@ class CompletionFormat:
     def _chunk_choice(self, delta: Delta) -> CompletionChoice:
         logprobs = None
         if self._with_logprobs and delta.tokens:
-            logprobs = completion_logprobs(self._state.model.tokenizer, delta.tokens)
+            logprobs = completion_logprobs(self._tokenizer, delta.tokens)
         text = ""
         for _, more in delta.parts:
             text += more
         return CompletionChoice(delta.choice, text, logprobs, delta.finish_reason)
-
-    def _completion(self, choices: list[CompletionChoice], usage: Usage | UnsetType | None) -> Completion:
-        return Completion(self._id, self._created, self._state.model.name, choices, usage)
 
 
 async def create_completion(request: Request) -> GeneratedResponse:

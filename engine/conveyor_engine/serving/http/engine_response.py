@@ -81,7 +81,7 @@ class EngineResponse(Response):
         try:
             async with self._generation, self._held:
                 self._generation.on_held = self._held.grow
-                await self._answer_or_leave(receive, send)
+                await self._send_or_leave(receive, send)
         except (Overloaded, DeadlineExceeded) as error:
             if not self._started:
                 raise
@@ -89,7 +89,7 @@ class EngineResponse(Response):
             # The answer stays incomplete, so the server closes the connection.
 
     @abstractmethod
-    async def _answer(self, send: Send) -> None:
+    async def _send_answer(self, send: Send) -> None:
         """Sends the whole answer."""
 
     @abstractmethod
@@ -100,8 +100,8 @@ class EngineResponse(Response):
     def _leave(self) -> None:
         """Ends what is not finished: the client has left."""
 
-    async def _answer_or_leave(self, receive: Receive, send: Send) -> None:
-        work = asyncio.create_task(self._answer(send))
+    async def _send_or_leave(self, receive: Receive, send: Send) -> None:
+        work = asyncio.create_task(self._send_answer(send))
         watch = asyncio.create_task(client_left(receive))
         try:
             await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
@@ -131,7 +131,7 @@ class EngineResponse(Response):
                     await self._start(headers, send)
                 await send({"type": "http.response.body", "body": body, "more_body": True})
                 body = b""
-                await self._generation.turns.take()
+                await self._generation.turns.wait()
         if not self._started:
             headers.append((b"content-length", b"%d" % len(body)))
             await self._start(headers, send)

@@ -1,14 +1,18 @@
 """What the two formats of answers, completions and chat, have in common. Used by `generated`."""
 
 import io
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import msgspec
+from msgspec import UNSET
 
+from conveyor_engine.serving.http.app_state import AppState
 from conveyor_engine.serving.http.choice import Delta, Token
-from conveyor_engine.serving.http.output_parser import Field, OutputParser
+from conveyor_engine.serving.http.output_parser import PLAIN_TEXT, Field, OutputParser
+from conveyor_engine.serving.preparing.prepare import PreparedText
 
 encode = msgspec.json.Encoder().encode
 
@@ -22,27 +26,38 @@ class Usage(msgspec.Struct):
     prompt_tokens_details: dict[str, int] | None  # of prefixes that only the same cache_salt shares
 
 
-class Format(Protocol):
+class Format(ABC):
     """The format of answers: completions or chat."""
+
+    def __init__(self, state: AppState, prepared: PreparedText) -> None:
+        self._tokenizer = state.model.tokenizer
+        self._with_logprobs = prepared.top_logprobs is not None
+        self._head = prepared.id, int(time.time()), state.model.name  # the first fields of every object
+        self._no_usage = None if prepared.include_usage else UNSET
 
     def build_parser(self) -> OutputParser:
         """For one choice: what divides its text into fields."""
+        return PLAIN_TEXT
 
+    @abstractmethod
     def chunk(self, delta: Delta, usage: Usage | None) -> msgspec.Struct:
         """One event of a stream, with its choice's counts so far when each is to have them."""
 
+    @abstractmethod
     def usage_chunk(self, usage: Usage) -> msgspec.Struct:
         """The event with the counts, when asked for."""
 
+    @abstractmethod
     def whole(self, usage: Usage) -> msgspec.Struct:
         """The one body, its `choices` empty."""
 
-    def choice(self, answer: "Answer") -> Iterator[bytes]:
+    @abstractmethod
+    def choice(self, answer: "WholeChoice") -> Iterator[bytes]:
         """One of its choices, in pieces of JSON."""
 
 
 @dataclass(slots=True)
-class Answer:
+class WholeChoice:
     """A choice's whole answer while it is made."""
 
     index: int

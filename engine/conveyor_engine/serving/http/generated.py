@@ -14,7 +14,7 @@ from conveyor_engine.serving.http.app_state import AppState
 from conveyor_engine.serving.http.choice import Choice, Delta
 from conveyor_engine.serving.http.engine_response import EngineResponse, Opened
 from conveyor_engine.serving.http.failures import failure_body
-from conveyor_engine.serving.http.formats import Answer, Format, Usage, encode
+from conveyor_engine.serving.http.formats import Format, Usage, WholeChoice, encode
 from conveyor_engine.serving.http.usage import UsedTokens, build_last_words
 from conveyor_engine.serving.preparing.prepare import PreparedText
 from conveyor_engine.text.stop_strings import StopStrings
@@ -49,7 +49,7 @@ class GeneratedResponse(EngineResponse):
         for choice in self._choices:
             choice.leave()
 
-    async def _answer(self, send: Send) -> None:
+    async def _send_answer(self, send: Send) -> None:
         for choice in self._prepared.choices:
             self._state.metrics.observe_prompt(choice.num_prompt_tokens, choice.max_tokens)
         if self._prepared.stream:
@@ -61,27 +61,27 @@ class GeneratedResponse(EngineResponse):
             longest = max(choice.num_tokens for choice in self._choices[first : first + n])
             self._state.metrics.observe_choices(n, longest)
 
-    def _take(self, outputs: list[RequestOutput]) -> list[Delta]:
-        """What they add to the choices. Raises DeadlineExceeded or GenerationFailed."""
+    def _push(self, outputs: list[RequestOutput]) -> list[Delta]:
+        """Adds the outputs to their choices. Raises DeadlineExceeded or GenerationFailed."""
         deltas: list[Delta] = []
         stopped: list[str] = []
         for output in outputs:
             choice = self._choice_of[output.request_id]
-            if (delta := choice.take(output)) is not None:
+            if (delta := choice.push(output)) is not None:
                 deltas.append(delta)
             if choice.finish_reason is not None and output.finish_reason is None:  # by a stop string
                 stopped.append(choice.request_id)
         if stopped:
-            self._generation.end(stopped)
+            self._generation.abort(stopped)
         return deltas
 
     async def _send_whole(self, send: Send) -> None:
-        answers = [Answer(choice.index) for choice in self._choices]
+        answers = [WholeChoice(choice.index) for choice in self._choices]
         async for outputs in self._generation.batches():
-            self._held.grow(sum(answers[delta.choice].add(delta) for delta in self._take(outputs)))
+            self._held.grow(sum(answers[delta.choice].add(delta) for delta in self._push(outputs)))
         await self._send_json(self._whole(answers), send)
 
-    def _whole(self, answers: list[Answer]) -> Iterator[bytes]:
+    def _whole(self, answers: list[WholeChoice]) -> Iterator[bytes]:
         begin, end = encode(self._format.whole(self._usage())).split(b'"choices":[]')
         yield begin + b'"choices":['
         for answer in answers:
@@ -94,7 +94,7 @@ class GeneratedResponse(EngineResponse):
         """Sends the status with the first tokens, so that a failure before them is an error status."""
         try:
             async for outputs in self._generation.batches():
-                if deltas := self._take(outputs):
+                if deltas := self._push(outputs):
                     if not self._started:
                         await self._start(_SSE_HEADERS, send)
                     await self._send_events(deltas, send)

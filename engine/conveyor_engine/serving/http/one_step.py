@@ -40,16 +40,16 @@ class OneStepResponse(EngineResponse):
     def _pieces(self, payloads: Sequence[bytes]) -> Iterator[bytes]:
         """The JSON of the answer, with the payload of each input."""
 
-    async def _answer(self, send: Send) -> None:
+    async def _send_answer(self, send: Send) -> None:
         for num_tokens in self._inputs.nums_prompt_tokens:
             self._state.metrics.observe_prompt(num_tokens)
         async for outputs in self._generation.batches():
             for output in outputs:
-                self._take(output)
+                self._add(output)
         await self._send_json(self._pieces([self._payloads[i] for i in self._inputs.request_ids]), send)
 
-    def _take(self, output: RequestOutput) -> None:
-        """Raises DeadlineExceeded or GenerationFailed."""
+    def _add(self, output: RequestOutput) -> None:
+        """Adds the payload of one input. Raises DeadlineExceeded or GenerationFailed."""
         assert output.finish_reason is not None
         self._end(output.request_id, output.finish_reason)
         if (failure := find_failure(output)) is not None:

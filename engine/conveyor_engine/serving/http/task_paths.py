@@ -18,7 +18,7 @@ from conveyor_engine.serving.http.app_state import app_state, model_facts
 from conveyor_engine.serving.preparing.schemas import Object
 from conveyor_engine.wire.request import ModelFacts
 
-Answer = Callable[[Request], Awaitable[Response]]
+Handler = Callable[[Request], Awaitable[Response]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class TaskPath:
     """A path for POST, and its description."""
 
     path: str
-    answer: Answer
+    handler: Handler
     summary: str
     request: type[Object]  # the fields of its body
     whole: type[msgspec.Struct]  # its answer ...
@@ -48,24 +48,24 @@ def load_task_paths() -> dict[str, TaskPaths]:
     return {task: registry.load(task, "serving") for task in reversed(registry.find_packages())}
 
 
-def build_task_routes() -> dict[tuple[str, str], Answer]:
+def build_task_routes() -> dict[tuple[str, str], Handler]:
     """By method and path."""
     rows: dict[str, dict[str, TaskPath]] = {}
     for task, of_task in load_task_paths().items():
         for row in of_task.paths:
             rows.setdefault(row.path, {})[task] = row
-    return {("POST", path): _answer_by_task(by_task) for path, by_task in rows.items()}
+    return {("POST", path): _by_task(by_task) for path, by_task in rows.items()}
 
 
-def _answer_by_task(rows: Mapping[str, TaskPath]) -> Answer:
-    async def answer(request: Request) -> Response:
+def _by_task(rows: Mapping[str, TaskPath]) -> Handler:
+    async def handle(request: Request) -> Response:
         facts = model_facts(app_state(request))
         row = rows.get(facts.task)
         if row is None:
             raise _wrong_task(facts, next(iter(rows)))
-        return await row.answer(request)
+        return await row.handler(request)
 
-    return answer
+    return handle
 
 
 def _wrong_task(facts: ModelFacts, asked: str) -> InvalidRequest:

@@ -9,7 +9,7 @@ from conveyor_engine.wire.embedding import PoolingParams
 from conveyor_engine.wire.request import EngineRequest, ModelFacts
 
 
-class Embedding(OneStep):
+class Embed(OneStep):
     """A request is one whole prompt; its payload says how its vector is made."""
 
     result_name = "vectors"
@@ -38,4 +38,4 @@ class Embedding(OneStep):
             )
 
 
-TASK: Final = Embedding
+TASK: Final = Embed

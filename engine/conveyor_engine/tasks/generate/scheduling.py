@@ -14,7 +14,7 @@ from conveyor_engine.wire.step import StepResult
 _NO_TOKENS: list[int] = []
 
 
-class Generation:
+class Generate:
     """Prompts may be cut; each row with logits gets tokens."""
 
     whole_prompts = False
@@ -56,4 +56,4 @@ class Generation:
                 outputs.add_tokens(work, token_ids, token_logprobs)
 
 
-TASK: Final = Generation
+TASK: Final = Generate

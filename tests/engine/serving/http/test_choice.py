@@ -26,7 +26,7 @@ def test_tokens_are_counted_up_to_the_one_that_completes_a_stop_string(chat_mode
     while choice.finish_reason is None:
         now, ids = ids[:tokens_at_a_time], ids[tokens_at_a_time:]
         end = None if ids else FinishReason.LENGTH
-        delta = choice.take(RequestOutput(request_id="a", new_token_ids=now, finish_reason=end))
+        delta = choice.push(RequestOutput(request_id="a", new_token_ids=now, finish_reason=end))
         text += "".join(text for _, text in delta.parts) if delta is not None else ""
     assert (text, choice.finish_reason, choice.num_tokens) == ("one ", "stop", 7)
 
@@ -39,7 +39,7 @@ def test_an_answer_that_the_engine_ended_at_a_stop_string_is_cut_there(chat_mode
         request_id="a", arrival_time=0.0, num_prompt_tokens=1, prompt_tail=[5], max_tokens=100, min_tokens=0
     )
     choice = Choice(0, request, StopStrings(["END"]), tokenizer, EngineMetrics("tiny"), PLAIN_TEXT)
-    delta = choice.take(RequestOutput(request_id="a", new_token_ids=ids, finish_reason=FinishReason.STOP_STRING))
+    delta = choice.push(RequestOutput(request_id="a", new_token_ids=ids, finish_reason=FinishReason.STOP_STRING))
     assert delta is not None
     assert (delta.parts[0][1], choice.finish_reason, choice.num_tokens) == ("one ", "stop", 7)
 
@@ -56,7 +56,7 @@ def test_an_end_token_has_log_probabilities_but_not_behind_a_stop_string(
     stop = StopStrings(["END"] if reason is FinishReason.STOP_STRING else [])
     choice = Choice(0, request, stop, tokenizer, EngineMetrics("tiny"), PLAIN_TEXT)
     logprobs = [TokenLogprobs.of(token_id, -1.0, [], []) for token_id in ids]
-    delta = choice.take(
+    delta = choice.push(
         RequestOutput(request_id="a", new_token_ids=ids, logprobs=logprobs, finish_reason=FinishReason.STOP)
     )
     assert delta is not None

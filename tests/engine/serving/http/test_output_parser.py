@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conveyor_engine.serving.generation import Generation, Turns
+from conveyor_engine.serving.generation import Generation, ReadTurns
 from conveyor_engine.serving.http import chat
 from conveyor_engine.serving.http.app_state import AppState
 from conveyor_engine.serving.http.chat import ChatFormat
@@ -143,7 +143,7 @@ async def serve(
     )  # fmt: skip
     model = SimpleNamespace(name="tiny", tokenizer=tokenizer)
     state = SimpleNamespace(model=model, metrics=EngineMetrics("tiny"), memory=Memory(2**30))
-    generation = Generation(["a"], 600.0, lambda _: None, Turns())
+    generation = Generation(["a"], 600.0, lambda _: None, ReadTurns())
     response = GeneratedResponse(Opened(cast(AppState, state), prepared, generation, 600.0), ChatFormat)
 
     async def batches() -> AsyncIterator[list[RequestOutput]]:
@@ -160,7 +160,7 @@ async def serve(
         body += message.get("body", b"")
 
     async with generation, response._held:
-        await response._answer(send)
+        await response._send_answer(send)
     return body
 
 
