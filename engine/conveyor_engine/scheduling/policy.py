@@ -50,38 +50,35 @@ class Policy(Protocol):
         ...
 
 
-class Continuous:
-    """Iteration-level scheduling (Orca, OSDI'22): join at every step, leave at once."""
+class _Immediate:
+    """Starts as soon as a request waits."""
 
-    joins = True
     keeps_together = False
     pads = False
 
     def bucket(self, request: RequestState) -> int:
         return 0
+
+    def due_at(self, waiting: WaitingQueue) -> float:
+        return 0.0
+
+
+class Continuous(_Immediate):
+    """Iteration-level scheduling (Orca, OSDI'22): join at every step, leave at once."""
+
+    joins = True
 
     def candidates(self, waiting: WaitingQueue, now: float, draining: bool) -> Candidates:
         return Candidates(waiting, None)
 
-    def due_at(self, waiting: WaitingQueue) -> float:
-        return 0.0
 
-
-class NoBatching:
+class NoBatching(_Immediate):
     """One request at a time, in order."""
 
     joins = False
-    keeps_together = False
-    pads = False
-
-    def bucket(self, request: RequestState) -> int:
-        return 0
 
     def candidates(self, waiting: WaitingQueue, now: float, draining: bool) -> Candidates:
         return Candidates(islice(waiting, 1), "full") if len(waiting) else NOBODY
-
-    def due_at(self, waiting: WaitingQueue) -> float:
-        return 0.0
 
 
 class _Closed:

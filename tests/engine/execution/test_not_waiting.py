@@ -23,7 +23,7 @@ from conveyor_engine.execution.kernels import sample
 from conveyor_engine.execution.models.sentence_files import PoolingMode
 from conveyor_engine.execution.pooling import pool
 from conveyor_engine.execution.rows import Rows
-from conveyor_engine.execution.sampling import min_tokens, processor, row_values, sampler
+from conveyor_engine.execution.sampling import logit_processors, processor, row_values, sampler
 from conveyor_engine.execution.sampling.sampler import Sampler
 from conveyor_engine.wire.request import SamplingParams
 from conveyor_engine.wire.step import AdmittedRow, RowSampling, StepPlan
@@ -42,7 +42,7 @@ def no_numbers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
         return torch.empty(array.shape, dtype=torch.from_numpy(array).dtype, device=device)
 
-    for module in (batch, pooling, rows, min_tokens, processor, row_values, sampler):
+    for module in (batch, pooling, rows, logit_processors, processor, row_values, sampler):
         monkeypatch.setattr(module, "to_device", to_device)
     monkeypatch.setattr(type(sample._choose), "run", lambda *_, **__: None)
     with FakeTensorMode(), torch.inference_mode():
