@@ -22,7 +22,7 @@ EOS = 2
 
 def make_request(request_id: str = "a", prompt: int | Sequence[int] = 4, **params: Any) -> EngineRequest:
     """A request of `prompt` tokens (a list, or how many different ones); party, arrival_time and the like by name."""
-    names = ("party", "arrival_time", "prompt_hashes", "cache_salt")
+    names = ("party", "arrival_time", "prompt_hashes", "cache_salt", "level", "deadline")
     own = {name: params.pop(name) for name in names if name in params}
     tokens = list(range(100, 100 + prompt)) if isinstance(prompt, int) else prompt
     params.setdefault("max_tokens", 4)

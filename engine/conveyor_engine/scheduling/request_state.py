@@ -12,6 +12,7 @@ from conveyor_engine.errors import GenerationFailed
 from conveyor_engine.text.detokenizer import Detokenizer
 from conveyor_engine.wire.request import EngineRequest, FinishReason, RequestOutput, SamplingParams, TokenLogprobs
 from conveyor_engine.wire.step import RowSampling
+from conveyor_protocol.request_headers import LEVEL_AGEING_SECONDS
 
 _NO_TOKENS = SamplingParams(max_tokens=0)
 
@@ -34,6 +35,14 @@ class Constraint(Protocol):
 def _cache_root(salt: str | None) -> bytes:
     """Personalized, so that no salt's root can equal the hash of a block."""
     return b"" if salt is None else blake2b(salt.encode(), digest_size=16, person=b"cache_salt").digest()
+
+
+def _yields_seconds(request: EngineRequest) -> float:
+    """To requests that come within so much time after it, and yield to nobody: by its level, and until its deadline.
+
+    A deadline further away than one level counts like none. So a short time-out is worth less than a better level.
+    """
+    return request.level * LEVEL_AGEING_SECONDS + min(request.deadline - request.arrival_time, LEVEL_AGEING_SECONDS)
 
 
 def _row_sampling(params: SamplingParams, num_prompt_tokens: int, stop_ids: frozenset[int]) -> RowSampling:
@@ -59,9 +68,12 @@ class RequestState:
         "block_table",
         "cache_root",
         "constraint",
+        "deadline",
         "expected_total_tokens",
         "finished",
         "held_output",
+        "key",
+        "level",
         "max_total_tokens",
         "num_awaited_tokens",
         "num_cached_tokens",
@@ -86,8 +98,8 @@ class RequestState:
         "stop_ids",
         "stop_strings",
         "token_ids",
-        "turn",
         "was_admitted",
+        "yields_seconds",
     )
 
     def __init__(self, request: EngineRequest, eos_token_ids: tuple[int, ...]) -> None:
@@ -96,7 +108,10 @@ class RequestState:
         self.party = request.party or request.request_id
         self.params = params
         self.arrival_time = request.arrival_time
-        self.turn: int | None = None  # its place in the order of first admissions
+        self.level = request.level
+        self.deadline = request.deadline
+        self.yields_seconds = _yields_seconds(request)
+        self.key: tuple[float, ...] | None = None  # in the waiting queue, when it was first admitted
         self.serial = -1  # its place in the order of admission
         self.token_ids = array("I", request.prompt_token_ids)  # 4 bytes a token: many prompts may wait
         self.num_prompt_tokens = len(self.token_ids)

@@ -7,6 +7,7 @@ of these. Pure: no torch, no clock.
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import count, islice
+from operator import attrgetter
 
 from conveyor_engine.scheduling.block_manager import BlockManager
 from conveyor_engine.scheduling.block_tables import BlockTables
@@ -18,6 +19,8 @@ from conveyor_engine.wire.request import ModelFacts
 from conveyor_engine.wire.step import StepPlan
 
 WATERMARK = 0.01  # of all blocks stay free when a request joins a running batch, so that it is not preempted at once
+
+_LEVEL = attrgetter("level")
 
 
 class RunningBatch:
@@ -123,12 +126,12 @@ class RunningBatch:
     # --- what a step computes ---
 
     def schedule_running(self, step: Step, waiting: Iterable[RequestState]) -> bool:
-        """Adds the next tokens of the running requests, oldest first. Returns whether it preempted any."""
+        """Adds the next tokens of the running requests, in their order. Returns whether it preempted any."""
         num_requests = len(self._requests)
         self._budget.start_step(self.requests, islice(waiting, self.num_free_rows))
         self.schedule_all(step)
         preempted = len(self._requests) < num_requests
-        if preempted and not step.num_tokens:  # older requests have lost their places
+        if preempted and not step.num_tokens:  # requests that go first have lost their places
             self.schedule_all(step)
         return preempted
 
@@ -144,15 +147,18 @@ class RunningBatch:
     def schedule(self, step: Step, request: RequestState) -> None:
         """Adds the request's tokens that the budget, the share of long prompts and the free blocks allow."""
         if request.row < 0:
-            return  # preempted for an older one
+            return  # preempted for one that goes first
         num_tokens = self._budget.chunk(step, request)
         if num_tokens and self._allocate(request, num_tokens):
             step.add(request, num_tokens)
             self._tables.register(request, request.num_scheduled_tokens + num_tokens)
 
     def _rows_to_step(self) -> list[RequestState]:
-        """Oldest first. Where a batch keeps together: prompts and their padding before decodes, finished rows last."""
-        rows = [r for r in self.requests if r.finished is None]
+        """Lowest level first, oldest first. The request that is preempted next is the last of those not finished.
+
+        Where a batch keeps together: prompts and their padding before decodes, finished rows last.
+        """
+        rows = sorted((r for r in self.requests if r.finished is None), key=_LEVEL)
         if self._policy.pads:
             goes_on = bool(rows)
             finished = (r for r in self.requests if r.finished is not None and r.row >= 0)
@@ -164,7 +170,8 @@ class RunningBatch:
     # --- rows and blocks ---
 
     def _allocate(self, request: RequestState, num_tokens: int) -> bool:
-        """Allocates blocks for its next tokens. If too few are free, retires finished rows, then preempts the newest.
+        """Allocates blocks for its next tokens. If too few are free, retires finished rows, then preempts requests: of
+        the highest level, the newest first.
 
         False if the request itself had to be preempted. A padded row gets room for its padding too, up to the longest
         row that there may be.
@@ -175,7 +182,8 @@ class RunningBatch:
             if request.finished is not None:
                 self.retire(request)
             elif not self._retire_newest():
-                self._preempt(next(r for r in reversed(self._requests.values()) if r.finished is None))
+                unfinished = (r for r in reversed(self._requests.values()) if r.finished is None)
+                self._preempt(max(unfinished, key=_LEVEL))
             if request.row < 0:
                 return False
         return True

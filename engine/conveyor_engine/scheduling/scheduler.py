@@ -31,8 +31,8 @@ class Scheduler:
     """Waiting queue, running batch, KV blocks.
 
     Invariants, after every call: a request is in exactly one of waiting, running or gone; only running ones hold
-    blocks and a row; running is in order of admission, and preempted ones are the head of waiting, oldest first, before
-    the others' turns; every request that was added gets exactly one output with a finish reason.
+    blocks and a row; running is in order of admission, and preempted ones wait where they did before they ran; every
+    request that was added gets exactly one output with a finish reason.
     """
 
     def __init__(
@@ -145,8 +145,8 @@ class Scheduler:
     def schedule(self, now: float) -> StepPlan | None:
         """The next step, or None if there is nothing to compute. Called again before the result, it plans ahead.
 
-        Running requests go first, oldest first; then waiting ones, as the policy lets them in. A batch that keeps
-        together is not planned ahead: what its rows do next depends on which of them have finished.
+        Running requests go first, by level and oldest first; then waiting ones, as the policy lets them in. A batch
+        that keeps together is not planned ahead: what its rows do next depends on which of them have finished.
         """
         if self._policy.keeps_together and self._batch.has_steps:
             return None

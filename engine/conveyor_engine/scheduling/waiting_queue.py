@@ -1,5 +1,8 @@
 """The requests that wait, in the order of `sort_key`. Kept by `scheduler`; `policy` and `running_batch` read it.
 
+Lower levels go first. A request yields to those of better levels that come within `LEVEL_AGEING_SECONDS` for each level
+between them, and to no later ones: so nobody starves. Within a level, a deadline that is near goes first.
+
 Engine requests of one HTTP request (many inputs, many choices) are one party. Parties take turns, and each sends its
 requests in order of arrival. So one choice never waits for all choices of another client. Each call costs by what is
 taken, and by the logarithm of what waits.
@@ -9,35 +12,54 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush, merge
 from itertools import count
+from typing import NamedTuple
 
 from conveyor_engine.scheduling.ordered import Key, Ordered
 from conveyor_engine.scheduling.request_state import RequestState
 
 
-def sort_key(request: RequestState, last_turn: int) -> Key:
-    """The order of the queue: the lowest key is next. Keys of two parties always differ.
+class Turn(NamedTuple):
+    """When a party had a turn, or else came. `time`: arrival time of the newest request of its level at that moment."""
 
-    `last_turn` is when the request's party had a turn, or else came. Parties go round robin, behind the preempted
-    requests: these have had their turns, and come back in the order of those.
+    number: int
+    time: float
+
+
+def sort_key(request: RequestState, last_turn: Turn) -> Key:
+    """The order of the queue: the lowest key is next. Keys of two parties always differ, and no key ever changes.
+
+    `last_turn` is that of the request's party. Parties whose requests yield alike go round robin. A request that is
+    preempted keeps the key with which it was admitted.
     """
-    return (1, last_turn) if request.turn is None else (0, request.turn)
+    return (last_turn.time + request.yields_seconds, last_turn.number)
 
 
 class Turns:
-    """Numbers that grow with each turn. `last`: by party that waits, when it had one or else came."""
+    """Numbers that grow with each turn. `last`: by party that waits, its last turn."""
 
     def __init__(self) -> None:
-        self.last: dict[str, int] = {}
-        self._now = 0
+        self.last: dict[str, Turn] = {}
+        self._number = 0
+        self._newest: dict[int, float] = {}  # by level, the latest arrival; there are few levels
 
-    def next(self) -> int:
-        """The number of a new turn."""
-        self._now += 1
-        return self._now
+    def arrive(self, request: RequestState) -> None:
+        """A request comes. If none of its party waits, the party is behind all others that yield alike."""
+        self._newest[request.level] = max(request.arrival_time, self._newest.get(request.level, 0.0))
+        if request.party not in self.last:
+            self.take(request)
 
-    def imagine(self) -> Iterator[int]:
-        """The numbers that would come next."""
-        return count(self._now + 1)
+    def take(self, request: RequestState) -> None:
+        """The request's party has a turn."""
+        self._number += 1
+        self.last[request.party] = self.imagine(request, self._number)
+
+    def imagine(self, request: RequestState, number: int) -> Turn:
+        """The turn of the request's party if it had the one with this number, and nobody came before."""
+        return Turn(number, self._newest[request.level])
+
+    def next_numbers(self) -> Iterator[int]:
+        """The numbers of the turns that would come next."""
+        return count(self._number + 1)
 
 
 class Bucket:
@@ -60,7 +82,7 @@ class Bucket:
 
     def entries(self) -> Iterator[tuple[Key, RequestState]]:
         """Keys and requests. After its first request, a party goes on as if it had its turn now."""
-        parties, turns = self._next.entries(), self._turns.imagine()
+        parties, numbers = self._next.entries(), self._turns.next_numbers()
         party = next(parties, None)
         later: list[tuple[Key, int, RequestState, Iterator[RequestState]]] = []  # a heap of parties' next requests
         while party or later:
@@ -70,9 +92,10 @@ class Bucket:
                 key, rest = party[0], iter(self._parties[party[1]].values())
                 request, party = next(rest), next(parties, None)
             yield key, request
-            turn = next(turns)
+            number = next(numbers)
             if (follower := next(rest, None)) is not None:
-                heappush(later, (sort_key(follower, turn), turn, follower, rest))
+                turn = self._turns.imagine(follower, number)
+                heappush(later, (sort_key(follower, turn), number, follower, rest))
 
     @property
     def first_arrival_time(self) -> float:
@@ -135,14 +158,13 @@ class WaitingQueue:
 
     def add(self, request: RequestState) -> None:
         """Behind all others of its party."""
-        if request.party not in self._turns.last:
-            self._turns.last[request.party] = self._turns.next()
+        self._turns.arrive(request)
         self._buckets[self._bucket_of(request)].add(request)
 
     def add_preempted(self, request: RequestState) -> None:
-        """Ahead of all that have not run."""
-        assert request.turn is not None, "it has been admitted"
-        self.preempted.put(request, sort_key(request, request.turn))
+        """Ahead of all that came or had a turn after it was admitted, and yield no less."""
+        assert request.key is not None, "it has been admitted"
+        self.preempted.put(request, request.key)
 
     def remove(self, request: RequestState) -> bool:
         """False if it does not wait."""
@@ -157,10 +179,12 @@ class WaitingQueue:
 
     def pop(self, request: RequestState) -> None:
         """Removes a request that is admitted. If it has not run before, this is its party's turn, in every bucket."""
+        if request.key is not None:
+            self.preempted.remove(request)
+            return
+        request.key = sort_key(request, self._turns.last[request.party])
         self.remove(request)
-        if request.turn is None:
-            request.turn = self._turns.next()
-            if request.party in self._turns.last:
-                self._turns.last[request.party] = request.turn
-                for bucket in self._buckets.values():
-                    bucket.sort(request.party)
+        if request.party in self._turns.last:
+            self._turns.take(request)
+            for bucket in self._buckets.values():
+                bucket.sort(request.party)

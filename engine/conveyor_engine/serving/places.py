@@ -1,22 +1,24 @@
 """The places of this engine, which gateways ask for, so that a request waits where it may still go to another engine.
 
 Owned by `engine_client`. A place is one in the batch, or one of a few beyond it: what has those is here already when a
-place in the batch becomes free. Who finds none free asks, and stands in line, first come, first served; what was
-granted and is not taken is granted again. Requests without a word of places come from others than gateways, and are
-not counted here.
+place in the batch becomes free. Who finds none free asks, and stands in line, in the order of the scheduler: by level,
+and a level yields to a better one for `LEVEL_AGEING_SECONDS` only. What was granted and is not taken is granted again.
+Requests without a word of places come from others than gateways, and are not counted here.
 
 Where nobody joins a batch that runs (Static, Dynamic), there are places in the one that fills, and none beyond it: what
 came early would begin the next batch alone.
 """
 
 import asyncio
+from bisect import insort
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from typing import Final
 
 from conveyor_engine.errors import NoPlace, Overloaded
-from conveyor_protocol.request_headers import PLACE_GRANTED
+from conveyor_protocol.request_headers import LEVEL_AGEING_SECONDS, PLACE_GRANTED
 
 ASKERS_MAX: Final = 256
 GRANT_SECONDS: Final = 1.0  # in which the request has to come; far more than a round trip
@@ -35,7 +37,8 @@ class Places:
         self._num_held = 0
         self._num_arriving = 0
         self._granted: deque[asyncio.TimerHandle] = deque()  # not taken yet, oldest first
-        self._line: deque[asyncio.Future[None]] = deque()
+        self._line: list[tuple[float, int, asyncio.Future[None]]] = []  # in order; the number makes keys differ
+        self._numbers = count()
         self._patient: set[asyncio.Future[None]] = set()  # of those in line; they may have places beyond the batch
 
     @property
@@ -85,13 +88,14 @@ class Places:
             self._num_held -= 1
             self._grant()
 
-    async def ask(self) -> None:
-        """Returns when a place is granted. Raises Overloaded, or what the line was closed with."""
+    async def ask(self, level: int = 0) -> None:
+        """Returns when a place is granted to a request of this level. Raises Overloaded, or what closed the line."""
         if len(self._line) >= ASKERS_MAX:
             raise Overloaded(f"{ASKERS_MAX} gateways ask for a place already")
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[None] = loop.create_future()
-        self._line.append(turn)
+        entry = (loop.time() + level * LEVEL_AGEING_SECONDS, next(self._numbers), turn)
+        insort(self._line, entry)
         self._grant()
         timer = loop.call_later(BEYOND_SECONDS, self._wait_no_longer, turn)
         try:
@@ -103,8 +107,8 @@ class Places:
         finally:
             timer.cancel()
             self._patient.discard(turn)
-            if turn in self._line:
-                self._line.remove(turn)
+            if entry in self._line:
+                self._line.remove(entry)
 
     def _wait_no_longer(self, turn: asyncio.Future[None]) -> None:
         self._patient.add(turn)
@@ -119,14 +123,14 @@ class Places:
     def close(self, error: Exception) -> None:
         """No place will be granted: those in line hear why."""
         while self._line:
-            turn = self._line.popleft()
+            _, _, turn = self._line.pop(0)
             if not turn.done():
                 turn.set_exception(error)
 
     def _grant(self) -> None:
         loop = asyncio.get_running_loop()
-        while self._line and self._num_taken < self._limit_of(self._line[0]):
-            turn = self._line.popleft()
+        while self._line and self._num_taken < self._limit_of(self._line[0][2]):
+            _, _, turn = self._line.pop(0)
             if not turn.done():  # it has not left
                 turn.set_result(None)
                 self._granted.append(loop.call_later(GRANT_SECONDS, self.give_back))

@@ -39,6 +39,8 @@ class Add(_Message):
     """The requests of one HTTP request: all are taken or none. A prompt travels once, however many choices it has."""
 
     prompts: list[Prompt]
+    level: int
+    deadline: float
 
     @classmethod
     def of(cls, requests: list[EngineRequest]) -> Self:
@@ -54,7 +56,9 @@ class Add(_Message):
                     [(request.request_id, request.params) for request in group],
                 )
                 for group in groups
-            ]
+            ],
+            requests[0].level,
+            requests[0].deadline,
         )
 
     def requests(self, now: float) -> list[EngineRequest]:
@@ -72,6 +76,8 @@ class Add(_Message):
                     payload=prompt.payload,
                     payload_cost=prompt.payload_cost,
                     params=params,
+                    level=self.level,
+                    deadline=self.deadline,
                     arrival_time=now,
                     cache_salt=prompt.cache_salt,
                     prompt_hashes=hashes,

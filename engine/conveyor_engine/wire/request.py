@@ -5,6 +5,7 @@ structs, so the same objects cross the process boundary. A payload is what a tas
 bytes, which the task alone reads. Knows neither HTTP nor torch, and no task.
 """
 
+import math
 from array import array
 from collections.abc import Sequence
 from enum import StrEnum
@@ -51,6 +52,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     payload: bytes = b""  # what else its model's runner reads: numbers, pixels, parameters, as the task encodes them
     payload_cost: int = 0  # of a step's budget, in tokens, beside those of the prompt
     params: SamplingParams | None = None  # None: no tokens are sampled
+    level: int = 0  # lower ones go first
+    deadline: float = math.inf  # time.monotonic() seconds: after it nobody wants the answer
     arrival_time: float = 0.0  # time.monotonic() seconds: at the head of its HTTP request, in the engine its own
     cache_salt: str | None = None  # prefixes are shared only with requests of the same salt
     prompt_hashes: list[bytes] = msgspec.field(default_factory=list)  # of its full blocks so far; choices share it too

@@ -3,6 +3,7 @@
 Used by `serving.preparing`: `pool` sends jobs, and `process` runs them.
 """
 
+import math
 from typing import Self
 
 import msgspec
@@ -23,6 +24,12 @@ class Job(msgspec.Struct, array_like=True):
     num_requests_max: int  # that the engine ever takes at once
     arrival_time: float
     body: bytes
+    level: int | None = None  # None: as the body's `priority` says
+    deadline: float = math.inf  # in the same seconds as the arrival time
+
+    def find_level(self, priority: int | None) -> int:
+        """The level of the body's requests. A gateway's wins over the client's."""
+        return (priority or 0) if self.level is None else self.level
 
 
 class Failure(msgspec.Struct, tag=True, array_like=True):

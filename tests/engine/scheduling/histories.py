@@ -48,6 +48,7 @@ class SchedulerHistory(RuleBasedStateMachine):
         if isinstance(self.executor, FailsLate):
             self.happened["late errors"] += self.executor.num_errors
         self.happened["turns taken from others"] += self.turns.num_overtaken
+        self.happened["better levels"] += self.turns.num_yielded
 
 
 def run_histories(machine: type[RuleBasedStateMachine], happened: Counter[str], hardships: set[str]) -> None:

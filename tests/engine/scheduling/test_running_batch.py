@@ -56,6 +56,36 @@ def test_the_newest_request_is_preempted_and_comes_back_first() -> None:
     assert finished == ["old", "new", "waiting"]
 
 
+def test_the_worst_level_is_preempted_first_however_old_and_comes_back_behind_the_better_ones() -> None:
+    scheduler = make_scheduler(num_kv_blocks=9, max_model_len=24, max_num_seqs=3, prefix_caching=False)
+    for name, level, first in (("worst", 9, 100), ("old", 2, 300), ("new", 2, 500)):
+        scheduler.add_request(make_request(name, [first + i for i in range(8)], max_tokens=16, level=level))
+    assert list(work_of(scheduler, scheduler.schedule(0.0))) == ["old", "new", "worst"]
+    scheduler = make_scheduler(num_kv_blocks=9, max_model_len=24, max_num_seqs=3, prefix_caching=False)
+    for name, level, first in (("worst", 9, 100), ("old", 2, 300), ("new", 2, 500)):
+        scheduler.add_request(make_request(name, [first + i for i in range(8)], max_tokens=16, level=level))
+        run_step(scheduler)
+    assert names_of(scheduler.running) == ["worst", "old", "new"]
+    while not scheduler.stats().num_preemptions:
+        run_step(scheduler)
+    assert names_of(scheduler.running) == ["old", "new"]
+    scheduler.add_request(make_request("better", [700], level=1))
+    assert names_of(scheduler.waiting) == ["better", "worst"]
+    finished = [name for step in run_all(scheduler) for name, output in step.items() if output.finish_reason]
+    assert finished == ["better", "old", "new", "worst"]
+    assert scheduler.blocks.num_free == scheduler.blocks.num_blocks
+
+
+def test_a_better_level_takes_no_row_from_a_request_that_runs() -> None:
+    scheduler = make_scheduler(max_num_seqs=1)
+    scheduler.add_request(make_request("worse", level=1))
+    run_step(scheduler)
+    scheduler.add_request(make_request("better", level=0))
+    finished = [name for step in run_all(scheduler) for name, output in step.items() if output.finish_reason]
+    assert finished == ["worse", "better"]
+    assert not scheduler.stats().num_preemptions
+
+
 def test_a_preempted_request_repeats_nothing_it_has_already_said() -> None:
     scheduler = make_scheduler(num_kv_blocks=6, max_model_len=24)
     for name, first in (("old", 100), ("new", 300)):

@@ -5,6 +5,7 @@ msgpack. So a block that is handed to two owners, shared before it is written, o
 foreign key, and as a wrong token in somebody's answer.
 """
 
+import math
 from collections import Counter
 from typing import Any
 
@@ -33,7 +34,7 @@ from conveyor_engine.errors import Overloaded
 from conveyor_engine.loop import step_runner
 from conveyor_engine.loop.overlap import Overlap
 from conveyor_engine.scheduling.scheduler import Scheduler
-from conveyor_engine.wire.request import FinishReason, RequestOutput
+from conveyor_engine.wire.request import EngineRequest, FinishReason, RequestOutput
 from conveyor_engine.wire.step import StepPlan
 
 BUDGET = 12
@@ -103,28 +104,37 @@ class History(SchedulerHistory):
         num_choices=st.sampled_from((1, 1, 3)),
         together=st.booleans(),
         constrained=st.booleans(),
+        level=st.sampled_from((0, 0, 1, 7)),
+        timeout=st.sampled_from((math.inf, math.inf, 0.5, 30.0)),
     )
     def add(
-        self, prompts: list[list[int]], max_tokens: int, num_choices: int, together: bool, constrained: bool
+        self,
+        prompts: list[list[int]],
+        max_tokens: int,
+        num_choices: int,
+        together: bool,
+        constrained: bool,
+        level: int,
+        timeout: float,
     ) -> None:
         self.num_parties += 1
         for prompt in prompts:
             hashes: list[bytes] = []
             for _ in range(num_choices):
-                self._add_one(prompt, max_tokens, hashes, f"p{self.num_parties}" if together else None, constrained)
+                request = make_request(
+                    f"r{len(self.asked)}",
+                    prompt,
+                    max_tokens=max_tokens,
+                    min_tokens=int(constrained),  # tells them apart, and changes nothing: no token ends an answer here
+                    level=level,
+                    arrival_time=self.now,
+                    deadline=self.now + timeout,
+                    prompt_hashes=hashes,
+                    party=f"p{self.num_parties}" if together else None,
+                )
+                self._add_one(request)
 
-    def _add_one(
-        self, prompt: list[int], max_tokens: int, hashes: list[bytes], party: str | None, constrained: bool
-    ) -> None:
-        request = make_request(
-            f"r{len(self.asked)}",
-            prompt,
-            max_tokens=max_tokens,
-            min_tokens=int(constrained),  # which tells them apart, and changes nothing: no token ends an answer here
-            arrival_time=self.now,
-            prompt_hashes=hashes,
-            party=party,
-        )
+    def _add_one(self, request: EngineRequest) -> None:
         full = len(self.scheduler.waiting) >= MAX_QUEUED + len(self.scheduler._batch._tables.free_rows)
         try:
             self.scheduler.add_request(request)
@@ -248,9 +258,12 @@ class History(SchedulerHistory):
             scheduled, awaited = sum(work.num_tokens for work in wanted), sum(work.num_logits for work in wanted)
             assert request.num_scheduled_tokens == request.num_computed_tokens + scheduled
             assert request.num_awaited_tokens == awaited
-        head = names_of(scheduler.waiting)[: len(scheduler.waiting.preempted)]
-        assert head == sorted(head, key=self.turns.admitted.index), "those who come back are first, in their old order"
-        assert not any(request.was_admitted for request in list(scheduler.waiting)[len(head) :])
+        waiting = list(scheduler.waiting)
+        for yields in {request.yields_seconds for request in waiting}:
+            alike = [request for request in waiting if request.yields_seconds == yields]
+            head = names_of(request for request in alike if request.was_admitted)
+            assert head == names_of(alike)[: len(head)], "those who come back are before those who yield alike"
+            assert head == sorted(head, key=self.turns.admitted.index), "and in their old order"
 
     def teardown(self) -> None:
         if not hasattr(self, "scheduler"):
@@ -277,6 +290,7 @@ def test_no_history_loses_a_block_a_request_or_the_order(
     happened: Counter[str] = Counter()
     machine = type("ModeHistory", (History,), {"mode": mode, "padding": padding, "happened": happened})
     own = {"length", "abort", "error", "failed steps", "late errors", "turns taken from others", "constrained tokens"}
+    own |= {"better levels"}
     own |= {"preemptions"} if mode != "none" else set()
     own |= {"held rows"} if mode == "static" else {"discarded results"}
     own |= {"withdrawn steps"} if mode in ("none", "continuous") else set()

@@ -1,5 +1,6 @@
-"""Whatever the sort key is, the waiting queue is in its order, as a search through a list finds it."""
+"""The waiting queue is in the order of its key, as a search through a list finds it; and what the order promises."""
 
+import math
 from collections.abc import Callable
 from itertools import count, islice
 
@@ -9,41 +10,38 @@ from hypothesis import strategies as st
 from tests.engine.builders import make_state, names_of
 from tests.lines_run import count_lines
 
-from conveyor_engine.scheduling import waiting_queue
 from conveyor_engine.scheduling.ordered import Key, Ordered
 from conveyor_engine.scheduling.request_state import RequestState
-from conveyor_engine.scheduling.waiting_queue import WaitingQueue, sort_key
+from conveyor_engine.scheduling.waiting_queue import WaitingQueue
+from conveyor_protocol.request_headers import LEVEL_AGEING_SECONDS
 
-SortKey = Callable[[RequestState, int], Key]
-PARTIES = "abcd"
-
-
-def by_priority(request: RequestState, last_turn: int) -> Key:
-    """As vLLM's: the lowest number first, also before those that were preempted; parties of one priority take turns."""
-    return (PARTIES.index(request.party) // 2, request.turn is None, request.turn or last_turn)
-
-
-def by_deadline(request: RequestState, last_turn: int) -> Key:
-    return (request.arrival_time + 10 * len(request.party), request.turn is None, request.turn or last_turn)
-
-
-KEYS: dict[str, SortKey] = {"turns": sort_key, "priority": by_priority, "deadline": by_deadline}
+PARTIES = "abcdef"
+LEVELS = dict(zip(PARTIES, (0, 0, 0, 1, 1, 9), strict=True))
+TIMEOUTS = dict(zip(PARTIES, (math.inf, 600.0, 2.0, math.inf, 5.0, math.inf), strict=True))
 
 
 class Listed:
     """The same queue as a list that is searched from end to end."""
 
-    def __init__(self, key: SortKey, bucket_of: Callable[[RequestState], int]) -> None:
-        self._key = key
+    def __init__(self, bucket_of: Callable[[RequestState], int]) -> None:
         self._bucket_of = bucket_of
         self._turns = count(1)
-        self._last: dict[str, int] = {}
+        self._last: dict[str, Key] = {}  # by party: when the newest of its level came at its last turn, and its number
+        self._newest: dict[int, float] = {}
         self._fresh: list[RequestState] = []  # in order of arrival
         self._preempted: list[RequestState] = []
+        self._admitted: dict[str, Key] = {}
+
+    def _take(self, request: RequestState) -> None:
+        self._last[request.party] = (self._newest[request.level], next(self._turns))
+
+    def _key(self, request: RequestState, last: Key) -> Key:
+        return (last[0] + 60 * request.level + min(60, request.deadline - request.arrival_time), last[1])
 
     def add(self, request: RequestState) -> None:
+        self._newest[request.level] = max(self._newest.get(request.level, 0.0), request.arrival_time)
         if request.party not in self._last:
-            self._last[request.party] = next(self._turns)
+            self._take(request)
         self._fresh.append(request)
 
     def add_preempted(self, request: RequestState) -> None:
@@ -55,41 +53,39 @@ class Listed:
             del self._last[party]
 
     def pop(self, request: RequestState) -> None:
-        """The real queue has given the request its turn: only the party's is missing here."""
-        is_fresh = request in self._fresh
+        if request in self._fresh:
+            self._admitted[request.request_id] = self._key(request, self._last[request.party])
+            self._take(request)
         self.remove(request)
-        if is_fresh:
-            turn = next(self._turns)
-            if request.party in self._last:
-                self._last[request.party] = turn
 
     def order(self) -> list[RequestState]:
         fresh, last, order = list(self._fresh), dict(self._last), list[RequestState]()
         turns, preempted = count(10**6), list(self._preempted)
         while fresh or preempted:
             firsts = {(each.party, self._bucket_of(each)): each for each in reversed(fresh)}
-            request = min([*preempted, *firsts.values()], key=lambda each: self._key(each, last.get(each.party, 0)))
+            keys = {each.request_id: self._admitted[each.request_id] for each in preempted}
+            keys |= {each.request_id: self._key(each, last[each.party]) for each in firsts.values()}
+            request = min([*preempted, *firsts.values()], key=lambda each: keys[each.request_id])
             order.append(request)
             if request in preempted:
                 preempted.remove(request)
             else:
                 fresh.remove(request)
-                last[request.party] = next(turns)
+                last[request.party] = (self._newest[request.level], next(turns))
         return order
 
 
 STEPS = st.lists(
     st.one_of(
-        st.tuples(st.just("add"), st.integers(0, len(PARTIES) - 1), st.integers(0, 3)),
+        st.tuples(st.just("add"), st.integers(0, len(PARTIES) - 1), st.integers(0, 100)),
         st.tuples(st.sampled_from(("take", "take", "remove", "preempt")), st.integers(0, 30), st.just(0)),
     ),
     max_size=60,
 )
 
 
-@pytest.mark.parametrize("name", KEYS)
 @pytest.mark.parametrize("num_buckets", [1, 2])
-def test_any_history_is_that_of_a_list_that_is_searched(name: str, num_buckets: int) -> None:
+def test_any_history_is_that_of_a_list_that_is_searched(num_buckets: int) -> None:
     """Requests of the second bucket wait in one order with the others; a turn in one bucket is one in all."""
 
     def bucket_of(request: RequestState) -> int:
@@ -97,12 +93,13 @@ def test_any_history_is_that_of_a_list_that_is_searched(name: str, num_buckets: 
 
     @given(STEPS)
     def check(steps: list[tuple[str, int, int]]) -> None:
-        queue, model = WaitingQueue(bucket_of), Listed(KEYS[name], bucket_of)
+        queue, model, now = WaitingQueue(bucket_of), Listed(bucket_of), 0.0
         waiting, running = dict[str, RequestState](), list[RequestState]()
-        for number, (step, which, length) in enumerate(steps):
+        for number, (step, which, seconds) in enumerate(steps):
             if step == "add":
-                party = PARTIES[which]
-                request = make_state(1 + length, request_id=f"{party}{number}", party=party, arrival_time=float(length))
+                party, now = PARTIES[which], now + seconds
+                own = {"party": party, "level": LEVELS[party], "arrival_time": now, "deadline": now + TIMEOUTS[party]}
+                request = make_state(1 + seconds, request_id=f"{party}{number}", **own)
                 waiting[request.request_id] = request
                 queue.add(request)
                 model.add(request)
@@ -128,9 +125,47 @@ def test_any_history_is_that_of_a_list_that_is_searched(name: str, num_buckets: 
                 assert [each.party for each in islice(queue, 1)] == [each.party for each in order[:1]]
                 assert sorted(names_of(queue)) == sorted(waiting)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(waiting_queue, "sort_key", KEYS[name])
-        check()
+    check()
+
+
+ARRIVALS = st.lists(
+    st.tuples(
+        st.floats(0.0, 200.0),  # seconds after the one before
+        st.integers(0, 5),  # level
+        st.one_of(st.just(math.inf), st.floats(0.1, 600.0)),  # seconds until the deadline
+        st.booleans(),  # whether somebody is admitted afterwards
+    ),
+    max_size=60,
+)
+
+
+@given(ARRIVALS)
+def test_a_request_yields_for_a_bounded_time(arrivals: list[tuple[float, int, float, bool]]) -> None:
+    """The bound on starvation: who came later than so many seconds after a request never goes before it."""
+    queue, waiting, now = WaitingQueue(lambda request: 0), list[RequestState](), 0.0
+
+    def admit() -> None:
+        first = next(iter(queue))
+        queue.pop(first)
+        waiting.remove(first)
+        for other in waiting:
+            levels = other.level - first.level
+            assert first.arrival_time <= other.arrival_time + (levels + 1) * LEVEL_AGEING_SECONDS
+            if first.arrival_time > other.arrival_time and levels <= 0:
+                assert levels == 0, "nobody yields to a worse level that comes later, but for a deadline"
+                assert first.deadline - first.arrival_time < LEVEL_AGEING_SECONDS
+            if levels > 0 and first.deadline == other.deadline == math.inf:
+                assert first.arrival_time <= other.arrival_time + levels * LEVEL_AGEING_SECONDS
+
+    for number, (seconds, level, timeout, admits) in enumerate(arrivals):
+        now += seconds
+        request = make_state(request_id=str(number), level=level, arrival_time=now, deadline=now + timeout)
+        queue.add(request)
+        waiting.append(request)
+        if admits:
+            admit()
+    while waiting:
+        admit()
 
 
 @given(st.lists(st.tuples(st.integers(0, 12), st.one_of(st.none(), st.integers(0, 99))), max_size=60))
@@ -170,11 +205,15 @@ def cost_events(queue: WaitingQueue, requests: list[RequestState]) -> list[int]:
     return [count_lines(event, FOLDER) for event in events]
 
 
+@pytest.mark.parametrize("num_levels", [1, 7, 1001])
 @pytest.mark.parametrize("parties", ["one", "each its own"])
-def test_an_event_does_not_cost_by_what_waits(parties: str) -> None:
+def test_an_event_does_not_cost_by_what_waits(parties: str, num_levels: int) -> None:
     def cost(number: int) -> list[int]:
         names = ["p" if parties == "one" else str(index) for index in range(number)]
-        requests = [make_state(request_id=str(index), party=party) for index, party in enumerate(names)]
+        requests = [
+            make_state(request_id=str(index), party=party, level=0 if parties == "one" else index % num_levels)
+            for index, party in enumerate(names)
+        ]
         return cost_events(WaitingQueue(lambda request: 0), requests)
 
     for few, many in zip(cost(FEW), cost(MANY), strict=True):

@@ -46,6 +46,20 @@ def test_who_was_preempted_comes_back_before_all_and_that_is_no_turn() -> None:
     assert names_of(queue) == ["a1", "a2", "b1"]
 
 
+def test_better_levels_go_first_and_parties_of_one_level_take_turns() -> None:
+    queue = WaitingQueue(lambda request: 0)
+    for name, level in (("a0", 5), ("a1", 5), ("b0", 5), ("c0", 0), ("c1", 0), ("d0", 0)):
+        queue.add(make_state(request_id=name, party=name[0], level=level))
+    assert names_of(queue) == ["c0", "d0", "c1", "a0", "b0", "a1"]
+
+
+def test_a_deadline_that_is_near_goes_first_within_its_level() -> None:
+    queue = WaitingQueue(lambda request: 0)
+    for name, level, deadline in (("a", 0, 600.0), ("b", 0, 20.0), ("c", 1, 0.1), ("d", 0, 10.0), ("e", 0, 100.0)):
+        queue.add(make_state(request_id=name, level=level, deadline=deadline))
+    assert names_of(queue) == ["d", "b", "a", "e", "c"]
+
+
 def test_who_leaves_is_nowhere() -> None:
     queue, requests = queue_of("a0", "a1", "b0")
     queue.add(returning := make_state(request_id="c0"))

@@ -1,14 +1,17 @@
 """Whose turn it was: what the random histories expect of the waiting queue."""
 
+from collections import defaultdict
 from itertools import count, takewhile
 
 from conveyor_engine.scheduling.request_state import RequestState
 from conveyor_engine.scheduling.scheduler import Scheduler
+from conveyor_protocol.request_headers import LEVEL_AGEING_SECONDS
 
 
 class Turns:
     """Who may be admitted next: round robin is that the party goes first that has not had a turn for longest.
 
+    It yields to better levels as long as it must, and to those with less time until their deadline.
     A party whose first request comes is behind all others. Where batches are `by_length`, parties take turns for those
     of each length; a turn at one length is one at all.
     """
@@ -16,14 +19,17 @@ class Turns:
     def __init__(self, *, by_length: bool) -> None:
         self._by_length = by_length
         self._events = count()
-        self._last: dict[str, int] = {}  # when a party had a turn, or came
+        self._last: dict[str, tuple[float, int]] = {}  # when a party had a turn, or came
+        self._newest: defaultdict[int, float] = defaultdict(float)  # arrival by level
         self._waiting: dict[str, RequestState] = {}  # that have never been admitted, in order of arrival
         self.admitted: list[str] = []  # in this order, each once
+        self.num_yielded = 0  # requests that came before one of a better level, and were admitted later
         self.num_overtaken = 0  # requests that came before one of another party, and were admitted later
 
     def came(self, request: RequestState) -> None:
+        self._newest[request.level] = request.arrival_time
         if not any(other.party == request.party for other in self._waiting.values()):
-            self._last[request.party] = next(self._events)
+            self._have_turn(request)
         self._waiting[request.request_id] = request
 
     def check(self, scheduler: Scheduler) -> None:
@@ -41,9 +47,18 @@ class Turns:
         for other in self._waiting.values():
             if self._length(other) == self._length(admitted):
                 assert other not in earlier or other.party != admitted.party, "first come, first served within a party"
-                assert self._last[other.party] >= self._last[admitted.party], "it was somebody else's turn"
-                self.num_overtaken += other in earlier
-        self._last[admitted.party] = next(self._events)
+                assert self._key(other) >= self._key(admitted), "it was somebody else's turn"
+                self.num_overtaken += other in earlier and other.level == admitted.level
+                self.num_yielded += other in earlier and other.level > admitted.level
+        self._have_turn(admitted)
+
+    def _have_turn(self, request: RequestState) -> None:
+        self._last[request.party] = self._newest[request.level], next(self._events)
+
+    def _key(self, request: RequestState) -> tuple[float, int]:
+        time, number = self._last[request.party]
+        urgency = min(LEVEL_AGEING_SECONDS, request.deadline - request.arrival_time)
+        return time + LEVEL_AGEING_SECONDS * request.level + urgency, number
 
     def _length(self, request: RequestState) -> int:
         return request.expected_total_tokens.bit_length() if self._by_length else 0

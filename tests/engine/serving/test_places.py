@@ -16,9 +16,9 @@ def fill(places: Places, *request_ids: str, wish: str = PLACE_IF_FREE) -> None:
             places.hold([request_id])
 
 
-async def start(places: Places) -> asyncio.Task[None]:
+async def start(places: Places, level: int = 0) -> asyncio.Task[None]:
     """Somebody who asks and stands in line, or is granted a place at once."""
-    task = asyncio.create_task(places.ask())
+    task = asyncio.create_task(places.ask(level))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     return task
@@ -66,6 +66,26 @@ async def test_places_are_granted_in_the_order_of_the_questions() -> None:
     with pytest.raises(NoPlace), places.reserve(PLACE_IF_FREE):  # it is kept for whoever asked
         pass
     fill(places, "c", wish=PLACE_GRANTED)
+
+
+async def test_better_levels_are_granted_places_first_and_yield_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    places = Places(1)
+    fill(places, "a")
+    await places.ask()  # beyond the batch
+    worst, worse, better, late = [await start(places, level) for level in (9, 3, 1, 1)]
+    for asks in (better, late, worse, worst):
+        assert not asks.done()
+        places.give_back()
+        await asks
+    patient = await start(places, 1)
+    monkeypatch.setattr("conveyor_engine.serving.places.LEVEL_AGEING_SECONDS", 0.0)  # as if so much time had passed
+    aged, newer = await start(places, 1), await start(places, 0)
+    places.give_back()
+    await aged
+    assert not newer.done()
+    assert not patient.done()
+    newer.cancel()
+    patient.cancel()
 
 
 async def test_a_place_in_the_batch_is_granted_at_once_and_one_beyond_a_moment_later() -> None:

@@ -64,7 +64,8 @@ def test_a_prompt_travels_once_however_many_choices_it_has() -> None:
         requests = []
         for prompt in (array("I", range(1000)), array("I", range(1000))):
             requests += [
-                make_request(f"{len(requests) + i}", prompt, arrival_time=7.0, seed=i) for i in range(num_choices)
+                make_request(f"{len(requests) + i}", prompt, arrival_time=7.0, seed=i, level=3, deadline=9.5)
+                for i in range(num_choices)
             ]
         return Add.of(requests), requests
 

@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from conveyor_engine.errors import ConveyorEngineError, DeadlineExceeded, Overloaded
 from conveyor_engine.serving.generation import Generation
 from conveyor_engine.serving.http.app_state import AppState, app_state, model_facts
-from conveyor_engine.serving.http.reading import body_bytes_max, read_body, timeout_seconds
+from conveyor_engine.serving.http.reading import body_bytes_max, read_body, request_level, timeout_seconds
 from conveyor_engine.serving.http.usage import Report, UsedTokens, find_report
 from conveyor_engine.serving.preparing.jobs import Prepared
 from conveyor_engine.wire.worker import Job
@@ -48,11 +48,12 @@ async def open_request(request: Request, kind: str) -> Opened:
     state = app_state(request)
     facts = model_facts(state)
     timeout = timeout_seconds(request, state.config.request_timeout_seconds)
+    level = request_level(request)
     async with state.memory.hold(timeout) as held:
         body = await read_body(request, body_bytes_max(facts, state.engine.num_requests_max), held)
         wish = request.headers.get(PLACE_HEADER)
         with state.engine.hold_place(wish):
-            job = Job(kind, facts, state.engine.num_requests_max, arrival, body)
+            job = Job(kind, facts, state.engine.num_requests_max, arrival, body, level, arrival + timeout)
             prepared = await state.workers.prepare(job)
             state.metrics.count_ignored_fields(kind, prepared.ignored_fields)
             seconds_left = arrival + timeout - time.monotonic()

@@ -9,7 +9,12 @@ from conveyor_engine.errors import BodyTooLarge, BodyTooSlow, EncodedBody, Inval
 from conveyor_engine.serving.http.memory import Held
 from conveyor_engine.serving.http.task_paths import TaskPaths
 from conveyor_engine.wire.request import ModelFacts
-from conveyor_protocol.request_headers import REQUEST_TIMEOUT_HEADER, parse_timeout_seconds
+from conveyor_protocol.request_headers import (
+    LEVEL_HEADER,
+    REQUEST_TIMEOUT_HEADER,
+    parse_level,
+    parse_timeout_seconds,
+)
 
 BODY_BYTES_PER_TOKEN = 32  # of the context: more than ids or text in any script take, even escaped
 BODY_BYTES_FLOOR = 2**20  # room for many messages or prompts in a short context too
@@ -59,3 +64,12 @@ def timeout_seconds(request: Request, longest: float) -> float:
         return min(parse_timeout_seconds(value), longest)
     except ValueError as error:
         raise InvalidRequest(str(error), param=REQUEST_TIMEOUT_HEADER) from None
+
+
+def request_level(request: Request) -> int | None:
+    """The level that a gateway has given this request. Raises InvalidRequest."""
+    value = request.headers.get(LEVEL_HEADER)
+    try:
+        return None if value is None else parse_level(value)
+    except ValueError as error:
+        raise InvalidRequest(str(error), param=LEVEL_HEADER) from None

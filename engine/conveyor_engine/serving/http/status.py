@@ -14,6 +14,7 @@ from conveyor_engine.errors import ConveyorEngineError
 from conveyor_engine.serving.engine_client import State
 from conveyor_engine.serving.http.app_state import AppState, app_state
 from conveyor_engine.serving.http.engine_response import client_left
+from conveyor_engine.serving.http.reading import request_level
 from conveyor_engine.serving.preparing.jobs import check_model
 
 _END_SECONDS: Final = 2.0  # in which a request whose client has left ends
@@ -125,10 +126,13 @@ async def get_load(request: Request) -> Response:
 
 
 async def ask_for_place(request: Request) -> Response:
-    """GET /place: 204 once a place is kept for a request of this gateway. Raises Unavailable or Overloaded."""
+    """GET /place: 204 once a place is kept for a request of this gateway.
+
+    Raises Unavailable, Overloaded or InvalidRequest.
+    """
     engine = app_state(request).engine
     engine.check_state()
-    asking = asyncio.create_task(engine.places.ask())
+    asking = asyncio.create_task(engine.places.ask(request_level(request) or 0))
     leaving = asyncio.create_task(client_left(request.receive))
     try:
         await asyncio.wait({asking, leaving}, return_when=asyncio.FIRST_COMPLETED)

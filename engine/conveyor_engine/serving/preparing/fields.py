@@ -103,8 +103,7 @@ TABLE: tuple[Row, ...] = (
     *_ignored(_WITHOUT, [SGLANG], "use_audio_in_video", on=_CHAT),
     *_ignored(_WITHOUT, [VLLM], "spaces_between_special_tokens", "return_token_offsets", "return_mm_kwargs"),
     *_ignored(_WITHOUT, [OPENAI], "annotations", on=(Place.MESSAGE,)),
-    # when it is computed: accepted, these would promise what is not done
-    *_only((0,), _ENGINES, "priority", on=_EVERYWHERE),
+    # when it is computed: accepted, this would promise what is not done
     *_only(("auto", "default"), [OPENAI], "service_tier"),
     # how tokens are chosen
     *_only((0,), _ALL, "presence_penalty", "frequency_penalty"),

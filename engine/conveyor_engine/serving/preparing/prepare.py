@@ -105,6 +105,8 @@ def _prepared(
                 request_id=f"{request_id}-{len(requests)}",
                 prompt_token_ids=prompt,
                 params=asked[-1],
+                level=job.find_level(fields.priority),
+                deadline=job.deadline,
                 arrival_time=job.arrival_time,
                 cache_salt=fields.cache_salt,
             )

@@ -23,6 +23,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from conveyor_engine.errors import InvalidRequest
 from conveyor_engine.serving.preparing.fields import ROWS, Place, Row
 from conveyor_engine.text.tokenizer import Side, Truncation
+from conveyor_protocol.request_headers import LEVEL_MAX
 
 STOP_STRINGS_MAX = 16
 STOP_CHARACTERS_MAX = 1024
@@ -160,6 +161,8 @@ class ModelFields(Object):
 
     model: str | None = None
     """The served name."""
+    priority: Annotated[int, Field(ge=0, le=LEVEL_MAX), INTEGRAL] | None = None
+    """The request's level: lower ones go first. A gateway's `X-Request-Level` wins over it."""
 
     @property
     def ignored(self) -> int:

@@ -55,6 +55,8 @@ def prepare_embeddings(model: ServedModel, job: Job) -> PreparedEmbeddings:
             request_id=f"{request_id}-{number}",
             prompt_token_ids=prompt,
             payload=payload,
+            level=job.find_level(fields.priority),
+            deadline=job.deadline,
             arrival_time=job.arrival_time,
         )
         for number, prompt in enumerate(prompts)

@@ -156,7 +156,7 @@ def test_inputs_of_one_request_share_a_batch(served: Served) -> None:
         ({"input": "a", "truncate_prompt_tokens": -2}, "invalid_value", "truncate_prompt_tokens"),
         ({"input": "a", "truncation_side": "middle"}, "invalid_value", "truncation_side"),
         ({"input": "a", "padding": "max_length"}, "unsupported_value", "padding"),
-        ({"input": "a", "priority": 1}, "unsupported_value", "priority"),
+        ({"input": "a", "priority": 1001}, "invalid_value", "priority"),
         ({"input": "a", "normalize": True}, "unsupported_value", "normalize"),
         ({"input": "a", "model": "other"}, "model_not_found", "model"),
     ],

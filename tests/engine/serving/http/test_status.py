@@ -106,6 +106,17 @@ def test_the_request_id_comes_back(server: EngineServer) -> None:
         assert server.post(path, body, **{"X-Request-Id": "abc-1"}).headers["X-Request-Id"] == "abc-1"
 
 
+def test_a_level_that_is_none_is_refused_of_requests_and_of_places(server: EngineServer) -> None:
+    headers = {"X-Request-Level": "1001"}
+    place = server.client.get(server.url + "/place", headers=headers)
+    for answer in (server.post("/v1/completions", {"prompt": "a"}, **headers), place):
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "X-Request-Level"
+    assert (
+        server.post("/v1/completions", {"prompt": "a", "max_tokens": 1}, **{"X-Request-Level": "7"}).status_code == 200
+    )
+
+
 @pytest.mark.parametrize("wish", ["", "a b", "x" * 129])
 def test_an_odd_request_id_is_replaced(server: EngineServer, wish: str) -> None:
     returned = server.client.get(server.url + "/livez", headers={"X-Request-Id": wish}).headers["X-Request-Id"]

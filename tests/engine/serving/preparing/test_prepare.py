@@ -13,18 +13,36 @@ from conveyor_engine.serving.preparing.jobs import ServedModel, find_kind
 from conveyor_engine.serving.preparing.prepare import PreparedText
 from conveyor_engine.serving.preparing.sampling_defaults import SamplingDefaults
 from conveyor_engine.text.tokenizer import Tokenizer
+from conveyor_engine.wire.frames import FrameReader
+from conveyor_engine.wire.messages import Add, to_engine_decoder
 from conveyor_engine.wire.worker import Job
 
 
-def prepared(chat_model: Path, kind: str, **fields: Any) -> PreparedText:
+def prepared(chat_model: Path, kind: str, level: int | None = None, **fields: Any) -> PreparedText:
     model = ServedModel("tiny", Tokenizer(chat_model), SamplingDefaults())
     content = {"prompt": "a"} if kind == "completion" else {"messages": [{"role": "user", "content": "a"}]}
     facts = make_facts(max_model_len=131_072, vocab_size=384)
-    return prepare(model, Job(kind, facts, 1000, 0.0, json.dumps({**content, **fields}).encode()))
+    return prepare(model, Job(kind, facts, 1000, 0.0, json.dumps({**content, **fields}).encode(), level, 600.0))
 
 
 def prepare(model: ServedModel, job: Job) -> Any:
     return find_kind(job).prepare(model, job)
+
+
+def read_add(one: PreparedText) -> Add:
+    (payload,) = FrameReader().feed(one.add)
+    add = to_engine_decoder.decode(payload)
+    assert isinstance(add, Add)
+    return add
+
+
+@pytest.mark.parametrize("kind", ["completion", "chat"])
+def test_the_level_is_the_clients_priority_unless_a_gateway_has_given_one(chat_model: Path, kind: str) -> None:
+    assert read_add(prepared(chat_model, kind)).level == 0
+    assert read_add(prepared(chat_model, kind, priority=7)).level == 7
+    assert read_add(prepared(chat_model, kind, level=9, priority=7)).level == 9
+    assert read_add(prepared(chat_model, kind, level=0, priority=7)).level == 0
+    assert read_add(prepared(chat_model, kind)).deadline == 600.0
 
 
 @pytest.mark.parametrize(
