@@ -173,7 +173,7 @@ bench: venv tools ## Measure the gateway, the operator and the engine
 	$(PY) -m conveyor_bench host
 	$(PY) -m conveyor_bench hostile-engine
 
-modes: venv ## Compare the batching modes in virtual time: JSON, and a page with pictures in build/modes
+modes: venv ## Compare the batching modes, measured and in virtual time: JSON, and a page with pictures in build/modes
 	nice $(PY) -m conveyor_bench modes
 
 soak: venv tools demo-model ## Measure what others get while clients and engines are hostile

@@ -20,7 +20,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "engine": Command("engine.command", "the engine's tokens per second, alone or in turns with a peer"),
-    "modes": Command("modes.command", "the batching modes on Anyscale's requests, in virtual time"),
+    "modes": Command("modes.command", "the batching modes on Anyscale's requests, in virtual time and measured"),
     "host": Command("engine.host", "what a step costs the host, and streams over HTTP, without a model"),
     "start": Command("engine.start", "how long an engine takes to be ready, and what it streams first"),
     "waits": Command("engine.waits", "how long one request waits behind many of another client"),

@@ -1,6 +1,6 @@
-"""`python -m conveyor_bench modes`: the batching modes on Anyscale's requests, in virtual time.
+"""`python -m conveyor_bench modes`: the batching modes on Anyscale's requests, in virtual time and measured here.
 
-Writes `virtual.json` and `index.html` into a folder, and the pictures of docs/batching.md.
+Writes `virtual.json`, `measured.json` and `index.html` into a folder, and the pictures of docs/batching.md.
 """
 
 import argparse
@@ -12,22 +12,34 @@ from typing import Any
 
 from conveyor_bench.modes import page, virtual
 
+SOURCES = ("virtual", "measured")
+MEASURED_REQUESTS = 150
+
 
 def main(argv: Sequence[str]) -> int:
-    """Entry point of the command `modes`. 1 if Continuous leaves 4 % of its KV blocks unused, or the ratio shrinks."""
+    """Entry point of the command `modes`. 1 if a bar is missed: `find_misses`."""
     parser = argparse.ArgumentParser(prog="python -m conveyor_bench modes", description=__doc__)
+    parser.add_argument("--only", choices=SOURCES, help="one of the two sources; the other's last file stays")
     parser.add_argument("--out", type=Path, default=Path("build/modes"), help="the folder of the results")
     parser.add_argument("--pictures", type=Path, help="a folder for the pictures too, as docs/batching/ has them")
     parser.add_argument("--requests", type=int, default=virtual.REQUESTS, help="of a throughput cell, in virtual time")
+    parser.add_argument("--measured-requests", type=int, default=MEASURED_REQUESTS, help="of a measured cell")
     parser.add_argument("--processes", type=int, default=os.cpu_count(), help="that simulate beside each other")
     arguments = parser.parse_args(argv)
-    for name in ("requests", "processes"):
+    for name in ("requests", "measured_requests", "processes"):
         if getattr(arguments, name) < 1:
-            parser.error(f"--{name} must be at least 1")
+            parser.error(f"--{name.replace('_', '-')} must be at least 1")
     say = partial(print, flush=True)
     results = page.read_results(arguments.out)
-    number = arguments.requests
-    results["virtual"] = virtual.run_all(number, min(number, virtual.LATENCY_REQUESTS), arguments.processes, say)
+    sources = (arguments.only,) if arguments.only else SOURCES
+    if "virtual" in sources:
+        number = arguments.requests
+        results["virtual"] = virtual.run_all(number, min(number, virtual.LATENCY_REQUESTS), arguments.processes, say)
+    if "measured" in sources:
+        from conveyor_bench.modes import measured  # needs torch, which virtual time does not
+
+        number = arguments.measured_requests
+        results["measured"] = measured.measure(number, min(number, measured.LATENCY_REQUESTS), say)
     page.write_results(arguments.out, results)
     if arguments.pictures:
         page.write_pictures(arguments.pictures, results)
@@ -44,4 +56,8 @@ def find_misses(name: str, told: dict[str, Any]) -> list[str]:
     for cap, figures in told["modes"]["continuous"].items():
         if figures["kv_waste"] >= 0.04:
             missed.append(f"source={name} cap={cap} kv_waste={figures['kv_waste']:.3f}")
+    if "prediction" in told and told["prediction"]["worst_deviation"] > 0.1:
+        missed.append(f"source={name} prediction_deviation={told['prediction']['worst_deviation']:.3f}")
+    if "step" in told and told["step"]["decode_over_scheduling"] < 10:
+        missed.append(f"source={name} decode_over_scheduling={told['step']['decode_over_scheduling']:.1f}")
     return missed

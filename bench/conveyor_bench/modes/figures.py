@@ -28,6 +28,7 @@ class Observed:
     most_running: int = 0
     computed_tokens: int = 0
     seconds: float = 0.0
+    step_seconds: float = 0.0  # of the newest step
     reserved_token_steps: int = 0  # room if every admitted request reserved the longest, as contiguous caches do
     stats: EngineStats = field(default_factory=EngineStats)
     _longest: int = 0
@@ -46,8 +47,9 @@ class Observed:
         """Takes in what the step gave. Raises RuntimeError if a request failed."""
         live, running = (max(pair) for pair in zip(self._before, _running(core), strict=True))
         self.most_running = max(self.most_running, running)
-        self.busy_seconds += ended - began
-        self.live_row_seconds += live * (ended - began)
+        self.step_seconds = ended - began
+        self.busy_seconds += self.step_seconds
+        self.live_row_seconds += live * self.step_seconds
         self.reserved_token_steps += running * self._longest
         self.computed_tokens += core.stats().step_num_tokens
         for output in outputs:
@@ -86,7 +88,9 @@ def _running(core: EngineCore) -> tuple[int, int]:
 
 def spread(answers: Sequence[Answer], seconds: float) -> dict[str, float]:
     """Throughput, and percentiles of the answers' times."""
-    told = {"output_tokens_per_second": sum(answer.tokens for answer in answers) / seconds, "seconds": seconds}
+    tokens = sum(answer.tokens for answer in answers)
+    told = {"output_tokens_per_second": tokens / seconds, "seconds": seconds}
+    told |= {"requests": len(answers), "output_tokens": tokens}
     times = {
         "ttft": [answer.first - answer.arrival for answer in answers],
         "latency": [answer.last - answer.arrival for answer in answers],

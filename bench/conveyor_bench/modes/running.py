@@ -131,7 +131,8 @@ def run_requests(
             core.add_request(pending.popleft())
         if at_once:
             core.drain()
-        now, wakeup = clock.now(), core.next_wakeup(clock.now())
+        now = clock.now()
+        wakeup = core.next_wakeup(now)
         if wakeup is None or wakeup > now:
             arrival = [pending[0].arrival_time] if pending else []
             clock.wait_until(min(arrival + ([] if wakeup is None else [wakeup])))

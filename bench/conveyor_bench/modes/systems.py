@@ -56,6 +56,6 @@ def build_config(mode: Mode, facts: ModelFacts, num_requests: int, **settings: A
     )
 
 
-def limit_facts(facts: ModelFacts, max_num_seqs: int) -> ModelFacts:
-    """The same model with fewer places."""
-    return replace(facts, max_num_seqs=max_num_seqs)
+def limit_facts(facts: ModelFacts, max_num_seqs: int, max_model_len: int) -> ModelFacts:
+    """The same model with fewer places and shorter requests."""
+    return replace(facts, max_num_seqs=max_num_seqs, max_model_len=max_model_len)

@@ -1,6 +1,7 @@
 """The modes in virtual time: a small run of what `make modes` writes, and what its cost model promises."""
 
 import json
+import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from conveyor_bench.modes.requests import CAPS, latency_requests, output_tokens,
 from conveyor_bench.modes.systems import MODES, Memory
 from conveyor_bench.modes.virtual import run_mode
 from conveyor_engine.wire.step import StepPlan
+from e2e.cluster.paths import REPOSITORY
 
 COST = Roofline(DEVICES["A100-40G"], SHAPES["OPT-13B"])
 MEMORY = Memory(COST.kv_tokens, 256)
@@ -24,8 +26,10 @@ def plan(rows: list[tuple[int, int]], num_logits: int) -> StepPlan:
 
 
 def test_a_run_writes_figures_of_every_mode_a_page_and_its_pictures(tmp_path: Path) -> None:
-    arguments = ["--requests", "4", "--processes", "1", "--out", str(tmp_path), "--pictures", str(tmp_path)]
-    command.main(arguments)  # so few requests may miss a bar
+    command_line = re.search(r"conveyor_bench modes (.*)", (REPOSITORY / "docs/batching.md").read_text())
+    assert command_line
+    small = ["--requests", "4", "--processes", "1", "--out", str(tmp_path), "--pictures", str(tmp_path)]
+    command.main([*command_line[1].split(), *small])  # so few requests may miss a bar
     told = json.loads((tmp_path / "virtual.json").read_text())
     assert set(told["modes"]) == set(MODES)
     for caps in told["modes"].values():
@@ -97,7 +101,7 @@ def test_constants_fitted_to_steps_of_a_machine_give_its_seconds() -> None:
         assert fitted.seconds(counts) == pytest.approx(machine(counts), rel=0.02)
 
 
-@pytest.mark.parametrize("flag", ["--requests", "--processes"])
+@pytest.mark.parametrize("flag", ["--requests", "--measured-requests", "--processes"])
 def test_numbers_below_one_are_refused(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         command.main([flag, "0"])
