@@ -147,7 +147,7 @@ class Fitted:
     change; and the cache by what is read and multiplied. No constant is negative.
     """
 
-    _KNOTS = (1, 2, 4, 8, 16, 32, 128, 512, 1024)
+    _KNOTS = (1, 2, 4, 8, 16, 32, 128, 512, 1024, 2048)
 
     def __init__(self, steps: Sequence[tuple[StepCounts, float]]) -> None:
         """`steps`: counts and seconds. Errors weigh by the step's length, so that short and long ones fit alike."""

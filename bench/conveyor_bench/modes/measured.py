@@ -33,6 +33,7 @@ from conveyor_engine.wire.request import EngineRequest
 
 SHAPE = "modes"
 MEMORY = Memory(kv_tokens=8192, batch_limit=32)
+STEP_TOKENS = 2048  # with a CPU's default prompts of 512 tokens are long, and hold blocks while their chunks wait
 LATENCY_REQUESTS = 60
 LOADS = (0.25, 1.0)  # of the requests a second that Continuous ends with outputs up to 1,536; apart as 1 and 4
 TRANSFORMERS = "transformers"
@@ -181,6 +182,7 @@ def open_runner(model: Path, dtype: str) -> GenerateRunner:
         dtype=dtype,  # type: ignore[arg-type]  # one of two constants
         max_model_len=_LONGEST,
         max_num_seqs=MEMORY.batch_limit,
+        max_num_batched_tokens=STEP_TOKENS,
         num_kv_blocks=MEMORY.kv_tokens // 16,
         prefix_caching=False,
         num_threads=1,
@@ -212,12 +214,11 @@ def predict(
 ) -> dict[str, Any]:
     """Every mode's ratio to Static, measured and in virtual time with constants of this machine's steps."""
     fitted = Fitted([step for name in MODES for step in runs[_FIT_CAP][name].steps])
-    step_tokens = max(counts.tokens for run in runs[_FIT_CAP].values() for counts, _ in run.steps)
     ratios: dict[str, dict[str, dict[str, float]]] = {}
     for cap in CAPS:
         requests, longest = throughput_requests(number, cap, _vocabulary()), PROMPT_TOKENS + cap
         simulated = {
-            name: _speed(run_mode(mode, fitted, MEMORY, requests, longest, step_tokens)) for name, mode in MODES.items()
+            name: _speed(run_mode(mode, fitted, MEMORY, requests, longest, STEP_TOKENS)) for name, mode in MODES.items()
         }
         ratios[str(cap)] = {}
         for name in MODES:
@@ -262,7 +263,8 @@ def method(number: int, dtype: str) -> str:
         f"{number} requests at once for each cap, prompts of 512 tokens, outputs exponential with mean 128 kept up to "
         f"the cap, end of sequence ignored. A model of random weights ({shape['num_hidden_layers']} layers of "
         f"{shape['hidden_size']}, {dtype}) on one thread. Seconds are those of one processor that the system itself "
-        f"used; all systems of a cell alternate in slices of a second. The KV cache holds {MEMORY.kv_tokens} tokens. "
+        f"used; all systems of a cell alternate in slices of a second. The KV cache holds {MEMORY.kv_tokens} tokens, a "
+        f"step {STEP_TOKENS}. "
         f"Static, Dynamic and transformers have the places that it holds if every request is the longest, Continuous "
         f"at most {MEMORY.batch_limit}, None one. Poisson arrivals at {LOADS[0]:.0%} and {LOADS[1]:.0%} of what "
         f"Continuous ends a second with outputs up to {CAPS[-1]}."
