@@ -94,7 +94,8 @@ def test_each_engine_setting_is_the_specs_or_free() -> None:
     written = set(yaml.safe_load(build_engine_config(OWNER, InferenceService.parse(body).spec).text))
     free = {setting.lower() for setting in FREE_ENGINE_SETTINGS}
     assert not written & free
-    assert settings - written - free == {"kv_memory_fraction", "host"}  # excluded by num_kv_blocks; the pod's own
+    # Excluded by num_kv_blocks; of a queue's classes; the pod's own.
+    assert settings - written - free == {"kv_memory_fraction", "class_shares", "host"}
     named = set(RESOURCE_FIELDS)
     assert named == written - {"port"} | {"kv_memory_fraction"}, "and has a name that people know"
 

@@ -4,6 +4,7 @@
 What is measured at start (number of KV blocks, end-of-sequence ids) lives elsewhere.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -22,7 +23,8 @@ from conveyor_process.kinds import (
     whole_number,
 )
 from conveyor_process.log import LogFormat
-from conveyor_process.settings import optional, required, setting
+from conveyor_process.settings import Kind, optional, required, setting
+from conveyor_protocol.request_headers import LEVEL_MAX
 
 Device = Literal["cuda", "cpu", "auto"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -33,6 +35,18 @@ AttentionBackendName = Literal["auto", "torch", "native", "triton"]
 
 DEFAULT_MEMORY_FRACTION = 0.85
 MAX_TOKENS = 16_777_216  # of a context, a step, and as many KV blocks
+
+
+def _parse_shares(text: str) -> tuple[tuple[int, int], ...]:
+    """`50:40,100:20` -> ((50, 40), (100, 20))."""
+    shares = dict[int, int]()
+    for entry in filter(None, text.split(",")):
+        match = re.fullmatch("([0-9]{1,4}):([0-9]{1,3})", entry.strip())
+        level, percent = map(int, match.groups()) if match else (-1, 0)
+        if not (0 <= level <= LEVEL_MAX and 1 <= percent <= 100) or level in shares:
+            raise ValueError(entry)
+        shares[level] = percent
+    return tuple(sorted(shares.items()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +98,12 @@ class EngineConfig:
         f"requests that may wait for a place; one more is refused with 429, and so is one whose prompt would bring "
         f"those that wait or run beyond {MAX_TOKENS} tokens",
         whole_number(1, 100_000),
+    )
+    class_shares: tuple[tuple[int, int], ...] = setting(
+        (),
+        "per cent of the batch's rows and of the KV blocks that requests of a level and of all higher ones may hold "
+        "together, as LEVEL:PERCENT; in the file a mapping; one request of them may always run",
+        Kind("levels from 0 to 1000 with whole percentages from 1 to 100, as 50:40,100:20", _parse_shares),
     )
     num_kv_blocks: int | None = setting(
         None, "blocks of the KV cache; default: from kv_memory_fraction", optional(whole_number(1, MAX_TOKENS))

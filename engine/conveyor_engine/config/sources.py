@@ -51,6 +51,8 @@ def _read_file(path: Path) -> Iterator[Given]:
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise ConfigError(f"{path} must hold one flat mapping of field names to values")
     for name, value in content.items():
+        if name == "class_shares" and isinstance(value, dict):
+            value = ",".join(f"{key}:{each}" for key, each in value.items())
         yield Given(name, value, f"file {path}", is_text=False)
 
 

@@ -5,6 +5,7 @@ Used by `running_batch` alone; keeps the books in `block_manager`. Knows request
 
 from conveyor_engine.scheduling.block_manager import BlockManager
 from conveyor_engine.scheduling.request_state import RequestState
+from conveyor_engine.scheduling.shares import NO_SHARES, Shares
 
 
 class BlockTables:
@@ -15,8 +16,11 @@ class BlockTables:
     What is scheduled is computed, or the step fails, or its request leaves before its end: see `unschedule`.
     """
 
-    def __init__(self, blocks: BlockManager, block_size: int, num_rows: int, *, prefix_caching: bool) -> None:
+    def __init__(
+        self, blocks: BlockManager, block_size: int, num_rows: int, *, prefix_caching: bool, shares: Shares = NO_SHARES
+    ) -> None:
         self._blocks = blocks
+        self._shares = shares
         self._block_size = block_size
         self._prefix_caching = prefix_caching
         self.free_rows = list(range(num_rows - 1, -1, -1))
@@ -29,7 +33,7 @@ class BlockTables:
         if not self.free_rows:
             return False
         hits = self._match(request)
-        missing = self._num_blocks(num_tokens) - len(hits)
+        missing = self.count_blocks(num_tokens) - len(hits)
         if missing + self._blocks.num_free_among(hits) + spare_blocks > self._blocks.num_free:
             return False
         self._blocks.share(hits)
@@ -38,9 +42,10 @@ class BlockTables:
         request.rewind(len(hits) * self._block_size)
         request.row = self.free_rows.pop()
         request.num_sent_blocks = -1
+        self._shares.hold(request.level, 1, len(request.block_table))
         return True
 
-    def _num_blocks(self, num_tokens: int) -> int:
+    def count_blocks(self, num_tokens: int) -> int:
         """That hold so many tokens; none where there is no KV cache, because nothing is read again."""
         return -(-num_tokens // self._block_size) if self._blocks.num_blocks else 0
 
@@ -54,12 +59,13 @@ class BlockTables:
 
     def grow(self, request: RequestState, num_tokens: int) -> bool:
         """Room for its first `num_tokens` tokens. False, and nothing is taken, if there are not enough free blocks."""
-        missing = self._num_blocks(num_tokens) - len(request.block_table)
+        missing = self.count_blocks(num_tokens) - len(request.block_table)
         if missing <= 0:
             return True
         if missing > self._blocks.num_free:
             return False
         request.block_table.extend(self._blocks.allocate(missing))
+        self._shares.hold(request.level, 0, missing)
         return True
 
     def register(self, request: RequestState, num_tokens: int) -> None:
@@ -95,6 +101,7 @@ class BlockTables:
         assert request.num_registered_blocks * self._block_size <= request.num_computed_tokens
         request.admission += 1
         request.num_registered_blocks = 0
+        self._shares.hold(request.level, -1, -len(request.block_table))
         self._blocks.free(request.block_table)
         request.block_table = []
         self.free_rows.append(request.row)

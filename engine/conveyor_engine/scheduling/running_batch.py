@@ -13,6 +13,7 @@ from conveyor_engine.scheduling.block_manager import BlockManager
 from conveyor_engine.scheduling.block_tables import BlockTables
 from conveyor_engine.scheduling.policy import Policy
 from conveyor_engine.scheduling.request_state import RequestState
+from conveyor_engine.scheduling.shares import Shares
 from conveyor_engine.scheduling.step import Step, halves
 from conveyor_engine.scheduling.token_budget import TokenBudget
 from conveyor_engine.wire.request import ModelFacts
@@ -33,6 +34,7 @@ class RunningBatch:
         policy: Policy,
         facts: ModelFacts,
         *,
+        shares: Shares,
         prefix_caching: bool,
         whole_prompts: bool,
         on_preempt: Callable[[RequestState], None],
@@ -44,7 +46,9 @@ class RunningBatch:
         self._budget = TokenBudget(facts, joins=policy.joins, whole_prompts=whole_prompts)
         self._watermark_blocks = int(facts.num_kv_blocks * WATERMARK)
         self.blocks = BlockManager(facts.num_kv_blocks)
-        self._tables = BlockTables(self.blocks, facts.block_size, facts.max_num_seqs, prefix_caching=prefix_caching)
+        self._tables = BlockTables(
+            self.blocks, facts.block_size, facts.max_num_seqs, prefix_caching=prefix_caching, shares=shares
+        )
         self._requests: dict[str, RequestState] = {}
         self._serials = count()
         self._steps: dict[int, Step] = {}  # by number: planned, and not over
@@ -232,15 +236,21 @@ class RunningBatch:
         False if there are too few free ones. When no other request of its batch takes part in the step, finished rows
         are retired for one that was preempted.
         """
-        num_tokens = len(request.token_ids)
-        if not self._policy.joins:
-            num_tokens = max(num_tokens, request.expected_total_tokens)
+        num_tokens = self._count_reserved_tokens(request)
         while not self._tables.allocate(request, num_tokens, self._spare_blocks()):
             if step.num_tokens or not self._retire_newest():
                 return False
         request.serial = next(self._serials)
         self._requests[request.request_id] = request
         return True
+
+    def count_reserved_blocks(self, request: RequestState) -> int:
+        """The blocks that `admit` allocates for the request, those that it may share included."""
+        return self._tables.count_blocks(self._count_reserved_tokens(request))
+
+    def _count_reserved_tokens(self, request: RequestState) -> int:
+        num_tokens = len(request.token_ids)
+        return num_tokens if self._policy.joins else max(num_tokens, request.expected_total_tokens)
 
     def _spare_blocks(self) -> int:
         return self._watermark_blocks if any(request.row >= 0 for request in self.requests) else 0

@@ -17,6 +17,7 @@ from conveyor_engine.scheduling.outputs import Outputs
 from conveyor_engine.scheduling.policy import NOBODY, Candidates, build_policy
 from conveyor_engine.scheduling.request_state import Constraint, RequestState
 from conveyor_engine.scheduling.running_batch import RunningBatch
+from conveyor_engine.scheduling.shares import Shares
 from conveyor_engine.scheduling.step import Step
 from conveyor_engine.scheduling.tasks import build_task
 from conveyor_engine.scheduling.waiting_queue import WaitingQueue
@@ -56,15 +57,17 @@ class Scheduler:
         self._prefix_caching = config.prefix_caching and not self._policy.pads and facts.num_kv_blocks > 0
         self._counters = Counters()
         self._carried = Carried(facts.max_num_seqs)
+        shares = Shares(config.class_shares, facts.max_num_seqs, facts.num_kv_blocks)
         self._batch = RunningBatch(
             self._policy,
             facts,
+            shares=shares,
             prefix_caching=self._prefix_caching,
             whole_prompts=self._task.whole_prompts,
             on_preempt=self._on_preempt,
         )
         self._outputs = Outputs(self._policy, facts, self._batch, self._counters)
-        self.waiting = WaitingQueue(self._policy.bucket)
+        self.waiting = WaitingQueue(self._policy.bucket, shares, self._batch.count_reserved_blocks)
         self._draining = False
 
     @property

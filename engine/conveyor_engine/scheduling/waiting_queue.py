@@ -5,17 +5,21 @@ between them, and to no later ones: so nobody starves. Within a level, a deadlin
 
 Engine requests of one HTTP request (many inputs, many choices) are one party. Parties take turns, and each sends its
 requests in order of arrival. So one choice never waits for all choices of another client. Each call costs by what is
-taken, and by the logarithm of what waits.
+taken, and by the logarithm of what waits. Requests that do not fit into their share of the batch are passed over, a
+whole line at a time: those that have the same limits.
 """
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
+from functools import partial
 from heapq import heappop, heappush, merge
 from itertools import count
+from operator import itemgetter
 from typing import NamedTuple
 
 from conveyor_engine.scheduling.ordered import Key, Ordered
 from conveyor_engine.scheduling.request_state import RequestState
+from conveyor_engine.scheduling.shares import NO_SHARES, Listing, Shares
 
 
 class Turn(NamedTuple):
@@ -62,14 +66,12 @@ class Turns:
         return count(self._number + 1)
 
 
-class Bucket:
-    """Waiting requests that may be batched with each other: all of them, but where a policy batches by length.
+class Line:
+    """Waiting requests of one bucket that have the same limits, in order."""
 
-    Iterates in the order of the queue: as if every party took its turns.
-    """
-
-    def __init__(self, turns: Turns) -> None:
+    def __init__(self, turns: Turns, num_limits: int) -> None:
         self._turns = turns
+        self._num_limits = num_limits
         self._arrivals: OrderedDict[str, RequestState] = OrderedDict()  # all of them, in order of arrival
         self._parties: dict[str, OrderedDict[str, RequestState]] = {}
         self._next = Ordered[str]()  # parties, by the key of the first request of each
@@ -77,15 +79,15 @@ class Bucket:
     def __len__(self) -> int:
         return len(self._arrivals)
 
-    def __iter__(self) -> Iterator[RequestState]:
-        return (request for _, request in self.entries())
+    def entries(self, listing: Listing) -> Iterator[tuple[Key, RequestState]]:
+        """Keys and requests. After its first request, a party goes on as if it had its turn now.
 
-    def entries(self) -> Iterator[tuple[Key, RequestState]]:
-        """Keys and requests. After its first request, a party goes on as if it had its turn now."""
+        Ends when the listing is closed for these requests. It may be closed while one waits to be taken.
+        """
         parties, numbers = self._next.entries(), self._turns.next_numbers()
         party = next(parties, None)
         later: list[tuple[Key, int, RequestState, Iterator[RequestState]]] = []  # a heap of parties' next requests
-        while party or later:
+        while (party or later) and listing.is_open(self._num_limits):
             if party is None or (later and later[0][0] < party[0]):
                 key, _, request, rest = heappop(later)
             else:
@@ -134,22 +136,74 @@ class Bucket:
             self._next.remove(party)
 
 
-class WaitingQueue:
-    """Iterates over all requests in the order of the queue."""
+class Bucket:
+    """Waiting requests that may be batched with each other: all of them, but where a policy batches by length.
 
-    def __init__(self, bucket_of: Callable[[RequestState], int]) -> None:
-        """`bucket_of`: requests of different buckets are never in one batch; there are few buckets."""
+    Iterates over those that fit, in the order of the queue: as if every party took its turns.
+    """
+
+    def __init__(self, turns: Turns, shares: Shares, list_fitting: Callable[[], Listing]) -> None:
+        self._shares = shares
+        self._list_fitting = list_fitting
+        self._lines = [Line(turns, number) for number in range(len(shares.limits) + 1)]
+
+    def __len__(self) -> int:
+        return sum(map(len, self._lines))
+
+    def __iter__(self) -> Iterator[RequestState]:
+        listing = self._list_fitting()
+        return _fitting(self.entries(listing), listing)
+
+    def entries(self, listing: Listing) -> list[Iterator[tuple[Key, RequestState]]]:
+        """The entries of each line."""
+        return [line.entries(listing) for line in self._lines if len(line)]
+
+    @property
+    def first_arrival_time(self) -> float:
+        """Since when somebody waits here; not empty."""
+        return min(line.first_arrival_time for line in self._lines if len(line))
+
+    @property
+    def first_key(self) -> Key:
+        """Of the request that is next; not empty."""
+        return min(line.first_key for line in self._lines if len(line))
+
+    def line_of(self, request: RequestState) -> Line:
+        """Where it waits, if it waits here."""
+        return self._lines[self._shares.count_limits(request.level)]
+
+
+def _fitting(queues: list[Iterator[tuple[Key, RequestState]]], listing: Listing) -> Iterator[RequestState]:
+    entries = queues[0] if len(queues) == 1 else merge(*queues, key=itemgetter(0))
+    return (request for _, request in entries if listing.fits(request))
+
+
+class WaitingQueue:
+    """Iterates over the requests that fit, in the order of the queue."""
+
+    def __init__(
+        self,
+        bucket_of: Callable[[RequestState], int],
+        shares: Shares = NO_SHARES,
+        num_blocks_of: Callable[[RequestState], int] = lambda request: 0,
+    ) -> None:
+        """`bucket_of`: requests of different buckets are never in one batch; there are few buckets.
+
+        `num_blocks_of`: the KV blocks that a request gets when it is admitted.
+        """
         self._bucket_of = bucket_of
         self._turns = Turns()
-        self._buckets: defaultdict[int, Bucket] = defaultdict(lambda: Bucket(self._turns))
+        self._list_fitting = partial(Listing, shares, num_blocks_of)
+        self._buckets: defaultdict[int, Bucket] = defaultdict(lambda: Bucket(self._turns, shares, self._list_fitting))
         self.preempted = Ordered[RequestState]()
 
     def __len__(self) -> int:
         return len(self.preempted) + sum(map(len, self._buckets.values()))
 
     def __iter__(self) -> Iterator[RequestState]:
-        queues = (self.preempted.entries(), *(bucket.entries() for bucket in self._buckets.values()))
-        return (request for _, request in merge(*queues, key=lambda entry: entry[0]))
+        listing = self._list_fitting()
+        lines = [line for bucket in self._buckets.values() for line in bucket.entries(listing)]
+        return _fitting([self.preempted.entries(), *lines], listing)
 
     @property
     def buckets(self) -> list[Bucket]:
@@ -159,7 +213,7 @@ class WaitingQueue:
     def add(self, request: RequestState) -> None:
         """Behind all others of its party."""
         self._turns.arrive(request)
-        self._buckets[self._bucket_of(request)].add(request)
+        self._line_of(request).add(request)
 
     def add_preempted(self, request: RequestState) -> None:
         """Ahead of all that came or had a turn after it was admitted, and yield no less."""
@@ -171,9 +225,9 @@ class WaitingQueue:
         if request in self.preempted:
             self.preempted.remove(request)
             return True
-        if not self._buckets[self._bucket_of(request)].remove(request):
+        if not self._line_of(request).remove(request):
             return False
-        if not any(bucket.has(request.party) for bucket in self._buckets.values()):
+        if not any(line.has(request.party) for line in self._lines_of_party(request)):
             del self._turns.last[request.party]
         return True
 
@@ -186,5 +240,12 @@ class WaitingQueue:
         self.remove(request)
         if request.party in self._turns.last:
             self._turns.take(request)
-            for bucket in self._buckets.values():
-                bucket.sort(request.party)
+            for line in self._lines_of_party(request):
+                line.sort(request.party)
+
+    def _line_of(self, request: RequestState) -> Line:
+        return self._buckets[self._bucket_of(request)].line_of(request)
+
+    def _lines_of_party(self, request: RequestState) -> Iterator[Line]:
+        """The requests of a party have one level, and may be in several buckets."""
+        return (bucket.line_of(request) for bucket in self._buckets.values())

@@ -36,7 +36,8 @@ def test_every_field_can_be_a_flag_a_variable_and_a_key(tmp_path: Path) -> None:
         "model": "/m", "served_model_name": "s", "task": "embed", "device": "auto", "dtype": "bfloat16",
         "max_model_len": 99, "sampling_defaults": "openai",
         "batching_mode": "static", "max_num_seqs": 3, "batching_window_seconds": 0.5, "max_num_batched_tokens": 64,
-        "max_num_queued_requests": 7, "num_kv_blocks": 11, "kv_memory_fraction": None, "block_size": 32,
+        "max_num_queued_requests": 7, "class_shares": ((5, 50), (9, 20)),
+        "num_kv_blocks": 11, "kv_memory_fraction": None, "block_size": 32,
         "prefix_caching": False, "attention_backend": "torch", "enforce_eager": True,
         "request_timeout_seconds": 5.0, "drain_timeout_seconds": 6.0, "host": "::1", "port": 81, "padding": "real",
         "num_threads": 2, "log_format": "json", "warmup": False,
@@ -44,9 +45,11 @@ def test_every_field_can_be_a_flag_a_variable_and_a_key(tmp_path: Path) -> None:
     assert list(values) == [field.name for field in dataclasses.fields(EngineConfig)]
     given = {name: value for name, value in values.items() if value is not None}
     text = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in given.items()}
+    text["class_shares"] = "9:20,5:50"
     by_flag = parse(*[part for n, v in text.items() for part in (f"--{n.replace('_', '-')}", v)])
     by_variable = parse(environment={f"CONVEYOR_ENGINE_{n.upper()}": v for n, v in text.items()})
     lines = [f'{n}: "{v}"' if isinstance(given[n], str) else f"{n}: {v}" for n, v in text.items()]
+    lines = ["class_shares: {'9': 20, 5: 50}" if line.startswith("class_shares") else line for line in lines]
     by_file = parse("--config", write(tmp_path, "\n".join(lines)))
     assert by_flag == by_variable == by_file == EngineConfig(**values)
 
@@ -74,6 +77,11 @@ def test_every_field_can_be_a_flag_a_variable_and_a_key(tmp_path: Path) -> None:
         ("model: /m\nmodel: /n", "stands there twice"),
         ("[1, 2]", "one flat mapping"),
         ("model: {a: 1}", "model must be text"),
+        ("model: /m\nclass_shares: {5: 101}", "whole percentages from 1 to 100, as 50:40,100:20, not '5:101'"),
+        ("model: /m\nclass_shares: {5: 10, '5': 20}", "class_shares must be levels from 0 to 1000"),
+        ("model: /m\nclass_shares: {1001: 10}", "not '1001:10'"),
+        ("model: /m\nclass_shares: {best: 10}", "not 'best:10'"),
+        ("model: /m\nclass_shares: [5]", "class_shares must be levels"),
         ("model: [", "is not YAML"),
         ("1: 2", "one flat mapping"),
     ],

@@ -63,6 +63,7 @@ class History(SchedulerHistory):
         num_ahead=st.sampled_from((0, 1, 1, 2)),
         fails_late=st.booleans(),
         drains=st.booleans(),
+        class_shares=st.sampled_from(((), (), ((1, 50),), ((1, 75), (7, 25)))),
     )
     def begin(
         self,
@@ -72,6 +73,7 @@ class History(SchedulerHistory):
         num_ahead: int,
         fails_late: bool,
         drains: bool,
+        class_shares: tuple[tuple[int, int], ...],
     ) -> None:
         self.now = 0.0
         self.scheduler: Scheduler = make_scheduler(
@@ -84,6 +86,7 @@ class History(SchedulerHistory):
             block_size=BLOCK_SIZE,
             max_model_len=MAX_MODEL_LEN,
             max_num_queued_requests=MAX_QUEUED,
+            class_shares=class_shares,
             batching_window_seconds=1.0 if self.mode in ("static", "dynamic") else None,
             constrain=lambda request: SumModThree() if request.params.min_tokens else None,
         )
@@ -95,7 +98,7 @@ class History(SchedulerHistory):
         self.num_parties = 0
         self.told: dict[str, list[int]] = {}
         self.ended: dict[str, FinishReason] = {}
-        self.turns = Turns(by_length=self.mode == "dynamic")
+        self.turns = Turns(by_length=self.mode == "dynamic", share_levels=[level for level, _ in class_shares])
         self.drains = drains
 
     @rule(
@@ -245,10 +248,17 @@ class History(SchedulerHistory):
         assert all(r.finished and not r.block_table for r in scheduler.running if r not in admitted)
         rows = [request.row for request in admitted]
         assert sorted(rows + scheduler._batch._tables.free_rows) == list(range(scheduler._facts.max_num_seqs))
-        places = names_of([*scheduler.waiting, *scheduler.running])
-        assert len(places) == len(scheduler.waiting) + len(scheduler.running)
-        assert sorted(places) == sorted(scheduler.requests), "each request is in exactly one place"
-        for request in scheduler.waiting:
+        running = names_of(scheduler.running)
+        assert len(set(running)) == len(running)
+        waiting = [request for name, request in scheduler.requests.items() if name not in running]
+        assert len(waiting) == len(scheduler.waiting), "each request is in exactly one place"
+        shares = scheduler._batch._tables._shares
+        for limit, num_rows, num_blocks in zip(shares.limits, shares.num_rows, shares.num_blocks, strict=True):
+            held = [len(request.block_table) for request in admitted if request.level >= limit.level]
+            assert (num_rows, num_blocks) == (len(held), sum(held))
+            assert num_rows <= limit.num_rows
+            self.happened["full shares"] += num_rows == limit.num_rows
+        for request in waiting:
             assert not request.block_table
             assert request.row < 0
         for request in admitted:
@@ -258,7 +268,11 @@ class History(SchedulerHistory):
             scheduled, awaited = sum(work.num_tokens for work in wanted), sum(work.num_logits for work in wanted)
             assert request.num_scheduled_tokens == request.num_computed_tokens + scheduled
             assert request.num_awaited_tokens == awaited
+        assert set(names_of(scheduler.waiting)) <= set(names_of(waiting)), "only those that fit are listed"
+        if shares.limits:
+            return
         waiting = list(scheduler.waiting)
+        assert len(waiting) == len(scheduler.waiting), "without shares, all of them"
         for yields in {request.yields_seconds for request in waiting}:
             alike = [request for request in waiting if request.yields_seconds == yields]
             head = names_of(request for request in alike if request.was_admitted)
@@ -290,7 +304,7 @@ def test_no_history_loses_a_block_a_request_or_the_order(
     happened: Counter[str] = Counter()
     machine = type("ModeHistory", (History,), {"mode": mode, "padding": padding, "happened": happened})
     own = {"length", "abort", "error", "failed steps", "late errors", "turns taken from others", "constrained tokens"}
-    own |= {"better levels"}
+    own |= {"better levels", "full shares"}
     own |= {"preemptions"} if mode != "none" else set()
     own |= {"held rows"} if mode == "static" else {"discarded results"}
     own |= {"withdrawn steps"} if mode in ("none", "continuous") else set()

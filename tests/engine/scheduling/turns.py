@@ -1,6 +1,7 @@
 """Whose turn it was: what the random histories expect of the waiting queue."""
 
 from collections import defaultdict
+from collections.abc import Iterable
 from itertools import count, takewhile
 
 from conveyor_engine.scheduling.request_state import RequestState
@@ -16,8 +17,10 @@ class Turns:
     of each length; a turn at one length is one at all.
     """
 
-    def __init__(self, *, by_length: bool) -> None:
+    def __init__(self, *, by_length: bool, share_levels: Iterable[int] = ()) -> None:
+        """Levels from one of `share_levels` on may be passed over by those that have fewer limits."""
         self._by_length = by_length
+        self._share_levels = list(share_levels)
         self._events = count()
         self._last: dict[str, tuple[float, int]] = {}  # when a party had a turn, or came
         self._newest: defaultdict[int, float] = defaultdict(float)  # arrival by level
@@ -47,7 +50,8 @@ class Turns:
         for other in self._waiting.values():
             if self._length(other) == self._length(admitted):
                 assert other not in earlier or other.party != admitted.party, "first come, first served within a party"
-                assert self._key(other) >= self._key(admitted), "it was somebody else's turn"
+                may_pass = self._num_limits(other) > self._num_limits(admitted)
+                assert may_pass or self._key(other) >= self._key(admitted), "it was somebody else's turn"
                 self.num_overtaken += other in earlier and other.level == admitted.level
                 self.num_yielded += other in earlier and other.level > admitted.level
         self._have_turn(admitted)
@@ -59,6 +63,9 @@ class Turns:
         time, number = self._last[request.party]
         urgency = min(LEVEL_AGEING_SECONDS, request.deadline - request.arrival_time)
         return time + LEVEL_AGEING_SECONDS * request.level + urgency, number
+
+    def _num_limits(self, request: RequestState) -> int:
+        return sum(level <= request.level for level in self._share_levels)
 
     def _length(self, request: RequestState) -> int:
         return request.expected_total_tokens.bit_length() if self._by_length else 0
