@@ -13,6 +13,8 @@ from conveyor_engine.serving.preparing.sampling_defaults import SamplingDefaults
 from conveyor_engine.tasks.embed.preparing import PreparedEmbeddings, prepare_embeddings
 from conveyor_engine.text.tokenizer import Tokenizer
 from conveyor_engine.wire.embedding import EmbeddingFacts
+from conveyor_engine.wire.frames import FrameReader
+from conveyor_engine.wire.messages import Add, to_engine_decoder
 from conveyor_engine.wire.worker import Job
 
 
@@ -21,6 +23,13 @@ def prepared(chat_model: Path, **fields: Any) -> PreparedEmbeddings:
     embedding = EmbeddingFacts(size=4096, is_matryoshka=True)
     facts = make_facts(task="embed", vocab_size=384, of_task=embedding.encode())
     return prepare_embeddings(model, Job("embedding", facts, 100_000, 0.0, json.dumps(fields).encode()))
+
+
+def test_each_input_has_the_level_of_its_request(chat_model: Path) -> None:
+    (payload,) = FrameReader().feed(prepared(chat_model, input=[[7], [8]], priority=7).add)
+    add = to_engine_decoder.decode(payload)
+    assert isinstance(add, Add)
+    assert [request.level for request in add.requests(0.0)] == [7, 7]
 
 
 def test_more_vectors_than_one_answer_may_have_are_refused_before_they_are_computed(chat_model: Path) -> None:
