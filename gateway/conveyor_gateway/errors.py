@@ -30,6 +30,13 @@ class Code(AnswerCode):
     INVALID_JSON = "invalid_json", 400, "the body is no JSON object (told by the gateway at its root only)"
     NO_MODEL = "no_model", 400, "at the gateway's root: the body names no `model`"
     INVALID_TIMEOUT = "invalid_timeout", 400, "`X-Request-Timeout-Seconds` is no number above 0"
+    UNKNOWN_CLASS = "unknown_class", 400, "`X-Request-Class` names no class of the service; the message lists them"
+    NO_CLASSES = "no_classes", 400, "the body has a `priority`, and the service has no `queue.classes`"
+    PRIORITY_NOT_READ = (
+        "priority_not_read",
+        400,
+        "a body above 1 MiB has a `priority`; use `X-Request-Class`",
+    )
     PATH_NOT_FOUND = "path_not_found", 404, "no such path; the message lists those that there are"
     SERVICE_NOT_FOUND = "service_not_found", 404, "no such service"
     SERVICE_DELETED = "service_deleted", 404, "the service was deleted while the request waited"

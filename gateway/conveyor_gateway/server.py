@@ -71,7 +71,12 @@ class Server:
         capacity = Capacity(settings.max_held_bytes, max(1, max_connections - max_connections // 8))
         catalog = Catalog()
         queues = Queues(
-            catalog, asyncio.get_running_loop(), self._engines, metrics.drop_service, capacity.max_requests_of_service
+            catalog,
+            asyncio.get_running_loop(),
+            self._engines,
+            metrics.drop_service,
+            capacity.max_requests_of_service,
+            metrics.drop_class,
         )
         self._watches = _plan_watches(settings, catalog)
         own_name = root_name(settings.system_namespace)

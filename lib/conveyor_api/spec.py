@@ -16,6 +16,7 @@ from conveyor_api.engine import DEFAULT_QUEUED_REQUESTS, Engine, Runtime
 from conveyor_api.model import Model
 from conveyor_api.pod import Pod
 from conveyor_api.quantities import Duration, IntOrPercent, between, is_zero, parse_duration_seconds
+from conveyor_api.queue import Queue
 from conveyor_api.resources import Resources
 from conveyor_api.scheduling import Name
 
@@ -23,21 +24,6 @@ NO_SURGE: Final = "(!has({rollout}.maxSurge) || string({rollout}.maxSurge) in ['
 """CEL: a rollout that is not told to make pods above the wanted number."""
 
 _CREDENTIALS = (names.HUB_TOKEN_ENV, *names.BUCKET_KEYS, "AWS_SESSION_TOKEN")
-
-
-class Queue(ApiModel):
-    """What waits at the gateways for a place on an engine."""
-
-    max_requests: Annotated[int, Field(ge=1, le=100_000)] = 1024
-    """Requests that may wait, however many gateways there are: each takes an equal share of them, at least one. One
-    more gets 429 with Retry-After. A gateway holds 1,344 requests of a service at most, those at engines included,
-    unless its setting `--max-connections` is raised; its log has `event=queue_limit_unreachable` for a larger share."""
-    timeout: Annotated[Duration, between("1s", "1h")] = "60s"
-    """Longest wait for a place on an engine; then 504."""
-
-    @property
-    def timeout_seconds(self) -> float:
-        return parse_duration_seconds(self.timeout)
 
 
 class Rollout(ApiModel):

@@ -10,6 +10,7 @@ from pydantic import ConfigDict, Field
 
 from conveyor_api.base import ApiModel, KeyedBy
 from conveyor_api.quantities import Duration, IntOrPercent
+from conveyor_api.queue import MAX_CLASSES
 from conveyor_api.text import MAX_MESSAGE_BYTES
 
 MAX_CONTEXT_LENGTH: Final = 16_777_216
@@ -89,6 +90,21 @@ class ResourcesStatus(_StatusModel):
     """Amounts that are never exceeded."""
 
 
+class QueueClassStatus(_StatusModel):
+    """One class of the queue."""
+
+    name: Word
+    """Its name."""
+    level: Count
+    """Lower levels go first."""
+    max_requests: Count | None = None
+    """Requests of it that may wait."""
+    timeout: Word | None = None
+    """Longest wait for a place on an engine."""
+    overtaken_for: Word | None = None
+    """A waiting request of this class is overtaken only by requests that arrive so long after it, at most."""
+
+
 class EffectiveStatus(_StatusModel):
     """What holds where the spec leaves something open."""
 
@@ -109,6 +125,8 @@ class EffectiveStatus(_StatusModel):
     until there are any) and two queue time-outs, of a minute at most each."""
     resources: ResourcesStatus | None = None
     """What one engine asks of its node, with the requests that the spec leaves out."""
+    queue_classes: Annotated[list[QueueClassStatus], Field(max_length=MAX_CLASSES), KeyedBy("name")] | None = None
+    """Classes of the queue with their limits, the best first."""
     from_profile: Annotated[list[Word], Field(max_length=64)] | None = None
     """Fields of the spec that its profile has filled."""
     cache_access_mode: Word | None = None

@@ -15,6 +15,7 @@ class _DatedMetadata(Identity):
 
 class _Engine(TypedDict):
     maxModelLen: NotRequired[Any]
+    image: NotRequired[Any]
 
 
 class _Autoscaling(TypedDict):
@@ -25,6 +26,7 @@ class _Autoscaling(TypedDict):
 
 class _ServiceSpec(TypedDict):
     model: Any
+    runtime: NotRequired[Any]
     listed: NotRequired[Any]
     engine: NotRequired[_Engine | None]
     batching: NotRequired[Any]

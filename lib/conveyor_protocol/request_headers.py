@@ -7,10 +7,14 @@ from uuid import uuid4
 
 REQUEST_ID_HEADER: Final = "X-Request-Id"
 REQUEST_TIMEOUT_HEADER: Final = "X-Request-Timeout-Seconds"
+# A client names the class of its request; the gateway sends that class's level.
+CLASS_HEADER: Final = "X-Request-Class"
 # Requests of lower levels go first. A level yields to each better one for so many seconds per level between them.
 LEVEL_HEADER: Final = "X-Request-Level"
 LEVEL_MAX: Final = 1000
 LEVEL_AGEING_SECONDS: Final = 60.0
+# Within its class a request counts as having come so much earlier or later, at most, by its time-out or its length.
+MAX_OFFSET_SECONDS: Final = 30.0
 # A gateway's request takes a place that is free, or one that was granted for it. A 429 that names none: ask for one.
 PLACE_HEADER: Final = "X-Engine-Place"
 PLACE_IF_FREE: Final = "if-free"

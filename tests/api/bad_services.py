@@ -16,6 +16,7 @@ VOLUME = "pvc://models/qwen"
 IMAGE = "oci://registry.example.com/models/qwen:1"
 CLAIM = {"strategy": "PVC", "claimName": "a"}
 SECRET = {"secretKeyRef": {"name": "a", "key": "b"}}
+CHAT, BATCH = {"name": "chat", "level": 1}, {"name": "batch", "level": 100}
 FIELD = {"fieldRef": {"fieldPath": "status.podIP"}}
 
 
@@ -55,6 +56,10 @@ def _vllm(title: str, path: str, sentence: str, /, batching: Json | None = None,
 
 def _pod(title: str, path: str, sentence: str, /, **pod: Any) -> Bad:
     return _bad(title, f"spec.pod{path}", sentence, pod=pod)
+
+
+def _queue(title: str, path: str, sentence: str, /, *classes: Json, **queue: Any) -> Bad:
+    return _bad(title, f"spec.queue{path}", sentence, queue={"classes": list(classes), **queue})
 
 
 def _env(title: str, path: str, sentence: str, /, *variables: Json) -> Bad:
@@ -282,6 +287,25 @@ BAD_SERVICES: tuple[Bad, ...] = (
     _bad("queue without a place", "spec.queue.maxRequests", "greater than or equal to 1", queue={"maxRequests": 0}),
     _bad("wait of nothing", "spec.queue.timeout", "must be between 1s and 1h", queue={"timeout": "999ms"}),
     _bad("wait as a number", "spec.queue.timeout", "must be of type string", queue={"timeout": 60}),
+    _queue("two classes of one name", ".classes", "Duplicate value", CHAT, CHAT | {"level": 2}),
+    _queue("two classes of one level", ".classes", "needs a level of its own", CHAT, BATCH | {"level": 1}),
+    _queue(
+        "class of a worse level than any", ".classes[0].level", "less than or equal to 1000", CHAT | {"level": 1001}
+    ),
+    _queue("class in capitals", ".classes[0].name", "must be a name of lower-case", CHAT | {"name": "Chat"}),
+    _queue("delay without an end", ".classes", "needs a timeout below", BATCH | {"onTimeout": "Delay"}),
+    _queue("delay after the end", ".classes", "below queue.timeout", BATCH | {"onTimeout": "Delay", "timeout": "60s"}),
+    _queue("share of nothing", ".classes[0].maxShare", "greater than or equal to 1", CHAT | {"maxShare": 0}),
+    _queue("default class of another", ".defaultClass", "must be the name of one", CHAT, defaultClass="batch"),
+    _queue("default class without classes", ".defaultClass", "must be the name of one", defaultClass="batch"),
+    _queue("best class of another", ".maxClass", "maxClass must be the name of one", CHAT, maxClass="batch"),
+    _queue("order of none", ".order", 'supported values: "FIFO", "ShortestFirst"', order="LIFO"),
+    _queue(
+        "more classes than there may be",
+        ".classes",
+        "must have at most 16 items",
+        *({"name": f"c{level}", "level": level} for level in range(17)),
+    ),
     _bad("timeout without a unit", "spec.requestTimeout", DURATION, requestTimeout="600"),
     _bad("timeout above a day", "spec.requestTimeout", "must be between 1s and 24h", requestTimeout="24h1s"),
     _bad("rollout that cannot move", "spec.rollout", "must not both be 0", rollout={"maxUnavailable": 0}),

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from conveyor_api.batching import Batching
-from conveyor_api.spec import Queue
+from conveyor_api.queue import Queue
 from conveyor_engine.errors import NoPlace
 from conveyor_engine.serving.places import Places
 from conveyor_gateway.admission.service_queue import QueueLimits, ServiceQueue
@@ -47,7 +47,7 @@ class Engines:
     def __init__(self) -> None:
         self.places: dict[str, Places] = {}
 
-    async def ask_for_place(self, address: str) -> bool:
+    async def ask_for_place(self, address: str, level: int) -> bool:
         await self.places[address].ask()
         return True
 

@@ -44,12 +44,14 @@ def claim(directory: Directory, namespace: str, name: str, created_unix: int = 0
 class NeverAsked:
     """Engines that grant no places, and so are not asked for any."""
 
-    async def ask_for_place(self, address: str) -> bool:
+    async def ask_for_place(self, address: str, level: int) -> bool:
         raise AssertionError(address)
 
     async def give_place_back(self, address: str) -> None:
         raise AssertionError(address)
 
 
-def make_limits(max_queued_requests: int = 4, queue_timeout_seconds: float = 60.0, place_limit: int = 2) -> QueueLimits:
-    return QueueLimits(max_queued_requests, queue_timeout_seconds, place_limit)
+def make_limits(
+    max_queued_requests: int = 4, queue_timeout_seconds: float = 60.0, place_limit: int = 2, **more: Any
+) -> QueueLimits:
+    return QueueLimits(max_queued_requests, queue_timeout_seconds, place_limit, **more)

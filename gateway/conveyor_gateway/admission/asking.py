@@ -22,12 +22,12 @@ class Asking:
         self._asked: set[Engine] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def ask(self, engines: Iterable[Engine]) -> None:
-        """Asks each engine, unless a question to it is open."""
+    def ask(self, engines: Iterable[Engine], level: int) -> None:
+        """Asks each engine for a request of this level, unless a question to it is open."""
         for engine in engines:
             if engine not in self._asked:
                 self._asked.add(engine)
-                task = asyncio.create_task(self._ask(engine))
+                task = asyncio.create_task(self._ask(engine, level))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
 
@@ -35,8 +35,8 @@ class Asking:
         for task in self._tasks:
             task.cancel()
 
-    async def _ask(self, engine: Engine) -> None:
-        granted = await self._engines.ask_for_place(engine.address)
+    async def _ask(self, engine: Engine, level: int) -> None:
+        granted = await self._engines.ask_for_place(engine.address, level)
         self._asked.discard(engine)  # the answer may lead to the next question
         if not self._on_answer(engine, granted) and granted:
             await self._engines.give_place_back(engine.address)

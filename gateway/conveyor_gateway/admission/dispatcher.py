@@ -6,6 +6,7 @@ retries have a budget.
 """
 
 import asyncio
+from collections import Counter
 from typing import Final
 
 from conveyor_gateway.admission.asking import Asking
@@ -14,9 +15,11 @@ from conveyor_gateway.admission.retries import Exclusions, RetryBudget
 from conveyor_gateway.admission.ticket import FIRST_TRY, UNREFUSED, Ticket, TicketState
 from conveyor_gateway.admission.waiting import Waiting
 from conveyor_gateway.engines.session import EngineSession
+from conveyor_gateway.watching.classes import WITHOUT_CLASSES
 
 # Requests that one turn of the event loop wakes, at most. Each then costs about half a millisecond.
 MAX_WAKES_A_TURN: Final = 8
+_ANY_ENGINE: Final = -1  # all bits
 
 
 class Dispatcher:
@@ -26,6 +29,9 @@ class Dispatcher:
         self.pool = EnginePool()
         self.waiting = Waiting()
         self.dispatched: set[Ticket] = set()
+        self.classes = WITHOUT_CLASSES
+        self.num_gateways = 1  # that share the places of a class
+        self._num_of_level = Counter[int]()  # of the dispatched tickets
         self.retries = RetryBudget(loop.time())
         self._loop = loop
         self._asking = Asking(engines, self._use_answer)
@@ -49,6 +55,7 @@ class Dispatcher:
         """Frees the place of a dispatched ticket, which other requests get with the next match."""
         self.pool.release(ticket.bound_engine)
         ticket.engine = None
+        self._num_of_level[ticket.level] -= 1
         self.dispatched.remove(ticket)
 
     def stop(self) -> None:
@@ -66,8 +73,14 @@ class Dispatcher:
         if self.waiting and not (self._end_exclusions(now) and self._give_places(now)):
             self._continue_soon()
             return
-        self._asking.ask(self.pool.find_occupied(now))
+        self._ask_for_places(now)
         self._set_timer(now)
+
+    def _ask_for_places(self, now: float) -> None:
+        """Asks for the first request that may have a place. Where none waits, the answer says what is free again."""
+        first = self.waiting.first(_ANY_ENGINE, self._find_full_level())
+        if first is not None or not self.waiting:
+            self._asking.ask(self.pool.find_occupied(now), first.level if first else self.classes.worst_level)
 
     def _continue_soon(self) -> None:
         if not self._continues:
@@ -106,11 +119,24 @@ class Dispatcher:
         places = self.pool.find_places(now)
         if places and not self.retries.has_one(now):
             places = FIRST_TRY
-        return self.waiting.first(places)
+        return self.waiting.first(places, self._find_full_level())
+
+    def _find_full_level(self) -> int | None:
+        """The best level whose class has all its share of the places, so that it and all worse ones wait."""
+        for each in self.classes.ordered:
+            if each.max_share_percent is not None and self._is_full(each.level, each.max_share_percent):
+                return each.level
+        return None
+
+    def _is_full(self, level: int, percent: int) -> bool:
+        num_places = self.pool.num_ready * self.pool.place_limit
+        share = max(1, num_places * percent // (100 * self.num_gateways))
+        return sum(count for each, count in self._num_of_level.items() if each >= level) >= share
 
     def _dispatch(self, ticket: Ticket, engine: Engine, is_granted: bool) -> None:
         self.waiting.remove(ticket)
         self.dispatched.add(ticket)
+        self._num_of_level[ticket.level] += 1
         ticket.bind(engine, is_granted)
 
     def _use_answer(self, engine: Engine, granted: bool) -> bool:
@@ -127,7 +153,8 @@ class Dispatcher:
         """Spends a retry only on a request that was refused for another reason than want of a place."""
         if self._stopped:
             return False
-        ticket = self.waiting.first(engine.bit if self.retries.has_one(now) else UNREFUSED)
+        wanted = engine.bit if self.retries.has_one(now) else UNREFUSED
+        ticket = self.waiting.first(wanted, self._find_full_level())
         if ticket is None or not self.pool.occupy_granted(engine, now):
             return False
         if ticket.excluded & UNREFUSED:

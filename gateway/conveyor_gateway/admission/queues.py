@@ -17,7 +17,9 @@ logger = logging.getLogger(__name__)
 
 
 class Queues:
-    """One queue per known service. Everything runs on `loop`. `on_gone` is called with services that were deleted.
+    """One queue per known service. Everything runs on `loop`.
+
+    `on_gone` is called with services that were deleted, `on_class_gone` also with classes that they have no longer.
 
     The gateways share what may wait for a service equally; this one counts itself alone until it knows others.
     `max_held` is how many requests of one service `capacity` allows, at engines and in the queue.
@@ -30,12 +32,14 @@ class Queues:
         engines: EngineSession,
         on_gone: Callable[[str], None],
         max_held: int = 1_000_000,
+        on_class_gone: Callable[[str, str], None] = lambda service, name: None,
     ) -> None:
         self._catalog = catalog
         self._max_held = max_held
         self._loop = loop
         self._engines = engines
         self._on_gone = on_gone
+        self._on_class_gone = on_class_gone
         self._num_gateways = 1
         self._queues: dict[str, ServiceQueue] = {}
         catalog.subscribe(self._on_service, self._on_engines)
@@ -65,9 +69,13 @@ class Queues:
             return
         share = max(1, service.max_queued_requests // self._num_gateways)
         fills = service.window_seconds > 0
-        limits = QueueLimits(share, service.queue_timeout_seconds, service.place_limit, fills)
+        limits = QueueLimits(
+            share, service.queue_timeout_seconds, service.place_limit, fills, service.classes, self._num_gateways
+        )
         self._log_unreachable(key, share)
         if key in self._queues:
+            for name in self._queues[key].limits.classes.names - limits.classes.names:
+                self._on_class_gone(key, name)
             self._queues[key].configure(limits)
         else:
             self._queues[key] = ServiceQueue(limits, self._loop, self._engines)

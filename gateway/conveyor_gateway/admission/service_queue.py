@@ -19,6 +19,7 @@ from conveyor_gateway.admission.engine_pool import Engine
 from conveyor_gateway.admission.ticket import FIRST_TRY, UNREFUSED, Ticket, TicketState
 from conveyor_gateway.engines.session import EngineSession
 from conveyor_gateway.errors import Code, GatewayError, QueueFull, TimedOut, Unavailable
+from conveyor_gateway.watching.classes import UNCLASSED, WITHOUT_CLASSES, QueueClass, QueueClasses
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,8 @@ class QueueLimits:
     queue_timeout_seconds: float
     place_limit: int
     fills_batches: bool = False
+    classes: QueueClasses = WITHOUT_CLASSES
+    num_gateways: int = 1  # which share what a class may hold
 
 
 class ServiceQueue:
@@ -65,6 +68,10 @@ class ServiceQueue:
         """Since the last request ended, or since the first engine came after none, whichever is later."""
         return 0.0 if self.queued or self.dispatched else self.loop.time() - self._idle_since
 
+    def count_waiting_of(self, level: int) -> int:
+        """Queued requests of this level, with those that were delayed to it."""
+        return self._waiting.count(level)
+
     def count_waiting_beyond(self, window_seconds: float) -> int:
         """Queued requests that were admitted more than `window_seconds` ago; a window of 0 counts all."""
         before = self.loop.time() - window_seconds
@@ -83,6 +90,7 @@ class ServiceQueue:
         """Sets changed limits. Requests that wait already stay, even above a lowered limit."""
         self.limits = limits
         self.pool.configure(limits.place_limit, limits.fills_batches)
+        self._dispatcher.classes, self._dispatcher.num_gateways = limits.classes, limits.num_gateways
         self._dispatcher.match()
 
     def set_engines(self, addresses: Iterable[str]) -> None:
@@ -108,23 +116,40 @@ class ServiceQueue:
         message = f"no engine can start ({self._start_failure}); its owner has to mend that"
         return Unavailable(message, Code.START_FAILED)
 
-    def admit(self, deadline: float) -> Ticket:
+    def admit(self, deadline: float, request_class: QueueClass = UNCLASSED, offset_seconds: float = 0.0) -> Ticket:
         """Queues a new request; with a free place, it is dispatched already. Whoever admits it finishes it.
 
-        `deadline` is on the loop's clock. Raises QueueFull, or the error that the queue was closed with.
+        `deadline` is on the loop's clock. It counts as having arrived `offset_seconds` later than now, or earlier.
+        In a full queue it takes the place of a request of a worse level.
+        Raises QueueFull, or the error that the queue was closed with.
         """
         self._check_open()
         self._admitted += 1
-        ticket = Ticket(self._admitted, self.loop.time(), deadline)
+        now, level = self.loop.time(), request_class.level
+        ticket = Ticket(self._admitted, now, deadline, request_class, level, offset_seconds)
         self._dispatcher.enqueue(ticket)
-        if ticket.state is TicketState.QUEUED and self.queued > self.limits.max_queued_requests:
+        if ticket.state is TicketState.QUEUED and (error := self._find_full(ticket)) is not None:
             self.finish(ticket)
-            raise QueueFull(
-                f"{self.limits.max_queued_requests} requests wait here already, this gateway's share of "
-                "queue.maxRequests",
-                Code.QUEUE_FULL,
-            )
+            raise error
         return ticket
+
+    def _find_full(self, ticket: Ticket) -> QueueFull | None:
+        """Why there is no room for a new ticket; makes room at the cost of the worst one."""
+        most = ticket.request_class.max_queued_requests
+        if most is not None:
+            share = max(1, most // self.limits.num_gateways)
+            if self._waiting.count(ticket.level) > share:
+                return _build_full(share, f"the maxRequests of class {ticket.request_class.name}")
+        share = self.limits.max_queued_requests
+        if self.queued <= share:
+            return None
+        error = _build_full(share, "queue.maxRequests")
+        worst = self._waiting.last()
+        if worst is None or worst.level <= ticket.level:
+            return error
+        self.finish(worst)
+        worst.refuse(error)
+        return None
 
     async def wait_for_engine(self, ticket: Ticket) -> Engine:
         """The engine that has a place for the request; waits for its turn.
@@ -137,10 +162,13 @@ class ServiceQueue:
 
     async def _wait(self, ticket: Ticket) -> None:
         self._check_open()
+        if ticket.refused_by is not None:
+            raise ticket.refused_by
         started = self.loop.time()
-        limit_seconds = self.limits.queue_timeout_seconds
+        limit_seconds = self._find_timeout_seconds(ticket)
         queue_until = started + limit_seconds - ticket.waited_seconds
         ticket.turn = self.loop.create_future()
+        delay = self._plan_delay(ticket)
         try:
             async with asyncio.timeout_at(min(ticket.deadline, queue_until)):
                 await ticket.turn
@@ -152,7 +180,30 @@ class ServiceQueue:
             message = f"no engine had a place for the request within {limit_seconds:g} s; {engines}"
             raise TimedOut(message, Code.QUEUE_TIMEOUT) from None
         finally:
+            if delay is not None:
+                delay.cancel()
             ticket.waited_seconds += self.loop.time() - started
+
+    def _find_timeout_seconds(self, ticket: Ticket) -> float:
+        """How long it may wait: as long as its class, unless it is delayed then."""
+        of_class = ticket.request_class.timeout_seconds
+        if of_class is None or ticket.request_class.is_delayed:
+            return self.limits.queue_timeout_seconds
+        return of_class
+
+    def _plan_delay(self, ticket: Ticket) -> asyncio.TimerHandle | None:
+        """Delays a waiting request after the timeout of its class."""
+        seconds = ticket.request_class.timeout_seconds
+        if seconds is None or not ticket.request_class.is_delayed:
+            return None
+        return self.loop.call_later(seconds - ticket.waited_seconds, self._delay, ticket)
+
+    def _delay(self, ticket: Ticket) -> None:
+        """Moves a waiting request to the worst level."""
+        if ticket.state is TicketState.QUEUED:
+            self._waiting.remove(ticket)
+            ticket.level = max(ticket.level, self.limits.classes.worst_level)
+            self._waiting.add(ticket)
 
     def note_failure(self, ticket: Ticket, unreachable: bool = False) -> None:
         """The engine failed (`unreachable`: it accepted no connection in time) and is left out for a while."""
@@ -217,3 +268,7 @@ class ServiceQueue:
             if number == MAX_WAKES_A_TURN:
                 self.loop.call_soon(self._refuse, tickets, error)
                 return
+
+
+def _build_full(share: int, field: str) -> QueueFull:
+    return QueueFull(f"{share} requests wait here already, this gateway's share of {field}", Code.QUEUE_FULL)

@@ -10,6 +10,7 @@ from typing import Final
 
 from conveyor_gateway.admission.engine_pool import NUM_RESERVED_BITS, Engine, left_out_seconds
 from conveyor_gateway.errors import GatewayError
+from conveyor_gateway.watching.classes import UNCLASSED, QueueClass
 
 # Bits of `Ticket.excluded` that stand for no engine: what the ticket is no longer.
 FIRST_TRY: Final = 1  # it has been sent to an engine
@@ -30,6 +31,9 @@ class Ticket:
     number: int  # earlier requests have lower ones
     admitted_at: float
     deadline: float
+    request_class: QueueClass = UNCLASSED
+    level: int = 0  # lower goes first: that of its class, or the worst one after a delay
+    offset_seconds: float = 0.0  # how much later it counts as having arrived
     state: TicketState = TicketState.QUEUED
     engine: Engine | None = None
     is_granted: bool = False  # the engine has kept the place
@@ -38,6 +42,7 @@ class Ticket:
     times_full: int = 0
     full_until: float = 0.0
     turn: asyncio.Future[None] | None = None  # while the request waits
+    refused_by: GatewayError | None = None  # before it waits
 
     @property
     def bound_engine(self) -> Engine:
@@ -52,6 +57,7 @@ class Ticket:
 
     def refuse(self, error: GatewayError) -> None:
         """Ends the wait with `error`."""
+        self.refused_by = error
         if self.turn is not None and not self.turn.done():
             self.turn.set_exception(error)
 

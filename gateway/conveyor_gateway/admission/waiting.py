@@ -2,23 +2,32 @@
 
 Used by `dispatcher` and `service_queue`. Pure bookkeeping: no clock, no I/O.
 
-The index is a treap (Seidel and Aragon, "Randomized search trees", 1996) ordered by `sort_key`. Each node also stores
-which engines every request of its subtree excludes. A search skips a subtree that none of the wanted engines can serve,
-so each operation costs O(log n) in the number of waiting requests, whatever they exclude.
+The index is a treap (Seidel and Aragon, "Randomized search trees", 1996) for each level, ordered by `sort_key`. Each
+node also stores which engines every request of its subtree excludes. A search skips a subtree that none of the wanted
+engines can serve, so each operation costs O(levels x log n) in the number of waiting requests, whatever they exclude.
 """
 
+import heapq
 import random
 from collections.abc import Iterator
 from typing import Final
 
 from conveyor_gateway.admission.ticket import Ticket
+from conveyor_protocol.request_headers import LEVEL_AGEING_SECONDS
 
 _NOBODY: Final = -1  # all bits: what an empty subtree excludes
 
+Key = tuple[float, int]
 
-def sort_key(ticket: Ticket) -> int:
-    """The order of the queue: the lowest key is first. Keys of waiting tickets differ."""
-    return ticket.number
+
+def sort_key(ticket: Ticket) -> Key:
+    """The order of the queue: the lowest key is first. Keys of waiting tickets differ.
+
+    A level counts as LEVEL_AGEING_SECONDS of waiting. So two tickets keep their order while they wait, and a ticket of
+    level l is overtaken only by those that arrive within (l - the best level) x LEVEL_AGEING_SECONDS after it, and the
+    difference of their offsets.
+    """
+    return ticket.admitted_at + ticket.offset_seconds + LEVEL_AGEING_SECONDS * ticket.level, ticket.number
 
 
 class _Node:
@@ -41,19 +50,16 @@ def _excluded_by_all(node: _Node | None) -> int:
     return _NOBODY if node is None else node.excluded_by_all
 
 
-class Waiting:
-    """Waiting tickets. Engines are bits of a mask (`Engine.bit`); `Ticket.excluded` must not change while it waits."""
+class _Tree:
+    """The waiting tickets of one level."""
 
     def __init__(self) -> None:
-        self._root: _Node | None = None
-        self._size = 0
-
-    def __len__(self) -> int:
-        return self._size
+        self.root: _Node | None = None
+        self.size = 0
 
     def __iter__(self) -> Iterator[Ticket]:
         """In order."""
-        path, node = list[_Node](), self._root
+        path, node = list[_Node](), self.root
         while path or node is not None:
             while node is not None:
                 path.append(node)
@@ -64,18 +70,16 @@ class Waiting:
 
     def add(self, ticket: Ticket) -> None:
         node = _Node(ticket)
-        below, above = _split(self._root, node.key)
-        self._root = _join(_join(below, node), above)
-        self._size += 1
+        below, above = _split(self.root, node.key)
+        self.root = _join(_join(below, node), above)
+        self.size += 1
 
     def remove(self, ticket: Ticket) -> None:
-        """Removes a ticket that waits. Raises KeyError."""
-        self._root = _remove(self._root, sort_key(ticket))
-        self._size -= 1
+        self.root = _remove(self.root, sort_key(ticket))
+        self.size -= 1
 
     def first(self, wanted: int) -> Ticket | None:
-        """The first ticket that does not exclude all bits of `wanted`."""
-        node = self._root
+        node = self.root
         if not wanted & ~_excluded_by_all(node):
             return None
         while node is not None:
@@ -86,6 +90,65 @@ class Waiting:
             else:
                 node = node.above
         return None
+
+    def last(self) -> Ticket:
+        node = self.root
+        assert node is not None, "a level without tickets has no tree"
+        while node.above is not None:
+            node = node.above
+        return node.ticket
+
+
+class Waiting:
+    """Waiting tickets. Engines are bits of a mask (`Engine.bit`).
+
+    `Ticket.excluded` and what `sort_key` reads must not change while a ticket waits.
+    """
+
+    def __init__(self) -> None:
+        self._trees: dict[int, _Tree] = {}  # by level; those with tickets
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[Ticket]:
+        """In order."""
+        return heapq.merge(*self._trees.values(), key=sort_key)
+
+    def count(self, level: int) -> int:
+        """How many tickets of this level wait."""
+        tree = self._trees.get(level)
+        return 0 if tree is None else tree.size
+
+    def add(self, ticket: Ticket) -> None:
+        if ticket.level not in self._trees:
+            self._trees[ticket.level] = _Tree()
+        self._trees[ticket.level].add(ticket)
+        self._size += 1
+
+    def remove(self, ticket: Ticket) -> None:
+        """Removes a ticket that waits. Raises KeyError."""
+        tree = self._trees[ticket.level]
+        tree.remove(ticket)
+        self._size -= 1
+        if not tree.size:
+            del self._trees[ticket.level]
+
+    def first(self, wanted: int, below_level: int | None = None) -> Ticket | None:
+        """The first ticket of a level below `below_level` that does not exclude all bits of `wanted`."""
+        first: Ticket | None = None
+        for level, tree in self._trees.items():
+            if below_level is not None and level >= below_level:
+                continue
+            found = tree.first(wanted)
+            if found is not None and (first is None or sort_key(found) < sort_key(first)):
+                first = found
+        return first
+
+    def last(self) -> Ticket | None:
+        """The last ticket of the worst level."""
+        return self._trees[max(self._trees)].last() if self._trees else None
 
 
 def _join(below: _Node | None, above: _Node | None) -> _Node | None:
@@ -99,7 +162,7 @@ def _join(below: _Node | None, above: _Node | None) -> _Node | None:
     return above.update()
 
 
-def _split(node: _Node | None, key: int) -> tuple[_Node | None, _Node | None]:
+def _split(node: _Node | None, key: Key) -> tuple[_Node | None, _Node | None]:
     """The tree of lower keys and the tree of higher ones."""
     if node is None:
         return None, None
@@ -110,7 +173,7 @@ def _split(node: _Node | None, key: int) -> tuple[_Node | None, _Node | None]:
     return below, node.update()
 
 
-def _remove(node: _Node | None, key: int) -> _Node | None:
+def _remove(node: _Node | None, key: Key) -> _Node | None:
     if node is None:
         raise KeyError(key)
     if node.key == key:

@@ -39,7 +39,17 @@ class Capacity:
 class Reservation:
     """What one request holds; the end of its `with` releases it."""
 
-    __slots__ = ("_capacity", "_evict", "_is_arriving", "client", "is_evicted", "num_requests", "service", "size_bytes")
+    __slots__ = (
+        "_capacity",
+        "_evict",
+        "_is_arriving",
+        "client",
+        "is_evicted",
+        "level",
+        "num_requests",
+        "service",
+        "size_bytes",
+    )
 
     def __init__(self, capacity: Capacity, service: str, client: str = "") -> None:
         self._capacity = capacity
@@ -47,6 +57,7 @@ class Reservation:
         self._is_arriving = False
         self.service = service
         self.client = client
+        self.level = 0  # of its class: the higher, the sooner it is evicted
         self.size_bytes = 0
         self.num_requests = 0  # 1 once the body is here
         self.is_evicted = False
@@ -79,11 +90,14 @@ class Reservation:
         """Releases all but `size_bytes`."""
         self._change(min(0, max(0, size_bytes) - self.size_bytes), 0)
 
-    def hold_request(self, service: str, size_bytes: int, evict: Callable[[], None]) -> None:
+    def hold_request(self, service: str, size_bytes: int, evict: Callable[[], None], level: int = 0) -> None:
         """Holds one more request for `service`, whose body is whole. `evict` is called if the request is evicted.
+
+        Of one holder's requests those of the highest `level` are evicted first.
 
         Raises Unavailable or TooManyRequests.
         """
+        self.level = level
         if (service, size_bytes) != (self.service, self.size_bytes):
             self.shrink(0)
             self.service = service

@@ -5,7 +5,7 @@ Used by `reservations` only. Finds who holds most without a scan: each operation
 
 import heapq
 from collections import defaultdict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from typing import Final, Generic, Protocol, TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -18,6 +18,7 @@ class Member(Hashable, Protocol):
 
     service: str
     client: str
+    level: int
 
 
 M = TypeVar("M", bound=Member)
@@ -36,6 +37,9 @@ class Amounts(Generic[K]):
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._entries)
 
     def add(self, key: K, amount: int) -> None:
         """`amount` may be negative. A key of which nothing is left is dropped."""
@@ -88,7 +92,10 @@ class Shares(Generic[M]):
         return not (self._is_service_full(member, 1) or self._is_client_full(member, 1))
 
     def find_victim(self, member: M, amount: int) -> M | None:
-        """The request to evict for `member`: the largest one of the largest holder. None if no one can be evicted."""
+        """The request to evict for `member`: of the largest holder, the largest one of its worst level.
+
+        None if no one can be evicted.
+        """
         return self._evictable.find_largest(
             member.service if self._is_service_full(member, amount) else None,
             member.client if self._is_client_full(member, amount) else None,
@@ -108,7 +115,8 @@ class _Evictable(Generic[M]):
         self._services, self._clients = Amounts[str](), Amounts[str]()
         self._clients_of = defaultdict[str, Amounts[str]](Amounts)
         self._services_of = defaultdict[str, Amounts[str]](Amounts)
-        self._members: defaultdict[tuple[str, str], Amounts[M]] = defaultdict(Amounts)
+        self._members: defaultdict[tuple[str, str, int], Amounts[M]] = defaultdict(Amounts)
+        self._levels: defaultdict[tuple[str, str], Amounts[int]] = defaultdict(Amounts)  # few for each holder
 
     def add(self, member: M, amount: int) -> None:
         if not amount:
@@ -118,12 +126,14 @@ class _Evictable(Generic[M]):
         self._clients.add(client, amount)
         _add(self._clients_of, service, client, amount)
         _add(self._services_of, client, service, amount)
-        _add(self._members, (service, client), member, amount)
+        _add(self._members, (service, client, member.level), member, amount)
+        _add(self._levels, (service, client), member.level, amount)
 
     def find_largest(self, service: str | None, client: str | None) -> M | None:
         """None: of any service, of any client."""
-        members = self._members.get(self._find_holder(service, client))
-        return None if members is None else members.find_largest()
+        holder = self._find_holder(service, client)
+        levels = self._levels.get(holder)
+        return None if levels is None else self._members[*holder, max(levels)].find_largest()
 
     def _find_holder(self, service: str | None, client: str | None) -> tuple[str, str]:
         """Empty names: there is none."""

@@ -29,6 +29,7 @@ from conveyor_gateway.engines.exchange import (
 from conveyor_gateway.usage import MAX_REPORT_BYTES, Usage, parse_usage
 from conveyor_http.reading import AnswerTooLong, read_answer
 from conveyor_protocol.request_headers import (
+    LEVEL_HEADER,
     NO_PLACE,
     PLACE_GRANTED,
     PLACE_HEADER,
@@ -62,19 +63,22 @@ class EngineSession:
     async def close(self) -> None:
         await self._session.close()
 
-    async def ask_for_place(self, address: str) -> bool:
-        """Returns when the engine at `address` (`host:port`) has kept a place; False if it cannot be asked."""
-        return await self._request_place("GET", address)
+    async def ask_for_place(self, address: str, level: int) -> bool:
+        """Returns when the engine at `address` (`host:port`) has kept a place; False if it cannot be asked.
+
+        `level` is that of the request for which it is asked.
+        """
+        return await self._request_place("GET", address, {LEVEL_HEADER: str(level)})
 
     async def give_place_back(self, address: str) -> None:
         """The place that the engine has kept is not needed."""
-        await self._request_place("DELETE", address)
+        await self._request_place("DELETE", address, {})
 
-    async def _request_place(self, method: str, address: str) -> bool:
+    async def _request_place(self, method: str, address: str, headers: dict[str, str]) -> bool:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS)
         try:
             response = await self._session.request(
-                method, f"http://{address}/place", allow_redirects=False, timeout=timeout
+                method, f"http://{address}/place", headers=headers, allow_redirects=False, timeout=timeout
             )
         except (aiohttp.ClientError, OSError):
             return False
@@ -94,15 +98,16 @@ class EngineSession:
             return None
 
     async def send(
-        self, address: str, request: EngineRequest, remaining_seconds: float, is_granted: bool = False
+        self, address: str, request: EngineRequest, remaining_seconds: float, is_granted: bool = False, level: int = 0
     ) -> EngineAnswer:
         """The answer of the engine at `address` (`host:port`), with its first byte; all of it, if it is no stream.
 
-        `is_granted`: the engine has kept a place for the request.
+        `is_granted`: the engine has kept a place for the request. The engine goes by `level`, not by the body.
         Raises EngineRefused (EngineUnreachable, EngineFull, EngineHasNoPlace), EngineLost and EngineBroke.
         Waits as long as the caller lets it; cancelling it aborts the request at the engine.
         """
         request.headers[REQUEST_TIMEOUT_HEADER] = f"{max(remaining_seconds, 0.001):.3f}"
+        request.headers[LEVEL_HEADER] = str(level)
         request.headers[PLACE_HEADER] = PLACE_GRANTED if is_granted else PLACE_IF_FREE
         response = await self._post(address, request, remaining_seconds)
         held_bytes = request.reservation.size_bytes

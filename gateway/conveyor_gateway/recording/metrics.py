@@ -47,6 +47,12 @@ class Metrics:
         self._queue_wait = self._histogram(
             "queue_wait_seconds", "Time in the queue, of requests that an engine answered."
         )
+        self._class_wait = self._histogram(
+            "class_queue_wait_seconds", "The same, of one class of `queue.classes`.", "request_class"
+        )
+        self._lowered = self._counter(
+            "lowered_requests", "Requests that named a better class than `queue.maxClass`, which they got."
+        )
         self._first_byte = self._histogram(
             "time_to_first_byte_seconds", "From a request's arrival to the first byte of the engine's answer."
         )
@@ -69,9 +75,9 @@ class Metrics:
         self._of_services.append(counter)
         return counter
 
-    def _histogram(self, name: str, text: str) -> Histogram:
+    def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
         name = f"conveyor_gateway_{name}"
-        histogram = Histogram(name, text, _SERVICE, buckets=_BUCKETS_SECONDS, registry=self.registry)
+        histogram = Histogram(name, text, (*_SERVICE, *labels), buckets=_BUCKETS_SECONDS, registry=self.registry)
         self._of_services.append(histogram)
         return histogram
 
@@ -89,6 +95,12 @@ class Metrics:
         self._queue_wait.labels(*labels).observe(waited_seconds)
         self._first_byte.labels(*labels).observe(first_byte_seconds)
 
+    def observe_class_wait(self, service: str, request_class: str, waited_seconds: float) -> None:
+        self._class_wait.labels(*_split(service), request_class).observe(waited_seconds)
+
+    def count_lowered(self, service: str) -> None:
+        self._lowered.labels(*_split(service)).inc()
+
     def count_used(self, service: str, engine_seconds: float, usage: Usage | None) -> None:
         """Of a request that was at an engine."""
         labels = _split(service)
@@ -105,6 +117,11 @@ class Metrics:
         labels = dict(zip(_SERVICE, _split(service), strict=True))
         for metric in self._of_services:
             metric.remove_by_labels(labels)
+
+    def drop_class(self, service: str, request_class: str) -> None:
+        """Drops the series of a class that the service has no longer."""
+        labels = (*_split(service), request_class)
+        self._class_wait.remove_by_labels(dict(zip((*_SERVICE, "request_class"), labels, strict=True)))
 
     def render(self) -> bytes:
         """The exposition format that Prometheus reads."""
@@ -125,13 +142,19 @@ class StateCollector(Collector):
         depth = _gauge("queue_depth", "Requests that wait at this gateway longer than the batching window.", _SERVICE)
         dispatched = _gauge("dispatched_requests", "Requests that are at an engine.", _SERVICE)
         engines = _gauge("engines", "Engines that take new requests.", _SERVICE)
+        of_class = _gauge(
+            "class_queued_requests", "Requests that wait, by class of `queue.classes`.", (*_SERVICE, "request_class")
+        )
         for service, queue in self._queues.items():
+            for each in service.classes.ordered:
+                names = (service.namespace, service.name, each.name)
+                of_class.add_metric(names, queue.count_waiting_of(each.level))
             labels = (service.namespace, service.name)
             queued.add_metric(labels, queue.queued)
             depth.add_metric(labels, queue.count_waiting_beyond(service.window_seconds))
             dispatched.add_metric(labels, queue.dispatched)
             engines.add_metric(labels, queue.num_engines)
-        yield from (queued, depth, dispatched, engines)
+        yield from (queued, of_class, depth, dispatched, engines)
         unreadable = _gauge("unreadable_objects", "Objects of the cluster that cannot be read.", ("resource",))
         unreadable.add_metric(("inferenceservices",), len(self._catalog.services.unreadable))
         unreadable.add_metric(("endpointslices",), len(self._catalog.slices.unreadable))

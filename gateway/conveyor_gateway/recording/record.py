@@ -32,6 +32,8 @@ class Record:
     client: str  # its address
     began: float = field(default_factory=time.monotonic)
     service: str = ""
+    request_class: str = ""  # empty without classes
+    is_lowered: bool = False  # the client named a better class
     engine: str = "-"
     status: int = 500
     reason: str = "internal_error"  # why no engine answered it to the end; "-" if one did
@@ -89,12 +91,17 @@ class Recorder:
     def first_byte(self, record: Record) -> None:
         record.first_byte_seconds = record.age_seconds()
         self._metrics.observe_answer(self._label(record), record.waited_seconds, record.first_byte_seconds)
+        service = self._directory.services.get(record.service)
+        if service is not None and record.request_class in service.classes.names:
+            self._metrics.observe_class_wait(record.service, record.request_class, record.waited_seconds)
 
     def finish(self, record: Record) -> None:
         label = self._label(record)
         self._metrics.count_request(label, record.status)
         if record.reason != "-":
             self._metrics.count_dropped(label, record.reason)
+        if record.is_lowered:
+            self._metrics.count_lowered(label)
         if record.engine != "-":
             self._metrics.count_used(label, record.engine_seconds, record.usage)
         logger.info(

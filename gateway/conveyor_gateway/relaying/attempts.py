@@ -70,11 +70,11 @@ class Attempts:
         return engine.address
 
     async def _send_to(self, address: str, request: EngineRequest) -> EngineAnswer:
-        deadline = self.ticket.deadline
+        ticket, deadline = self.ticket, self.ticket.deadline
         try:
             async with asyncio.timeout_at(deadline):
                 remaining_seconds = deadline - asyncio.get_running_loop().time()
-                return await self.engines.send(address, request, remaining_seconds, self.ticket.is_granted)
+                return await self.engines.send(address, request, remaining_seconds, ticket.is_granted, ticket.level)
         except TimeoutError:
             raise TimedOut("the engine did not answer in the request's time", Code.DEADLINE_EXCEEDED) from None
 

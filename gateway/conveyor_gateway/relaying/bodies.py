@@ -142,6 +142,29 @@ def asks_for_stream(body: bytes) -> bool:
         return False
 
 
+class OrderFields(msgspec.Struct):
+    """What the queue's order reads of a body."""
+
+    priority: int | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+
+    @property
+    def num_answer_tokens(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+
+_ORDER_FIELDS: Final = msgspec.json.Decoder(OrderFields)
+
+
+def read_order_fields(body: bytes) -> OrderFields:
+    """Of a body of up to MAX_ROUTED_BYTES. Empty where one of them is wrong: the engine refuses the request then."""
+    try:
+        return _ORDER_FIELDS.decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return OrderFields()
+
+
 def rename_model(body: bytes, model: str) -> bytes:
     """The body with another model: a service does not know itself by the `namespace/name` that clients may write."""
     return msgspec.json.encode({**_FIELDS.decode(body), "model": model})

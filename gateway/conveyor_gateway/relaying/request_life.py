@@ -26,11 +26,17 @@ from conveyor_gateway.relaying.attempts import Attempts
 from conveyor_gateway.relaying.bodies import BodyReader, read_model, rename_model
 from conveyor_gateway.relaying.cancellation import Cancellation
 from conveyor_gateway.relaying.heartbeat import Heartbeat
+from conveyor_gateway.relaying.priority import Priority, choose_priority
 from conveyor_gateway.relaying.relay import Relay
 from conveyor_gateway.routing import Route, find_model
 from conveyor_gateway.watching.catalog import Directory, Service
 from conveyor_gateway.watching.readiness import Readiness
-from conveyor_protocol.request_headers import REQUEST_ID_HEADER, REQUEST_TIMEOUT_HEADER, parse_timeout_seconds
+from conveyor_protocol.request_headers import (
+    CLASS_HEADER,
+    REQUEST_ID_HEADER,
+    REQUEST_TIMEOUT_HEADER,
+    parse_timeout_seconds,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -63,9 +69,9 @@ class RequestLife:
         """What the client gets; a stream has been sent when this returns."""
         parts = self.parts
         with Reservation(parts.capacity, self.route.service or "", client) as reservation:
-            service, engine_request = await self._read(reservation)
+            service, engine_request, priority = await self._read(reservation)
             queue = parts.queues[service.key]
-            ticket = self._admit(service, queue)
+            ticket = self._admit(service, queue, priority)
             try:
                 attempts = Attempts(parts.engines, parts.recorder, queue, ticket, self.record)
                 if service.idle_timeout_seconds is not None and self.route.may_stream:
@@ -76,14 +82,17 @@ class RequestLife:
             finally:
                 queue.finish(ticket)
 
-    async def _read(self, reservation: Reservation) -> tuple[Service, EngineRequest]:
+    async def _read(self, reservation: Reservation) -> tuple[Service, EngineRequest, Priority]:
         request, record = self.request, self.record
         body = await self.parts.bodies.read(request, reservation, is_routed=self.route.service is None)
         service, body = self._find_service(body)
         record.service = service.key
-        reservation.hold_request(service.key, len(body), self.cancellation.evict)
+        named_class, timeout_seconds = request.headers.get(CLASS_HEADER), _find_timeout_seconds(request, service)
+        priority = choose_priority(service, named_class, body, timeout_seconds, self.route.may_stream)
+        record.request_class, record.is_lowered = priority.request_class.name, priority.is_lowered
+        reservation.hold_request(service.key, len(body), self.cancellation.evict, priority.request_class.level)
         headers = build_engine_headers(request.headers, record.request_id, record.usage_key)
-        return service, EngineRequest(self.route.path, headers, body, reservation)
+        return service, EngineRequest(self.route.path, headers, body, reservation), priority
 
     def _find_service(self, body: bytes) -> tuple[Service, bytes]:
         """The service, and the body as its engines understand it."""
@@ -99,9 +108,10 @@ class RequestLife:
             body = rename_model(body, service.model_name)
         return service, body
 
-    def _admit(self, service: Service, queue: ServiceQueue) -> Ticket:
+    def _admit(self, service: Service, queue: ServiceQueue, priority: Priority) -> Ticket:
         timeout_seconds = _find_timeout_seconds(self.request, service) - self.record.age_seconds()
-        ticket = queue.admit(asyncio.get_running_loop().time() + timeout_seconds)
+        deadline = asyncio.get_running_loop().time() + timeout_seconds
+        ticket = queue.admit(deadline, priority.request_class, priority.offset_seconds)
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug(
                 "event=admitted id=%s service=%s path=%s queued=%d dispatched=%d engines=%d timeout_seconds=%.1f",

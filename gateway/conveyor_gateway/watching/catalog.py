@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from conveyor_api.conditions import LASTING_FAILURES, ConditionType, Reason
 from conveyor_api.resource import InferenceService
+from conveyor_gateway.watching.classes import WITHOUT_CLASSES, QueueClasses, parse_classes
 from conveyor_gateway.watching.slices import SliceTable
 from conveyor_gateway.watching.table import Table
 from conveyor_kube.served_names import ClaimSink, NameIndex
@@ -42,6 +43,8 @@ class Service:
     idle_timeout_seconds: float | None = None  # without a request, until it goes to zero; None: it never does
     is_asleep: bool = False  # at zero because it was idle; the next request wakes it
     is_starting: bool = False  # from zero, and nothing has failed
+    classes: QueueClasses = WITHOUT_CLASSES
+    refuses_priority: bool = False  # in a body: it has no classes, and its runtime no priorities of its own
     start_failure: str = ""  # why no engine can start, if waiting does not help
 
     @property
@@ -76,6 +79,8 @@ def parse_service(body: Mapping[str, Any]) -> Service:
         idle_timeout_seconds=idle_timeout_seconds,
         is_asleep=idle_timeout_seconds is not None and resource.status.desired_replicas == 0,
         is_starting=any(condition.reason == Reason.STARTING_FROM_ZERO for condition in resource.status.conditions),
+        classes=parse_classes(spec.queue),
+        refuses_priority=spec.runtime == "Conveyor" and not spec.queue.classes,
         start_failure=_find_start_failure(resource),
     )
 

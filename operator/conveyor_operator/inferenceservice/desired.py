@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from conveyor_api import names
+from conveyor_api.queue import Queue, RequestClass
 from conveyor_api.resource import InferenceService
 from conveyor_api.spec import InferenceServiceSpec
-from conveyor_api.status import EffectiveStatus
+from conveyor_api.status import EffectiveStatus, QueueClassStatus
 from conveyor_operator.inferenceservice.image import choose_engine_image, hash_template
 from conveyor_operator.inferenceservice.kinds import INFERENCE_SERVICE
 from conveyor_operator.inferenceservice.manifests.autoscaling import build_autoscaler, build_disruption_budget
@@ -33,6 +34,7 @@ from conveyor_operator.inferenceservice.starts import PodStarts
 from conveyor_operator.kinds import CLAIM
 from conveyor_operator.loop.owner import Object, Owner
 from conveyor_operator.settings import Settings
+from conveyor_protocol.request_headers import LEVEL_AGEING_SECONDS, MAX_OFFSET_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,7 @@ def build_desired(
         pod_starts=[f"{seconds}s" for seconds in pod_starts.seconds] or None,
         scale_up_period=f"{period_seconds}s" if follows_starts else None,
         cache_access_mode=access_mode,
+        queue_classes=[_tell_class(spec.queue, each) for each in spec.queue.ordered_classes] or None,
         from_profile=list(from_profile) or None,
         resources=tell_resources(spec.resources),
     )
@@ -119,3 +122,15 @@ def _choose_access_mode(spec: InferenceServiceSpec, owner: Owner, observed: Obse
     if live is not None and live.access_mode:
         return live.access_mode
     return "ReadWriteOnce" if spec.most_replicas <= 1 and spec.rollout.max_surge in (None, 0, "0%") else "ReadWriteMany"
+
+
+def _tell_class(queue: Queue, told: RequestClass) -> QueueClassStatus:
+    best, worst = queue.ordered_classes[0], queue.ordered_classes[-1]
+    levels = (worst if told.on_timeout == "Delay" else told).level - best.level
+    return QueueClassStatus(
+        name=told.name,
+        level=told.level,
+        max_requests=told.max_requests or queue.max_requests,
+        timeout=queue.timeout if told.timeout is None or told.on_timeout == "Delay" else told.timeout,
+        overtaken_for=f"{round(levels * LEVEL_AGEING_SECONDS + MAX_OFFSET_SECONDS)}s",
+    )

@@ -12,10 +12,12 @@ from conveyor_gateway.admission.dispatcher import MAX_WAKES_A_TURN
 from conveyor_gateway.admission.service_queue import ServiceQueue
 from conveyor_gateway.admission.ticket import Ticket, TicketState
 from conveyor_gateway.errors import Code, NotFound
+from conveyor_gateway.watching.classes import QueueClass
 
 FAR = 1e9  # a deadline that no test reaches
 FOLDER = "/conveyor_gateway/admission/"
 FEW, MANY = 100, 3_200
+CLASSES = [QueueClass(name, level) for name, level in (("a", 0), ("b", 1), ("c", 500))]
 
 
 def make_queue(num_waiting: int, num_engines: int) -> tuple[ServiceQueue, list[Ticket]]:
@@ -24,7 +26,7 @@ def make_queue(num_waiting: int, num_engines: int) -> tuple[ServiceQueue, list[T
     queue.set_engines(f"10.0.0.{number}:8000" for number in range(num_engines))
     tickets = []
     while queue.queued < num_waiting:
-        tickets.append(queue.admit(FAR))
+        tickets.append(queue.admit(FAR, CLASSES[len(tickets) % len(CLASSES)], (len(tickets) * 7) % 30))
         while tickets[-1].engine is not None:
             refuse(queue, tickets[-1])
     return queue, tickets
@@ -50,6 +52,9 @@ EVENTS: dict[str, Callable[[ServiceQueue, list[Ticket]], Callable[[], object]]] 
     ),
     "an end": lambda queue, tickets: partial(queue.finish, at_an_engine(queue)),
     "a departure from the middle": lambda queue, tickets: partial(queue.finish, tickets[len(tickets) // 2]),
+    "an arrival of the worst class": lambda queue, tickets: lambda: queue.admit(FAR, CLASSES[-1]),
+    "a delay": lambda queue, tickets: partial(queue._delay, tickets[len(tickets) // 2]),
+    "an eviction by a better class": lambda queue, tickets: lambda: queue._find_full(queue.admit(FAR)),
     "a look at the queue": lambda queue, tickets: queue._dispatcher.match,
 }
 

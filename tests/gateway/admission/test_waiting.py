@@ -12,8 +12,11 @@ from conveyor_gateway.admission.waiting import Waiting, sort_key
 class Numbered:
     """What the index reads of a ticket."""
 
+    admitted_at = offset_seconds = 0.0
+
     def __init__(self, number: int, excluded: int) -> None:
         self.number = number
+        self.level = number % 3
         self.excluded = excluded
 
 
@@ -40,6 +43,12 @@ def test_any_history_of_arrivals_departures_and_searches_is_that_of_a_sorted_lis
         elif step == "remove" and number in model:
             index.remove(model.pop(number))
         in_order = sorted(model.values(), key=sort_key)
+        for level in range(3):
+            of_level = [each for each in in_order if each.level == level]
+            assert index.count(level) == len(of_level)
+            better = [each for each in in_order if each.level < level]
+            assert index.first(mask, level) == next((each for each in better if mask & ~each.excluded), None)
+        assert index.last() == max(in_order, key=lambda each: (each.level, sort_key(each)), default=None)
         assert list(index) == in_order
         assert len(index) == len(in_order)
         assert index.first(mask) is next((each for each in in_order if mask & ~each.excluded), None)

@@ -13,11 +13,11 @@ def never() -> None:
 class Waiting:
     """A request that is here and waits for its answer."""
 
-    def __init__(self, capacity: Capacity, service: str, client: str, size_bytes: int = 1) -> None:
+    def __init__(self, capacity: Capacity, service: str, client: str, size_bytes: int = 1, level: int = 0) -> None:
         self.is_evicted = False
         self.reservation = Reservation(capacity, service, client)
         assert self.reservation.reserve(size_bytes)
-        self.reservation.hold_request(service, size_bytes, self.evict)
+        self.reservation.hold_request(service, size_bytes, self.evict, level)
 
     def evict(self) -> None:
         self.is_evicted = True
@@ -55,6 +55,17 @@ def test_the_client_that_holds_most_in_arriving_bodies_loses_its_largest() -> No
     assert [each.stopped for each in (small, *large)] == [False, True, False]
     assert capacity.held_bytes == 50 + 345 + 60
     assert not large[0].reservation.reserve(1), "what was given up gets no more"
+
+
+def test_the_largest_holder_loses_a_request_of_its_worst_class_first() -> None:
+    capacity = Capacity(800)
+    large = Waiting(capacity, "a/one", "10.0.0.2", 300)
+    worse = [Waiting(capacity, "a/one", "10.0.0.2", size, level=7) for size in (30, 60)]
+    Waiting(capacity, "a/two", "10.0.0.1", 300)
+    assert Reservation(capacity, "a/three", "10.0.0.3").reserve(150)
+    assert [each.is_evicted for each in (large, *worse)] == [False, False, True]
+    assert Reservation(capacity, "a/four", "10.0.0.4").reserve(40)
+    assert [each.is_evicted for each in (large, *worse)] == [False, True, True]
 
 
 def test_where_one_service_is_full_only_its_own_arriving_bodies_give_way() -> None:

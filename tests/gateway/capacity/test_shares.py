@@ -28,6 +28,7 @@ def test_the_largest_is_the_one_that_a_scan_finds(changes: list[tuple[str, int]]
 class Request:
     service: str
     client: str
+    level: int = 0
 
 
 @given(st.lists(st.tuples(KEYS, KEYS, st.integers(1, 5)), min_size=1, max_size=60), st.data())

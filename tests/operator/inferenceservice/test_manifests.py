@@ -140,6 +140,21 @@ def test_no_pod_is_without_a_request(given: dict[str, Any], requests: dict[str, 
     assert effective.requests == {name: str(amount) for name, amount in (requests or {}).items()}
 
 
+def test_the_classes_of_the_queue_are_reported_in_order_with_their_bounds() -> None:
+    classes = [
+        {"name": "batch", "level": 102, "timeout": "10s", "onTimeout": "Reject"},
+        {"name": "chat", "level": 2},
+        {"name": "tools", "level": 3, "timeout": "5s", "onTimeout": "Delay"},
+    ]
+    told = desire(queue={"classes": classes, "timeout": "30s"}).effective.queue_classes or []
+    assert [(each.name, each.level, each.timeout, each.overtaken_for) for each in told] == [
+        ("chat", 2, "30s", "30s"),
+        ("tools", 3, "30s", "6030s"),  # delayed it is as the worst class
+        ("batch", 102, "10s", "6030s"),
+    ]
+    assert desire().effective.queue_classes is None
+
+
 def test_no_folder_of_a_pod_can_fill_the_node() -> None:
     folders = [volume["emptyDir"] for volume in template()["spec"]["volumes"] if "emptyDir" in volume]
     assert len(folders) == 3

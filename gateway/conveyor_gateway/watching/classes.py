@@ -1,0 +1,76 @@
+"""The classes of a service's queue, and which of them a request has. Pure.
+
+Read from the spec by `catalog`; `relaying.priority` chooses with it, `admission` keeps its limits.
+"""
+
+from dataclasses import dataclass, field
+
+from conveyor_api.queue import Queue
+
+
+@dataclass(frozen=True, slots=True)
+class QueueClass:
+    """One class. None is what the queue itself allows; limits are those of all gateways together."""
+
+    name: str = ""
+    level: int = 0  # lower goes first
+    max_queued_requests: int | None = None
+    timeout_seconds: float | None = None
+    is_delayed: bool = False  # after its timeout, in place of a refusal
+    max_share_percent: int | None = None
+
+
+UNCLASSED = QueueClass()
+
+
+@dataclass(frozen=True, slots=True)
+class QueueClasses:
+    """The classes of one service, the best first; none without classes."""
+
+    ordered: tuple[QueueClass, ...] = ()
+    default: QueueClass = UNCLASSED
+    best: QueueClass = UNCLASSED  # that a client may have
+    is_shortest_first: bool = False
+    names: frozenset[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "names", frozenset(each.name for each in self.ordered))
+
+    @property
+    def worst_level(self) -> int:
+        return self.ordered[-1].level if self.ordered else 0
+
+    def find_name(self, name: str) -> QueueClass | None:
+        return next((each for each in self.ordered if each.name == name), None)
+
+    def find_priority(self, priority: int) -> QueueClass:
+        """The class with the nearest level at or above `priority`, or the worst one."""
+        return next((each for each in self.ordered if each.level >= priority), self.ordered[-1])
+
+    def lower(self, chosen: QueueClass) -> QueueClass:
+        """`chosen`, or the best class that a client may have if that one is worse."""
+        return max(chosen, self.best, key=lambda each: each.level)
+
+
+WITHOUT_CLASSES = QueueClasses()
+
+
+def parse_classes(queue: Queue) -> QueueClasses:
+    """What `spec.queue` says."""
+    ordered = tuple(
+        QueueClass(
+            each.name,
+            each.level,
+            each.max_requests,
+            each.timeout_seconds,
+            each.on_timeout == "Delay",
+            each.max_share,
+        )
+        for each in queue.ordered_classes
+    )
+    named, is_shortest_first = {each.name: each for each in ordered}, queue.order == "ShortestFirst"
+    if not ordered:
+        return QueueClasses(is_shortest_first=is_shortest_first)
+    default = named.get(queue.default_class or "", ordered[-1])
+    best = named.get(queue.max_class or "", ordered[0])
+    return QueueClasses(ordered, default, best, is_shortest_first)

@@ -1,0 +1,117 @@
+"""`spec.queue`: what waits at the gateways for a place on an engine, and in which order.
+
+Read by the gateway, which keeps the order, and by the operator, which reports it in `status.effective`.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Annotated, ClassVar, Final, Literal
+
+from pydantic import Field
+
+from conveyor_api.base import ApiModel, KeyedBy, Rule
+from conveyor_api.quantities import Duration, between, parse_duration_seconds
+from conveyor_protocol.request_headers import LEVEL_MAX
+
+MAX_CLASSES: Final = 16
+
+_NAME_PATTERN: Final = "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
+
+QueueOrder = Literal["FIFO", "ShortestFirst"]
+OnTimeout = Literal["Reject", "Delay"]
+ClassName = Annotated[
+    str,
+    Field(max_length=63),
+    Rule(
+        f"self.matches('{_NAME_PATTERN}')",
+        "must be a name of lower-case letters, digits and '-' such as batch",
+        lambda value: re.fullmatch(_NAME_PATTERN, value) is not None,
+    ),
+]
+ChosenClass = Annotated[str, Field(max_length=63)]
+MaxRequests = Annotated[int, Field(ge=1, le=100_000)]
+WaitTimeout = Annotated[Duration, between("1s", "1h")]
+
+
+class RequestClass(ApiModel):
+    """A class of requests, which clients name by the header `X-Request-Class` or by `priority` in the body."""
+
+    name: ClassName
+    """Name that clients give in `X-Request-Class`."""
+    level: Annotated[int, Field(ge=0, le=LEVEL_MAX)]
+    """Lower levels go first. Each minute of waiting counts as one level."""
+    max_requests: MaxRequests | None = None
+    """Requests of this class that may wait, as `queue.maxRequests` is for all classes together; one more gets 429."""
+    timeout: WaitTimeout | None = None
+    """Longest wait of this class for a place on an engine; default: `queue.timeout`."""
+    on_timeout: OnTimeout = "Reject"
+    """What happens after `timeout`. Reject: 504. Delay: the request goes on waiting at the worst level of all classes,
+    until `queue.timeout`."""
+    max_share: Annotated[int, Field(ge=1, le=100)] | None = None
+    """Per cent of the places on engines that this class and all worse ones may hold together, at least one place."""
+
+    @property
+    def timeout_seconds(self) -> float | None:
+        return None if self.timeout is None else parse_duration_seconds(self.timeout)
+
+
+def _names_a_class(field: str, find_name: Callable[["Queue"], str | None]) -> Rule:
+    return Rule(
+        f"!has(self.{field}) || (has(self.classes) && self.classes.exists(c, c.name == self.{field}))",
+        f"{field} must be the name of one of classes",
+        lambda queue: find_name(queue) in (None, *(each.name for each in queue.classes)),
+        field=field,
+    )
+
+
+def _delays_in_time(queue: "Queue") -> bool:
+    delayed = [each for each in queue.classes if each.on_timeout == "Delay"]
+    return all(each.timeout_seconds and each.timeout_seconds < queue.timeout_seconds for each in delayed)
+
+
+class Queue(ApiModel):
+    """What waits at the gateways for a place on an engine."""
+
+    rules: ClassVar = (
+        Rule(
+            "!has(self.classes) || self.classes.all(c, self.classes.exists_one(other, other.level == c.level))",
+            "each of classes needs a level of its own",
+            lambda queue: len({each.level for each in queue.classes}) == len(queue.classes),
+            field="classes",
+        ),
+        Rule(
+            "!has(self.classes) || self.classes.all(c, c.onTimeout != 'Delay' ||"
+            " (has(c.timeout) && duration(c.timeout) < duration(self.timeout)))",
+            "a class with onTimeout: Delay needs a timeout below queue.timeout, which ends its wait",
+            _delays_in_time,
+            field="classes",
+        ),
+        _names_a_class("defaultClass", lambda queue: queue.default_class),
+        _names_a_class("maxClass", lambda queue: queue.max_class),
+    )
+
+    max_requests: MaxRequests = 1024
+    """Requests that may wait, however many gateways there are: each takes an equal share of them, at least one. One
+    more gets 429 with Retry-After. A gateway holds 1,344 requests of a service at most, those at engines included,
+    unless its setting `--max-connections` is raised; its log has `event=queue_limit_unreachable` for a larger share."""
+    timeout: WaitTimeout = "60s"
+    """Longest wait for a place on an engine; then 504."""
+    order: QueueOrder = "FIFO"
+    """Order within a class. FIFO: by arrival; with `classes`, a request whose client sets a shorter time-out goes
+    earlier. ShortestFirst: by expected tokens, those of the prompt and `max_tokens`. Either way a request passes only
+    those that came half a minute before it, at most."""
+    classes: Annotated[list[RequestClass], Field(max_length=MAX_CLASSES), KeyedBy("name")] = Field(default_factory=list)
+    """Classes of requests. Without them all requests are equal."""
+    default_class: ChosenClass | None = None
+    """Class of requests that name none; default: the one with the highest level, which goes last."""
+    max_class: ChosenClass | None = None
+    """Best class that a client may have; requests that name a better one get this one. Default: any."""
+
+    @property
+    def timeout_seconds(self) -> float:
+        return parse_duration_seconds(self.timeout)
+
+    @property
+    def ordered_classes(self) -> list[RequestClass]:
+        """The best first."""
+        return sorted(self.classes, key=lambda each: each.level)
