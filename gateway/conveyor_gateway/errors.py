@@ -50,7 +50,11 @@ class Code(AnswerCode):
     REQUEST_TOO_LARGE = "request_too_large", 413, "the body is longer than `--max-request-bytes`, or 1 MiB at the root"
     ENCODED_BODY = "encoded_body", 415, "at the gateway's root: the body is compressed"
     HOST_WITHOUT_NAMESPACE = "host_without_namespace", 421, "the host names a service but no namespace"
-    QUEUE_FULL = "queue_full", 429, "as many requests wait in this gateway as its share of `queue.maxRequests` allows"
+    QUEUE_FULL = (
+        "queue_full",
+        429,
+        "as many requests wait here as this gateway's share of `maxRequests` allows: the queue's or the class's",
+    )
     TOO_MANY_REQUESTS = (
         "too_many_requests",
         429,

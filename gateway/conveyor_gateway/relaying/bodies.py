@@ -149,9 +149,10 @@ class OrderFields(msgspec.Struct):
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
 
-    @property
-    def num_answer_tokens(self) -> int | None:
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+    def count_answer_tokens(self, longest: int) -> int:
+        """The most that the answer may have; `longest` if the request does not limit it."""
+        given = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        return longest if given is None else max(0, given)
 
 
 _ORDER_FIELDS: Final = msgspec.json.Decoder(OrderFields)

@@ -2,10 +2,15 @@
 
 import asyncio
 import json
+import re
 
 import aiohttp
-from tests.gateway.engine_servers import SlowEngine, running_engine
+import yaml
+from aiohttp import web
+from tests.gateway.engine_servers import SlowEngine, answering, running_engine
 from tests.gateway.stack import Stack, post
+
+from e2e.cluster.paths import REPOSITORY
 
 CLASSES = [
     {"name": "chat", "level": 0},
@@ -45,6 +50,24 @@ async def test_a_better_class_goes_first_and_the_engine_gets_its_level(
     assert stack.metric("class_queue_wait_seconds_count", request_class="tools") == 0, (
         "the series of the class are gone"
     )
+
+
+async def test_the_service_of_the_page_chooses_classes_as_the_page_says(
+    stack: Stack, http: aiohttp.ClientSession
+) -> None:
+    page = (REPOSITORY / "docs/priorities.md").read_text()
+    (manifest,) = re.findall(r"^```yaml\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    await stack.apply_service(**yaml.safe_load(manifest)["spec"])
+    async with running_engine(answering(web.json_response, data={})) as engine:
+        await stack.add_engine(engine.port)
+        for body, named in (
+            ({"priority": 2}, {}),
+            ({"priority": -1}, {}),
+            ({}, {"X_Request_Class": "batch"}),
+            ({}, {}),
+        ):
+            assert (await post(http, stack.completions, json.dumps(body).encode(), **named))[0] == 200
+        assert [request.headers["X-Request-Level"] for request, _ in engine.requests] == ["10", "0", "10", "1"]
 
 
 async def test_a_class_that_is_not_there_and_a_priority_without_classes_are_refused(
