@@ -64,7 +64,7 @@ def build_full_body() -> Json:
             "timeout": "30s",
             "order": "ShortestFirst",
             "classes": [
-                {"name": "chat", "level": 0},
+                {"name": "chat", "level": 0, "onTimeout": "Reject"},
                 {
                     "name": "batch",
                     "level": 100,

@@ -80,7 +80,7 @@ def test_the_defaults_stand_in_the_answer(services: Services) -> None:
         "engine": {"device": "CUDA", "dtype": "Auto", "maxQueuedRequests": 256, "samplingDefaults": "Model"},
         "batching": {"mode": "Continuous"},
         "kvCache": {"blockSize": 16},
-        "queue": {"maxRequests": 1024, "timeout": "60s"},
+        "queue": {"maxRequests": 1024, "timeout": "60s", "order": "FIFO"},
         "requestTimeout": "10m",
         "autoscaling": {
             "provider": "Native",

@@ -33,8 +33,8 @@ def make_queue(num_waiting: int, num_engines: int) -> tuple[ServiceQueue, list[T
 
 
 def refuse(queue: ServiceQueue, ticket: Ticket) -> None:
-    ticket.times_full = 20  # its pause is as long as pauses get: none ends in the test
     queue.note_full(ticket)
+    ticket.full_until = FAR  # no pause ends in the test, however slow the machine
     queue.requeue(ticket)
 
 
