@@ -82,6 +82,7 @@ def test_what_is_asked_for_arrives(tmp_path: Path) -> None:
     assert config.model == "/models/hf/Qwen/Qwen3-0.6B/refs--pr--1"
     assert (config.served_model_name, config.device, config.dtype) == ("Qwen/Qwen3-0.6B", "auto", "bfloat16")
     assert config.sampling_defaults == "openai"
+    assert config.class_shares == ((100, 50),)
     assert (config.max_model_len, config.num_kv_blocks, config.block_size) == (4096, 512, 32)
     assert (config.max_num_seqs, config.max_num_batched_tokens, config.max_num_queued_requests) == (16, 2048, 64)
     assert (config.request_timeout_seconds, config.drain_timeout_seconds) == (300, 60)
@@ -94,8 +95,7 @@ def test_each_engine_setting_is_the_specs_or_free() -> None:
     written = set(yaml.safe_load(build_engine_config(OWNER, InferenceService.parse(body).spec).text))
     free = {setting.lower() for setting in FREE_ENGINE_SETTINGS}
     assert not written & free
-    # Excluded by num_kv_blocks; of a queue's classes; the pod's own.
-    assert settings - written - free == {"kv_memory_fraction", "class_shares", "host"}
+    assert settings - written - free == {"kv_memory_fraction", "host"}  # excluded by num_kv_blocks; the pod's own
     named = set(RESOURCE_FIELDS)
     assert named == written - {"port"} | {"kv_memory_fraction"}, "and has a name that people know"
 

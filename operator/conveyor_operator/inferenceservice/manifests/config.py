@@ -29,6 +29,7 @@ RESOURCE_FIELDS: Final = {
     "batching_window_seconds": "batching.window",
     "max_num_batched_tokens": "batching.maxBatchTokens",
     "max_num_queued_requests": "engine.maxQueuedRequests",
+    "class_shares": "queue.classes",
     "num_kv_blocks": "kvCache.blockBudget",
     "kv_memory_fraction": "kvCache.memoryPercent",
     "block_size": "kvCache.blockSize",
@@ -68,6 +69,7 @@ def _build_conveyor_config(owner: Owner, spec: InferenceServiceSpec) -> dict[str
         "batching_window_seconds": batching.window_seconds or None,  # 0: a mode without a window
         "max_num_batched_tokens": batching.max_batch_tokens,
         "max_num_queued_requests": spec.engine.max_queued_requests,
+        "class_shares": {str(each.level): each.max_share for each in spec.queue.classes if each.max_share} or None,
         "num_kv_blocks": cache.block_budget,
         "kv_memory_fraction": cache.memory_fraction,
         "block_size": cache.block_size,
