@@ -97,7 +97,7 @@ def take_turns(runs: Sequence[tuple[ProcessorClock, Iterator[None]]]) -> None:
             waiting.append((clock, steps))
 
 
-def transformers_figures(answers: Sequence[Answer], seconds: float, places: int) -> Figures:
+def transformers_figures(answers: Sequence[Answer], seconds: float, places: int, longest_tokens: int) -> Figures:
     """Its padding and its cache follow from the lengths: prompts are equal, and finished rows go on to the longest."""
     useful = computed = live = held = rows = 0
     for start in range(0, len(answers), places):
@@ -112,6 +112,7 @@ def transformers_figures(answers: Sequence[Answer], seconds: float, places: int)
         **spread(answers, seconds),
         "padding_waste": 1 - useful / computed,
         "kv_waste": 1 - live / held,
+        "kv_waste_if_reserved": 1 - live / (places * rows * longest_tokens),
         "utilisation": sum(answer.tokens for answer in answers) / (places * rows),
         "most_running": places,
         "batch_limit": places,
@@ -135,7 +136,7 @@ def run_cell(
     figures = {name: runs[name].observed.figures() for name in runners}
     if peer is not None:
         observed = runs[TRANSFORMERS].observed
-        figures[TRANSFORMERS] = transformers_figures(list(observed.answers.values()), observed.seconds, places)
+        figures[TRANSFORMERS] = transformers_figures(list(observed.answers.values()), observed.seconds, places, longest)
     return figures, runs
 
 

@@ -52,7 +52,8 @@ def test_systems_take_turns_and_only_their_own_seconds_count(monkeypatch: pytest
 
 def test_what_transformers_wastes_follows_from_the_lengths() -> None:
     answers = [Answer(0.0, 0.0, 1.0, 1.0, tokens) for tokens in (10, 40)]
-    figures = measured.transformers_figures(answers, 2.0, 2)
+    figures = measured.transformers_figures(answers, 2.0, 2, measured.PROMPT_TOKENS + 50)
     assert figures["utilisation"] == pytest.approx(50 / 80)
     assert figures["padding_waste"] == pytest.approx(30 / (2 * (measured.PROMPT_TOKENS + 39)))
+    assert 0 < figures["kv_waste"] < figures["kv_waste_if_reserved"] < 1
     assert figures["output_tokens_per_second"] == 25
