@@ -85,7 +85,6 @@ def test_what_is_asked_for_arrives(tmp_path: Path) -> None:
     assert config.class_shares == ((100, 50),)
     assert (config.max_model_len, config.num_kv_blocks, config.block_size) == (4096, 512, 32)
     assert (config.max_num_seqs, config.max_num_batched_tokens, config.max_num_queued_requests) == (16, 2048, 64)
-    assert config.class_shares == ((100, 50),)
     assert (config.request_timeout_seconds, config.drain_timeout_seconds) == (300, 60)
 
 
