@@ -14,6 +14,8 @@ from conveyor_engine.serving.preparing.schemas import (
     EmbeddingRequest,
     StreamOptions,
 )
+from conveyor_engine.tasks.classify.bodies import ClassificationRequest
+from conveyor_engine.tasks.rerank.bodies import RerankRequest, ScoreRequest
 
 _HEAD = """\
 # Fields of requests
@@ -28,6 +30,7 @@ Fields of messages, content parts and `stream_options` are ignored without being
 """
 _ACTING = {
     Place.CHAT: ChatRequest, Place.COMPLETIONS: CompletionRequest, Place.EMBEDDINGS: EmbeddingRequest,
+    Place.RERANK: RerankRequest, Place.SCORE: ScoreRequest, Place.CLASSIFY: ClassificationRequest,
     Place.STREAM_OPTIONS: StreamOptions,
     Place.MESSAGE: ChatMessage,
 }  # fmt: skip

@@ -68,13 +68,13 @@ class ErrorCode(AnswerCode):
     )
     PATH_NOT_FOUND = "path_not_found", 404, "no such path"
     MODEL_NOT_FOUND = "model_not_found", 404, "this engine serves another model; the message has its name"
-    WRONG_TASK = "wrong_task", 400, "the path is for models of another task: to generate text, or to embed it"
+    WRONG_TASK = "wrong_task", 400, "the path is for models of another task; the message says what this one does"
     METHOD_NOT_ALLOWED = "method_not_allowed", 405, "the path takes another method"
     BODY_TOO_SLOW = "body_too_slow", 408, "the body did not arrive within 60 s"
     REQUEST_TOO_LARGE = (
         "request_too_large",
         413,
-        "the body is longer than 1 MiB and 32 bytes per token of the context; of inputs to embed, than 4 MiB at most",
+        "the body is longer than 1 MiB and 32 bytes per token of the context; of many inputs, than 4 MiB at most",
     )
     ENCODED_BODY = "encoded_body", 415, "the body is compressed"
     QUEUE_FULL = "queue_full", 429, "the engine has no room for the request; the gateway asks another"

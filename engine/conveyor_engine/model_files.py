@@ -17,6 +17,7 @@ from conveyor_protocol.failure_reasons import FailureReason
 WEIGHTS_INDEX = "model.safetensors.index.json"
 FILES_CPU_SECONDS: Final = 60.0  # headers of weights have some MiB in all
 SENTENCE_MODULES = "modules.json"  # of models that embed
+_LABELS_DEFAULT = 2  # transformers', where config.json does not tell
 _READ = (".json", ".jinja", ".safetensors")
 _MAX_BYTES = 16 << 20  # of a file; they have a few KiB, config.json with many labels a few MiB
 _Content = TypeVar("_Content", dict[str, Any], list[Any])
@@ -25,6 +26,21 @@ _Content = TypeVar("_Content", dict[str, Any], list[Any])
 def read_object(path: Path) -> dict[str, Any]:
     """Empty if there is no such file. Raises ModelError for one that is no JSON object or has more than 16 MiB."""
     return _read(path, {}, "object")
+
+
+def read_architectures(directory: Path) -> list[str]:
+    """The names of transformers' classes that config.json has. Raises ModelError."""
+    names = read_object(directory / "config.json").get("architectures")
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+
+
+def count_labels(directory: Path) -> int:
+    """Of a classifier, as transformers reads its config.json. Raises ModelError."""
+    config = read_object(directory / "config.json")
+    labels, number = config.get("id2label"), config.get("num_labels")
+    if isinstance(labels, dict):
+        return len(labels)
+    return number if type(number) is int else _LABELS_DEFAULT
 
 
 def read_list(path: Path) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Finds tasks, and what each process needs to know of one. Used by every process of the engine; the lowest room.
+"""Finds tasks, and what each process needs to know of one. Used by every process of the engine.
 
 A task is a package with a module for each process. Each module has a `TASK`, whose type belongs to its process:
 
@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from conveyor_engine.errors import ConfigError
+from conveyor_engine.model_files import read_architectures
 
 GROUP: Final = "conveyor.tasks"
-_OURS: Final = {name: f"conveyor_engine.tasks.{name}" for name in ("embed", "generate")}
+_OURS: Final = {name: f"conveyor_engine.tasks.{name}" for name in ("rerank", "classify", "embed", "generate")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ class About:
     path: str  # that its models answer, the first to try
     recognises: Callable[[Path], bool]  # whether a model's directory is for this task. Raises ModelError
     reads_text: bool = True  # whether it needs the model's tokenizer
+    runs_also: tuple[str, ...] | None = None  # tasks whose models it can run too, if asked for; None: any
 
 
 @cache
@@ -56,11 +58,19 @@ def load(task: str, process: str) -> Any:
 def find_task(wanted: str, directory: Path) -> str:
     """The task of the model in `directory`: the one that is `wanted`, or with `auto` the first that knows its files.
 
-    Raises ModelError.
+    Raises ModelError, or ConfigError if the model is for another task.
     """
-    if wanted != "auto":
-        return wanted
-    return next(task for task in find_packages() if load_about(task).recognises(directory))
+    found = next(task for task in find_packages() if load_about(task).recognises(directory))
+    if wanted in ("auto", found) or not directory.is_dir():
+        return found if wanted == "auto" else wanted
+    runs_also = load_about(wanted).runs_also
+    if runs_also is not None and found not in runs_also:
+        classes = ", ".join(read_architectures(directory))[:200] or "no architectures"
+        raise ConfigError(
+            f"`task` is {wanted}, but the model {load_about(found).does} (its config.json has {classes}); "
+            f"leave `task` out, or set it to {found}"
+        )
+    return wanted
 
 
 def load_about(task: str) -> About:

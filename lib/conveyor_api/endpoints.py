@@ -38,6 +38,8 @@ ENDPOINTS: Final = (
     Endpoint("POST", "/v1/completions", Kind.ENGINE, "generates text", may_stream=True),
     Endpoint("POST", "/v1/chat/completions", Kind.ENGINE, "generates text", may_stream=True),
     Endpoint("POST", "/v1/embeddings", Kind.ENGINE, "embeds"),
+    *(Endpoint("POST", path, Kind.ENGINE, "ranks") for path in ("/v1/rerank", "/v2/rerank", "/v1/score", "/rerank")),
+    *(Endpoint("POST", path, Kind.ENGINE, "classifies") for path in ("/classify", "/predict")),
     Endpoint("GET", "/v1/models", Kind.LIST_MODELS),
     Endpoint("GET", "/v1/models/", Kind.GET_MODEL),
     *(Endpoint("GET", f"{base}/{page}", Kind.STATUS) for base in ("", "/v1") for page in ("health", "ping", "version")),

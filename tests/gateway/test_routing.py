@@ -79,7 +79,7 @@ def test_a_route_says_what_to_do(method: str, path: str, expected: Route) -> Non
         ("POST", "/default/qwen", "", NotFound, "/<namespace>/<name>/v1/"),
         ("POST", "/Default/qwen/v1/completions", "", NotFound, "no such path"),
         ("POST", "/a/b/c/v1/completions", "", NotFound, "no such path"),
-        ("POST", "/default/qwen/v1/rerank", "", NotFound, "/v1/chat/completions"),
+        ("POST", "/default/qwen/v1/softmax", "", NotFound, "/v1/chat/completions"),
         ("POST", "/v1/completions/", "", NotFound, "no such path"),
         ("POST", "//v1/completions", "", NotFound, "no such path"),
         ("POST", "/default/llama/v1/completions", "", NotFound, "no service 'llama' in namespace 'default'"),

@@ -59,8 +59,9 @@ class EngineConfig:
     )
     task: str = setting(
         "auto",
-        "what the model does; auto = embed if its directory has modules.json, or if config.json names an encoder "
-        "(BertModel, BertForMaskedLM), else generate",
+        "what the model does; auto = by the class that config.json names: rerank for ...ForSequenceClassification "
+        "with one label, classify for others and for ...ForTokenClassification, embed for an encoder (BertModel, "
+        "BertForMaskedLM) or a directory with modules.json, else generate",
         among("auto", *reversed(find_packages())),
     )
     device: Device = setting("cuda", "where to run; auto = cuda if there is a GPU, else cpu", literal(Device))

@@ -6,6 +6,7 @@ keeps its keys and values in blocks; one that takes one step (`OneStep`) keeps n
 """
 
 from collections.abc import Callable
+from random import Random
 from typing import Protocol
 
 from conveyor_engine import registry
@@ -71,6 +72,34 @@ class OneStep:
         for work, payload in zip(step.work, result.payloads, strict=True):
             if work.is_wanted:
                 outputs.add_payload(work, payload, self.not_finite)
+
+
+class OneStepPrompt(OneStep):
+    """A request is one whole prompt of tokens, and what its payload says of them."""
+
+    dummy_payload = b""
+
+    def __init__(self, facts: ModelFacts) -> None:
+        super().__init__(facts)
+        self._vocab_size, self._max_model_len = facts.vocab_size, facts.max_model_len
+
+    def build_dummy(self, number: int, cost: int) -> EngineRequest:
+        """A prompt of random tokens."""
+        random = Random(number)
+        token_ids = [random.randrange(self._vocab_size) for _ in range(cost)]
+        return EngineRequest(request_id=str(number), prompt_token_ids=token_ids, payload=self.dummy_payload)
+
+    def check(self, request: EngineRequest) -> None:
+        super().check(request)
+        num_tokens = len(request.prompt_token_ids)
+        if num_tokens < 1:
+            raise InvalidRequest("a request needs a token of prompt, at least", param="input")
+        if num_tokens > self._max_model_len:
+            raise InvalidRequest(
+                f"{num_tokens} tokens are more than the context of {self._max_model_len}",
+                param="input",
+                code=ErrorCode.CONTEXT_LENGTH_EXCEEDED,
+            )
 
 
 def wrong_task(task: str) -> InvalidRequest:

@@ -88,13 +88,37 @@ class Tokenizer:
         """
         if truncation is not None:
             return self._encode_truncated(text, truncation, add_special_tokens=add_special_tokens)
+        self._check_length(text, max_tokens, param)
+        return list(self._encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def _check_length(self, text: str, max_tokens: int, param: str) -> None:
         at_least = len(text) // self._longest_token
         if at_least > max_tokens:
             raise too_long(f"at least {at_least}", max_tokens, param)
         for length in _lengths_to_try(max_tokens, len(text)):
             if len(self._encode(text[:length]).ids) > max_tokens + _CUT_TOKENS_MAX:
                 raise too_long(f"more than {max_tokens}", max_tokens, param)
-        return list(self._encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def encode_part(self, text: str, max_tokens: int, param: str, cut: Side | None = None) -> Encoding:
+        """One text of a pair, without special tokens, for `join`. Raises InvalidRequest as `encode` does.
+
+        cut: the side of which tokens beyond `max_tokens` are lost; those of more text than that takes are not read.
+        """
+        if cut is None:
+            self._check_length(text, max_tokens, param)
+            return self._encode(text)
+        encoding = self._encode_end(text, max_tokens + _CUT_TOKENS_MAX, cut)
+        encoding.truncate(max_tokens, direction=cut)
+        return encoding
+
+    def join(self, first: Encoding, second: Encoding) -> Encoding:
+        """Both texts with the special tokens between and around them, and the types of all tokens."""
+        return self._fast.post_process(first, second, add_special_tokens=True)
+
+    @property
+    def num_pair_tokens(self) -> int:
+        """Special tokens that `join` adds."""
+        return int(self._fast.num_special_tokens_to_add(True))
 
     def _encode_truncated(self, text: str, truncation: Truncation, *, add_special_tokens: bool) -> list[int]:
         """The text's first or last tokens, with the special tokens around them, as transformers truncates."""
@@ -213,8 +237,8 @@ class TextStream:
 
 
 def too_long(num_tokens: int | str, max_model_len: int, param: str) -> InvalidRequest:
-    """The error for a prompt, sent in the field `param`, that leaves no room for an answer; an `input` needs none."""
-    answer = "" if param == "input" else ", and the answer needs at least one more"
+    """The error for a prompt, sent in the field `param`, that leaves no room for an answer, where it needs one."""
+    answer = ", and the answer needs at least one more" if param in ("prompt", "messages") else ""
     return context_exceeded(
         max_model_len, f"your prompt contains {num_tokens} input tokens{answer}. Shorten the prompt.", param=param
     )

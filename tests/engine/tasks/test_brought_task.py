@@ -71,6 +71,8 @@ def test_it_is_warm_and_its_log_says_so(served: EngineServer) -> None:
         ("/v1/completions", {"prompt": "a"}, "generates no text"),
         ("/v1/chat/completions", {"messages": []}, "generates no text"),
         ("/v1/embeddings", {"input": "a"}, "makes no embeddings"),
+        ("/v1/rerank", {"query": "a", "documents": ["b"]}, "ranks no documents"),
+        ("/classify", {"input": "a"}, "classifies no texts"),
     ],
 )
 def test_it_refuses_the_paths_of_other_tasks(served: EngineServer, path: str, body: object, sentence: str) -> None:
@@ -123,4 +125,7 @@ def test_a_model_whose_results_are_nowhere_finite_does_not_start(packages: Path,
 def test_a_task_that_is_not_installed_is_refused(tmp_path: Path) -> None:
     with EngineServer(tmp_path, write_model(tmp_path / "tiny", 1.0), task="softmax") as server:
         assert server.wait_exit() == 2
-        assert "`task` must be one of auto, generate, embed, not 'softmax'" in server.termination()["message"]
+        assert (
+            "`task` must be one of auto, generate, embed, classify, rerank, not 'softmax'"
+            in server.termination()["message"]
+        )

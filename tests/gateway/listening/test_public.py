@@ -13,7 +13,7 @@ from tests.gateway.stack import Stack, get
     ("method", "path", "status", "code"),
     [
         ("GET", "/", 404, "path_not_found"),
-        ("POST", "/v1/rerank", 404, "path_not_found"),
+        ("POST", "/v1/softmax", 404, "path_not_found"),
         ("POST", "/nowhere/nobody/v1/completions", 404, "service_not_found"),
         ("GET", "/v1/completions", 405, "method_not_allowed"),
         ("OPTIONS", "/v1/models", 405, "method_not_allowed"),

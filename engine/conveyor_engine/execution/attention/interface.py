@@ -6,12 +6,13 @@ attention modules call `paged_attention` once per layer with packed (1, H, T, D)
 registered: the mask is None, causality comes from the metadata.
 """
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 import torch
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedModel
 
 from conveyor_engine.errors import ModelError
 from conveyor_engine.execution.attention.backend import (
@@ -24,6 +25,7 @@ from conveyor_engine.execution.attention.backend import (
 )
 
 IMPLEMENTATION = "conveyor_paged"
+_TRANSFORMERS_OWN = ("sdpa", "eager")  # ours is sdpa too, so half precision rounds alike
 # Keywords that models pass along and that change nothing here; any other that is not None is refused.
 HARMLESS = frozenset({"position_ids", "use_cache", "output_router_logits", "output_attentions", "cache_position"})
 
@@ -148,3 +150,11 @@ def paged_attention(
 def register() -> None:
     """Registers the implementation with transformers. May be called again."""
     AttentionInterface.register(IMPLEMENTATION, paged_attention)
+
+
+def use_transformers_attention(model: PreTrainedModel) -> None:
+    """Until `set_attn_implementation` chooses ours again."""
+    for implementation in _TRANSFORMERS_OWN:
+        with contextlib.suppress(ValueError):  # the model does not have it
+            model.set_attn_implementation(implementation)
+            break

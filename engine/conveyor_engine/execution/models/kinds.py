@@ -1,11 +1,21 @@
 """Which of transformers' classes load a kind of model. A runner names the kind; `loader` and `checks` go by it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from transformers import AutoModel, AutoModelForCausalLM
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
+    MODEL_MAPPING,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,3 +32,18 @@ class ModelKind:
 
 CAUSAL_LM: Final = ModelKind("generate", "causal language model", AutoModelForCausalLM, MODEL_FOR_CAUSAL_LM_MAPPING)
 TEXT_ENCODER: Final = ModelKind("embed", "text encoder", AutoModel, MODEL_MAPPING, text_only=True, without_pooler=True)
+CROSS_ENCODER: Final = ModelKind(
+    "rerank",
+    "sequence classifier",
+    AutoModelForSequenceClassification,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    text_only=True,
+)
+SEQUENCE_CLASSIFIER: Final = replace(CROSS_ENCODER, task="classify")
+TOKEN_CLASSIFIER: Final = ModelKind(
+    "classify",
+    "token classifier",
+    AutoModelForTokenClassification,
+    MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
+    text_only=True,
+)

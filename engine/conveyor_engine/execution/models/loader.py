@@ -63,6 +63,7 @@ def load_model(
         raise ModelError(f"the model in {path} cannot be loaded: {checks.on_one_line(error)}") from error
     if kind.without_pooler:
         _drop_pooler(model, info)
+    _number_attentions(model)
     checks.check_weights(path, info)
     return model
 
@@ -72,6 +73,13 @@ def _drop_pooler(model: PreTrainedModel, loading_info: dict[str, Any]) -> None:
     if getattr(model, "pooler", None) is not None:
         model.pooler = None
         loading_info["missing_keys"] = {k for k in loading_info["missing_keys"] if not k.startswith("pooler.")}
+
+
+def _number_attentions(model: PreTrainedModel) -> None:
+    """Gives attentions without a layer's number theirs, as DistilBERT's; `probe` checks their order."""
+    unnumbered = (part for part in model.modules() if hasattr(part, "is_causal") and not hasattr(part, "layer_idx"))
+    for number, attention in enumerate(unnumbered):
+        attention.layer_idx = number
 
 
 def _check_safetensors(directory: Path) -> None:

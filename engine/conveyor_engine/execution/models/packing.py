@@ -4,7 +4,6 @@ Called by `runners.pool` once, after loading and before `fuse`. Model families d
 batch: masks, relative positions, and the first position (RoBERTa's is the padding token's id plus one).
 """
 
-import contextlib
 from random import Random
 
 import torch
@@ -16,7 +15,6 @@ from conveyor_engine.execution.attention.packed import Packed
 from conveyor_engine.execution.models import checks
 
 _LENGTHS = (3, 6)
-_IMPLEMENTATIONS = ("sdpa", "eager")  # ours is sdpa too, so half precision rounds alike
 # Largest relative error of a token's hidden state. Positions that are off by one give 0.5 and more, eager attention in
 # bfloat16 up to 0.07 over 28 layers.
 _TOLERANCE_FLOAT32, _TOLERANCE_HALF = 1e-3, 0.1
@@ -50,10 +48,7 @@ def _is_same(alone: torch.Tensor, packed: torch.Tensor) -> bool:
 
 def _compute_alone(model: PreTrainedModel, prompt: torch.Tensor) -> torch.Tensor:
     """(n,) -> (n, hidden), by transformers' own attention."""
-    for implementation in _IMPLEMENTATIONS:
-        with contextlib.suppress(ValueError):  # the model does not have it
-            model.set_attn_implementation(implementation)
-            break
+    interface.use_transformers_attention(model)
     hidden: torch.Tensor = model(input_ids=prompt[None], use_cache=False).last_hidden_state[0]
     model.set_attn_implementation(interface.IMPLEMENTATION)
     return hidden

@@ -2,13 +2,15 @@
 
 import time
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
+import msgspec
 from starlette.types import Send
 
 from conveyor_engine.serving.http.engine_response import EngineResponse, Opened
 from conveyor_engine.serving.http.failures import find_failure
+from conveyor_engine.serving.http.formats import encode
 from conveyor_engine.serving.http.usage import UsedTokens
 from conveyor_engine.wire.request import FinishReason, RequestOutput
 
@@ -26,6 +28,13 @@ class PreparedInputs(Protocol):
     def arrival_time(self) -> float: ...
 
 
+class PromptUsage(msgspec.Struct):
+    """Tokens of all inputs."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
 class OneStepResponse(EngineResponse):
     """The payload of each input, made into an answer by a subclass."""
 
@@ -35,6 +44,10 @@ class OneStepResponse(EngineResponse):
         self._sent = time.monotonic()
         self._payloads: dict[str, bytes] = {}
         self._open = set(prepared.request_ids)
+
+    def _sum_usage(self) -> PromptUsage:
+        num_tokens = sum(self._inputs.nums_prompt_tokens)
+        return PromptUsage(num_tokens, num_tokens)
 
     @abstractmethod
     def _pieces(self, payloads: Sequence[bytes]) -> Iterator[bytes]:
@@ -71,3 +84,19 @@ class OneStepResponse(EngineResponse):
     def _end(self, request_id: str, reason: FinishReason) -> None:
         self._open.discard(request_id)
         self._state.metrics.observe_end(reason.value, 0, time.monotonic() - self._inputs.arrival_time, 0.0)
+
+
+def write_list(items: Iterable[object]) -> Iterator[bytes]:
+    """The JSON of a list, in pieces: it is never in memory whole."""
+    yield b"["
+    for number, item in enumerate(items):
+        yield (b"," if number else b"") + encode(item)
+    yield b"]"
+
+
+def write_with(whole: msgspec.Struct, field: str, items: Iterable[object]) -> Iterator[bytes]:
+    """The JSON of an object whose list `field`, now empty, has these items; in pieces."""
+    begin, end = encode(whole).split(f'"{field}":[]'.encode())
+    yield begin + f'"{field}":'.encode()
+    yield from write_list(items)
+    yield end

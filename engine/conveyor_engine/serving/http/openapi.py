@@ -70,7 +70,7 @@ def _operations(tasks: Sequence[TaskPaths]) -> Iterator[tuple[str, str, Json]]:
 def _task_path(row: TaskPath) -> Json:
     """A path for one task. An engine of another task answers 400 `wrong_task`."""
     statuses = {code.status for code in ErrorCode}
-    content, description = _content(row.whole), "Whole."
+    content, description = {"application/json": {"schema": _answer_schema(row.whole)}}, "Whole."
     if row.chunk is not None:
         # OpenAPI 3.1 has no keyword for the schema of an event.
         content |= {"text/event-stream": {"schema": {"type": "string"}, "x-event-schema": _reference(row.chunk)}}
@@ -112,12 +112,25 @@ def _content(kind: type) -> Json:
     return {"application/json": {"schema": _reference(kind)}}
 
 
+def _answer_schema(kind: Any) -> Json:
+    """Of a struct or a list of them, or of one of several."""
+    if isinstance(kind, tuple):
+        return {"anyOf": list(map(_answer_schema, kind))}
+    return msgspec.json.schema_components([kind], ref_template=_REFERENCE)[0][0]
+
+
 def _reference(kind: type) -> Json:
     return {"$ref": _REFERENCE.format(name=kind.__name__)}
 
 
 def _answer_schemas(tasks: Sequence[TaskPaths]) -> Json:
-    of_tasks = {kind for of_task in tasks for row in of_task.paths for kind in (row.whole, row.chunk) if kind}
+    of_tasks = {
+        kind
+        for of_task in tasks
+        for row in of_task.paths
+        for kind in (*(row.whole if isinstance(row.whole, tuple) else (row.whole,)), row.chunk)
+        if kind
+    }
     return msgspec.json.schema_components((*_ANSWERS, *of_tasks), ref_template=_REFERENCE)[1]
 
 

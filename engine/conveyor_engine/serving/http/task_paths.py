@@ -29,7 +29,7 @@ class TaskPath:
     handler: Handler
     summary: str
     request: type[Object]  # the fields of its body
-    whole: type[msgspec.Struct]  # its answer ...
+    whole: Any  # its answer: a struct, a list of them, or one of a tuple ...
     chunk: type[msgspec.Struct] | None = None  # ... or each event of a stream, where it can be one
 
 

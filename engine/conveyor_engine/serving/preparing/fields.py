@@ -1,4 +1,4 @@
-"""The fields of OpenAI, vLLM and SGLang that this engine knows and does not act on: one table.
+"""The fields of OpenAI, vLLM, SGLang, Cohere and Jina that this engine knows and does not act on: one table.
 
 A field that cannot change the answer is ignored. One that could is accepted only with a value that changes nothing.
 `schemas` validates by this table (it has the fields that act), and docs/openai-fields.md and the tests are made from
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-OPENAI, VLLM, SGLANG = "OpenAI", "vLLM", "SGLang"
+OPENAI, VLLM, SGLANG, COHERE, JINA = "OpenAI", "vLLM", "SGLang", "Cohere", "Jina"
 
 
 class Place(StrEnum):
@@ -18,6 +18,9 @@ class Place(StrEnum):
     CHAT = "chat"
     COMPLETIONS = "completions"
     EMBEDDINGS = "embeddings"
+    RERANK = "rerank"
+    SCORE = "score"
+    CLASSIFY = "classify"
     STREAM_OPTIONS = "`stream_options`"
     MESSAGE = "a message"
 
@@ -81,7 +84,9 @@ _ENGINES = (VLLM, SGLANG)
 _CHAT = (Place.CHAT,)
 _COMPLETIONS = (Place.COMPLETIONS,)
 _EMBEDDINGS = (Place.EMBEDDINGS,)
-_EVERYWHERE = (*BOTH, Place.EMBEDDINGS)
+_PAIRS = (Place.RERANK, Place.SCORE)
+_CLASSIFY = (Place.CLASSIFY,)
+_EVERYWHERE = (*BOTH, Place.EMBEDDINGS, *_PAIRS, *_CLASSIFY)
 
 TABLE: tuple[Row, ...] = (
     *_ignored(_LABEL, _ALL, "user", on=_EVERYWHERE),
@@ -97,7 +102,8 @@ TABLE: tuple[Row, ...] = (
     *_ignored(_CACHE, [OPENAI], "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
     *_ignored(_WITHOUT, _ALL, "parallel_tool_calls", on=_CHAT),
     *_ignored(_WITHOUT, [SGLANG], "separate_reasoning", "stream_reasoning", on=_CHAT),
-    *_ignored(_WITHOUT, [VLLM], "media_io_kwargs", "mm_processor_kwargs", on=_CHAT),
+    *_ignored(_WITHOUT, [VLLM], "media_io_kwargs", on=_CHAT),
+    *_ignored(_WITHOUT, [VLLM], "mm_processor_kwargs", on=(*_CHAT, *_PAIRS)),
     *_ignored(_WITHOUT, [SGLANG], "images_config"),
     *_ignored(_WITHOUT, [SGLANG], "max_dynamic_patch", "min_dynamic_patch", on=_CHAT),
     *_ignored(_WITHOUT, [SGLANG], "use_audio_in_video", on=_CHAT),
@@ -125,7 +131,7 @@ TABLE: tuple[Row, ...] = (
     *_only((), [SGLANG], "json_schema", "regex", "ebnf"),
     # what the prompt is
     *_only((False,), [VLLM], "add_special_tokens", "echo", on=_CHAT),
-    *_only((True,), [VLLM], "add_special_tokens", on=(*_COMPLETIONS, *_EMBEDDINGS)),
+    *_only((True,), [VLLM], "add_special_tokens", on=(*_COMPLETIONS, *_EMBEDDINGS, *_CLASSIFY)),
     *_only((), [VLLM], "prompt_embeds", on=_COMPLETIONS),
     *_only((False,), _ALL, "echo", on=_COMPLETIONS),
     *_only(("",), _ALL, "suffix", on=_COMPLETIONS),
@@ -139,6 +145,13 @@ TABLE: tuple[Row, ...] = (
     *_only(("native", "little"), [VLLM], "endianness", on=_EMBEDDINGS),
     *_only((), [VLLM], "normalize", "use_activation", on=_EMBEDDINGS),
     *_only(("do_not_pad",), [VLLM], "padding", on=_EMBEDDINGS),
+    # what is compared with what
+    *_only((), [VLLM], "messages", on=_CLASSIFY),
+    *_only((), [VLLM], "instruction", on=_PAIRS),
+    *_only(({},), [VLLM], "chat_template_kwargs", on=_PAIRS),
+    *_only((["text"],), [COHERE], "rank_fields", on=(Place.RERANK,)),
+    *_only((1,), [COHERE], "max_chunks_per_doc", on=(Place.RERANK,)),
+    *_only((False,), [JINA], "return_embeddings", on=(Place.RERANK,)),
     # when it ends, and what is told of it
     *_only((False,), [VLLM], "include_stop_str_in_output"),
     *_only((False,), [SGLANG], "no_stop_trim"),

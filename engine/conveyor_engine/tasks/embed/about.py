@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Final
 
-from conveyor_engine.model_files import SENTENCE_MODULES, read_object
+from conveyor_engine.model_files import SENTENCE_MODULES, read_architectures
 from conveyor_engine.registry import About
 
 _GENERATES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
@@ -14,11 +14,14 @@ def _recognises(directory: Path) -> bool:
     """Whether there are sentence-transformers' files, or config.json names encoders only. Raises ModelError."""
     if (directory / SENTENCE_MODULES).is_file():
         return True
-    names = read_object(directory / "config.json").get("architectures")
-    names = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+    names = read_architectures(directory)
     return bool(names) and all(name.endswith(_ENCODES) and not name.endswith(_GENERATES) for name in names)
 
 
 TASK: Final = About(
-    does="makes embeddings", does_not="makes no embeddings", path="/v1/embeddings", recognises=_recognises
+    does="makes embeddings",
+    does_not="makes no embeddings",
+    path="/v1/embeddings",
+    recognises=_recognises,
+    runs_also=("generate",),
 )

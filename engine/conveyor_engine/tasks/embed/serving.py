@@ -9,8 +9,7 @@ import msgspec
 from starlette.requests import Request
 
 from conveyor_engine.serving.http.engine_response import Opened, open_request
-from conveyor_engine.serving.http.formats import encode
-from conveyor_engine.serving.http.one_step import OneStepResponse
+from conveyor_engine.serving.http.one_step import OneStepResponse, PromptUsage, write_with
 from conveyor_engine.serving.http.task_paths import TaskPath, TaskPaths
 from conveyor_engine.serving.preparing.schemas import EmbeddingRequest
 from conveyor_engine.tasks.embed.preparing import PreparedEmbeddings
@@ -24,19 +23,12 @@ class Embedding(msgspec.Struct):
     object: str = "embedding"
 
 
-class EmbeddingUsage(msgspec.Struct):
-    """Tokens of all inputs."""
-
-    prompt_tokens: int
-    total_tokens: int
-
-
 class EmbeddingList(msgspec.Struct):
     """The whole answer, in the inputs' order."""
 
     data: list[Embedding]
     model: str
-    usage: EmbeddingUsage
+    usage: PromptUsage
     object: str = "list"
 
 
@@ -55,13 +47,8 @@ class EmbeddingsResponse(OneStepResponse):
 
     def _pieces(self, payloads: Sequence[bytes]) -> Iterator[bytes]:
         """The JSON of an EmbeddingList."""
-        num_tokens = sum(self._prepared.nums_prompt_tokens)
-        whole = EmbeddingList([], self._state.model.name, EmbeddingUsage(num_tokens, num_tokens))
-        begin, end = encode(whole).split(b'"data":[]')
-        yield begin + b'"data":['
-        for index, vector in enumerate(payloads):
-            yield (b"," if index else b"") + encode(Embedding(index, self._show(vector)))
-        yield b"]" + end
+        vectors = (Embedding(index, self._show(vector)) for index, vector in enumerate(payloads))
+        return write_with(EmbeddingList([], self._state.model.name, self._sum_usage()), "data", vectors)
 
     def _show(self, vector: bytes) -> list[float] | str:
         return base64.b64encode(vector).decode() if self._prepared.as_base64 else array("f", vector).tolist()

@@ -9,4 +9,5 @@ TASK: Final = About(
     does_not="generates no text",
     path="/v1/completions",
     recognises=lambda _: True,  # what no other task recognises
+    runs_also=("embed",),
 )

@@ -19,20 +19,28 @@ from conveyor_engine.serving.http.usage import UsageReports
 from conveyor_engine.serving.metrics import EngineMetrics
 from conveyor_engine.serving.preparing.fields import ROWS, Place
 from conveyor_engine.serving.preparing.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
+from conveyor_engine.tasks.classify.bodies import ClassificationRequest, PredictRequest
+from conveyor_engine.tasks.rerank.bodies import RerankRequest, ScoreRequest, TeiRerankRequest
 
 DOCUMENT = build_document()
 CHAT = {"messages": [{"role": "user", "content": "a"}]}
 COMPLETION = {"prompt": "a"}
 EMBEDDING = {"input": "a"}
-REQUESTS: tuple[tuple[type[BaseModel], dict[str, Any], Place], ...] = (
+REQUESTS: tuple[tuple[type[BaseModel], dict[str, Any], Place | None], ...] = (
     (ChatRequest, CHAT, Place.CHAT),
     (CompletionRequest, COMPLETION, Place.COMPLETIONS),
     (EmbeddingRequest, EMBEDDING, Place.EMBEDDINGS),
+    (RerankRequest, {"query": "a", "documents": ["b"]}, Place.RERANK),
+    (ScoreRequest, {"text_1": "a", "text_2": "b"}, Place.SCORE),
+    (TeiRerankRequest, {"query": "a", "texts": ["b"]}, None),
+    (ClassificationRequest, {"input": "a"}, Place.CLASSIFY),
+    (PredictRequest, {"inputs": "a"}, None),
 )
 VALUES: tuple[object, ...] = (
     None, True, False, 0, 1, -1, 2, 129, 0.5, 1.5, 2.5, -0.5, 2**31, 2**63, "", "a", "text", "none", "medium",
     [], ["a"], ["a", 1], [1], [[1]], [[]], [-1], ["text"], [{}], {}, {"type": "text"}, {"include_usage": True},
-    {"a": 1}, ["a"] * 17, "a" * 1025,
+    {"a": 1}, ["a"] * 17, "a" * 1025, ["a", "b"], [["a"]], [["a", "b"], ["a"]], [["a", "b", "c"]], [["a"], "b"], [""],
+    [{"text": "a"}], [{"text": 1}], "Left", "left", "right",
 )  # fmt: skip
 MESSAGES: tuple[dict[str, Any], ...] = (
     {"role": "user"},
@@ -66,9 +74,9 @@ def accepts(model: type[BaseModel], body: object) -> bool:
     return True
 
 
-def make_bodies(model: type[BaseModel], base: dict[str, Any], place: Place) -> Iterator[dict[str, Any]]:
+def make_bodies(model: type[BaseModel], base: dict[str, Any], place: Place | None) -> Iterator[dict[str, Any]]:
     """Every field with every kind of value, and what depends on another field."""
-    for name in (*model.model_fields, *ROWS[place], "more"):
+    for name in (*model.model_fields, *(ROWS[place] if place else ()), "more"):
         for value in VALUES:
             yield base | {name: value}
             yield base | {name: value, "stream": True, **({"logprobs": True} if place is Place.CHAT else {})}
@@ -77,7 +85,7 @@ def make_bodies(model: type[BaseModel], base: dict[str, Any], place: Place) -> I
 
 @pytest.mark.parametrize(("model", "base", "place"), REQUESTS, ids=lambda each: getattr(each, "__name__", ""))
 def test_a_body_fits_the_document_exactly_if_a_worker_takes_it(
-    model: type[BaseModel], base: dict[str, Any], place: Place
+    model: type[BaseModel], base: dict[str, Any], place: Place | None
 ) -> None:
     validator = Draft202012Validator(find_schema(model.__name__))
     bodies = [body for body in make_bodies(model, base, place) if not is_beyond_json_schema(body)]

@@ -124,7 +124,7 @@ def test_an_odd_request_id_is_replaced(server: EngineServer, wish: str) -> None:
 
 
 def test_an_unknown_path_and_a_wrong_method_are_errors_in_openais_form(server: EngineServer) -> None:
-    assert server.post("/v1/rerank", {}).status_code == 404
+    assert server.post("/v1/softmax", {}).status_code == 404
     response = server.get("/v1/completions")
     assert response.status_code == 405
     assert response.json()["error"]["code"] == "method_not_allowed"

@@ -25,6 +25,8 @@ from conveyor_engine.serving.preparing.schemas import (
     ModelFields,
     StreamOptions,
 )
+from conveyor_engine.tasks.classify.bodies import ClassificationRequest
+from conveyor_engine.tasks.rerank.bodies import RerankRequest, ScoreRequest
 
 SAMPLES: list[Any] = [True, 3, "x", ["x"], {"a": "b"}]
 CASES = [pytest.param(place, row, id=f"{place.name}-{row.name}") for place in Place for row in ROWS[place].values()]
@@ -38,6 +40,12 @@ def place_fields(place: Place, fields: dict[str, Any]) -> tuple[type[ModelFields
             return CompletionRequest, {"prompt": "a", **fields}
         case Place.EMBEDDINGS:
             return EmbeddingRequest, {"input": "a", **fields}
+        case Place.RERANK:
+            return RerankRequest, {"query": "a", "documents": ["b"], **fields}
+        case Place.SCORE:
+            return ScoreRequest, {"text_1": "a", "text_2": "b", **fields}
+        case Place.CLASSIFY:
+            return ClassificationRequest, {"input": "a", **fields}
         case Place.STREAM_OPTIONS:
             return CompletionRequest, {"prompt": "a", "stream": True, "stream_options": fields}
         case Place.CHAT:
@@ -72,7 +80,7 @@ def test_another_value_is_refused_with_its_name(place: Place, row: Row) -> None:
         with pytest.raises(InvalidRequest) as caught:
             parse(place, {row.name: value})
         assert row.name in str(caught.value)
-        if place in (Place.CHAT, Place.COMPLETIONS, Place.EMBEDDINGS):
+        if place not in (Place.STREAM_OPTIONS, Place.MESSAGE):
             assert caught.value.param == row.name
             assert caught.value.code == "unsupported_value"
 
@@ -80,6 +88,7 @@ def test_another_value_is_refused_with_its_name(place: Place, row: Row) -> None:
 def test_no_field_is_in_the_table_twice_or_acts_besides() -> None:
     acting = {
         Place.CHAT: ChatRequest, Place.COMPLETIONS: CompletionRequest, Place.EMBEDDINGS: EmbeddingRequest,
+        Place.RERANK: RerankRequest, Place.SCORE: ScoreRequest, Place.CLASSIFY: ClassificationRequest,
         Place.STREAM_OPTIONS: StreamOptions,
         Place.MESSAGE: ChatMessage,
     }  # fmt: skip
@@ -97,7 +106,7 @@ OPENAIS: dict[Place, tuple[set[str], type]] = {
 }
 
 
-@pytest.mark.parametrize("place", Place)
+@pytest.mark.parametrize("place", OPENAIS)
 def test_every_field_that_openai_defines_is_known(place: Place) -> None:
     acting, params = OPENAIS[place]
     assert params.__annotations__.keys() <= acting | ROWS[place].keys()

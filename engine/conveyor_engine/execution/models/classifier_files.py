@@ -1,0 +1,77 @@
+"""Reads what a classifier's logits mean from the files in its directory. Called at start by the runner. No torch.
+
+Transformers keeps labels and kind of problem in config.json; sentence-transformers adds how scores are made of a
+cross-encoder's logits. What this engine does not compute is refused, because the scores would be others.
+"""
+
+from pathlib import Path
+from typing import Any, Final
+
+from transformers import PretrainedConfig
+
+from conveyor_engine.errors import ModelError
+from conveyor_engine.model_files import read_object
+from conveyor_engine.wire.classification import Activation, ClassifierFacts
+
+LABELS_MAX: Final = 65_536
+TOKEN_LABELS_MAX: Final = 1024  # each token has a logit for each
+SENTENCE_SETTINGS: Final = "config_sentence_transformers.json"
+_ACTIVATIONS: Final[dict[str, Activation]] = {"Sigmoid": "sigmoid", "Identity": "none"}  # by the name of torch's class
+
+
+def describe_cross_encoder(directory: Path, config: PretrainedConfig) -> ClassifierFacts:
+    """Raises ModelError for a model that gives several scores, or makes them in an unknown way."""
+    labels = _read_labels(config, LABELS_MAX)
+    if len(labels) != 1:
+        raise ModelError(f"{directory} classifies: it has {len(labels)} labels, and a model that ranks has one")
+    settings = read_object(directory / SENTENCE_SETTINGS)
+    if settings.get("default_prompt_name") is not None:
+        raise ModelError(f"{SENTENCE_SETTINGS} in {directory} puts a prompt before each text, which this engine lacks")
+    return ClassifierFacts(
+        labels=labels,
+        activation=_read_activation(settings, config),
+        num_token_types=_count_token_types(directory, config),
+    )
+
+
+def describe_classifier(directory: Path, config: PretrainedConfig, *, classifies_tokens: bool) -> ClassifierFacts:
+    """As transformers' pipelines have it. Raises ModelError for too many labels."""
+    labels = _read_labels(config, TOKEN_LABELS_MAX if classifies_tokens else LABELS_MAX)
+    activation: Activation = "softmax"
+    if not classifies_tokens and config.problem_type == "regression":
+        activation = "none"
+    elif not classifies_tokens and (config.problem_type == "multi_label_classification" or len(labels) == 1):
+        activation = "sigmoid"
+    return ClassifierFacts(
+        labels=labels,
+        activation=activation,
+        num_token_types=_count_token_types(directory, config),
+        classifies_tokens=classifies_tokens,
+    )
+
+
+def _count_token_types(directory: Path, config: PretrainedConfig) -> int:
+    """How many types the model's tokens may have; 1 where it does not tell the texts of a pair apart by them."""
+    names = read_object(directory / "tokenizer_config.json").get("model_input_names")
+    if isinstance(names, list) and "token_type_ids" not in names:
+        return 1
+    return max(1, getattr(config, "type_vocab_size", None) or 1)
+
+
+def _read_labels(config: PretrainedConfig, most: int) -> tuple[str, ...]:
+    number, named = config.num_labels, config.id2label
+    if number > most:
+        raise ModelError(f"{config.model_type} has {number} labels, and may have {most}")
+    return tuple(str(named.get(index, f"LABEL_{index}")) for index in range(number))
+
+
+def _read_activation(settings: dict[str, Any], config: PretrainedConfig) -> Activation:
+    """Sigmoid, unless a file names another: those of sentence-transformers from version 6, 4 and 1 on."""
+    of_config = getattr(config, "sentence_transformers", None)
+    of_config = of_config.get("activation_fn") if isinstance(of_config, dict) else None
+    oldest = getattr(config, "sbert_ce_default_activation_function", None)
+    named = str(settings.get("activation_fn") or of_config or oldest or "Sigmoid")
+    activation = _ACTIVATIONS.get(named.rpartition(".")[2])
+    if activation is None:
+        raise ModelError(f"its scores are made by {named[:100]}; this engine has {' and '.join(_ACTIVATIONS)}")
+    return activation

@@ -1,0 +1,116 @@
+"""Takes a classifier apart: the encoder, which runs packed, and the head, which then runs on few tokens.
+
+Called by `runners.classify` once, after loading. The head is transformers' own code: the model's forward, in which the
+encoder's place is taken by one that returns hidden states that are there already. So heads of all families work that
+read one token of each sequence, the first or the last, or each token by itself; the first run shows which, and refuses
+others.
+"""
+
+from collections.abc import Iterator
+from random import Random
+from typing import Final, Literal
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
+
+from conveyor_engine.errors import ModelError
+from conveyor_engine.execution.attention import interface
+from conveyor_engine.execution.models import checks
+
+Place = Literal["first", "last", "each"]  # the tokens of a sequence that a head reads
+
+_LENGTHS: Final = (3, 5, 6, 8)
+# Largest relative error of the logits of all prompts. The hidden states are the same, so only the head's own products
+# round differently; another token gives 0.5 and more.
+_TOLERANCE_FLOAT32, _TOLERANCE_HALF = 1e-3, 0.1
+
+
+class _Given(nn.Module):
+    """In an encoder's place: returns the hidden states that it was given, and what the encoder's pooler makes of them.
+
+    A pooler is a layer over the first token, which some families count as part of the encoder.
+    """
+
+    def __init__(self, pooler: nn.Module | None) -> None:
+        super().__init__()
+        self.pooler = pooler
+        self.hidden: torch.Tensor | None = None
+
+    def forward(self, *_: object, **__: object) -> BaseModelOutputWithPoolingAndCrossAttentions:
+        pooled = None if self.pooler is None else self.pooler(self.hidden)
+        return BaseModelOutputWithPoolingAndCrossAttentions(last_hidden_state=self.hidden, pooler_output=pooled)
+
+
+class Head:
+    """What makes logits of an encoder's hidden states."""
+
+    def __init__(self, model: PreTrainedModel, encoder: PreTrainedModel) -> None:
+        """Takes the encoder out of the model."""
+        self._given = _Given(getattr(encoder, "pooler", None))
+        setattr(model, model.base_model_prefix, self._given)
+        self._model = model
+        text = model.config.get_text_config()
+        if getattr(text, "pad_token_id", None) is None:
+            text.pad_token_id = -1  # no token is padding; without an id, heads that look for it refuse batches
+        self._token_id = int(text.pad_token_id == 0)  # any that is not padding
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden (sequences, tokens, H) -> (sequences, labels), or for tokens (sequences, tokens, labels); float32."""
+        self._given.hidden = hidden
+        token_ids = torch.full(hidden.shape[:2], self._token_id, device=hidden.device)
+        logits: torch.Tensor = self._model(input_ids=token_ids).logits
+        self._given.hidden = None
+        return logits.float()
+
+
+def split_head(model: PreTrainedModel, *, per_token: bool) -> tuple[PreTrainedModel, Head, Place]:
+    """The model's encoder and its head. Raises ModelError for a head that reads anything but one token at a time."""
+    try:
+        with torch.inference_mode():
+            return _split(model, ("each",) if per_token else ("first", "last"))
+    except checks.TRANSFORMERS_ERRORS as error:
+        checks.raise_if_of_device(error)
+        raise ModelError(f"the head of {type(model).__name__} cannot be run: {checks.on_one_line(error)}") from error
+
+
+def _split(model: PreTrainedModel, places: tuple[Place, ...]) -> tuple[PreTrainedModel, Head, Place]:
+    name, encoder = type(model).__name__, model.base_model
+    if encoder is model:
+        raise ModelError(f"{name} has no encoder of its own: this engine cannot run it")
+    interface.use_transformers_attention(model)
+    expected, hidden = [], []
+    for prompt in _make_prompts(model):
+        expected.append(model(input_ids=prompt).logits.float())
+        hidden.append(encoder(input_ids=prompt).last_hidden_state)
+    model.set_attn_implementation(interface.IMPLEMENTATION)
+    head = Head(model, encoder)
+    tolerance = _TOLERANCE_FLOAT32 if hidden[0].dtype == torch.float32 else _TOLERANCE_HALF
+    for place in places:
+        if _is_same(expected, [head(select(states, place)) for states in hidden], tolerance):
+            return encoder, head, place
+    raise ModelError(f"{name} makes its logits of more than one token of a sequence: this engine cannot run it")
+
+
+def select(hidden: torch.Tensor, place: Place) -> torch.Tensor:
+    """hidden (1, T, H) of one sequence -> (1, n, H): the tokens that the head reads."""
+    return {"first": hidden[:, :1], "last": hidden[:, -1:], "each": hidden}[place]
+
+
+def _make_prompts(model: PreTrainedModel) -> Iterator[torch.Tensor]:
+    """(1, n) each, of random tokens but padding."""
+    padding, random = getattr(model.config, "pad_token_id", None), Random(0)
+    for length in _LENGTHS:
+        token_ids: list[int] = []
+        while len(token_ids) < length:
+            token_id = random.randrange(model.get_input_embeddings().num_embeddings)
+            token_ids += [token_id] * (token_id != padding)
+        yield torch.tensor([token_ids], device=model.device)
+
+
+def _is_same(expected: list[torch.Tensor], found: list[torch.Tensor], tolerance: float) -> bool:
+    if any(one.shape != other.shape for one, other in zip(expected, found, strict=True)):
+        return False
+    one, other = (torch.cat([logits.flatten() for logits in each]) for each in (expected, found))
+    return bool((one - other).norm() <= tolerance * one.norm())

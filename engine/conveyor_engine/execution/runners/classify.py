@@ -1,0 +1,79 @@
+"""Runs plans of a model with a classifier's head: the hidden states of each prompt become logits.
+
+Built once by `build`, for the tasks that rank and that classify; see `runners.packed`.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import PretrainedConfig
+
+from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.execution.models.classifier_files import describe_classifier, describe_cross_encoder
+from conveyor_engine.execution.models.head import split_head
+from conveyor_engine.execution.models.kinds import CROSS_ENCODER, SEQUENCE_CLASSIFIER, TOKEN_CLASSIFIER, ModelKind
+from conveyor_engine.execution.placement import Placement
+from conveyor_engine.execution.runners.packed import PackedRunner, check_settings
+from conveyor_engine.execution.start import Progress, Start
+from conveyor_engine.execution.transfer import to_device
+from conveyor_engine.model_files import read_architectures
+from conveyor_engine.wire.classification import ClassifierFacts
+from conveyor_engine.wire.step import AdmittedRow
+
+
+class ClassifyRunner(PackedRunner):
+    """One classifier, of sequences or of tokens."""
+
+    def __init__(self, config: EngineConfig, placement: Placement, progress: Progress, kind: ModelKind) -> None:
+        """Loads the model. Raises ConfigError or ModelError."""
+        check_settings(config)
+        start = Start(config, placement, progress, kind)
+        described = _describe(kind, Path(config.model), start.model_config)
+        self._reads_types, self._per_token = described.num_token_types > 1, described.classifies_tokens
+        encoder, self._head, self._place = split_head(start.load(), per_token=self._per_token)
+        super().__init__(start, encoder, None, described.encode())
+        told = f"labels={len(described.labels)} activation={described.activation} token={self._place}"
+        progress(f"event=head_chosen {told}")
+        progress(f"event=largest_step_fits mib={self.find_step_bytes(start) / 2**20:.0f}")
+
+    def _compute(self, prompts: Sequence[AdmittedRow]) -> torch.Tensor:
+        """(prompts, labels), or (tokens, labels)."""
+        hidden, starts = self._encode([prompt.token_ids for prompt in prompts], self._join_types(prompts))
+        if self._per_token:
+            return self._head(hidden[None])[0]
+        read = np.array(starts[:-1]) if self._place == "first" else np.array(starts[1:]) - 1
+        return self._head(hidden[to_device(read, self.device)][:, None])
+
+    def _join_types(self, prompts: Sequence[AdmittedRow]) -> npt.NDArray[np.int64] | None:
+        """Of all tokens; None for a model that has one type."""
+        if not self._reads_types:
+            return None
+        types = [prompt.payload or bytes(len(prompt.token_ids)) for prompt in prompts]
+        return np.frombuffer(b"".join(types), dtype=np.uint8).astype(np.int64)
+
+    def _finish(self, computed: npt.NDArray[np.float32], prompts: Sequence[AdmittedRow]) -> Iterator[bytes]:
+        ends = accumulate((len(prompt.token_ids) if self._per_token else 1 for prompt in prompts), initial=0)
+        for begin, end in pairwise(ends):
+            logits = computed[begin:end]
+            yield logits.tobytes() if np.isfinite(logits).all() else b""
+
+
+def build_cross_encoder(config: EngineConfig, placement: Placement, progress: Progress) -> ClassifyRunner:
+    """A model that ranks."""
+    return ClassifyRunner(config, placement, progress, CROSS_ENCODER)
+
+
+def build_classifier(config: EngineConfig, placement: Placement, progress: Progress) -> ClassifyRunner:
+    """A model that classifies texts, or their tokens, by the class that its config.json names."""
+    per_token = any(name.endswith("ForTokenClassification") for name in read_architectures(Path(config.model)))
+    return ClassifyRunner(config, placement, progress, TOKEN_CLASSIFIER if per_token else SEQUENCE_CLASSIFIER)
+
+
+def _describe(kind: ModelKind, directory: Path, config: PretrainedConfig) -> ClassifierFacts:
+    if kind is CROSS_ENCODER:
+        return describe_cross_encoder(directory, config)
+    return describe_classifier(directory, config, classifies_tokens=kind is TOKEN_CLASSIFIER)

@@ -1,0 +1,131 @@
+"""What the runners of encoders share: whole prompts, packed -> one forward -> hidden states -> a payload each.
+
+Built by a subclass, in place of `generate`: it too is the `loop.executor` of one device. It keeps nothing between
+steps: no KV cache, no rows. Each subclass says what comes of the hidden states.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, chain
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import PreTrainedModel
+
+from conveyor_engine.config.engine_config import EngineConfig
+from conveyor_engine.errors import ConfigError
+from conveyor_engine.execution import machine
+from conveyor_engine.execution.attention.interface import Probe
+from conveyor_engine.execution.attention.packed import choose_packed
+from conveyor_engine.execution.largest_step import too_large
+from conveyor_engine.execution.limits import choose_max_model_len, find_context
+from conveyor_engine.execution.models.packing import find_first_position
+from conveyor_engine.execution.models.probe import run_probe
+from conveyor_engine.execution.placement import free_cached_memory
+from conveyor_engine.execution.start import Start
+from conveyor_engine.execution.transfer import HostCopy, to_device
+from conveyor_engine.wire.step import AdmittedRow, StepPlan, StepResult
+
+_ATTENTION = "packed"
+
+
+class PackedRunner(ABC):
+    """One encoder on one device, ready to run after construction."""
+
+    def __init__(self, start: Start, encoder: PreTrainedModel, longest: int | None, of_task: bytes) -> None:
+        """Checks the loaded encoder and replaces its layers. Raises ConfigError or ModelError.
+
+        `longest`: tokens of the longest prompt, if its files allow fewer than it has positions.
+        """
+        self.device, self.model = start.device, encoder
+        probe = run_probe(encoder, Probe(runs_bidirectional=True), self.device)
+        self.is_causal = probe.is_causal
+        self._first_position = find_first_position(encoder)
+        self._pack = choose_packed(start.config.attention_backend, self.device, start.dtype)
+        start.fuse(encoder, len(probe.shapes))
+        positions = find_context(start.model_config)
+        usable = None if positions is None else positions - self._first_position
+        limit = min((limit for limit in (usable, longest) if limit is not None), default=None)
+        self.facts = start.facts(
+            encoder,
+            max_model_len=choose_max_model_len(start.config, limit),
+            attention_backend=_ATTENTION,
+            of_task=of_task,
+        )
+
+    @abstractmethod
+    def _compute(self, prompts: Sequence[AdmittedRow]) -> torch.Tensor:
+        """What the device makes of them, float32, in their order."""
+
+    @abstractmethod
+    def _finish(self, computed: npt.NDArray[np.float32], prompts: Sequence[AdmittedRow]) -> Iterator[bytes]:
+        """The payload of each prompt, made on the host; empty if it is not finite."""
+
+    def find_step_bytes(self, start: Start) -> int:
+        """Memory of the largest step. Raises ModelError if it does not fit."""
+        facts, settings = self.facts, "`max_num_batched_tokens` or `max_model_len`"
+        longest = facts.max_model_len  # it may have a step alone
+        num_tokens = max(longest, min(facts.max_num_batched_tokens, facts.max_num_seqs * longest))
+        lengths = [min(longest, num_tokens - first) for first in range(0, num_tokens, longest)]
+        prompts = [AdmittedRow.of(row, [0] * length, [], None) for row, length in enumerate(lengths)]
+        step_bytes = start.find_step_bytes(self.model, num_tokens, settings, lambda: self._compute(prompts))
+        if self.device.type == "cpu" and step_bytes > machine.free_memory_bytes(self.device):
+            raise too_large(num_tokens, settings)
+        return step_bytes
+
+    def begin(self, plan: StepPlan) -> Callable[[object], Callable[[], StepResult]]:
+        """Begins a step: computes the whole prompt of each row, which the plan brings. No row samples.
+
+        On a GPU it launches the work; what the returned function returns waits for the results.
+        """
+        brought = {row.row: row for row in plan.admitted}
+        prompts = [brought[row] for row in plan.rows]
+        with torch.inference_mode():
+            copy = HostCopy(self._compute(prompts))
+
+        def read() -> StepResult:
+            return StepResult(plan.number, [], payloads=list(self._finish(copy.wait()[0].numpy(), prompts)))
+
+        return lambda _: read
+
+    def _encode(
+        self, prompts: Sequence[Sequence[int]], token_types: npt.NDArray[np.int64] | None = None
+    ) -> tuple[torch.Tensor, list[int]]:
+        """Hidden states (T, H) of all prompts, and where each begins in them, with their end.
+
+        token_types: of each token, where the model reads them.
+        """
+        lengths = [len(prompt) for prompt in prompts]
+        starts = [0, *accumulate(lengths)]
+        token_ids = np.fromiter(chain.from_iterable(prompts), dtype=np.int64, count=starts[-1])
+        positions = np.arange(starts[-1]) - np.repeat(starts[:-1], lengths) + self._first_position
+        types = {} if token_types is None else {"token_type_ids": to_device(token_types, self.device)[None]}
+        hidden: torch.Tensor = self.model(
+            input_ids=to_device(token_ids, self.device)[None],
+            position_ids=to_device(positions, self.device)[None],
+            use_cache=False,
+            paged=self._pack(starts),
+            **types,
+        ).last_hidden_state
+        return hidden[0], starts
+
+    @property
+    def extra_warmup_tokens(self) -> int:
+        """The longest prompt: it may exceed the token budget of a step, which it then has alone."""
+        return self.facts.max_model_len
+
+    def free_memory(self) -> None:
+        """Returns cached memory to the device after a failed step. Raises if the device is broken."""
+        free_cached_memory(self.device)
+
+
+def check_settings(config: EngineConfig) -> None:
+    """Refuses settings that apply to generation only. Raises ConfigError."""
+    if config.attention_backend not in ("auto", "torch"):
+        raise ConfigError(
+            f"`attention_backend: {config.attention_backend}` reads a KV cache, which a model of whole prompts "
+            "lacks; use `attention_backend: auto`"
+        )
+    if config.padding == "real":
+        raise ConfigError("`padding: real` is set, but a batch of whole prompts is packed in every mode; leave it out")

@@ -1,0 +1,86 @@
+"""What bodies of one or more prompts have in common that each take one step of the engine. Used by tasks."""
+
+import uuid
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Self
+
+import msgspec
+
+from conveyor_engine.errors import InvalidRequest
+from conveyor_engine.serving.preparing.jobs import ServedModel
+from conveyor_engine.serving.preparing.prepare import check_token_ids, read_prompt
+from conveyor_engine.serving.preparing.schemas import ModelFields
+from conveyor_engine.text.tokenizer import Truncation, too_long
+from conveyor_engine.wire.frames import encode_frame
+from conveyor_engine.wire.messages import Add
+from conveyor_engine.wire.request import EngineRequest, ModelFacts
+from conveyor_engine.wire.worker import Job
+
+RESULT_BYTES_MAX = 64 << 20  # of one request, float32: half of what the API process holds for all of its clients
+
+
+class Prompt(NamedTuple):
+    """What one engine request computes."""
+
+    token_ids: list[int]
+    payload: bytes = b""
+
+
+class PreparedPrompts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """An admissible request, in the prompts' order."""
+
+    id: str
+    request_ids: list[str]
+    nums_prompt_tokens: list[int]
+    arrival_time: float
+    ignored_fields: int
+    add: bytes  # the message for the engine, encoded
+
+    @classmethod
+    def of(cls, prefix: str, prompts: Sequence[Prompt], job: Job, fields: ModelFields, **own: Any) -> Self:
+        """Makes an engine request of each prompt of the body. `own`: what a subclass adds."""
+        request_id = f"{prefix}-{uuid.uuid4().hex}"
+        requests = [
+            EngineRequest(
+                request_id=f"{request_id}-{number}",
+                prompt_token_ids=prompt.token_ids,
+                payload=prompt.payload,
+                level=job.find_level(fields.priority),
+                deadline=job.deadline,
+                arrival_time=job.arrival_time,
+            )
+            for number, prompt in enumerate(prompts)
+        ]
+        return cls(
+            id=request_id,
+            request_ids=[request.request_id for request in requests],
+            nums_prompt_tokens=[len(prompt.token_ids) for prompt in prompts],
+            arrival_time=job.arrival_time,
+            ignored_fields=fields.ignored,
+            add=encode_frame(Add.of(requests)),
+            **own,
+        )
+
+    @property
+    def num_tokens_of(self) -> dict[str, int]:
+        """By the id of each engine request, the tokens of its prompt."""
+        return dict(zip(self.request_ids, self.nums_prompt_tokens, strict=True))
+
+
+def read_input(
+    model: ServedModel, text: str | list[int], truncation: Truncation | None, facts: ModelFacts, param: str
+) -> list[int]:
+    """The input's tokens; a text's with those that the model's tokenizer puts around it. Raises InvalidRequest."""
+    prompt = read_prompt(model, text, truncation, facts, param)
+    check_token_ids(prompt, facts, param)
+    if len(prompt) > facts.max_model_len:
+        raise too_long(len(prompt), facts.max_model_len, param)
+    return prompt
+
+
+def check_answer_size(num_inputs: int, size: int, of_what: str, param: str) -> None:
+    """Refuses more results, of `size` numbers each, than one answer may hold, before they are computed."""
+    most = RESULT_BYTES_MAX // (4 * size)
+    if num_inputs > most:
+        message = f"{num_inputs} inputs are more than the {most} that one answer may have with {size} {of_what}"
+        raise InvalidRequest(f"{message}; send fewer at a time", param=param)

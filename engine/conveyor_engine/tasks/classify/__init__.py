@@ -1,0 +1,1 @@
+"""Says which labels fit texts, in one step each."""

@@ -1,0 +1,1 @@
+"""Scores how well documents fit a query, in one step each."""

@@ -1,0 +1,22 @@
+"""What all processes know of models that rank documents, and how the files of one show it."""
+
+from pathlib import Path
+from typing import Final
+
+from conveyor_engine.model_files import count_labels, read_architectures
+from conveyor_engine.registry import About
+
+
+def _recognises(directory: Path) -> bool:
+    """Whether config.json names a classifier of sequences with one label. Raises ModelError."""
+    is_classifier = any(name.endswith("ForSequenceClassification") for name in read_architectures(directory))
+    return is_classifier and count_labels(directory) == 1
+
+
+TASK: Final = About(
+    does="ranks documents",
+    does_not="ranks no documents",
+    path="/v1/rerank",
+    recognises=_recognises,
+    runs_also=(),
+)

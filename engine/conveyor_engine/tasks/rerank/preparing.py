@@ -1,0 +1,86 @@
+"""Makes engine requests of bodies that ask for scores, one for each pair. Runs in worker processes."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from conveyor_engine.serving.preparing.jobs import Kind, ServedModel, parse_body, too_many
+from conveyor_engine.serving.preparing.pairs import encode_pairs
+from conveyor_engine.serving.preparing.prompts import PreparedPrompts
+from conveyor_engine.tasks.rerank.bodies import RerankRequest, ScoreRequest, TeiRerankRequest
+from conveyor_engine.wire.classification import Activation, ClassifierFacts
+from conveyor_engine.wire.worker import Job
+
+
+class PreparedPairs(PreparedPrompts, frozen=True, kw_only=True, array_like=True):
+    """An admissible request, in the pairs' order."""
+
+    activation: Activation  # what makes scores of the logits
+    top_n: int | None = None  # only so many results
+    texts: list[str] | None = None  # that the results are to have
+
+
+def prepare_rerank(model: ServedModel, job: Job) -> PreparedPairs:
+    """Raises InvalidRequest or UnknownModel."""
+    fields = parse_body(model, RerankRequest, job.body)
+    _check_number(fields.documents, job, "documents")
+    prompts = encode_pairs(
+        model,
+        job.facts,
+        [(fields.query, document) for document in fields.documents],
+        ("query", "documents"),
+        fields.truncation(job.facts.max_model_len),
+        fields.max_tokens_per_doc,
+    )
+    return PreparedPairs.of(
+        "rerank",
+        prompts,
+        job,
+        fields,
+        activation=_choose_activation(job, fields.use_activation),
+        top_n=fields.top_n or None,
+        texts=fields.documents if fields.return_documents else None,
+    )
+
+
+def prepare_score(model: ServedModel, job: Job) -> PreparedPairs:
+    """Raises InvalidRequest or UnknownModel."""
+    fields = parse_body(model, ScoreRequest, job.body)
+    pairs, *params = fields.read_pairs()
+    _check_number(pairs, job, params[1])
+    truncation = fields.truncation(job.facts.max_model_len)
+    prompts = encode_pairs(model, job.facts, pairs, (params[0], params[1]), truncation)
+    activation = _choose_activation(job, fields.use_activation)
+    return PreparedPairs.of("score", prompts, job, fields, activation=activation)
+
+
+def prepare_tei_rerank(model: ServedModel, job: Job) -> PreparedPairs:
+    """Raises InvalidRequest or UnknownModel."""
+    fields = parse_body(model, TeiRerankRequest, job.body)
+    _check_number(fields.texts, job, "texts")
+    pairs = [(fields.query, text) for text in fields.texts]
+    prompts = encode_pairs(model, job.facts, pairs, ("query", "texts"), fields.truncation(job.facts.max_model_len))
+    return PreparedPairs.of(
+        "rerank",
+        prompts,
+        job,
+        fields,
+        activation="none" if fields.raw_scores else "sigmoid",
+        texts=fields.texts if fields.return_text else None,
+    )
+
+
+def _check_number(texts: Sequence[object], job: Job, param: str) -> None:
+    if len(texts) > job.num_requests_max:
+        raise too_many(f"the number of {param}", len(texts), job, param)
+
+
+def _choose_activation(job: Job, wanted: bool | None) -> Activation:
+    """The model's own, unless the client wants its logits."""
+    return "none" if wanted is False else ClassifierFacts.read(job.facts).activation
+
+
+TASK: Final[Mapping[str, Kind]] = {
+    "rerank": Kind(prepare_rerank, PreparedPairs),
+    "score": Kind(prepare_score, PreparedPairs),
+    "tei_rerank": Kind(prepare_tei_rerank, PreparedPairs),
+}

@@ -1,0 +1,191 @@
+"""/classify and /predict on a real server, with the labels and scores of transformers' pipeline."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+from tests.engine.classifiers import LABELS, open_tokenizer, write_served_classifier
+from tests.engine.processes import EngineServer
+from transformers import TextClassificationPipeline
+
+from conveyor_api.endpoints import ENDPOINTS
+from conveyor_protocol.request_headers import USAGE_HEADER
+
+CONTEXT_TOKENS = 512
+TEXTS = ["the fox", "naïve café", "x", "the quick brown fox jumps over the lazy dog", "the fox"]
+PATHS = [endpoint.path for endpoint in ENDPOINTS if endpoint.models == "classifies"]
+BODIES: dict[str, dict[str, Any]] = {"/classify": {"input": TEXTS}, "/predict": {"inputs": [[text] for text in TEXTS]}}
+NAMED: dict[str, Any] = {"num_labels": 3, "id2label": dict(enumerate(LABELS))}
+KINDS: dict[str, dict[str, Any]] = {
+    "one of several": NAMED,
+    "several at once": NAMED | {"problem_type": "multi_label_classification"},
+    "a number": {"num_labels": 1, "problem_type": "regression"},
+}
+
+
+class Served:
+    """A server of a tiny classifier, and transformers' pipeline."""
+
+    def __init__(self, folder: Path, **changes: Any) -> None:
+        model = write_served_classifier("bert", folder / "tiny", **changes)
+        self.tokenizer = open_tokenizer(folder / "tiny")
+        self.pipeline = TextClassificationPipeline(model=model, tokenizer=self.tokenizer, device="cpu")
+        self.server = EngineServer(
+            folder / "server", folder / "tiny", task="classify",
+            batching_mode="dynamic", max_num_seqs=4, batching_window_seconds=0.05,
+        )  # fmt: skip
+
+    def expect(self, text: Any, **how: Any) -> list[dict[str, Any]]:
+        """All labels, best first."""
+        told: list[dict[str, Any]] = self.pipeline(text, top_k=None, **how)
+        return told
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    one = Served(tmp_path_factory.mktemp("classifier"), **KINDS[request.param])
+    with one.server as server:
+        server.wait_ready()
+        yield one
+
+
+@pytest.fixture(scope="module")
+def labels_one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    one = Served(tmp_path_factory.mktemp("classifier"), **NAMED)
+    with one.server as server:
+        server.wait_ready()
+        yield one
+
+
+def post(served: Served, path: str, **more: Any) -> Any:
+    answer = served.server.post(path, BODIES[path] | more)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def assert_same(told: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
+    assert [one["label"] for one in told] == [one["label"] for one in expected]
+    assert [one["score"] for one in told] == pytest.approx([one["score"] for one in expected], abs=1e-4)
+
+
+def test_texts_get_the_labels_of_the_pipeline(served: Served) -> None:
+    answer = post(served, "/classify", model="tiny")
+    labels = [served.pipeline.model.config.id2label[index] for index in range(served.pipeline.model.config.num_labels)]
+    for number, (one, text) in enumerate(zip(answer["data"], TEXTS, strict=True)):
+        expected = served.expect(text)
+        told = [{"label": label, "score": score} for label, score in zip(labels, one["probs"], strict=True)]
+        assert_same(sorted(told, key=lambda each: -each["score"]), expected)
+        assert (one["index"], one["label"], one["num_classes"]) == (number, expected[0]["label"], len(labels))
+    num_tokens = sum(len(served.tokenizer(text)["input_ids"]) for text in TEXTS)
+    assert answer["usage"] == {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+    assert (answer["object"], answer["model"]) == ("list", "tiny")
+
+
+def test_the_shape_of_text_embeddings_inference_has_all_labels_best_first(served: Served) -> None:
+    for told, text in zip(post(served, "/predict"), TEXTS, strict=True):
+        assert_same(told, served.expect(text))
+    assert_same(post(served, "/predict", inputs=TEXTS[0]), served.expect(TEXTS[0]))
+
+
+def test_a_pair_of_texts_is_one_input(labels_one: Served) -> None:
+    expected = labels_one.expect({"text": "the fox", "text_pair": "x"})
+    assert_same(post(labels_one, "/predict", inputs=["the fox", "x"]), expected)
+    told = post(labels_one, "/predict", inputs=[["the fox", "x"], ["x"]])
+    assert_same(told[0], expected)
+    assert_same(told[1], labels_one.expect("x"))
+
+
+def test_logits_come_if_that_is_asked_for(labels_one: Served) -> None:
+    expected = labels_one.expect("the fox", function_to_apply="none")
+    assert_same(post(labels_one, "/predict", inputs="the fox", raw_scores=True), expected)
+    raw = post(labels_one, "/classify", input="the fox", use_activation=False)["data"][0]
+    assert sorted(raw["probs"], reverse=True) == pytest.approx([one["score"] for one in expected], abs=1e-4)
+
+
+def test_every_form_of_input_gives_the_same(labels_one: Served) -> None:
+    ids = labels_one.tokenizer("the fox")["input_ids"]
+    forms: list[Any] = ["the fox", ["the fox"], ids, [ids]]
+    answers = [post(labels_one, "/classify", input=form)["data"][0]["probs"] for form in forms]
+    for probs in answers:
+        assert probs == pytest.approx(answers[0], abs=1e-6)
+
+
+def test_a_text_that_is_too_long_is_cut_or_refused_as_the_client_asks(labels_one: Served) -> None:
+    long = "the lazy dog " * 400
+    for path, body in (("/classify", {"input": long}), ("/predict", {"inputs": long})):
+        error = labels_one.server.post(path, body).json()["error"]
+        assert (error["code"], error["param"]) == ("context_length_exceeded", next(iter(body)))
+    expected = labels_one.expect(long, truncation=True, max_length=CONTEXT_TOKENS)
+    assert_same(post(labels_one, "/predict", inputs=long, truncate=True), expected)
+    cut = post(labels_one, "/classify", input=long, truncate_prompt_tokens=-1)
+    assert cut["data"][0]["label"] == expected[0]["label"]
+    assert cut["usage"]["prompt_tokens"] == CONTEXT_TOKENS
+
+
+def test_a_gateway_is_told_the_tokens_that_were_used(labels_one: Served) -> None:
+    answer = labels_one.server.post("/classify", BODIES["/classify"], **{USAGE_HEADER: "classified"})
+    used = {"prompt_tokens": answer.json()["usage"]["prompt_tokens"], "cached_tokens": 0, "completion_tokens": 0}
+    assert json.loads(answer.headers[USAGE_HEADER]) == used
+
+
+REFUSED: tuple[tuple[str, dict[str, Any], str, str], ...] = (
+    ("/classify", {"input": []}, "invalid_value", "input"),
+    ("/classify", {"input": None}, "invalid_value", "input"),
+    ("/classify", {"input": ["a", ""]}, "invalid_value", "input"),
+    ("/classify", {"input": ["a"] * 10_000}, "invalid_value", "input"),
+    ("/classify", {"input": [384]}, "invalid_value", "input"),
+    ("/classify", {"messages": []}, "unsupported_value", "messages"),
+    ("/classify", {"model": "other"}, "model_not_found", "model"),
+    ("/predict", {"inputs": []}, "invalid_value", "inputs"),
+    ("/predict", {"inputs": None}, "invalid_value", "inputs"),
+    ("/predict", {"inputs": ""}, "invalid_value", "inputs"),
+    ("/predict", {"inputs": ["a", "b", "c"]}, "invalid_value", "inputs"),
+    ("/predict", {"inputs": [["a"], "b"]}, "invalid_value", "inputs"),
+    ("/predict", {"inputs": [["a"]] * 300}, "invalid_value", "inputs"),
+    ("/predict", {"truncate": "yes"}, "invalid_value", "truncate"),
+)
+
+
+@pytest.mark.parametrize(("path", "changes", "code", "param"), REFUSED, ids=lambda value: str(value)[:40])
+def test_what_cannot_be_classified_is_refused_by_name(
+    labels_one: Served, path: str, changes: dict[str, Any], code: str, param: str
+) -> None:
+    answer = labels_one.server.post(path, BODIES[path] | changes)
+    error = answer.json()["error"]
+    told = (answer.status_code, error["code"], error["param"])
+    assert told == (404 if code == "model_not_found" else 400, code, param), error["message"]
+    assert len(answer.content) < 1000
+
+
+def test_text_that_is_no_unicode_is_refused(labels_one: Served) -> None:
+    answer = labels_one.server.post("/predict", b'{"inputs": "\\ud800"}')
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_answers_and_errors_are_as_the_document_says(labels_one: Served, path: str) -> None:
+    document = labels_one.server.get("/openapi.json").json()
+    post_of = document["paths"][path]["post"]
+    single = {"/classify": {"input": "a"}, "/predict": {"inputs": "a"}}[path]
+    for more, status in (({}, 200), (single, 200), ({"model": "other"}, 404), ({"model": 7}, 400)):
+        answer = labels_one.server.post(path, BODIES[path] | more)
+        assert answer.status_code == status
+        schema = post_of["responses"][str(status)]["content"]["application/json"]["schema"]
+        Draft202012Validator(schema | {"components": document["components"]}).validate(answer.json())
+
+
+@pytest.mark.parametrize("path", [e.path for e in ENDPOINTS if e.models and e.models != "classifies"])
+def test_an_engine_that_classifies_does_nothing_else(labels_one: Served, path: str) -> None:
+    answer = labels_one.server.post(path, {"prompt": "a"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "wrong_task")
+    assert answer.json()["error"]["message"].endswith("it answers /classify")
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_an_engine_that_generates_classifies_nothing(server: EngineServer, path: str) -> None:
+    answer = server.post(path, BODIES[path])
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "wrong_task")
+    assert "classifies no texts" in answer.json()["error"]["message"]
