@@ -15,6 +15,7 @@ from e2e import kube
 from e2e.cluster import programs
 from e2e.cluster.paths import REPOSITORY
 from e2e.demo import screen
+from e2e.demo.picture import build_svg
 from e2e.demo.story import WANTED_REPLICAS, Sample, Story, add_client_side
 from e2e.gateway import service_url
 from e2e.load import Load, running_load
@@ -25,6 +26,7 @@ NAME = "demo"
 CONCURRENCY = 10  # of which batches of 4 leave 6 waiting: more pods are wanted than maxReplicas allows
 TITLE = f"{NAMESPACE}/{NAME}: {CONCURRENCY} clients, batches of 4, at most {WANTED_REPLICAS} pods"
 BURST_SECONDS_MAX = 240
+PICTURE = REPOSITORY / "build" / "demo.svg"
 console = Console()
 
 
@@ -43,6 +45,9 @@ def main() -> int:
     wait_for("ScalingReady", started)  # the HPA of a new cluster may need half a minute to know the resource
     story, load = asyncio.run(burst(url))
     succeeded = screen.report(console, story, load)
+    PICTURE.parent.mkdir(exist_ok=True)
+    PICTURE.write_text(build_svg(story, TITLE), encoding="utf-8")
+    console.print(f"the burst as a picture: {PICTURE.relative_to(REPOSITORY)}", highlight=False)
     chart = REPOSITORY / "charts" / "conveyor"
     screen.go_on(console, url, kube.kubeconfig_path(), programs.path("kubectl"), programs.path("helm"), chart)
     return 0 if succeeded else 1

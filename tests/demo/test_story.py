@@ -1,8 +1,10 @@
 """What the demo shows of a burst: the rows that matter, and words that fit."""
 
 import io
+import re
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from rich.console import Console
@@ -10,6 +12,7 @@ from rich.console import Console
 from e2e.cluster import programs
 from e2e.cluster.paths import REPOSITORY
 from e2e.demo import screen
+from e2e.demo.picture import build_svg
 from e2e.demo.story import Sample, Story, shown
 from e2e.load import Answer, Load
 
@@ -90,3 +93,24 @@ def test_without_a_demo_its_address_is_asked_for_in_one_sentence(tmp_path: Path,
     assert asked.returncode == 1
     assert asked.stderr == "there is no demo: `make demo` brings it up\n"
     assert sys.executable in asked.args
+
+
+def test_the_picture_draws_every_curve_and_marks_every_event() -> None:
+    drawn = build_svg(burst(), "1 -> 3 -> 1 & back")
+    picture = ElementTree.fromstring(drawn)
+    paths = {element.get("class"): element.get("d", "") for element in picture.iter() if element.tag.endswith("path")}
+    assert {"line flight", "line queue", "line wanted", "ready"} <= paths.keys()
+    assert paths["line wanted"].count("V") == 2, "up to three, and back"
+    words = [element.text for element in picture.iter() if element.tag.endswith("text")]
+    assert [word for word in words if word and ": " in word] == [
+        "2.0 s: decided", "20.0 s: 3 ready", "60.0 s: burst over", "149.5 s: 1 again",
+    ]  # fmt: skip
+    assert "prefers-color-scheme: dark" in drawn
+
+
+def test_a_value_that_the_cluster_does_not_know_holds_the_last_one() -> None:
+    story = Story(began=0.0)
+    for at, in_flight in enumerate((4.0, None, 2.0)):
+        story.note(Sample(at, queue_depth=None, in_flight=in_flight, desired=1, ready=1))
+    (path,) = re.findall(r'class="line flight" d="([^"]+)"', build_svg(story, ""))
+    assert path.count("V") == 1

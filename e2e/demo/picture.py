@@ -1,0 +1,106 @@
+"""The demo's story as an SVG for light and dark pages: requests above, pods below. Reads no cluster."""
+
+from collections.abc import Callable, Sequence
+from html import escape
+
+from e2e.demo.story import Sample, Story
+
+WIDTH, LEFT, RIGHT = 880, 56, 16
+TOPS, HEIGHT = (64, 268), 150  # of the two charts
+STYLE = """
+svg { font: 13px system-ui, sans-serif; }
+text { fill: #1f2328; } .dim { fill: #59636e; } .grid { stroke: #d1d9e0; } .event { stroke: #818b98; }
+.back { fill: #ffffff; } .flight { stroke: #0969da; } .queue { stroke: #bc4c00; } .wanted { stroke: #59636e; }
+.ready { fill: #2da44e; } .line { fill: none; stroke-width: 2; } .event, .wanted { stroke-dasharray: 4 4; }
+@media (prefers-color-scheme: dark) {
+  text { fill: #f0f6fc; } .dim { fill: #9198a1; } .grid { stroke: #3d444d; } .event { stroke: #656c76; }
+  .back { fill: #0d1117; } .flight { stroke: #4493f8; } .queue { stroke: #db6d28; } .wanted { stroke: #9198a1; }
+  .ready { fill: #2ea043; }
+}"""
+
+Read = Callable[[Sample], float]
+
+
+def build_svg(story: Story, title: str) -> str:
+    """`story` has samples. Unknown values hold the last known one."""
+    seconds = story.samples[-1].at - story.began
+    most = max(1.0, *(sample.in_flight or 0 for sample in story.samples))
+    pods = max(1.0, *(float(max(sample.desired, sample.ready)) for sample in story.samples))
+    in_flight = _steps(story, seconds, TOPS[0], most, _known(lambda sample: sample.in_flight))
+    queue = _steps(story, seconds, TOPS[0], most, _known(lambda sample: sample.queue_depth))
+    wanted = _steps(story, seconds, TOPS[1], pods, lambda sample: sample.desired)
+    ready = _steps(story, seconds, TOPS[1], pods, lambda sample: sample.ready)
+    bottom = TOPS[1] + HEIGHT
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + 40}" role="img">',
+        f"<title>{escape(title)}</title><style>{STYLE}</style>",
+        f'<rect class="back" width="{WIDTH}" height="{bottom + 40}" rx="6"/>',
+        f'<text x="{LEFT}" y="24" font-weight="600">{escape(title)}</text>',
+        *_frame(TOPS[0], most, [("requests in flight", "flight"), ("waiting", "queue")]),
+        f'<path class="line flight" d="{in_flight}"/><path class="line queue" d="{queue}"/>',
+        *_frame(TOPS[1], pods, [("pods ready", "ready"), ("wanted by the HPA", "wanted")]),
+        f'<path class="ready" fill-opacity=".35" d="{ready} V{bottom} H{LEFT} Z"/>',
+        f'<path class="line wanted" d="{wanted}"/>',
+        *_events(story, seconds, bottom),
+        "</svg>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _known(read: Callable[[Sample], float | None]) -> Read:
+    last = 0.0
+
+    def known(sample: Sample) -> float:
+        nonlocal last
+        value = read(sample)
+        last = last if value is None else value
+        return last
+
+    return known
+
+
+def _x(at: float, seconds: float) -> float:
+    return LEFT + at / seconds * (WIDTH - LEFT - RIGHT)
+
+
+def _steps(story: Story, seconds: float, top: int, most: float, read: Read) -> str:
+    """A path in steps: each value holds until the next sample."""
+    y = top + HEIGHT - read(story.samples[0]) / most * HEIGHT
+    path = f"M{LEFT} {y:.1f}"
+    for sample in story.samples[1:]:
+        path += f" H{_x(sample.at - story.began, seconds):.1f}"
+        if (below := top + HEIGHT - read(sample) / most * HEIGHT) != y:
+            path, y = f"{path} V{below:.1f}", below
+    return path
+
+
+def _frame(top: int, most: float, legend: Sequence[tuple[str, str]]) -> list[str]:
+    bottom, x, parts = top + HEIGHT, float(LEFT), list[str]()
+    for y, value in ((top, most), (bottom, 0)):
+        parts.append(f'<path class="grid" d="M{LEFT} {y} H{WIDTH - RIGHT}"/>')
+        parts.append(f'<text class="dim" x="{LEFT - 8}" y="{y + 4}" text-anchor="end">{value:g}</text>')
+    for name, kind in legend:
+        shape = f'<path class="{kind} line" d="M{x} {top - 12} h18"/>'
+        if kind == "ready":
+            shape = f'<rect class="ready" fill-opacity=".35" x="{x}" y="{top - 18}" width="18" height="11"/>'
+        parts.append(f'{shape}<text x="{x + 24}" y="{top - 8}">{escape(name)}</text>')
+        x += 40 + 8 * len(name)
+    return parts
+
+
+def _events(story: Story, seconds: float, bottom: int) -> list[str]:
+    """What happened when, below the pods."""
+    parts = [f'<text class="dim" x="{LEFT}" y="{bottom + 18}">0 s</text>']
+    marks = [
+        (story.decided, "decided"), (story.all_ready, "3 ready"),
+        (story.burst_ended, "burst over"), (story.back_to_one, "1 again"),
+    ]  # fmt: skip
+    for at, words in marks:
+        if at is not None:
+            x = min(_x(at, seconds), WIDTH - RIGHT)
+            anchor = "end" if x > WIDTH - 120 else "start"
+            parts.append(f'<path class="event" d="M{x:.1f} {TOPS[0]} V{bottom}"/>')
+            parts.append(
+                f'<text class="dim" x="{x:.1f}" y="{bottom + 18}" text-anchor="{anchor}">{at:.1f} s: {words}</text>'
+            )
+    return parts
