@@ -74,7 +74,7 @@ def test_engine_and_gateway_tell_the_version_that_is_released() -> None:
 
 
 def test_the_readme_stays_short() -> None:
-    assert len((REPOSITORY / "README.md").read_text().splitlines()) <= 150
+    assert len((REPOSITORY / "README.md").read_text().splitlines()) <= 120
 
 
 def installed(dockerfile: Path) -> set[str]:
