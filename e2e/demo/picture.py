@@ -23,7 +23,7 @@ Read = Callable[[Sample], float]
 
 def build_svg(story: Story, title: str) -> str:
     """`story` has samples. Unknown values hold the last known one."""
-    seconds = story.samples[-1].at - story.began
+    seconds = (story.samples[-1].at - story.began) * 1.05  # the last values stay in sight
     most = max(1.0, *(sample.in_flight or 0 for sample in story.samples))
     pods = max(1.0, *(float(max(sample.desired, sample.ready)) for sample in story.samples))
     in_flight = _steps(story, seconds, TOPS[0], most, _known(lambda sample: sample.in_flight))
@@ -32,9 +32,9 @@ def build_svg(story: Story, title: str) -> str:
     ready = _steps(story, seconds, TOPS[1], pods, lambda sample: sample.ready)
     bottom = TOPS[1] + HEIGHT
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + 40}" role="img">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + 48}" role="img">',
         f"<title>{escape(title)}</title><style>{STYLE}</style>",
-        f'<rect class="back" width="{WIDTH}" height="{bottom + 40}" rx="6"/>',
+        f'<rect class="back" width="{WIDTH}" height="{bottom + 48}" rx="6"/>',
         f'<text x="{LEFT}" y="24" font-weight="600">{escape(title)}</text>',
         *_frame(TOPS[0], most, [("requests in flight", "flight"), ("waiting", "queue")]),
         f'<path class="line flight" d="{in_flight}"/><path class="line queue" d="{queue}"/>',
@@ -71,7 +71,7 @@ def _steps(story: Story, seconds: float, top: int, most: float, read: Read) -> s
         path += f" H{_x(sample.at - story.began, seconds):.1f}"
         if (below := top + HEIGHT - read(sample) / most * HEIGHT) != y:
             path, y = f"{path} V{below:.1f}", below
-    return path
+    return f"{path} H{WIDTH - RIGHT}"
 
 
 def _frame(top: int, most: float, legend: Sequence[tuple[str, str]]) -> list[str]:
@@ -89,18 +89,15 @@ def _frame(top: int, most: float, legend: Sequence[tuple[str, str]]) -> list[str
 
 
 def _events(story: Story, seconds: float, bottom: int) -> list[str]:
-    """What happened when, below the pods."""
-    parts = [f'<text class="dim" x="{LEFT}" y="{bottom + 18}">0 s</text>']
+    """What happened when, in two rows of words below the pods, so that neighbours do not overlap."""
     marks = [
-        (story.decided, "decided"), (story.all_ready, "3 ready"),
+        (0.0, "burst"), (story.decided, "HPA wants 3"), (story.all_ready, "3 ready"),
         (story.burst_ended, "burst over"), (story.back_to_one, "1 again"),
     ]  # fmt: skip
-    for at, words in marks:
-        if at is not None:
-            x = min(_x(at, seconds), WIDTH - RIGHT)
-            anchor = "end" if x > WIDTH - 120 else "start"
-            parts.append(f'<path class="event" d="M{x:.1f} {TOPS[0]} V{bottom}"/>')
-            parts.append(
-                f'<text class="dim" x="{x:.1f}" y="{bottom + 18}" text-anchor="{anchor}">{at:.1f} s: {words}</text>'
-            )
+    parts = []
+    for number, (at, words) in enumerate((at, words) for at, words in marks if at is not None):
+        x, y = _x(at, seconds), bottom + (18, 36)[number % 2]
+        anchor = "end" if x > WIDTH - 120 else "start"
+        parts.append(f'<path class="event" d="M{x:.1f} {TOPS[0]} V{y - 12}"/>')
+        parts.append(f'<text class="dim" x="{x:.1f}" y="{y}" text-anchor="{anchor}">{at:.1f} s: {words}</text>')
     return parts
