@@ -111,7 +111,7 @@ def test_the_document_describes_its_path(served: EngineServer) -> None:
     document = served.get("/openapi.json").json()
     body = document["paths"]["/v1/softmax"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert body == {"$ref": "#/components/schemas/SoftmaxRequest"}
-    assert set(document["components"]["schemas"]["SoftmaxRequest"]["properties"]) == {"model", "input"}
+    assert set(document["components"]["schemas"]["SoftmaxRequest"]["properties"]) == {"model", "priority", "input"}
     assert "Probabilities" in document["components"]["schemas"]
     assert served.metric("conveyor_engine_http_responses_total", route="/openapi.json", status="200") >= 1
 
