@@ -25,7 +25,7 @@ from conveyor_engine.execution import native
 from conveyor_engine.execution.models.layers import DecoderLayer
 from conveyor_engine.execution.models.packed_linear import NativeLinear, OneDnnLinear, PackedLinear
 from conveyor_engine.execution.runners.generate import GenerateRunner
-from conveyor_engine.execution.runners.pool import PoolRunner
+from conveyor_engine.execution.runners.packed import PackedRunner
 from conveyor_engine.loop.executor import Executor
 from conveyor_engine.wire.step import StepPlan
 
@@ -47,7 +47,7 @@ class Limit:
     """Notes the steps of a runner from now on, and does their products and reads, and nothing else."""
 
     def __init__(self, runner: Executor) -> None:
-        assert isinstance(runner, GenerateRunner | PoolRunner), "both have a model"
+        assert isinstance(runner, GenerateRunner | PackedRunner), "both have a model"
         self.kv_seconds = self.kv_bytes = 0.0
         self._steps = note_steps(runner)
         head, few = runner.model.get_output_embeddings(), after_last_attention(runner)
@@ -207,7 +207,7 @@ def linears_of(module: nn.Module) -> list[Any]:
     return [part for part in module.modules() if isinstance(part, PackedLinear | nn.Linear)]
 
 
-def after_last_attention(runner: GenerateRunner | PoolRunner) -> list[Any]:
+def after_last_attention(runner: GenerateRunner | PackedRunner) -> list[Any]:
     """The last layer's linears that compute no more than the tokens that get logits."""
     last = runner.last_layer if isinstance(runner, GenerateRunner) else None
     layers = [m for m in runner.model.modules() if isinstance(m, DecoderLayer) and m.self_attn.spec.layer == last]

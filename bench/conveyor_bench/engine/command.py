@@ -29,7 +29,7 @@ from conveyor_bench.comparing.systems import Conveyor, HfStatic, System, Workloa
 from conveyor_bench.comparing.turns import OURS, measure, random_prompts
 from conveyor_bench.peers.hf_continuous import HfContinuous
 from conveyor_bench.peers.process import PeerProcess
-from conveyor_bench.workloads import encoder
+from conveyor_bench.workloads import classifiers, encoder
 from conveyor_bench.workloads.long_prompt import measure_long_prompt
 from conveyor_bench.workloads.mixed import measure_mixed
 from conveyor_bench.workloads.modes import measure_modes
@@ -48,6 +48,11 @@ WHOLE_RUNS: dict[str, Callable[..., dict[str, Any]]] = {
     "B": measure_mixed,
     "D": measure_prefix,
     "E": measure_long_prompt,
+}
+JOBS: dict[str, Callable[[], encoder.Job]] = {
+    "embed": encoder.build_embed,
+    "rerank": classifiers.build_rerank,
+    "classify": classifiers.build_classify,
 }
 _DESCRIPTION = """Measure output tokens per second on a model of random weights, in turns with a peer in the same run.
 Prints progress, the machine, the limit that matrix products and reading KV set, and last one JSON object. Fails if a
@@ -78,8 +83,9 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> dict[str, 
     hardware = describe_hardware()
     say("event=hardware " + " ".join(f"{key}={json.dumps(value)}" for key, value in hardware.items()))
     limits = Limits(arguments.rounds, arguments.budget_seconds)
-    if arguments.workload == "embed":
-        return {**encoder.measure_encoder(arguments.model_shape, arguments.dtype, limits, say), "hardware": hardware}
+    if arguments.workload in JOBS:
+        job, chosen = JOBS[arguments.workload](), (arguments.model_shape, arguments.dtype)
+        return {**encoder.measure_job(job, *chosen, limits, say), "hardware": hardware}
     compared, distinct = check_tokens({name: PEERS[name] for name in PEERS if name in ("hf-static", arguments.compare)})
     say(f"event=tokens_equal dtype=float32 model=tiny tokens={compared} distinct={distinct}: same as transformers'")
     with tempfile.TemporaryDirectory() as folder:
@@ -168,11 +174,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument(
         "--workload",
-        choices=[*SIZES, *WHOLE_RUNS, "embed"],
+        choices=[*SIZES, *WHOLE_RUNS, *JOBS],
         default="A",
         help="A = 32 requests at once; C = one request; B = 64 of many lengths, beside hf-static; D = prompts that "
         "begin alike, with and without prefix caching; E = a long prompt beside decodes, with and without chunks; "
-        "embed = texts through a BERT, beside sentence-transformers",
+        "embed = texts through a BERT, beside sentence-transformers; rerank, classify = a BERT with a head, beside "
+        "sentence-transformers' CrossEncoder and transformers' pipeline",
     )
     parser.add_argument(
         "--compare",
@@ -184,7 +191,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model-shape",
         choices=sorted({*SHAPES, *encoder.SHAPES}),
-        help="random weights of this shape; default: qwen3-0.6b, for embed bert-base",
+        help="random weights of this shape; default: qwen3-0.6b, for embed, rerank and classify bert-base",
     )
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     parser.add_argument("--requests", type=int, help="of A and C, all at once; the peer's batch size too")
@@ -203,7 +210,7 @@ def complain(arguments: argparse.Namespace, error: Callable[[str], object]) -> N
     for name in ("requests", "input_tokens", "output_tokens", "rounds"):
         if (value := getattr(arguments, name)) is not None and value < 1:
             error(f"--{name.replace('_', '-')} must be at least 1")
-    shapes = encoder.SHAPES if arguments.workload == "embed" else SHAPES
+    shapes = encoder.SHAPES if arguments.workload in JOBS else SHAPES
     arguments.model_shape = arguments.model_shape or next(iter(shapes))
     if arguments.model_shape not in shapes:
         error(f"--workload {arguments.workload} needs --model-shape {' or '.join(shapes)}")

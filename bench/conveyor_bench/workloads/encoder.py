@@ -1,11 +1,12 @@
-"""Workload embed: texts of 8 to 512 tokens through a BERT, against sentence-transformers' own `encode`.
+"""Workloads of encoders, each beside a peer: `embed` here, `rerank` and `classify` in `classifiers`.
 
-`encode` sorts by length and pads batches of 32. Both begin with texts, and have to agree on the vectors of a small
-float32 model first.
+embed: texts of 8 to 512 tokens through a BERT, against sentence-transformers' own `encode`, which sorts by length and
+pads batches of 32. Both begin with texts, and have to agree on the numbers of a small float32 model first.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from random import Random
@@ -37,53 +38,68 @@ _SPECIAL = ["[PAD]", "[CLS]", "[SEP]"]
 Vectors = npt.NDArray[np.float32]  # (texts, hidden)
 
 
-def measure_encoder(shape: str, dtype: str, limits: Limits, say: Callable[[str], None]) -> dict[str, Any]:
-    """Seconds for all texts, of both. Exits if the systems differ, or the peer is missing."""
-    if find_spec("sentence_transformers") is None:
-        raise SystemExit(
-            "sentence-transformers is missing: uv run --no-sync --with sentence-transformers python -m ..."
-        )
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Numbers that two systems make of the same items, and agree on."""
+
+    what: str  # the numbers, in the plural
+    peer: str
+    draw: Callable[[int], Sequence[Any]]  # the items of a round
+    write: Callable[[Path, str], None]  # a model of this shape
+    open_engine: Callable[[EngineCore, Path], "Run"]
+    open_peer: Callable[[Path, str], "Run"]  # with this number type
+    about: Mapping[str, object]
+
+
+Run = Callable[[Sequence[Any]], Vectors]  # a row of each item
+
+
+def build_embed() -> Job:
+    """Texts become vectors."""
+    sizes = {"texts": TEXTS, "tokens": TOKENS}
+    return Job("vectors", "sentence-transformers", random_texts, write_encoder, open_engine, open_peer, sizes)
+
+
+def measure_job(job: Job, shape: str, dtype: str, limits: Limits, say: Callable[[str], None]) -> dict[str, Any]:
+    """Seconds for all items, of both. Exits if the systems differ, or the peer is missing."""
+    if find_spec(job.peer.replace("-", "_")) is None:
+        raise SystemExit(f"{job.peer} is missing: uv run --no-sync --with {job.peer} python -m ...")
     with TemporaryDirectory() as folder:
-        compared = check_vectors(Path(folder))
-    say(f"event=vectors_equal dtype=float32 model=tiny vectors={compared}: same as sentence-transformers'")
+        compared = check_numbers(job, Path(folder))
+    say(f"event={job.what}_equal dtype=float32 model=tiny {job.what}={compared}: same as {job.peer}'")
     with TemporaryDirectory() as folder:
-        write_encoder(Path(folder), shape)
+        job.write(Path(folder), shape)
         say(f"event=model_written shape={shape}")
         core = open_core(Path(folder), dtype)
-        ours, theirs = open_engine(core, Path(folder)), open_peer(Path(folder), dtype)
-    texts = random_texts(0)
+        ours, theirs = job.open_engine(core, Path(folder)), job.open_peer(Path(folder), dtype)
+    items = job.draw(0)
     for system in (ours, theirs):
-        system(texts[:BATCH])
+        system(items[:BATCH])
     runs: dict[str, Callable[[int], Figures]] = {
-        OURS: lambda number: _time(ours, number),
-        "sentence-transformers": lambda number: _time(theirs, number),
+        OURS: lambda number: _time(ours, job.draw(number)),
+        job.peer: lambda number: _time(theirs, job.draw(number)),
     }
     return {
-        "same_float32_vectors_as_sentence_transformers": True,
+        f"same_float32_{job.what}_as_{job.peer.replace('-', '_')}": True,
         **measure_rounds(in_turns(runs, Limit(core.executor).slice), limits, say),
-        "workload": {"model_shape": shape, "dtype": dtype, "texts": TEXTS, "tokens": TOKENS},
+        "workload": {"model_shape": shape, "dtype": dtype, **job.about},
     }
 
 
-Embed = Callable[[Sequence[str]], Vectors]
-
-
-def _time(embed: Embed, number: int) -> Figures:
-    texts = random_texts(number)
+def _time(run: Run, items: Sequence[Any]) -> Figures:
     started = time.perf_counter()
-    embed(texts)
+    run(items)
     return {"all": time.perf_counter() - started}
 
 
-def check_vectors(folder: Path) -> int:
-    """How many were compared."""
-    write_encoder(folder, "tiny")
-    texts = random_texts(1)[:BATCH]
-    engine, peer = open_engine(open_core(folder, "float32"), folder), open_peer(folder, "float32")
-    ours, theirs = engine(texts), peer(texts)
-    if np.abs(ours - theirs).max() > 1e-4:
-        raise SystemExit("float32 vectors differ from sentence-transformers': one of them is wrong here")
-    return len(texts)
+def check_numbers(job: Job, folder: Path) -> int:
+    """How many items were compared."""
+    job.write(folder, "tiny")
+    items = job.draw(1)[:BATCH]
+    engine, peer = job.open_engine(open_core(folder, "float32"), folder), job.open_peer(folder, "float32")
+    if np.abs(engine(items) - peer(items)).max() > 1e-4:
+        raise SystemExit(f"float32 {job.what} differ from {job.peer}': one of them is wrong here")
+    return len(items)
 
 
 def random_texts(seed: int) -> list[str]:
@@ -113,10 +129,12 @@ def write_tokenizer(folder: Path) -> None:
     words = [*_SPECIAL, *(f"w{number}" for number in range(len(_SPECIAL), VOCABULARY))]
     tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="[PAD]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    pair = [("[CLS]", 1), ("[SEP]", 2)]
-    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=pair)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
     named = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "model_max_length": TOKENS[1]}
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named).save_pretrained(folder)
+    names = ["input_ids", "token_type_ids", "attention_mask"]
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_input_names=names, **named).save_pretrained(folder)
 
 
 def open_core(folder: Path, dtype: str) -> EngineCore:
@@ -130,25 +148,29 @@ def open_core(folder: Path, dtype: str) -> EngineCore:
     return EngineCore(config, build_runner(config))
 
 
-def open_engine(core: EngineCore, folder: Path) -> Embed:
+def open_engine(core: EngineCore, folder: Path) -> Run:
     """This engine with the model's own tokenizer."""
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer, payload = Tokenizer.from_file(str(folder / "tokenizer.json")), PoolingParams().encode()
 
     def embed(texts: Sequence[str]) -> Vectors:
-        for number, encoding in enumerate(tokenizer.encode_batch_fast(texts)):
-            request = EngineRequest(
-                request_id=str(number), prompt_token_ids=encoding.ids, payload=PoolingParams().encode()
-            )
-            core.add_request(request)
-        found: dict[str, bytes] = {}
-        while core.has_unfinished():
-            found |= {output.request_id: output.payload or b"" for output in core.step(time.monotonic())}
-        return np.stack([np.frombuffer(found[str(number)], np.float32) for number in range(len(texts))])
+        return run_all(core, ((encoding.ids, payload) for encoding in tokenizer.encode_batch_fast(texts)))
 
     return embed
 
 
-def open_peer(folder: Path, dtype: str) -> Embed:
+def run_all(core: EngineCore, prompts: Iterable[tuple[list[int], bytes]]) -> Vectors:
+    """The numbers of each prompt, of tokens and a payload: all are there at once."""
+    count = 0
+    for token_ids, payload in prompts:
+        core.add_request(EngineRequest(request_id=str(count), prompt_token_ids=token_ids, payload=payload))
+        count += 1
+    found: dict[str, bytes] = {}
+    while core.has_unfinished():
+        found |= {output.request_id: output.payload or b"" for output in core.step(time.monotonic())}
+    return np.stack([np.frombuffer(found[str(number)], np.float32) for number in range(count)])
+
+
+def open_peer(folder: Path, dtype: str) -> Run:
     """sentence-transformers, as its users call it."""
     from sentence_transformers import SentenceTransformer
 

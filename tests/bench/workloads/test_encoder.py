@@ -5,7 +5,7 @@ import json
 import pytest
 
 from conveyor_bench.engine import command as bench
-from conveyor_bench.workloads import encoder
+from conveyor_bench.workloads import classifiers, encoder
 
 EMBED = ["--workload", "embed", "--model-shape", "tiny", "--dtype", "float32", "--rounds", "1"]
 
@@ -25,6 +25,30 @@ def test_vectors_are_those_of_sentence_transformers(
     monkeypatch.setattr(encoder, "open_engine", lambda *a: lambda texts: right(*a)(texts) + 0.001)
     with pytest.raises(SystemExit, match="differ from sentence-transformers"):
         bench.main(EMBED)
+
+
+@pytest.mark.parametrize(
+    ("workload", "key", "peer"),
+    [
+        ("rerank", "same_float32_scores_as_sentence_transformers", "sentence-transformers"),
+        ("classify", "same_float32_probabilities_as_transformers", "transformers"),
+    ],
+)
+def test_scores_are_those_of_the_peer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], workload: str, key: str, peer: str
+) -> None:
+    if workload == "rerank":
+        pytest.importorskip("sentence_transformers", reason="needs sentence-transformers: make test-oldest")
+    for name, value in (("TEXTS", 9), ("BATCH", 4), ("TOKENS", (24, 48))):
+        monkeypatch.setattr(encoder, name, value)
+    arguments = ["--workload", workload, *EMBED[2:]]
+    assert bench.main(arguments) == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert told[key] is True
+    assert told["peers"][peer]["ratio"]["all"] > 0
+    monkeypatch.setattr(classifiers, "activate", lambda logits, _: logits)
+    with pytest.raises(SystemExit, match=f"differ from {peer}"):
+        bench.main(arguments)
 
 
 def test_a_missing_peer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
