@@ -10,13 +10,16 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
 from conveyor_engine import __version__
+from conveyor_engine.config.engine_config import EngineConfig
 from conveyor_engine.config.sources import add_flags, parse_config
 from conveyor_engine.errors import ConfigError, StartError
 from conveyor_engine.logs import configure_logging
+from conveyor_engine.registry import find_task, load_about
 from conveyor_engine.termination import write_facts, write_termination_message
 from conveyor_process.running import drop_unwritten
 
@@ -83,7 +86,6 @@ def _serve(flags: argparse.Namespace) -> int:
     from uvloop import run
 
     from conveyor_engine.model_numbers import check_numbers
-    from conveyor_engine.registry import find_task, load_about
     from conveyor_engine.serving.preparing.jobs import ServedModel
     from conveyor_engine.serving.preparing.process import ForkServer
     from conveyor_engine.serving.preparing.sampling_defaults import SamplingDefaults, read_sampling_defaults
@@ -94,7 +96,8 @@ def _serve(flags: argparse.Namespace) -> int:
     config = parse_config(vars(flags), os.environ)
     configure_logging(config.log_format)
     directory = Path(config.model)
-    reads_text = load_about(find_task(config.task, directory)).reads_text
+    config = _settle(config, find_task(config.task, directory))
+    reads_text = load_about(config.task).reads_text
     if directory.is_dir():  # the tokenizer says what else it is
         try_files(directory, reads_text)
         check_numbers(directory)
@@ -107,6 +110,12 @@ def _serve(flags: argparse.Namespace) -> int:
     _log.error("event=engine_dead reason=%s message=%s", death.reason, death.message)
     write_termination_message(death.reason, death.message)
     return 1
+
+
+def _settle(config: EngineConfig, task: str) -> EngineConfig:
+    """The configuration for a model of this task, by which it has the batching mode that is left open."""
+    mode = load_about(task).batching_mode if config.batching_mode == "auto" else config.batching_mode
+    return replace(config, task=task, batching_mode=mode)
 
 
 if __name__ == "__main__":

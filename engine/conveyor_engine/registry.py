@@ -18,7 +18,7 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from conveyor_engine.errors import ConfigError
 from conveyor_engine.model_files import read_architectures
@@ -35,6 +35,7 @@ class About:
     does_not: str  # as in "it generates no text"
     path: str  # that its models answer, the first to try
     recognises: Callable[[Path], bool]  # whether a model's directory is for this task. Raises ModelError
+    batching_mode: Literal["continuous", "dynamic"] = "dynamic"  # that its engines have, if nothing else is set
     reads_text: bool = True  # whether it needs the model's tokenizer
     runs_also: tuple[str, ...] | None = None  # tasks whose models it can run too, if asked for; None: any
 
@@ -67,8 +68,8 @@ def find_task(wanted: str, directory: Path) -> str:
     if runs_also is not None and found not in runs_also:
         classes = ", ".join(read_architectures(directory))[:200] or "no architectures"
         raise ConfigError(
-            f"`task` is {wanted}, but the model {load_about(found).does} (its config.json has {classes}); "
-            f"leave `task` out, or set it to {found}"
+            f"`task: {wanted}` is set, but the model {load_about(found).does} (its config.json has {classes}); "
+            f"leave `task` out, or set `task: {found}`"
         )
     return wanted
 

@@ -1,7 +1,7 @@
 """The termination message: how this process ended, for whoever reads the container's status. Called by `__main__`.
 
 One JSON object in the file that the environment's TERMINATION_LOG names: {"reason": FailureReason, "message":
-sentence}, or after a fetch {"contextLength": tokens}, what the model's config.json says of it.
+sentence}, or after a fetch {"contextLength": tokens, "task": name}, what the model's files say of it.
 """
 
 import json
@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from conveyor_engine import registry
 from conveyor_engine.errors import ModelError, one_line
 from conveyor_engine.model_files import read_object
 from conveyor_protocol.failure_reasons import FailureReason
@@ -27,10 +28,10 @@ def write_termination_message(reason: FailureReason, message: str) -> None:
 
 
 def write_facts(model: Path) -> None:
-    """What is worth knowing of a model before it runs. Says nothing where its config.json does not."""
-    length = find_context_length(model)
-    if length is not None:
-        _write({"contextLength": length})
+    """What is worth knowing of a model before it runs. Says nothing where its files do not."""
+    told = {"contextLength": find_context_length(model), "task": _find_task(model)}
+    if told := {name: fact for name, fact in told.items() if fact is not None}:
+        _write(told)
 
 
 def find_context_length(model: Path) -> int | None:
@@ -44,6 +45,13 @@ def find_context_length(model: Path) -> int | None:
         return None
     lengths = (positions - _first_position(text), limits.get("max_seq_length"))
     return min(length for length in lengths if type(length) is int and length > 1)
+
+
+def _find_task(model: Path) -> str | None:
+    try:
+        return registry.find_task("auto", model)
+    except ModelError:
+        return None  # the engine says what is wrong with it
 
 
 def _first_position(config: dict[str, Any]) -> int:

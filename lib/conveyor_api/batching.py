@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Final, Literal
 from pydantic import Field
 
 from conveyor_api.base import ApiModel, Rule
+from conveyor_api.engine import TASKS_OF_ONE_STEP
 from conveyor_api.quantities import Duration, between, parse_duration_seconds
 
 BatchingMode = Literal["None", "Static", "Dynamic", "Continuous"]
@@ -28,13 +29,13 @@ class Batching(ApiModel):
 
     rules: ClassVar = (
         Rule(
-            "!has(self.window) || self.mode in ['Static', 'Dynamic']",
+            "!has(self.window) || (has(self.mode) && self.mode in ['Static', 'Dynamic'])",
             "window is only for modes Static and Dynamic; remove it, or set mode: Dynamic",
             lambda batching: batching.window is None or batching.mode in DEFAULT_WINDOWS,
             field="window",
         ),
         Rule(
-            "!has(self.maxBatchTokens) || !has(self.maxBatchSize) || self.mode == 'None'"
+            "!has(self.maxBatchTokens) || !has(self.maxBatchSize) || (has(self.mode) && self.mode == 'None')"
             " || self.maxBatchTokens >= self.maxBatchSize",
             "maxBatchTokens must be at least maxBatchSize: each request of a batch needs one token per step",
             lambda batching: (
@@ -44,11 +45,12 @@ class Batching(ApiModel):
         ),
     )
 
-    mode: BatchingMode = "Continuous"
+    mode: BatchingMode | None = None
     """None: one request at a time. Static: a batch starts when it is full or the window since its first request ends,
-    is padded to its longest prompt, and all its answers leave together. Dynamic: a batch starts so too, unpadded, of
-    requests of similar length, and each answer leaves when it is done. Continuous: requests join and leave at every
-    step."""
+    is padded to its longest prompt, and all its answers leave together. Dynamic: a batch starts so too, unpadded, and
+    each answer leaves when it is done; where the model generates, it has requests of similar length. Continuous:
+    requests join and leave at every step. Default: Dynamic for tasks that take one step (Embed, Rerank, Classify), else
+    Continuous."""
     max_batch_size: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Requests that run together on one engine; default: see `status.effective`. Mode None runs one, whatever this
     says."""
@@ -58,6 +60,12 @@ class Batching(ApiModel):
     max_batch_tokens: Tokens | None = None
     """Tokens of one step over all requests; default: the engine's choice. In mode Dynamic, a batch whose prompts have
     so many tokens starts too."""
+
+    def settle(self, task: str | None) -> "Batching":
+        """The same with a mode: its own, or the one that services of this task have; None: the task is not known."""
+        if self.mode is not None:
+            return self
+        return self.model_copy(update={"mode": "Dynamic" if task in TASKS_OF_ONE_STEP else "Continuous"})
 
     @property
     def chosen_batch_size(self) -> int:
@@ -72,7 +80,7 @@ class Batching(ApiModel):
     @property
     def effective_window(self) -> str | None:
         """How long a batch waits for company; None for modes without a window."""
-        return self.window or DEFAULT_WINDOWS.get(self.mode)
+        return self.window or (None if self.mode is None else DEFAULT_WINDOWS.get(self.mode))
 
     @property
     def window_seconds(self) -> float:

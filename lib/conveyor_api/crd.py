@@ -62,7 +62,8 @@ def build_crd() -> Schema:
         _column("Replicas", "integer", ".status.replicas"),
         _column("ReadyReplicas", "integer", ".status.readyReplicas"),
         _column("Desired", "integer", ".status.desiredReplicas"),
-        _column("Mode", "string", ".spec.batching.mode", priority=1),
+        _column("Task", "string", ".status.model.task", priority=1),
+        _column("Mode", "string", ".status.effective.mode", priority=1),
         _column("URL", "string", ".status.url", priority=1),
         _AGE,
     ]

@@ -8,9 +8,11 @@ from pydantic import Field
 from conveyor_api.base import ApiModel, Rule
 
 Runtime = Literal["Conveyor", "VLLM"]
+Task = Literal["Generate", "Embed", "Rerank", "Classify"]
 Device = Literal["CUDA", "Auto"]
 Dtype = Literal["Auto", "Float32", "BFloat16", "Float16"]
 
+TASKS_OF_ONE_STEP: Final[tuple[Task, ...]] = ("Embed", "Rerank", "Classify")
 DEFAULT_QUEUED_REQUESTS: Final = 256
 # Flags of vLLM that are made from other fields: given twice, the last one would win without a word.
 VLLM_FLAGS: Final = (
@@ -47,8 +49,8 @@ class Engine(ApiModel):
     max_model_len: Annotated[int, Field(ge=2, le=16_777_216)] | None = None
     """Longest request, prompt and output together, in tokens; default: the model's own limit."""
     max_queued_requests: Annotated[int, Field(ge=1, le=100_000)] = DEFAULT_QUEUED_REQUESTS
-    """Requests that may wait inside one engine, each text to embed one; one more gets 429. The gateways keep this queue
-    short."""
+    """Requests that may wait inside one engine, each text to embed, rank or classify one; one more gets 429. The
+    gateways keep this queue short."""
     sampling_defaults: Literal["Model", "OpenAI"] = "Model"
     """How a request is sampled that does not say it. Model: temperature, top_p and top_k of the model's
     generation_config.json. OpenAI: temperature 1 and no cut."""

@@ -17,7 +17,6 @@ FREE_ENGINE_SETTINGS: Final = (
     "NUM_THREADS",
     "PADDING",
     "PREFIX_CACHING",
-    "TASK",
     "WARMUP",
 )
 

@@ -11,6 +11,7 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from conveyor_api import names
 from conveyor_api.base import ApiModel, Rule
+from conveyor_api.batching import Batching
 from conveyor_api.errors import InvalidResource
 from conveyor_api.spec import NO_SURGE, InferenceServiceSpec
 from conveyor_api.status import InferenceServiceStatus
@@ -127,6 +128,17 @@ class InferenceService(ApiModel):
     def key(self) -> str:
         """`namespace/name`, as logs, /demand and the gateway say it."""
         return f"{self.namespace}/{self.name}"
+
+    @property
+    def task(self) -> str | None:
+        """What the model does, by the spec or its files; None as long as no pod has read them."""
+        model = self.status.model
+        return self.spec.task or (model.task if model is not None and model.uri == self.spec.model.uri else None)
+
+    @property
+    def batching(self) -> Batching:
+        """`spec.batching` with the mode that the task has by default. vLLM batches in its own way, whatever it does."""
+        return self.spec.batching.settle(self.task if self.spec.runtime == "Conveyor" else None)
 
     @property
     def served_model_name(self) -> str:

@@ -12,7 +12,7 @@ from conveyor_api import names
 from conveyor_api.autoscaling import Autoscaling
 from conveyor_api.base import ApiModel, Rule
 from conveyor_api.batching import Batching, KVCache
-from conveyor_api.engine import DEFAULT_QUEUED_REQUESTS, Engine, Runtime
+from conveyor_api.engine import DEFAULT_QUEUED_REQUESTS, Engine, Runtime, Task
 from conveyor_api.model import Model
 from conveyor_api.pod import Pod
 from conveyor_api.quantities import Duration, IntOrPercent, between, is_zero, parse_duration_seconds
@@ -111,10 +111,17 @@ class InferenceServiceSpec(ApiModel):
             field="engine",
         ),
         Rule(
-            "self.runtime != 'VLLM' || self.batching.mode == 'Continuous'",
+            "self.runtime != 'VLLM' || !has(self.batching) || !has(self.batching.mode)"
+            " || self.batching.mode == 'Continuous'",
             "vLLM batches in mode Continuous alone; set batching.mode: Continuous, or runtime: Conveyor",
-            lambda spec: spec.runtime != "VLLM" or spec.batching.mode == "Continuous",
+            lambda spec: spec.runtime != "VLLM" or spec.batching.mode in (None, "Continuous"),
             field="batching",
+        ),
+        Rule(
+            "self.runtime != 'VLLM' || !has(self.task)",
+            "vLLM finds out by itself what a model does; remove task, or set runtime: Conveyor",
+            lambda spec: spec.runtime != "VLLM" or spec.task is None,
+            field="task",
         ),
         Rule(
             f"self.runtime != 'VLLM' || self.engine.maxQueuedRequests == {DEFAULT_QUEUED_REQUESTS}",
@@ -132,6 +139,10 @@ class InferenceServiceSpec(ApiModel):
 
     model: Model
     """Which model is served, where it comes from, and where it is kept."""
+    task: Task | None = None
+    """What the model does; default: what its files say, see `status.model.task`. Generate continues text, Embed makes
+    vectors of texts, Rerank orders documents by a query, Classify labels texts. A task that the files contradict is
+    refused by the engine, which says what the model does."""
     listed: bool = False
     """Whether `GET /v1/models` of the gateway's root lists this service. An unlisted one answers all the same."""
     runtime: Runtime = "Conveyor"

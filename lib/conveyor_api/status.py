@@ -50,10 +50,12 @@ class ModelStatus(_StatusModel):
     name: Annotated[str, Field(max_length=128)] | None = None
     """Name that clients put in `model`."""
     uri: Annotated[str, Field(max_length=512)] | None = None
-    """Source of the model that `contextLength` is about."""
+    """Source of the model that `contextLength` and `task` are about."""
     context_length: Annotated[int, Field(ge=2, le=MAX_CONTEXT_LENGTH)] | None = None
     """Longest context that the model was made for, in tokens, as its files say; an edit that asks for more is
     refused, and the pods run on."""
+    task: Annotated[str, Field(max_length=63)] | None = None
+    """What the model does: `spec.task`, or what its files say."""
 
 
 class MetricStatus(_StatusModel):
@@ -110,6 +112,8 @@ class EffectiveStatus(_StatusModel):
 
     image: Annotated[str, Field(max_length=512)] | None = None
     """Image that the pods run; kept until the spec changes, so that an upgrade of Conveyor restarts no engine."""
+    mode: Word | None = None
+    """How requests become batches: `batching.mode`, or the default of the model's task."""
     max_batch_size: Count | None = None
     """Requests that run together on one engine; the autoscaler aims by it."""
     window: Word | None = None

@@ -111,9 +111,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def read_service(path: Path) -> InferenceServiceSpec:
     """Raises ValueError for what cannot be simulated."""
     try:
-        spec = InferenceService.parse(yaml.safe_load(path.read_text(encoding="utf-8")), known_only=True).spec
+        service = InferenceService.parse(yaml.safe_load(path.read_text(encoding="utf-8")), known_only=True)
     except InvalidResource as error:
         raise ValueError(f"{path}: {error}") from None
+    spec = service.spec.model_copy(update={"batching": service.batching})
     if spec.autoscaling is None:
         raise ValueError(f"{path}: it has no autoscaling, so its replicas never change")
     if spec.autoscaling.is_external:

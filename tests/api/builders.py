@@ -28,6 +28,7 @@ def build_full_body() -> Json:
             "secretRef": {"name": "hub", "key": "token"},
             "cache": {"strategy": "PVC", "size": "20Gi", "storageClassName": "fast", "prewarm": True},
         },
+        task="Generate",
         listed=True,
         runtime="Conveyor",
         engine={

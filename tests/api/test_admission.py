@@ -13,7 +13,7 @@ from tests.kubectl import kubectl
 from conveyor_api import names
 from conveyor_api.crd import build_crd
 from conveyor_api.resource import InferenceService
-from conveyor_api.status import Condition, InferenceServiceStatus, LastFailure
+from conveyor_api.status import Condition, EffectiveStatus, InferenceServiceStatus, LastFailure, ModelStatus
 from e2e.cluster.api import Api, ApiError, wait_until
 
 NOW = "2026-01-02T03:04:05Z"
@@ -31,6 +31,8 @@ def build_status() -> InferenceServiceStatus:
         desired_replicas=4,
         selector=names.pod_selector_string("qwen"),
         url="http://conveyor-gateway/default/qwen/v1",
+        effective=EffectiveStatus(mode="Dynamic"),
+        model=ModelStatus(task="Rerank"),
         last_failure=LastFailure(reason="OOMKilled", pod_name="qwen-engine-0", exit_code=137, time=NOW),
     )
 
@@ -78,7 +80,6 @@ def test_the_defaults_stand_in_the_answer(services: Services) -> None:
         "listed": False,
         "runtime": "Conveyor",
         "engine": {"device": "CUDA", "dtype": "Auto", "maxQueuedRequests": 256, "samplingDefaults": "Model"},
-        "batching": {"mode": "Continuous"},
         "kvCache": {"blockSize": 16},
         "queue": {"maxRequests": 1024, "timeout": "60s", "order": "FIFO"},
         "requestTimeout": "10m",
@@ -255,8 +256,8 @@ def test_kubectl_shows_the_columns(services: Services, kubeconfig: Path, namespa
     assert line.split()[:-1] == ["qwen", "True", "Ready", "hf://Qwen/Qwen3-0.6B", "3", "2", "4"]
 
     header, line = kubectl(kubeconfig, namespace, "get", names.SHORT_NAME, "--output=wide").splitlines()
-    assert {"MODE", "URL"} < set(header.split())
-    assert "Continuous" in line
+    assert {"TASK", "MODE", "URL"} < set(header.split())
+    assert {"Rerank", "Dynamic"} < set(line.split())
     assert "http://conveyor-gateway/default/qwen/v1" in line
 
 

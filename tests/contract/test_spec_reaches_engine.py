@@ -5,7 +5,7 @@ import dataclasses
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
@@ -17,6 +17,7 @@ import conveyor_engine
 from conveyor_api import names
 from conveyor_api.batching import DEFAULT_BATCH_SIZE, DEFAULT_WINDOWS
 from conveyor_api.crd import build_schema
+from conveyor_api.engine import TASKS_OF_ONE_STEP, Task
 from conveyor_api.env import FREE_ENGINE_SETTINGS
 from conveyor_api.model import (
     _BUCKET_PATTERN,
@@ -33,6 +34,7 @@ from conveyor_engine.config.engine_config import DEFAULT_MEMORY_FRACTION, Engine
 from conveyor_engine.config.sources import parse_config
 from conveyor_engine.errors import ConfigError
 from conveyor_engine.fetching.uris import parse_uri
+from conveyor_engine.registry import load_about
 from conveyor_engine.scheduling import policy
 from conveyor_operator.inferenceservice.desired import build_owner
 from conveyor_operator.inferenceservice.manifests.config import RESOURCE_FIELDS, build_engine_config
@@ -77,9 +79,21 @@ def test_the_engine_takes_the_shortest_and_the_longest_window(mode: str, window:
     assert read_as_engine(body, tmp_path).batching_window_seconds == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("task", get_args(Task))
+def test_the_engine_has_each_task_of_the_api(task: str, tmp_path: Path) -> None:
+    assert read_as_engine(build_body(task=task), tmp_path).task == task.lower()
+    assert (load_about(task.lower()).batching_mode == "dynamic") == (task in TASKS_OF_ONE_STEP)
+
+
+def test_mode_and_task_are_the_engine_s_choice_where_nothing_is_said(tmp_path: Path) -> None:
+    config = read_as_engine(build_body(), tmp_path)
+    assert (config.task, config.batching_mode, config.batching_window_seconds) == ("auto", "auto", None)
+
+
 def test_what_is_asked_for_arrives(tmp_path: Path) -> None:
     config = read_as_engine(build_full_body(), tmp_path)
     assert config.model == "/models/hf/Qwen/Qwen3-0.6B/refs--pr--1"
+    assert config.task == "generate"
     assert (config.served_model_name, config.device, config.dtype) == ("Qwen/Qwen3-0.6B", "auto", "bfloat16")
     assert config.sampling_defaults == "openai"
     assert config.class_shares == ((100, 50),)

@@ -206,7 +206,7 @@ def test_labels_are_those_of_the_model(tmp_path: Path) -> None:
             "rerank",
             "the model classifies texts .*BertForSequenceClassification",
         ),
-        (lambda to: save_classifier("bert", to), "generate", "the model classifies texts .*set it to classify"),
+        (lambda to: save_classifier("bert", to), "generate", "the model classifies texts .*set `task: classify`"),
         (lambda to: save_classifier("bert", to, 1), "embed", "the model ranks documents"),
         (lambda to: save_classifier("bert", to, 1, per_token=True), "rerank", "the model classifies texts"),
         (lambda to: save_encoder("bert", to), "classify", "the model makes embeddings .*BertModel"),

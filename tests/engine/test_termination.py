@@ -57,9 +57,16 @@ def test_a_fetch_says_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("TERMINATION_LOG", str(told))
     model = tmp_path / "model"
     model.mkdir()
-    (model / "config.json").write_text('{"max_position_embeddings": 1024}')
-    assert main(["fetch", "--uri", "pvc://models/demo", "--target", str(model)]) == 0
-    assert json.loads(told.read_text()) == {"contextLength": 1024}
+    for config, facts in (
+        ({"max_position_embeddings": 1024}, {"contextLength": 1024, "task": "generate"}),
+        ({"architectures": ["BertModel"]}, {"task": "embed"}),
+        ({"architectures": ["BertForSequenceClassification"], "id2label": {"0": "x"}}, {"task": "rerank"}),
+        ({"architectures": ["BertForSequenceClassification"]}, {"task": "classify"}),
+        ({"architectures": ["BertForTokenClassification"]}, {"task": "classify"}),
+    ):
+        (model / "config.json").write_text(json.dumps(config))
+        assert main(["fetch", "--uri", "pvc://models/demo", "--target", str(model)]) == 0
+        assert json.loads(told.read_text()) == facts
     assert main(["fetch", "--uri", "pvc://models/demo", "--target", str(tmp_path / "none")]) == 1
     assert json.loads(told.read_text())["reason"] == "ModelNotFound"
 

@@ -28,7 +28,7 @@ from conveyor_protocol.request_headers import LEVEL_MAX
 
 Device = Literal["cuda", "cpu", "auto"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-BatchingMode = Literal["none", "static", "dynamic", "continuous"]
+BatchingMode = Literal["auto", "none", "static", "dynamic", "continuous"]
 Padding = Literal["none", "real"]
 SamplingDefaultsSource = Literal["model", "openai"]
 AttentionBackendName = Literal["auto", "torch", "native", "triton"]
@@ -82,7 +82,11 @@ class EngineConfig:
         "generation_config.json; openai = temperature 1 and no cut",
         literal(SamplingDefaultsSource),
     )
-    batching_mode: BatchingMode = setting("continuous", "the policy that forms batches", literal(BatchingMode))
+    batching_mode: BatchingMode = setting(
+        "auto",
+        "the policy that forms batches; auto = continuous for a model that generates, else dynamic",
+        literal(BatchingMode),
+    )
     max_num_seqs: int = setting(32, "requests that take part in one step", whole_number(1, 1024))
     batching_window_seconds: float | None = setting(
         None,
@@ -150,6 +154,9 @@ def find_conflicts(config: EngineConfig) -> Iterator[tuple[str, str]]:
     if config.num_kv_blocks is not None and config.kv_memory_fraction is not None:
         yield "num_kv_blocks", "and `kv_memory_fraction` exclude each other: give one"
     if config.batching_window_seconds is not None and config.batching_mode not in ("static", "dynamic"):
-        yield "batching_window_seconds", f"means nothing in `batching_mode: {config.batching_mode}`: leave it out"
+        yield (
+            "batching_window_seconds",
+            "is for `batching_mode: static` and `batching_mode: dynamic` alone: leave it out",
+        )
     if config.padding is not None and config.batching_mode != "static":
-        yield "padding", f"means nothing in `batching_mode: {config.batching_mode}`: leave it out"
+        yield "padding", "is for `batching_mode: static` alone: leave it out"

@@ -140,7 +140,7 @@ class Static(_Closed):
 
 
 class Dynamic(_Closed):
-    """Starts when a batch is full or when the window since its first request ends; batches by length.
+    """Starts when a batch is full or when the window since its first request ends; batches by length, if it groups.
 
     A bucket holds the requests whose expected lengths lie between the same powers of two, so that the slowest
     row of a batch takes about twice as long as any other, at most.
@@ -149,12 +149,21 @@ class Dynamic(_Closed):
     keeps_together = False
     pads = False
 
+    def __init__(
+        self, max_num_seqs: int, window_seconds: float, max_batch_tokens: int | None = None, *, groups: bool = True
+    ) -> None:
+        super().__init__(max_num_seqs, window_seconds, max_batch_tokens)
+        self._groups = groups
+
     def bucket(self, request: RequestState) -> int:
-        return (request.expected_total_tokens + request.payload_cost).bit_length()
+        return 0 if not self._groups else (request.expected_total_tokens + request.payload_cost).bit_length()
 
 
-def build_policy(config: EngineConfig) -> Policy:
-    """The policy of `config.batching_mode`."""
+def build_policy(config: EngineConfig, *, groups: bool = True) -> Policy:
+    """The policy of `config.batching_mode`; `__main__` puts the task's own in the place of `auto`.
+
+    groups: whether lengths of one batch should be alike, where the mode cares for it.
+    """
     window = config.batching_window_seconds
     match config.batching_mode:
         case "none":
@@ -164,6 +173,6 @@ def build_policy(config: EngineConfig) -> Policy:
             return Static(config.max_num_seqs, seconds, pads=config.padding != "none")
         case "dynamic":
             seconds = DYNAMIC_WINDOW_SECONDS if window is None else window
-            return Dynamic(config.max_num_seqs, seconds, config.max_num_batched_tokens)
-        case "continuous":
+            return Dynamic(config.max_num_seqs, seconds, config.max_num_batched_tokens, groups=groups)
+        case "continuous" | "auto":
             return Continuous()

@@ -51,7 +51,7 @@ class Scheduler:
         self._tokenizer = tokenizer
         self._constrain = constrain
         self._task = build_task(facts)
-        self._policy = build_policy(config)
+        self._policy = build_policy(config, groups=not self._task.packs)
         self._max_num_queued = config.max_num_queued_requests
         # A padded tensor shares nothing, and without a cache there is nothing to share.
         self._prefix_caching = config.prefix_caching and not self._policy.pads and facts.num_kv_blocks > 0

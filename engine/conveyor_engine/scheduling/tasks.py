@@ -26,6 +26,11 @@ class Task(Protocol):
         ...
 
     @property
+    def packs(self) -> bool:
+        """Whether a batch takes one step and costs the sum of its requests, however their lengths differ."""
+        ...
+
+    @property
     def result_name(self) -> str:
         """What the model computes, in the plural, for the error if none of it is finite."""
         ...
@@ -55,6 +60,7 @@ class OneStep:
     """The part that all tasks share whose requests take one step: what comes out is a payload."""
 
     whole_prompts = True
+    packs = False
     result_name = "results"
     not_finite = "the model's result is not finite (NaN or infinity)"
 
@@ -75,8 +81,9 @@ class OneStep:
 
 
 class OneStepPrompt(OneStep):
-    """A request is one whole prompt of tokens, and what its payload says of them."""
+    """A request is one whole prompt of tokens, and what its payload says of them. A batch has no padding."""
 
+    packs = True
     dummy_payload = b""
 
     def __init__(self, facts: ModelFacts) -> None:

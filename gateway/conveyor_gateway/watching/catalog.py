@@ -61,7 +61,7 @@ def parse_service(body: Mapping[str, Any]) -> Service:
     """Raises InvalidResource."""
     resource = InferenceService.parse(body)
     created = resource.metadata.creation_timestamp
-    spec, batching = resource.spec, resource.spec.batching
+    spec, batching = resource.spec, resource.batching
     idle_timeout_seconds = spec.autoscaling.idle_timeout_seconds if spec.autoscaling else None
     return Service(
         namespace=resource.namespace,

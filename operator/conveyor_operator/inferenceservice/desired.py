@@ -98,8 +98,9 @@ def build_desired(
     follows_starts = autoscaler is not None and spec.autoscaling and not spec.autoscaling.names_scale_up_policies
     effective = EffectiveStatus(
         image=spec.engine.image or image,
-        max_batch_size=spec.batching.effective_batch_size,
-        window=spec.batching.effective_window,
+        mode=service.batching.mode,
+        max_batch_size=service.batching.effective_batch_size,
+        window=service.batching.effective_window,
         max_surge=rollout.max_surge,
         max_unavailable=rollout.max_unavailable,
         pod_starts=[f"{seconds}s" for seconds in pod_starts.seconds] or None,

@@ -4,16 +4,20 @@
 """
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from conveyor_api import names
+from conveyor_api.engine import Task
 from conveyor_api.status import MAX_CONTEXT_LENGTH
 from conveyor_operator.inferenceservice.replica_sets import TEMPLATE_LABEL
 
 Object = Mapping[str, Any]
 
+_TASK = re.compile(r"[A-Za-z0-9_-]{1,63}", re.ASCII)
+_TASKS = {task.lower(): task for task in get_args(Task)}  # an engine's image may bring others
 _NO_NODE = ("Unschedulable", "SchedulingGated")  # the API server gives the second no time
 
 
@@ -68,10 +72,18 @@ class PodState:
     containers: tuple[ContainerState, ...] = ()
 
 
-def find_context_length(pods: Iterable[PodState]) -> int | None:
-    """The context length that the fetch found in config.json, if its termination message tells it."""
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What a fetch has found in the model's files; None: they do not tell, or nobody has looked."""
+
+    context_length: int | None = None
+    task: str | None = None
+
+
+def find_facts(pods: Iterable[PodState]) -> ModelFacts:
+    """What the fetches' termination messages tell of the model."""
     endings = (c.ended_message for pod in pods for c in pod.containers if c.initial and c.ended and c.exit_code == 0)
-    return next((length for length in map(_context_length, endings) if length is not None), None)
+    return next((facts for facts in map(_read_facts, endings) if facts != ModelFacts()), ModelFacts())
 
 
 def parse_message(message: str) -> dict[str, Any]:
@@ -83,9 +95,13 @@ def parse_message(message: str) -> dict[str, Any]:
     return told if isinstance(told, dict) else {}
 
 
-def _context_length(message: str) -> int | None:
-    length = parse_message(message).get("contextLength")
-    return length if type(length) is int and 2 <= length <= MAX_CONTEXT_LENGTH else None
+def _read_facts(message: str) -> ModelFacts:
+    told = parse_message(message)
+    length, task = told.get("contextLength"), told.get("task")
+    return ModelFacts(
+        length if type(length) is int and 2 <= length <= MAX_CONTEXT_LENGTH else None,
+        _TASKS.get(task, task) if isinstance(task, str) and _TASK.fullmatch(task) else None,
+    )
 
 
 def observe_pod(body: Object) -> PodState:

@@ -22,7 +22,7 @@ from conveyor_api.status import (
 from conveyor_api.text import clip
 from conveyor_operator.inferenceservice.conditions import Judged, judge_all
 from conveyor_operator.inferenceservice.failures import PodFailure, find_last_failure
-from conveyor_operator.inferenceservice.pods import find_context_length
+from conveyor_operator.inferenceservice.pods import ModelFacts, find_facts
 from conveyor_operator.inferenceservice.scaling import build_scaling_status, keep_decision
 from conveyor_operator.inferenceservice.situation import Situation
 from conveyor_operator.inferenceservice.starts import Start
@@ -133,9 +133,14 @@ def _build_last_failure(found: PodFailure | None, previous: Object, now: datetim
 
 
 def _build_model(service: InferenceService, situation: Situation, previous: Object) -> ModelStatus:
-    """What is known of the model; its context length stays known as long as the source is the same."""
-    uri, found = service.spec.model.uri, find_context_length(situation.pods)
+    """What is known of the model; what its files told stays known as long as the source is the same."""
+    uri, found = service.spec.model.uri, find_facts(situation.pods)
     old = previous.get("model") or {}
-    if found is None and old.get("uri") == uri:
-        found = old.get("contextLength")
-    return ModelStatus(name=service.served_model_name, uri=uri, context_length=found)
+    if found == ModelFacts() and old.get("uri") == uri:
+        found = ModelFacts(old.get("contextLength"), old.get("task"))
+    return ModelStatus(
+        name=service.served_model_name,
+        uri=uri,
+        context_length=found.context_length,
+        task=service.spec.task or found.task,
+    )

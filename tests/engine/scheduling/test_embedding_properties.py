@@ -87,7 +87,7 @@ class EmbeddingHistory(SchedulerHistory):
         self.model = PretendedEncoder()
         self.executor = FailsLate(Wired(self.model)) if fails_late else Wired(self.model)
         self.overlap = Overlap(self.executor, AtOnce(), num_ahead)
-        self.turns = Turns(by_length=self.mode == "dynamic")
+        self.turns = Turns(by_length=False)
         self.num_parties = 0
         self.asked: dict[str, list[int]] = {}
         self.ended: dict[str, FinishReason] = {}

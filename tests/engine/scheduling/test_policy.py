@@ -92,6 +92,10 @@ def test_dynamic_groups_by_length() -> None:
     assert named(Dynamic(2, 1.0), states(5, 50, 6, max_tokens=5), 0.0) == ([0, 2], "full")
 
 
+def test_dynamic_takes_all_lengths_where_they_cost_nothing() -> None:
+    assert named(Dynamic(2, 1.0, groups=False), states(5, 50, 6), 0.0) == ([0, 1], "full")
+
+
 def test_a_full_dynamic_group_starts_before_an_older_one_that_still_waits() -> None:
     policy = Dynamic(2, 10.0)
     waiting = states(50, 5, 5, arrivals=[1.0, 2.0, 3.0])
@@ -166,6 +170,7 @@ def test_the_modes_differ_in_who_joins_who_keeps_together_and_what_is_padded() -
         for policy in [build_policy(config)]
     ]
     assert answers == [
+        ("auto", True, False, False),
         ("none", False, False, False),
         ("static", False, True, True),
         ("dynamic", False, False, False),

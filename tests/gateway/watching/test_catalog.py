@@ -90,6 +90,30 @@ def test_a_service_carries_what_the_queue_needs() -> None:
 
 
 @pytest.mark.parametrize(
+    ("spec", "told", "window_seconds"),
+    [
+        ({}, None, 0),
+        ({}, "Generate", 0),
+        ({}, "Rerank", 0.01),
+        ({"task": "Embed"}, None, 0.01),
+        ({"task": "Generate"}, "Embed", 0),
+        ({"batching": {"mode": "Continuous"}}, "Classify", 0),
+        ({"runtime": "VLLM", "engine": {"image": "vllm:1"}}, "Embed", 0),
+    ],
+    ids=str,
+)
+def test_batches_fill_up_where_the_task_has_such_a_mode_by_default(
+    spec: dict[str, Any], told: str | None, window_seconds: float
+) -> None:
+    body = make_service("qwen", "default", model={"uri": "hf://org/model"}, **spec)
+    body["status"] = {"model": {"uri": "hf://org/model", "task": told}} if told else {}
+    assert parse_service(body).window_seconds == window_seconds
+    if told:
+        body["status"]["model"]["uri"] = "hf://org/the-one-before"
+        assert parse_service(body).window_seconds == (0.01 if spec.get("task") == "Embed" else 0)
+
+
+@pytest.mark.parametrize(
     ("engine", "status", "known"),
     [
         ({}, None, None),

@@ -116,7 +116,7 @@ REFUSED = (
             "must start with hf:// (a repository of the Hugging Face hub), s3:// (a bucket), pvc://",
             partial(make, model={"uri": "https://huggingface.co/Qwen/Qwen3-0.6B"})),
     Refused("`batching.window` with `mode: Continuous`", "window is only for modes Static and Dynamic",
-            partial(make, batching={"window": "10ms"})),
+            partial(make, batching={"mode": "Continuous", "window": "10ms"})),
     Refused("`kvCache.blockBudget: 4`, `engine.maxModelLen: 512`",
             "kvCache.blockBudget x kvCache.blockSize must be at least engine.maxModelLen",
             partial(make, kvCache={"blockBudget": 4})),

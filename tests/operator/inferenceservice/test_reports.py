@@ -186,11 +186,15 @@ def test_a_failure_that_is_over_at_once_is_not_told(stage: Stage) -> None:
     assert not [event for event in events(stage) if event[0] == "Warning"]
 
 
+FOUND = '{"contextLength": 1024, "task": "rerank"}'
+
+
 def test_what_the_fetch_found_in_the_model_is_known_as_long_as_the_source_is_the_same(stage: Stage) -> None:
-    with stage.operator(), Kubelet(stage.space, lambda pod: kubelet.ready(pod, '{"contextLength": 1024}')) as node:
+    with stage.operator(), Kubelet(stage.space, lambda pod: kubelet.ready(pod, FOUND)) as node:
         stage.space.make_service(engine={"device": "Auto"})
         stage.space.wait_condition("qwen", "Ready", "True", "Ready")
-        wait_until("it is told", lambda: context_length(stage) == 1024)
+        wait_until("it is told", lambda: told_of_model(stage) == (1024, "Rerank"))
+        wait_until("the mode follows the task", lambda: effective(stage) == ("Dynamic", "10ms"))
         before = {pod["metadata"]["name"] for pod in stage.space.list("Pod")}
         with pytest.raises(ApiError, match="more than the model was made for"):
             stage.space.edit("qwen", engine={"maxModelLen": 4096})
@@ -198,12 +202,19 @@ def test_what_the_fetch_found_in_the_model_is_known_as_long_as_the_source_is_the
         assert {pod["metadata"]["name"] for pod in stage.space.list("Pod")} == before, "the good pod stays"
         node.decide = lambda pod: kubelet.ready(pod, "[" * 4000)
         stage.space.edit("qwen", model={"uri": "pvc://models/other"})
-        wait_until("it is forgotten", lambda: context_length(stage) is None)
+        wait_until("it is forgotten", lambda: told_of_model(stage) == (None, None))
+        stage.space.edit("qwen", task="Embed")
+        wait_until("the spec says it", lambda: told_of_model(stage) == (None, "Embed"))
 
 
-def context_length(stage: Stage) -> int | None:
+def told_of_model(stage: Stage) -> tuple[int | None, str | None]:
     model = stage.space.need("InferenceService", "qwen")["status"]["model"]
-    return model.get("contextLength")
+    return model.get("contextLength"), model.get("task")
+
+
+def effective(stage: Stage) -> tuple[str, str | None]:
+    told = stage.space.need("InferenceService", "qwen")["status"]["effective"]
+    return told["mode"], told.get("window")
 
 
 def test_two_services_with_one_refused_do_not_disturb_each_other(stage: Stage) -> None:

@@ -9,5 +9,6 @@ TASK: Final = About(
     does_not="generates no text",
     path="/v1/completions",
     recognises=lambda _: True,  # what no other task recognises
+    batching_mode="continuous",
     runs_also=("embed",),
 )

@@ -18,6 +18,7 @@ class Generate:
     """Prompts may be cut; each row with logits gets tokens."""
 
     whole_prompts = False
+    packs = False
     result_name = "logits"
 
     def __init__(self, facts: ModelFacts) -> None:

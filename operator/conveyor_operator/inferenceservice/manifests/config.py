@@ -20,6 +20,7 @@ _HASH_DIGITS = 8
 # What people call the engine's settings: the fields of the spec that they are made from.
 RESOURCE_FIELDS: Final = {
     "model": "model.uri",
+    "task": "task",
     "served_model_name": "model.name",
     "device": "engine.device",
     "dtype": "engine.dtype",
@@ -60,11 +61,12 @@ def _build_conveyor_config(owner: Owner, spec: InferenceServiceSpec) -> dict[str
     return {
         "model": spec.model.source.directory,
         "served_model_name": spec.model.name or owner.name,
+        "task": spec.task.lower() if spec.task else None,
         "device": spec.engine.device.lower(),
         "dtype": spec.engine.dtype.lower(),
         "max_model_len": spec.engine.max_model_len,
         "sampling_defaults": "openai" if spec.engine.sampling_defaults == "OpenAI" else None,  # else the engine's own
-        "batching_mode": batching.mode.lower(),
+        "batching_mode": batching.mode.lower() if batching.mode else None,
         "max_num_seqs": batching.chosen_batch_size,
         "batching_window_seconds": batching.window_seconds or None,  # 0: a mode without a window
         "max_num_batched_tokens": batching.max_batch_tokens,

@@ -33,10 +33,7 @@ class Served:
         model = write_served_classifier("bert", folder / "tiny", **changes)
         self.tokenizer = open_tokenizer(folder / "tiny")
         self.pipeline = TextClassificationPipeline(model=model, tokenizer=self.tokenizer, device="cpu")
-        self.server = EngineServer(
-            folder / "server", folder / "tiny", task="classify",
-            batching_mode="dynamic", max_num_seqs=4, batching_window_seconds=0.05,
-        )  # fmt: skip
+        self.server = EngineServer(folder / "server", folder / "tiny", task="classify", max_num_seqs=4)
 
     def expect(self, text: Any, **how: Any) -> list[dict[str, Any]]:
         """All labels, best first."""
@@ -123,6 +120,11 @@ def test_a_text_that_is_too_long_is_cut_or_refused_as_the_client_asks(labels_one
     cut = post(labels_one, "/classify", input=long, truncate_prompt_tokens=-1)
     assert cut["data"][0]["label"] == expected[0]["label"]
     assert cut["usage"]["prompt_tokens"] == CONTEXT_TOKENS
+
+
+def test_batches_fill_up_unless_another_mode_is_set(labels_one: Served) -> None:
+    post(labels_one, "/classify", input=["the fox"] * 4)
+    assert "conveyor_engine_batch_close_total{" in labels_one.server.get("/metrics").text
 
 
 def test_a_gateway_is_told_the_tokens_that_were_used(labels_one: Served) -> None:
