@@ -95,8 +95,8 @@ images: venv ## Build the control and the engine image
 demo-model: venv ## Train the demo's model into the cache, once
 	@nice $(PY) -m e2e.demo_model
 
-offline-models: demo-model ## Train that model and one that embeds into the cache, once: nothing is downloaded
-	@nice $(PY) -m e2e.demo_model demo-embed
+offline-models: demo-model ## Train that model and one for each other task into the cache, once: nothing is downloaded
+	@for model in demo-embed demo-rerank demo-classify; do nice $(PY) -m e2e.demo_model $$model || exit 1; done
 
 cluster: cluster-tools venv ## Bring up a whole empty local Kubernetes; prints its KUBECONFIG
 	$(PY) -m e2e.cluster up
@@ -123,8 +123,11 @@ e2e: set-up ## Run the stories of e2e/ on a whole local cluster
 		.venv/bin/pytest -c e2e/pytest.ini -m takes_the_cluster_away e2e
 	$(PY) -m e2e.cluster down
 
-demo: set-up ## The main job from nothing: cluster, chart, InferenceService, a chat, a burst, 1 -> 3 -> 1
-	@export KUBECONFIG=$(KUBECONFIG_FILE) && $(PY) -m e2e.cluster load && $(PY) -m e2e.deploy && $(PY) -m e2e.demo
+# Another task than generating text: embed, rerank or classify, whose model is trained then.
+TASK :=
+demo: MODELS := $(if $(TASK),offline-models,demo-model)
+demo: set-up ## The main job from nothing: cluster, chart, InferenceService, a chat, a burst, 1 -> 3 -> 1; or TASK=rerank, one request and its batches
+	@export KUBECONFIG=$(KUBECONFIG_FILE) && $(PY) -m e2e.cluster load && $(PY) -m e2e.deploy && $(PY) -m e2e.demo $(TASK)
 
 clients: ## Try real clients, each as its users install it, on the local cluster: the table of docs/openai-api.md
 	@python3 -m e2e.cluster.preflight clients

@@ -1,5 +1,6 @@
-"""`python -m e2e.demo`: conducts the demo; see the package."""
+"""`python -m e2e.demo [TASK]`: conducts the demo; see the package."""
 
+import argparse
 import asyncio
 import json
 import sys
@@ -14,7 +15,7 @@ from rich.live import Live
 from e2e import kube
 from e2e.cluster import programs
 from e2e.cluster.paths import REPOSITORY
-from e2e.demo import screen
+from e2e.demo import screen, tasks
 from e2e.demo.picture import build_svg
 from e2e.demo.story import WANTED_REPLICAS, Sample, Story, add_client_side
 from e2e.gateway import service_url
@@ -31,18 +32,28 @@ console = Console()
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m e2e.demo", description=__doc__)
+    parser.add_argument("task", nargs="?", choices=tasks.TASKS, help="another task than generating text")
+    task: str | None = parser.parse_args().task
     kube.require_our_cluster()
+    if task is None:
+        return generate()
+    tasks.show(console, task, NAMESPACE, wait_for)
+    return 0
+
+
+def generate() -> int:
     console.rule("1. Apply e2e/manifests/quickstart.yaml")
     provide_demo_model(NAMESPACE)
     started = time.monotonic()
     kube.kubectl("apply", "--server-side", "-n", NAMESPACE, "-f", str(kube.MANIFESTS / "quickstart.yaml"))
-    wait_for("Ready", started)
+    wait_for(NAME, "Ready", started)
     console.print(kube.kubectl("get", "infsvc", NAME, "-n", NAMESPACE).rstrip(), highlight=False)
     url = service_url(NAME, NAMESPACE)
     console.rule("2. Ask it, with the openai client")
     chat(url)
     console.rule("3. A burst: the queue grows, the HPA adds pods, then takes them away")
-    wait_for("ScalingReady", started)  # the HPA of a new cluster may need half a minute to know the resource
+    wait_for(NAME, "ScalingReady", started)  # the HPA of a new cluster may need half a minute to know the resource
     story, load = asyncio.run(burst(url))
     succeeded = screen.report(console, story, load)
     PICTURE.parent.mkdir(exist_ok=True)
@@ -53,13 +64,13 @@ def main() -> int:
     return 0 if succeeded else 1
 
 
-def wait_for(kind: str, started: float) -> None:
+def wait_for(service: str, kind: str, started: float) -> None:
     """Until the service has this condition; says each reason for which it has not, as `kubectl describe` would."""
     said = ""
 
     def is_true() -> bool:
         nonlocal said
-        found = kube.condition(kube.get("infsvc", NAME, NAMESPACE), kind)
+        found = kube.condition(kube.get("infsvc", service, NAMESPACE), kind)
         words = f"{found.get('reason', 'Pending')}: {found.get('message', 'the operator has not seen it yet')}"
         if words != said:
             console.print(f"{time.monotonic() - started:3.0f} s  {words}", highlight=False)

@@ -1,30 +1,38 @@
-"""Two models to try offline, trained here in minutes on the documentation that every Python carries.
+"""Models to try offline, one for each task, trained here in minutes on the documentation that every Python carries.
 
-`demo` is a small Llama, so that the demo's answers read like text about Python with nothing downloaded; `demo-embed` is
-a small BERT that finds a page by a question. Used by `e2e.services` and by `python -m e2e.demo_model`; knows nothing of
-Kubernetes. `corpus` writes the text, `train` and `train_encoder` learn it.
+`demo` is a small Llama, so that the demo's answers read like text about Python with nothing downloaded. Small BERTs are
+`demo-embed`, which finds a page by a question, `demo-rerank`, which orders texts by one, and `demo-classify`, which
+names a text's subject. Used by `e2e.services` and by `python -m e2e.demo_model`; knows nothing of Kubernetes. `corpus`
+writes the text, `train` and the modules like it learn it.
 """
 
 import hashlib
 import os
 import shutil
 import sys
+from importlib import import_module
 from pathlib import Path
 
 from e2e.cluster.paths import CACHE
 
 COMPLETE = ".complete"  # written last, holds the model's key: a folder without it is half made, or of an old recipe
-DEMO, EMBEDDING = "demo", "demo-embed"
-SOURCES = {DEMO: ("corpus.py", "train.py"), EMBEDDING: ("corpus.py", "train_encoder.py")}
+DEMO, EMBEDDING, RERANKER, CLASSIFIER = "demo", "demo-embed", "demo-rerank", "demo-classify"
+# The modules that make each; the last one has `train`.
+SOURCES = {
+    DEMO: ("corpus", "train"),
+    EMBEDDING: ("corpus", "bert", "train_encoder"),
+    RERANKER: ("corpus", "bert", "train_reranker"),
+    CLASSIFIER: ("corpus", "bert", "train_classifier"),
+}
 
 
 def model_key(name: str = DEMO) -> str:
-    """What the model is made from, as 12 hex digits: the two scripts and the text they train on."""
+    """What the model is made from, as 12 hex digits: the scripts and the text they train on."""
     from e2e.demo_model.corpus import topics
 
     digest = hashlib.sha256()
     for source in SOURCES[name]:
-        digest.update((Path(__file__).parent / source).read_bytes())
+        digest.update((Path(__file__).parent / f"{source}.py").read_bytes())
     for title, text in sorted(topics.items()):
         digest.update(f"{title}\0{text}\0".encode())
     return digest.hexdigest()[:12]
@@ -44,11 +52,7 @@ def demo_model_directory(name: str = DEMO) -> Path:
 
 def make(directory: Path, name: str = DEMO) -> None:
     """Train into a folder beside `directory`, then move it there: whoever sees `directory` sees a whole model."""
-    if name == EMBEDDING:
-        from e2e.demo_model.train_encoder import train
-    else:
-        from e2e.demo_model.train import train
-
+    train = import_module(f"e2e.demo_model.{SOURCES[name][-1]}").train
     half_made = directory.with_name(f".{directory.name}.{os.getpid()}")
     half_made.mkdir(parents=True)
     try:

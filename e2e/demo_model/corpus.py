@@ -65,6 +65,11 @@ NAMES = {
     "execmodel": ("the execution model", "execution", "Python"),
     "formatstrings": ("format strings", "string formatting", "formatting"),
 }
+# What a few pages are about, for the models that know little more.
+SUBJECTS = {
+    "lists": "lists", "dict": "dictionaries", "function": "functions", "class": "classes", "for": "loops",
+    "try": "exceptions", "strings": "strings", "import": "modules",
+}  # fmt: skip
 ANSWER_CHARACTERS_MAX = 420
 
 

@@ -13,7 +13,7 @@ from e2e.demo_model import demo_model_directory
 
 def replace_training(monkeypatch: pytest.MonkeyPatch, train: Callable[[Path, Callable[[str], None]], None]) -> None:
     """The modules as a whole, since they would import torch."""
-    for recipe in ("train", "train_encoder"):
+    for *_, recipe in module.SOURCES.values():
         monkeypatch.setitem(sys.modules, f"e2e.demo_model.{recipe}", SimpleNamespace(train=train))
 
 
@@ -36,10 +36,10 @@ def test_the_model_is_trained_once(trained: list[Path]) -> None:
     assert len(trained) == 1
 
 
-def test_the_two_models_lie_side_by_side(trained: list[Path]) -> None:
+def test_the_models_lie_side_by_side(trained: list[Path]) -> None:
     folders = [demo_model_directory(name) for name in module.SOURCES]
-    assert [folder.name for folder in folders] == ["demo", "demo-embed"]
-    assert len(trained) == len({module.model_key(name) for name in module.SOURCES}) == 2
+    assert [folder.name for folder in folders] == ["demo", "demo-embed", "demo-rerank", "demo-classify"]
+    assert len(trained) == len({module.model_key(name) for name in module.SOURCES}) == 4
 
 
 def test_another_recipe_is_trained_anew_in_the_same_place(trained: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:

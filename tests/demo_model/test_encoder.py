@@ -7,8 +7,8 @@ import pytest
 from tests.engine.processes import EngineServer
 
 from e2e.demo_model import EMBEDDING, demo_model_directory
-from e2e.demo_model.corpus import NAMES
-from e2e.demo_model.train_encoder import QUESTIONS, build_pages
+from e2e.demo_model.bert import build_pages
+from e2e.demo_model.corpus import NAMES, QUESTIONS
 
 QUESTION = "how to use {}"  # in none of the forms that it was trained with
 TEXT_CHARACTERS_MAX = 200

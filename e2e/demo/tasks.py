@@ -1,0 +1,118 @@
+"""The demo of the tasks that take one step: a service, one request, and how a burst of requests became batches.
+
+`python -m e2e.demo TASK`. Called by `__main__`. The demo without a task shows the scaling, which is the same for all.
+"""
+
+import json
+import re
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final
+
+import httpx
+import yaml
+from rich.console import Console
+
+from conveyor_api import names
+from e2e import kube
+from e2e.demo_model import demo_model_directory
+from e2e.gateway import service_url
+from e2e.services import provide_demo_model
+
+NUM_CLIENTS: Final = 16
+REQUESTS_EACH: Final = 8
+SENTENCES: Final = (
+    "A dictionary display is a series of key and value pairs.",
+    "Lists are mutable sequences, typically used to store collections of homogeneous items.",
+    "An exception can be handled by the try statement.",
+    "The assert statement",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is asked of a service of `e2e/manifests/NAME.yaml`, and how its answer is told."""
+
+    path: str  # below the service's base
+    body: dict[str, Any]
+    tell: Callable[[Any], list[str]]
+    model: str  # of `e2e.demo_model`
+
+
+QUESTION: Final = "How do I use dictionaries?"
+TASKS: Final = {
+    "embed": Task(
+        "/v1/embeddings",
+        {"input": [QUESTION, *SENTENCES]},
+        lambda answer: [f"{len(one['embedding'])} numbers" for one in answer["data"]],
+        "demo-embed",
+    ),
+    "rerank": Task(
+        "/v1/rerank",
+        {"query": QUESTION, "documents": list(SENTENCES), "return_documents": True},
+        lambda answer: [f"{one['relevance_score']:.3f}  {one['document']['text']}" for one in answer["results"]],
+        "demo-rerank",
+    ),
+    "classify": Task(
+        "/classify",
+        {"input": [QUESTION, "How do I catch an exception?", "What is a module?", SENTENCES[0]]},
+        lambda answer: [f"{one['label']:12} {max(one['probs']):.3f}" for one in answer["data"]],
+        "demo-classify",
+    ),
+}
+
+
+def show(console: Console, name: str, namespace: str, wait_for: Callable[[str, str, float], None]) -> None:
+    """`wait_for(service, condition, since)` returns when the service has the condition."""
+    task, file = TASKS[name], kube.MANIFESTS / f"{name}.yaml"
+    service = yaml.safe_load(file.read_text())["metadata"]["name"]
+    console.rule(f"1. Apply e2e/manifests/{file.name}")
+    demo_model_directory(task.model)
+    provide_demo_model(namespace)
+    started = time.monotonic()
+    kube.kubectl("apply", "--server-side", "-n", namespace, "-f", str(file))
+    wait_for(service, "Ready", started)
+    console.print(kube.kubectl("get", "infsvc", service, "-n", namespace, "-o", "wide").rstrip(), highlight=False)
+    url = service_url(service, namespace).removesuffix("/v1") + task.path
+    console.rule(f"2. POST {task.path}")
+    console.print(f"> {json.dumps(task.body)}", style="bold", highlight=False)
+    for line in task.tell(_post(url, task.body)):
+        console.print(line, highlight=False)
+    console.rule(f"3. {NUM_CLIENTS} clients, {REQUESTS_EACH} requests each")
+    before, began = _count_batches(service, namespace), time.monotonic()
+    with ThreadPoolExecutor(NUM_CLIENTS) as clients:
+        answers = list(clients.map(lambda _: _post(url, task.body), range(NUM_CLIENTS * REQUESTS_EACH)))
+    seconds, now = time.monotonic() - began, _count_batches(service, namespace)
+    inputs, steps = now["inputs"] - before["inputs"], now["steps"] - before["steps"]
+    console.print(
+        f"{len(answers)} requests, {inputs:g} inputs in {steps:g} batches ({inputs / max(1, steps):.1f} each), "
+        f"{inputs / seconds:.0f} inputs a second"
+    )
+    closes = {name: now[name] - before.get(name, 0) for name in now if name not in ("inputs", "steps")}
+    console.print("batches closed: " + ", ".join(f"{reason} {count:g}" for reason, count in closes.items() if count))
+
+
+def _post(url: str, body: dict[str, Any]) -> Any:
+    answer = httpx.post(url, json=body, timeout=60)
+    answer.raise_for_status()
+    return answer.json()
+
+
+def _count_batches(service: str, namespace: str) -> dict[str, float]:
+    """Of the service's one engine, as it tells them."""
+    pods = kube.kubectl("get", "pods", "-n", namespace, "-l", names.pod_selector_string(service), "-o", "name")
+    pod = pods.split()[0].removeprefix("pod/")
+    page = kube.kubectl("get", "--raw", f"/api/v1/namespaces/{namespace}/pods/{pod}:8000/proxy/metrics")
+    counts = {
+        "inputs": _read(page, "conveyor_engine_batch_size_sum"),
+        "steps": _read(page, "conveyor_engine_steps_total"),
+    }
+    closes = re.findall(r'^conveyor_engine_batch_close_total\{.*reason="(\w+)".*\} (\S+)$', page, re.MULTILINE)
+    return counts | {reason: float(count) for reason, count in closes}
+
+
+def _read(page: str, name: str) -> float:
+    match = re.search(rf"^{name}(?:\{{.*\}})? (\S+)$", page, re.MULTILINE)
+    return float(match[1]) if match else 0.0

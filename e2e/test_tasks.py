@@ -1,0 +1,58 @@
+"""A service of each task that takes one step, by its manifest and its page."""
+
+import re
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from e2e import kube
+from e2e.demo.tasks import TASKS
+from e2e.demo_model import demo_model_directory
+from e2e.gateway import service_url
+from e2e.test_quickstart import commands, shell
+
+PAGES = {"rerank": "docs/rerank.md", "classify": "docs/classify.md"}
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_service_of_each_task_answers(namespace: str, name: str) -> None:
+    demo_model_directory(TASKS[name].model)
+    body = yaml.safe_load((kube.MANIFESTS / f"{name}.yaml").read_text())
+    body["metadata"]["namespace"] = namespace
+    kube.apply(body)
+    kube.wait_until(
+        f"{name} is ready", lambda: kube.condition(read(name, namespace), "Ready").get("status") == "True", 240
+    )
+    status = read(name, namespace)["status"]
+    assert (status["model"]["task"], status["effective"]["mode"]) == (name.capitalize(), "Dynamic")
+    url = service_url(name, namespace).removesuffix("/v1")
+    answer = httpx.post(url + TASKS[name].path, json=TASKS[name].body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    assert TASKS[name].tell(answer.json())
+    if name == "rerank":
+        assert answer.json()["results"][0]["document"]["text"].startswith("A dictionary display")
+    if name == "classify":
+        assert answer.json()["data"][0]["label"] == "dictionaries"
+    if name in PAGES:
+        (curl,) = [block for block in commands(PAGES[name]) if block.startswith("curl")]
+        assert "model" in shell(re.sub(r"http://[^ ]*/default/\w+", url, curl))
+
+
+def test_a_task_that_the_model_has_not_is_refused_with_what_it_does(namespace: str) -> None:
+    demo_model_directory(TASKS["classify"].model)
+    body = yaml.safe_load((kube.MANIFESTS / "classify.yaml").read_text())
+    body["metadata"] = {"name": "wrong", "namespace": namespace}
+    body["spec"]["task"] = "Rerank"
+    kube.apply(body)
+    kube.wait_until(
+        "it is told", lambda: kube.condition(read("wrong", namespace), "Ready").get("reason") == "InvalidConfig", 240
+    )
+    message = kube.condition(read("wrong", namespace), "Ready")["message"]
+    assert "task: Rerank is set, but the model classifies texts" in message
+    assert "set task: Classify" in message
+
+
+def read(name: str, namespace: str) -> Any:
+    return kube.get("infsvc", name, namespace)

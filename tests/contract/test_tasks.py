@@ -1,0 +1,103 @@
+"""The manifests of one-step tasks: the engine that the operator configures by each, behind a real gateway."""
+
+import asyncio
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import pytest
+import yaml
+from tests.contract.serving import serving
+from tests.engine.classifiers import LABELS, write_served_classifier
+from tests.engine.processes import EngineServer
+from tests.gateway.process import GatewayProcess
+
+from conveyor_api.resource import InferenceService
+from conveyor_operator.inferenceservice.desired import build_owner
+from conveyor_operator.inferenceservice.manifests.config import build_engine_config
+from e2e import kube
+from e2e.cluster.api import Api
+from e2e.cluster.paths import REPOSITORY
+
+HERE = ("model", "served_model_name", "device", "port")  # what this machine has in place of a pod
+MODELS: dict[str, dict[str, Any]] = {
+    "rerank": {"num_labels": 1},
+    "classify": {"num_labels": 3, "id2label": dict(enumerate(LABELS))},
+}
+DOCUMENTS = ["the fox", "naïve café", "the lazy dog"]
+BODIES: dict[str, dict[str, dict[str, Any]]] = {
+    "rerank": {
+        "/v1/rerank": {"query": "the fox", "documents": DOCUMENTS},
+        "/v2/rerank": {"query": "the fox", "documents": DOCUMENTS},
+        "/v1/score": {"text_1": "the fox", "text_2": DOCUMENTS},
+        "/rerank": {"query": "the fox", "texts": DOCUMENTS},
+    },
+    "classify": {"/classify": {"input": DOCUMENTS}, "/predict": {"inputs": [[text] for text in DOCUMENTS]}},
+}
+
+
+PAGES = {"rerank": "docs/rerank.md", "classify": "docs/classify.md"}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_shows_the_manifest_of_its_task(name: str) -> None:
+    shown = re.search(r"```yaml\n(.*?)```", (REPOSITORY / PAGES[name]).read_text(), re.DOTALL)
+    assert shown
+    assert shown[1] == (kube.MANIFESTS / f"{name}.yaml").read_text().partition("\n")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """The engine of one task."""
+
+    name: str
+    engine: EngineServer
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def task(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Task]:
+    folder = tmp_path_factory.mktemp(request.param)
+    write_served_classifier("bert", folder / "tiny", **MODELS[request.param])
+    body = yaml.safe_load((kube.MANIFESTS / f"{request.param}.yaml").read_text())
+    text = build_engine_config(build_owner("default", "tiny", "1"), InferenceService.parse(body).spec).text
+    fields = {name: value for name, value in yaml.safe_load(text).items() if name not in HERE}
+    with EngineServer(folder / "engine", folder / "tiny", host="0.0.0.0", **fields) as engine:
+        yield Task(request.param, engine.wait_ready())
+
+
+async def test_all_paths_of_the_task_answer_through_the_gateway(
+    task: Task, gateway: GatewayProcess, crd: Api, namespace: str
+) -> None:
+    async with serving(task.engine, [gateway], crd, namespace) as service, aiohttp.ClientSession() as http:
+
+        async def post(url: str, body: Any) -> tuple[int, Any]:
+            async with http.post(gateway.url + url, json=body) as answer:
+                return answer.status, await answer.json()
+
+        for path, body in BODIES[task.name].items():
+            direct = await asyncio.to_thread(task.engine.post, path, body)
+            expected = (200, pytest.approx(read_scores(direct.json()), abs=1e-5))
+            for url, named in ((f"/{service}{path}", body), (path, body | {"model": service})):
+                status, answer = await post(url, named)
+                assert (status, read_scores(answer)) == expected, url
+        others = next(bodies for name, bodies in BODIES.items() if name != task.name)
+        for path, body in others.items():
+            status, refused = await post(f"/{service}{path}", body)
+            assert (status, refused["error"]["code"]) == (400, "wrong_task")
+        async with http.get(f"{gateway.url}/{service}/openapi.json") as told:
+            document = await told.json()
+    for path in BODIES[task.name]:
+        schema = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        assert schema["$ref"].rpartition("/")[2] in document["components"]["schemas"]
+
+
+def read_scores(answer: Any) -> list[float]:
+    """All numbers of an answer that the model has made, in their order."""
+    if isinstance(answer, dict):
+        named = [answer[name] for name in ("relevance_score", "score") if name in answer]
+        return named + [n for value in answer.values() for n in read_scores(value)]
+    if isinstance(answer, list):
+        return [n for value in answer for n in ([value] if isinstance(value, float) else read_scores(value))]
+    return []
