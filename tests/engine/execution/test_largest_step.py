@@ -59,7 +59,7 @@ def test_the_largest_step_of_a_model_that_embeds_is_run(
     ran: list[int] = []
     config = EngineConfig(model=str(tmp_path), dtype="float32", max_num_seqs=4, max_num_batched_tokens=budget)
     monkeypatch.setattr(runner, "_pool", lambda prompts: ran.extend(map(len, prompts)))
-    runner._find_step_bytes(Start(config, Placement(CUDA), print, TEXT_ENCODER))
+    runner.find_step_bytes(Start(config, Placement(CUDA), print, TEXT_ENCODER))
     assert ran == lengths
 
 

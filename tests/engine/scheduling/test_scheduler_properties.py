@@ -273,6 +273,8 @@ class History(SchedulerHistory):
             return
         waiting = list(scheduler.waiting)
         assert len(waiting) == len(scheduler.waiting), "without shares, all of them"
+        if not scheduler._policy.joins:
+            return  # a closed batch takes its own back before anybody else, wherever the queue has them
         for yields in {request.yields_seconds for request in waiting}:
             alike = [request for request in waiting if request.yields_seconds == yields]
             head = names_of(request for request in alike if request.was_admitted)
