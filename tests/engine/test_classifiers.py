@@ -46,7 +46,8 @@ class Classifier:
         self.directory = directory
         self.model = save_classifier(kind, directory, **changes)
         self.types = [split_types(self.model, prompt) for prompt in PROMPTS]
-        self.logits = [classify(self.model, *both).flatten() for both in zip(PROMPTS, self.types, strict=True)]
+        told = [classify(self.model, *both) for both in zip(PROMPTS, self.types, strict=True)]
+        self.logits = [find_likeliest(each) if each.dim() > 1 else each for each in told]
 
     def make_core(self, **changes: Any) -> EngineCore:
         return make_core(self.directory, **changes)
@@ -56,6 +57,12 @@ class Classifier:
             add(core, str(number), prompt, types)
         outputs = run(core)
         return [logits_of(outputs[str(number)]) for number in range(len(PROMPTS))]
+
+
+def find_likeliest(logits: torch.Tensor) -> torch.Tensor:
+    """Label, logit and probability of each token."""
+    best = [(row.argmax(), row.max(), row.softmax(dim=0).max()) for row in logits]
+    return torch.tensor([float(number) for each in best for number in each])
 
 
 @pytest.fixture(scope="module")

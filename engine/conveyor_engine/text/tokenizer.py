@@ -8,6 +8,7 @@ adds stop strings.
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -62,6 +63,7 @@ class Tokenizer:
             self._fast = _FastTokenizer.from_file(str(path))
         except Exception as error:  # `tokenizers` raises bare Exception
             raise ModelError(f"{path} cannot be read: {error}") from error
+        self._directory = directory
         self._fast.no_truncation()
         self._fast.no_padding()
         self._byte_of = _byte_level_alphabet() if '"ByteLevel"' in path.read_text() else None
@@ -111,6 +113,29 @@ class Tokenizer:
         encoding.truncate(max_tokens, direction=cut)
         return encoding
 
+    def encode_spans(self, text: str, max_tokens: int, param: str, truncation: Truncation | None = None) -> Encoding:
+        """A whole text with its special tokens, and where in it each token stands. Raises InvalidRequest as `encode`.
+
+        A truncation loses the end.
+        """
+        if truncation is None:
+            self._check_length(text, max_tokens, param)
+            return self._encode(text, add_special_tokens=True, spans=True)
+        room = max(0, truncation.max_tokens - int(self._fast.num_special_tokens_to_add(False)))
+        encoding = self._encode_end(text, room + _CUT_TOKENS_MAX, "right", spans=True)
+        encoding.truncate(room)
+        return self._fast.post_process(encoding, add_special_tokens=True)
+
+    def find_piece(self, token_id: int) -> str:
+        """The token as the vocabulary has it; empty for an unknown id."""
+        return self._fast.id_to_token(token_id) or ""
+
+    @cached_property
+    def unknown_id(self) -> int | None:
+        """The token that stands for what the vocabulary lacks."""
+        named = _special_tokens(self._directory, read_object(self._directory / "tokenizer_config.json"))
+        return self._fast.token_to_id(named["unk_token"]) if "unk_token" in named else None
+
     def join(self, first: Encoding, second: Encoding) -> Encoding:
         """Both texts with the special tokens between and around them, and the types of all tokens."""
         return self._fast.post_process(first, second, add_special_tokens=True)
@@ -130,16 +155,17 @@ class Tokenizer:
             encoding = self._fast.post_process(encoding, add_special_tokens=True)
         return truncation.cut(list(encoding.ids))
 
-    def _encode_end(self, text: str, num_tokens: int, lost: Side) -> Encoding:
+    def _encode_end(self, text: str, num_tokens: int, lost: Side, *, spans: bool = False) -> Encoding:
         """At least so many tokens of the end that is not lost, or all there are. Reads no more than that takes."""
         for length in _lengths_to_try(num_tokens, len(text)):
             end = text[:length] if lost == "right" else text[-length:]
-            if len((encoding := self._encode(end)).ids) >= num_tokens:
+            if len((encoding := self._encode(end, spans=spans)).ids) >= num_tokens:
                 return encoding
-        return self._encode(text)
+        return self._encode(text, spans=spans)
 
-    def _encode(self, text: str, *, add_special_tokens: bool = False) -> Encoding:
-        return self._fast.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+    def _encode(self, text: str, *, add_special_tokens: bool = False, spans: bool = False) -> Encoding:
+        encode = self._fast.encode_batch if spans else self._fast.encode_batch_fast
+        return encode([text], add_special_tokens=add_special_tokens)[0]
 
     def encode_chat(
         self,

@@ -1,11 +1,12 @@
 """What travels of requests to rank or classify, and of models that do: as payloads and facts that only they read.
 
-A request's payload is the type of each token, a byte each; none where all types are 0. A result's payload is a float32
-for each label, or of a model that classifies tokens for each token and label.
+A request's payload is the type of each token, a byte each; none where all types are 0. A result's payload is the logit
+of each label, or of a model that classifies tokens three numbers for each: its likeliest label, that one's logit and
+its probability. All are float32.
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal, Self
 
 import msgspec
@@ -40,3 +41,9 @@ def encode_token_types(token_types: Sequence[int]) -> bytes:
 def read_logits(payload: bytes) -> "array[float]":
     """The logits of a result."""
     return array("f", payload)
+
+
+def read_token_labels(payload: bytes) -> Iterator[tuple[int, float, float]]:
+    """(label, logit, probability) of each token of a result."""
+    numbers = iter(array("f", payload))
+    return ((int(label), logit, score) for label, logit, score in zip(numbers, numbers, numbers, strict=True))

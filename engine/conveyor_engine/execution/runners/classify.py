@@ -41,10 +41,10 @@ class ClassifyRunner(PackedRunner):
         progress(f"event=largest_step_fits mib={self.find_step_bytes(start) / 2**20:.0f}")
 
     def _compute(self, prompts: Sequence[AdmittedRow]) -> torch.Tensor:
-        """(prompts, labels), or (tokens, labels)."""
+        """(prompts, labels), or (tokens, 3)."""
         hidden, starts = self._encode([prompt.token_ids for prompt in prompts], self._join_types(prompts))
         if self._per_token:
-            return self._head(hidden[None])[0]
+            return find_best(self._head(hidden[None])[0])
         read = np.array(starts[:-1]) if self._place == "first" else np.array(starts[1:]) - 1
         return self._head(hidden[to_device(read, self.device)][:, None])
 
@@ -60,6 +60,12 @@ class ClassifyRunner(PackedRunner):
         for begin, end in pairwise(ends):
             logits = computed[begin:end]
             yield logits.tobytes() if np.isfinite(logits).all() else b""
+
+
+def find_best(logits: torch.Tensor) -> torch.Tensor:
+    """logits (tokens, labels) -> (tokens, 3): the likeliest label, its logit and its probability."""
+    best, labels = logits.max(dim=-1)
+    return torch.stack((labels.float(), best, (best - logits.logsumexp(dim=-1)).exp()), dim=-1)
 
 
 def build_cross_encoder(config: EngineConfig, placement: Placement, progress: Progress) -> ClassifyRunner:

@@ -72,10 +72,15 @@ def read_input(
 ) -> list[int]:
     """The input's tokens; a text's with those that the model's tokenizer puts around it. Raises InvalidRequest."""
     prompt = read_prompt(model, text, truncation, facts, param)
+    check_input(prompt, facts, param)
+    return prompt
+
+
+def check_input(prompt: list[int], facts: ModelFacts, param: str) -> None:
+    """Raises InvalidRequest for tokens that the model does not have, or more than it takes."""
     check_token_ids(prompt, facts, param)
     if len(prompt) > facts.max_model_len:
         raise too_long(len(prompt), facts.max_model_len, param)
-    return prompt
 
 
 def check_answer_size(num_inputs: int, size: int, of_what: str, param: str) -> None:

@@ -1,15 +1,25 @@
 """Makes engine requests of bodies that ask for labels, one for each input. Runs in worker processes."""
 
+from array import array
 from collections.abc import Mapping
 from typing import Final
 
+from conveyor_engine.errors import ErrorCode, InvalidRequest
 from conveyor_engine.serving.preparing.jobs import Kind, ServedModel, parse_body, too_many
 from conveyor_engine.serving.preparing.pairs import encode_pairs
-from conveyor_engine.serving.preparing.prompts import PreparedPrompts, Prompt, check_answer_size, read_input
+from conveyor_engine.serving.preparing.prompts import (
+    PreparedPrompts,
+    Prompt,
+    check_answer_size,
+    check_input,
+    read_input,
+)
 from conveyor_engine.tasks.classify.bodies import ClassificationRequest, PredictRequest
 from conveyor_engine.text.tokenizer import Truncation
 from conveyor_engine.wire.classification import Activation, ClassifierFacts
 from conveyor_engine.wire.worker import Job
+
+NOWHERE: Final = (2**32 - 1, 2**32 - 1)
 
 
 class PreparedTexts(PreparedPrompts, frozen=True, kw_only=True, array_like=True):
@@ -29,11 +39,51 @@ def prepare_classification(model: ServedModel, job: Job) -> PreparedTexts:
     return PreparedTexts.of("classify", prompts, job, fields, activation=activation)
 
 
+class PreparedWords(PreparedTexts, frozen=True, kw_only=True, array_like=True):
+    """The same for a model that classifies each token."""
+
+    texts: list[str]
+    tokens: list[bytes]  # of each text, three uint32 a token: its id, where it begins and ends; NOWHERE: a special one
+
+    @property
+    def num_bytes(self) -> int:
+        """About what it takes in memory until the answer is made."""
+        return sum(map(len, (*self.texts, *self.tokens)))
+
+
+def prepare_words(model: ServedModel, job: Job) -> PreparedWords:
+    """Raises InvalidRequest or UnknownModel."""
+    fields = parse_body(model, ClassificationRequest, job.body)
+    facts = _check_inputs(len(fields.input), job, "input")
+    truncation = fields.truncation(job.facts.max_model_len)
+    if truncation is not None and truncation.side == "left":
+        message = "is left, and this model labels tokens: only the end of a text can be cut"
+        raise InvalidRequest(f"truncation_side {message}", param="truncation_side")
+    prompts, tokens = [], []
+    for text in fields.input:
+        if not isinstance(text, str):
+            raise InvalidRequest("input has token ids, and this model labels the words of texts", param="input")
+        encoding = model.tokenizer.encode_spans(text, job.facts.max_model_len, "input", truncation)
+        check_input(encoding.ids, job.facts, "input")
+        prompts.append(Prompt(list(encoding.ids)))
+        spans = zip(encoding.ids, encoding.offsets, encoding.special_tokens_mask, strict=True)
+        tokens.append(
+            array("I", [n for i, span, special in spans for n in (i, *(NOWHERE if special else span))]).tobytes()
+        )
+    activation = "none" if fields.use_activation is False else facts.activation
+    texts = [text for text in fields.input if isinstance(text, str)]
+    return PreparedWords.of("classify", prompts, job, fields, activation=activation, texts=texts, tokens=tokens)
+
+
 def prepare_predict(model: ServedModel, job: Job) -> PreparedTexts:
     """Raises InvalidRequest or UnknownModel."""
     fields = parse_body(model, PredictRequest, job.body)
     inputs, truncation = fields.read_texts(), fields.truncation(job.facts.max_model_len)
     facts = _check_inputs(len(inputs), job, "inputs")
+    if facts.classifies_tokens:
+        raise InvalidRequest(
+            "this engine's model labels the tokens of texts; it answers /classify", code=ErrorCode.WRONG_TASK
+        )
     prompts = [_read_texts(model, job, texts, truncation) for texts in inputs]
     activation = "none" if fields.raw_scores else facts.activation
     return PreparedTexts.of("predict", prompts, job, fields, activation=activation, is_batch=fields.is_batch)
@@ -55,5 +105,6 @@ def _check_inputs(number: int, job: Job, param: str) -> ClassifierFacts:
 
 TASK: Final[Mapping[str, Kind]] = {
     "classify": Kind(prepare_classification, PreparedTexts),
+    "classify_tokens": Kind(prepare_words, PreparedWords),
     "predict": Kind(prepare_predict, PreparedTexts),
 }

@@ -1,19 +1,24 @@
 """POST /classify and /predict."""
 
 import time
+from array import array
 from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
 from starlette.requests import Request
+from starlette.types import Send
 
+from conveyor_engine.serving.http.app_state import app_state, model_facts
 from conveyor_engine.serving.http.engine_response import Opened, open_request
 from conveyor_engine.serving.http.one_step import OneStepResponse, PromptUsage, write_list, write_with
 from conveyor_engine.serving.http.scores import activate
 from conveyor_engine.serving.http.task_paths import TaskPath, TaskPaths
 from conveyor_engine.tasks.classify.bodies import ClassificationRequest, PredictRequest
-from conveyor_engine.tasks.classify.preparing import PreparedTexts
-from conveyor_engine.wire.classification import ClassifierFacts, read_logits
+from conveyor_engine.tasks.classify.preparing import NOWHERE, PreparedTexts, PreparedWords
+from conveyor_engine.wire.classification import ClassifierFacts, read_logits, read_token_labels
+
+_OUTSIDE: Final = "O"  # the label of tokens that belong to nothing
 
 
 class Classification(msgspec.Struct):
@@ -32,6 +37,36 @@ class ClassificationList(msgspec.Struct):
     created: int
     model: str
     data: list[Classification]
+    usage: PromptUsage
+    object: str = "list"
+
+
+class Entity(msgspec.Struct):
+    """A token that has another label than "O", with names as in transformers' pipeline."""
+
+    entity: str
+    score: float
+    index: int  # of the token, special ones included
+    word: str
+    start: int  # in characters of the text
+    end: int
+
+
+class Entities(msgspec.Struct):
+    """Of one input, by a model that labels each token."""
+
+    index: int
+    entities: list[Entity]
+    num_classes: int
+
+
+class EntitiesList(msgspec.Struct):
+    """The whole answer of such a model, in the inputs' order."""
+
+    id: str
+    created: int
+    model: str
+    data: list[Entities]
     usage: PromptUsage
     object: str = "list"
 
@@ -70,6 +105,32 @@ class ClassificationResponse(TextsResponse):
         return Classification(index, self._labels[probs.index(max(probs))], probs, len(probs))
 
 
+class EntitiesResponse(TextsResponse):
+    """The tokens that have a label."""
+
+    async def _send_answer(self, send: Send) -> None:
+        assert isinstance(self._prepared, PreparedWords)
+        self._held.grow(self._prepared.num_bytes)
+        await super()._send_answer(send)
+
+    def _pieces(self, payloads: Sequence[bytes]) -> Iterator[bytes]:
+        whole = EntitiesList(self._id, int(time.time()), self._state.model.name, [], self._sum_usage())
+        entities = (Entities(i, self._find(i, payload), len(self._labels)) for i, payload in enumerate(payloads))
+        return write_with(whole, "data", entities)
+
+    def _find(self, number: int, payload: bytes) -> list[Entity]:
+        assert isinstance(self._prepared, PreparedWords)
+        tokenizer, text = self._state.model.tokenizer, self._prepared.texts[number]
+        numbers, raw, found = iter(array("I", self._prepared.tokens[number])), self._prepared.activation == "none", []
+        tokens = zip(zip(numbers, numbers, numbers, strict=True), read_token_labels(payload), strict=True)
+        for index, ((token_id, *span), (label, logit, score)) in enumerate(tokens):
+            if tuple(span) != NOWHERE and self._labels[label] != _OUTSIDE:
+                start, end = span
+                word = text[start:end] if token_id == tokenizer.unknown_id else tokenizer.find_piece(token_id)
+                found.append(Entity(self._labels[label], logit if raw else score, index, word, start, end))
+        return found
+
+
 class PredictResponse(TextsResponse):
     """That of text-embeddings-inference: all labels, best first."""
 
@@ -83,8 +144,10 @@ class PredictResponse(TextsResponse):
         return sorted(predictions, key=lambda prediction: prediction.score, reverse=True)
 
 
-async def create_classification(request: Request) -> ClassificationResponse:
+async def create_classification(request: Request) -> TextsResponse:
     """Answers with the labels of each input. Each is an engine request of its own, so it shares batches with others."""
+    if ClassifierFacts.read(model_facts(app_state(request))).classifies_tokens:
+        return EntitiesResponse(await open_request(request, "classify_tokens"))
     return ClassificationResponse(await open_request(request, "classify"))
 
 
@@ -94,7 +157,10 @@ async def create_predictions(request: Request) -> PredictResponse:
 
 TASK: Final = TaskPaths(
     (
-        TaskPath("/classify", create_classification, "Labels texts.", ClassificationRequest, ClassificationList),
+        TaskPath(
+            "/classify", create_classification, "Labels texts.", ClassificationRequest,
+            (ClassificationList, EntitiesList),
+        ),
         TaskPath(
             "/predict", create_predictions, "Scores each label of texts.", PredictRequest,
             (list[Prediction], list[list[Prediction]]),

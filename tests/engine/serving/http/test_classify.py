@@ -9,7 +9,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from tests.engine.classifiers import LABELS, open_tokenizer, write_served_classifier
 from tests.engine.processes import EngineServer
-from transformers import TextClassificationPipeline
+from transformers import TextClassificationPipeline, TokenClassificationPipeline
 
 from conveyor_api.endpoints import ENDPOINTS
 from conveyor_protocol.request_headers import USAGE_HEADER
@@ -191,3 +191,76 @@ def test_an_engine_that_generates_classifies_nothing(server: EngineServer, path:
     answer = server.post(path, BODIES[path])
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "wrong_task")
     assert "classifies no texts" in answer.json()["error"]["message"]
+
+
+TOKEN_LABELS = ("O", "B-animal", "I-animal", "B-place", "I-place")
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EngineServer, TokenClassificationPipeline]]:
+    folder = tmp_path_factory.mktemp("tokens")
+    labels = dict(enumerate(TOKEN_LABELS))
+    model = write_served_classifier("bert", folder / "tiny", 5, per_token=True, id2label=labels)
+    pipeline = TokenClassificationPipeline(model=model, tokenizer=open_tokenizer(folder / "tiny"), device="cpu")
+    with EngineServer(folder / "server", folder / "tiny", max_num_seqs=4) as server:
+        yield server.wait_ready(), pipeline
+
+
+def test_tokens_get_the_labels_of_the_pipeline(tokens: tuple[EngineServer, TokenClassificationPipeline]) -> None:
+    server, pipeline = tokens
+    answer = server.post("/classify", {"input": TEXTS}).json()
+    assert [one["index"] for one in answer["data"]] == list(range(len(TEXTS)))
+    found = 0
+    for one, text in zip(answer["data"], TEXTS, strict=True):
+        expected = pipeline(text)
+        scores = [entity.pop("score") for entity in one["entities"]]
+        assert scores == pytest.approx([float(entity.pop("score")) for entity in expected], abs=1e-4)
+        assert one["entities"] == expected
+        found += len(expected)
+    assert found > 3
+    assert answer["usage"]["prompt_tokens"] == sum(len(pipeline.tokenizer(text)["input_ids"]) for text in TEXTS)
+
+
+def test_texts_whose_tokens_are_labelled_are_cut_at_their_end(
+    tokens: tuple[EngineServer, TokenClassificationPipeline],
+) -> None:
+    server, pipeline = tokens
+    long = "naïve fox " * 400
+    cut = server.post("/classify", {"input": long, "truncate_prompt_tokens": -1}).json()["data"][0]["entities"]
+    expected = pipeline(long)  # which cuts by itself
+    assert [(one["index"], one["entity"], one["start"], one["end"]) for one in cut] == [
+        (one["index"], one["entity"], one["start"], one["end"]) for one in expected
+    ]
+    refused = server.post("/classify", {"input": long}).json()["error"]
+    assert refused["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "code", "param"),
+    [
+        ("/classify", {"input": [7, 8]}, "invalid_value", "input"),
+        (
+            "/classify",
+            {"input": "a", "truncate_prompt_tokens": 5, "truncation_side": "left"},
+            "invalid_value",
+            "truncation_side",
+        ),
+        ("/predict", {"inputs": "a"}, "wrong_task", None),
+    ],
+)
+def test_what_has_no_tokens_to_label_is_refused(
+    tokens: tuple[EngineServer, TokenClassificationPipeline], path: str, body: dict[str, Any], code: str, param: str
+) -> None:
+    error = tokens[0].post(path, body).json()["error"]
+    assert (error["code"], error["param"]) == (code, param), error["message"]
+
+
+def test_the_answer_with_labelled_tokens_is_as_the_document_says(
+    tokens: tuple[EngineServer, TokenClassificationPipeline],
+) -> None:
+    server, _ = tokens
+    document = server.get("/openapi.json").json()
+    schema = document["paths"]["/classify"]["post"]["responses"]["200"]["content"]["application/json"]["schema"]
+    validator = Draft202012Validator(schema | {"components": document["components"]})
+    for raw in (True, False):
+        validator.validate(server.post("/classify", {"input": TEXTS, "use_activation": raw}).json())
